@@ -1,0 +1,44 @@
+# Everything a fresh clone needs: each target sets itself up. PYTHON picks the interpreter (3.11 or 3.12).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: demo test check lint types imports clean help
+
+help:
+	@echo "make demo    set up and run the demo: a measured comparison in about five minutes"
+	@echo "make test    set up and run the tests"
+	@echo "make check   tests, lint, types and the import contract (what CI runs)"
+	@echo "make clean   remove the virtual environment"
+
+demo: $(READY)
+	$(BIN)/joulelab demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: test lint types imports
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports
+
+# The stamp is newer than what defines the environment, so a second call starts at once.
+$(READY): pyproject.toml constraints.txt src/joulelab/data/samples.py
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' || \
+	  { echo "joulelab needs Python 3.11 or 3.12, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV) || \
+	  { echo "python's venv module is missing (on Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,dev]"
+	$(BIN)/joulelab samples fetch
+	@touch $@
+
+clean:
+	rm -rf $(VENV)

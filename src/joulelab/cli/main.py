@@ -1,0 +1,49 @@
+"""The command `joulelab`: its verbs, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from joulelab import __version__
+from joulelab.cli import demo, experiments, explain, report, run, runs, samples, show
+from joulelab.errors import JoulelabError
+
+app = typer.Typer(
+    name="joulelab",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Train and distil models, and know what every stage cost in joules, how it was measured and how sure that is.",
+    epilog="Start with `joulelab demo` (about five minutes on two CPU cores).",
+)
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
+app.command("runs")(runs.runs)
+app.command("show")(show.show)
+app.command("report")(report.report)
+app.command("experiments")(experiments.experiments)
+app.command("explain")(explain.explain)
+app.add_typer(samples.app, name="samples")
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    try:
+        app()
+    except JoulelabError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output has gone, as `joulelab runs | head` does
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,14 @@
+"""Options that several verbs share, worded once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunsDir = Annotated[
+    Path | None,
+    typer.Option("--runs-dir", help="Where runs are kept (default: JOULELAB_RUNS, else ./runs).", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]

@@ -1,0 +1,108 @@
+"""What a person watches while a run runs: bars on a terminal, plain lines in a log. Both on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from joulelab.runs.context import Progress
+from joulelab.units import duration_text
+
+
+class PlainProgress:
+    """A line when a stage begins and ends: what a batch job's log should hold."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._begun_s = 0.0
+        self._text = ""
+
+    def __enter__(self) -> PlainProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+
+    def stage(self, name: str, total: int | None) -> None:
+        if name == self._stage:
+            return
+        self._finish()
+        self._stage, self._begun_s, self._text = name, time.monotonic(), ""
+
+    def advance(self, done: int, text: str = "") -> None:
+        self._text = text or self._text
+
+    def say(self, text: str) -> None:
+        self._finish()
+        print(text, file=sys.stderr, flush=True)
+
+    def _finish(self) -> None:
+        if self._stage:
+            took = duration_text(time.monotonic() - self._begun_s)
+            tail = f"  {self._text}" if self._text else ""
+            print(f"  {self._stage:<18} {took:>10}{tail}", file=sys.stderr, flush=True)
+            self._stage = ""
+
+
+class BarProgress:
+    """One bar per stage; finished stages stay on the screen."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bars = RichProgress(
+            TextColumn("  {task.description:<18}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[text]}"),
+            console=Console(stderr=True),
+        )
+        self._stage = ""
+        self._task = self._bars.add_task("", visible=False, text="")
+
+    def __enter__(self) -> BarProgress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._finish()
+        self._bars.stop()
+
+    def stage(self, name: str, total: int | None) -> None:
+        if name == self._stage:
+            self._bars.update(self._task, total=total)
+            return
+        self._finish()
+        self._stage = name
+        self._task = self._bars.add_task(name, total=total, text="")
+
+    def advance(self, done: int, text: str = "") -> None:
+        if text:
+            self._bars.update(self._task, completed=done, text=text)
+        else:
+            self._bars.update(self._task, completed=done)
+
+    def say(self, text: str) -> None:
+        self._finish()
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def _finish(self) -> None:
+        """A finished bar becomes a line above the live one, so the screen reads as a log of stages."""
+        if self._stage:
+            task = next(task for task in self._bars.tasks if task.id == self._task)
+            took = duration_text(task.elapsed or 0.0)
+            tail = f"  {task.fields['text']}" if task.fields["text"] else ""
+            self._bars.remove_task(self._task)
+            self._bars.console.print(f"  {self._stage:<18} {took:>10}{tail}", markup=False, highlight=False)
+            self._stage = ""
+
+
+def watching() -> PlainProgress | BarProgress:
+    return BarProgress() if sys.stderr.isatty() else PlainProgress()
+
+
+__all__ = ["Progress", "watching"]

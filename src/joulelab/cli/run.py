@@ -1,0 +1,142 @@
+"""`joulelab run`: one experiment, or a group of them, measured from the first byte to the last."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir
+from joulelab.errors import UsageError
+
+
+def run(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Name of an experiment (`joulelab experiments`) or a YAML file.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the experiment's.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run or group that was cut off.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and print the merged settings; run nothing.")
+    ] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment and print what it cost.
+
+    Examples:
+
+      joulelab run demo-kd
+
+      joulelab run demo-kd training.learning_rate=1e-4 seed=3
+
+      joulelab run --resume demo-kd-20260101T120000Z-ab12
+    """
+    from joulelab.runs.store import store_root
+
+    store = store_root(runs_dir)
+    if resume is not None:
+        if experiment is not None:
+            raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
+        go_on(store, resume, as_json)
+    elif experiment is None:
+        raise UsageError(
+            "no experiment was named", "`joulelab experiments` lists them; for a first look: joulelab demo"
+        )
+    else:
+        start(store, experiment, overrides or [], dry_run, as_json)
+
+
+def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = False, as_json: bool = False) -> None:
+    """Check everything first: a mistake in the settings leaves no folder behind."""
+    from joulelab.runs.execute import create_run
+    from joulelab.runs.groups import check_group, create_group, is_group
+    from joulelab.runs.spec import check, merge, parse_overrides, read_experiment
+
+    settings, changes = read_experiment(experiment), parse_overrides(overrides)
+    if is_group(settings):
+        group, specs = check_group(settings, changes)
+        if dry_run:
+            _print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
+            return
+        run_group_folder(store, create_group(store, group, specs).folder, as_json)
+    else:
+        spec = check(merge(settings, changes))
+        if dry_run:
+            _print_settings(spec.model_dump(mode="json"))
+            return
+        run_folder(create_run(store, spec).folder, as_json)
+
+
+def go_on(store: Path, name: str, as_json: bool) -> None:
+    from joulelab.runs.paths import RunPaths
+    from joulelab.runs.store import find_folder, is_alive, load_record
+
+    folder = find_folder(store, name)
+    if (folder / "group.json").exists():
+        run_group_folder(store, folder, as_json)
+        return
+    record = load_record(folder)
+    if record.status == "done":
+        print(f"{record.run_id} is done already; nothing to resume", file=sys.stderr)
+    elif is_alive(RunPaths(folder)):
+        raise UsageError(f"{record.run_id} is still running", "wait for it or end it first")
+    else:
+        run_folder(folder, as_json)
+
+
+def run_folder(folder: Path, as_json: bool) -> None:
+    from joulelab.cli.progress import watching
+    from joulelab.report.page import write_report
+    from joulelab.runs.execute import execute
+    from joulelab.runs.paths import RunPaths
+
+    print(f"run {folder}", file=sys.stderr)
+    try:
+        with watching() as progress:
+            record = execute(RunPaths(folder), progress)
+    except BaseException:
+        print(f"its record and joules: joulelab show {folder}", file=sys.stderr)
+        print(f"to go on with it:      joulelab run --resume {folder}", file=sys.stderr)
+        raise
+    page = write_report(folder)
+    if as_json:
+        print(record.model_dump_json(indent=2))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables import run_view
+
+    print_result(run_view(record))
+    print(f"\nreport: {page}", file=sys.stderr)
+
+
+def run_group_folder(store: Path, folder: Path, as_json: bool) -> None:
+    from joulelab.cli.progress import watching
+    from joulelab.runs.groups import execute_group
+    from joulelab.runs.paths import GroupPaths
+
+    print(f"group {folder}", file=sys.stderr)
+    try:
+        with watching() as progress:
+            execute_group(GroupPaths(folder), store, progress)
+    except BaseException:
+        print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
+        print(f"to go on with it:    joulelab run --resume {folder}", file=sys.stderr)
+        raise
+    from joulelab.cli.show import show_group
+    from joulelab.report.page import write_report
+
+    show_group(folder, as_json)
+    print(f"\nreport: {write_report(folder)}", file=sys.stderr)
+
+
+def _print_settings(settings: dict[str, object]) -> None:
+    import yaml
+
+    print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")

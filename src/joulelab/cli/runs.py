@@ -1,0 +1,29 @@
+"""`joulelab runs`: what lies in the store."""
+
+from __future__ import annotations
+
+from joulelab.cli.options import AsJson, RunsDir
+
+
+def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+    """List the runs of the store, oldest first, with status, quality and joules."""
+    from joulelab.runs.store import load_records, store_root
+
+    store = store_root(runs_dir)
+    records = list(load_records(store))
+    if as_json:
+        import json
+
+        from joulelab.runs.summary import flat_summary
+
+        print(json.dumps([flat_summary(record) for record in records], indent=2))
+        return
+    if not records:
+        import sys
+
+        print(f"no runs under {store.absolute()}; `joulelab demo` makes some", file=sys.stderr)
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables import runs_table
+
+    print_result(runs_table(records))

@@ -1,0 +1,50 @@
+"""`joulelab show`: one run, or the comparison of a group, in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="Run or group: its id, a unique part of it, its folder, or `last`.")],
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one run's stages and joules, or a group's comparison. Works on running and killed runs too."""
+    from joulelab.runs.store import find_folder, load_record, store_root
+
+    folder = find_folder(store_root(runs_dir), name)
+    if (folder / "group.json").exists():
+        show_group(folder, as_json)
+        return
+    record = load_record(folder)
+    if as_json:
+        print(record.model_dump_json(indent=2))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables import run_view
+
+    print_result(run_view(record))
+
+
+def show_group(folder: Path, as_json: bool) -> None:
+    from joulelab.report.compare import compare
+    from joulelab.runs.groups import group_records
+
+    group, records = group_records(folder)
+    comparison = compare(group, records, folder.parent.parent)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps(asdict(comparison), indent=2, default=str))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables import comparison_view
+
+    print_result(comparison_view(comparison))

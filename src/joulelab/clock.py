@@ -1,0 +1,47 @@
+"""Two clocks for every line: monotonic time to compute with, wall time to read and to align machines by.
+
+CLOCK_MONOTONIC is one clock for all processes of a boot, so marks of the measured program and samples of the recorder
+share it. It means nothing across boots or machines: a `boot_id` goes into every file's header.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Stamp:
+    mono_ns: int
+    wall_s: float
+
+    def fields(self) -> dict[str, object]:
+        """The two time fields that open every line of a trace or event file."""
+        return {"timestamp": iso(self.wall_s), "mono_ns": self.mono_ns}
+
+
+def now() -> Stamp:
+    return Stamp(time.monotonic_ns(), time.time())
+
+
+def iso(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).astimezone().isoformat(timespec="microseconds")
+
+
+def wall_seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).timestamp()
+
+
+def folder_stamp() -> str:
+    return datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux: the boot time to the second tells boots apart well enough
+        return f"boot-{round(time.time() - time.monotonic())}"

@@ -1,0 +1,131 @@
+"""The order in which rows are read, and the padded tensors made of them.
+
+The order is a pure function of (lengths, batch size, seed, epoch). A trainer that resumes needs to know only the epoch
+and the index of the next batch: there is no sampler state to save, and a resumed run sees what it would have seen.
+
+Texts of similar length go together because padding costs joules and teaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from joulelab.data.tokenised import TokenisedSet
+from joulelab.errors import ConfigError
+
+Rows = NDArray[np.int64]
+
+# Rows are sorted by length only within this many batches: enough to make padding small, little enough that which texts
+# meet in a batch still changes from epoch to epoch.
+_BATCHES_SORTED_TOGETHER = 20
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    input_ids: torch.Tensor  # [B, T] int64
+    attention_mask: torch.Tensor  # [B, T] int64, 1 for a token, 0 for padding
+    labels: torch.Tensor  # [B] int64
+    rows: Rows  # which rows of the set these are
+    tokens: int  # without padding
+
+    @property
+    def samples(self) -> int:
+        return len(self.rows)
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(
+            input_ids=self.input_ids.to(device, non_blocking=True),
+            attention_mask=self.attention_mask.to(device, non_blocking=True),
+            labels=self.labels.to(device, non_blocking=True),
+            rows=self.rows,
+            tokens=self.tokens,
+        )
+
+
+def batch_order(
+    lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, group_by_length: bool = True
+) -> list[Rows]:
+    """Every row once; only one batch may be smaller than the others."""
+    _check_batch_size(batch_size)
+    random = np.random.default_rng([seed, epoch])
+    shuffled = random.permutation(len(lengths)).astype(np.int64)
+    if not group_by_length:
+        return _cut(shuffled, batch_size)
+    batches: list[Rows] = []
+    for chunk in _cut(shuffled, batch_size * _BATCHES_SORTED_TOGETHER):
+        batches.extend(_cut(chunk[np.argsort(lengths[chunk], kind="stable")], batch_size))
+    return [batches[place] for place in random.permutation(len(batches))]
+
+
+class BatchStream:
+    """Batches by (epoch, index); the order of one epoch is kept, because a trainer asks for its batches in a row."""
+
+    def __init__(self, dataset: TokenisedSet, batch_size: int, seed: int, group_by_length: bool = True) -> None:
+        _check_batch_size(batch_size)
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.seed = seed
+        self.group_by_length = group_by_length
+        self._epoch: int | None = None
+        self._order: list[Rows] = []
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self.dataset) // self.batch_size)
+
+    def order(self, epoch: int) -> list[Rows]:
+        if epoch != self._epoch:
+            lengths = self.dataset.lengths
+            self._order = batch_order(lengths, self.batch_size, self.seed, epoch, self.group_by_length)
+            self._epoch = epoch
+        return self._order
+
+    def at(self, epoch: int, index: int) -> Batch:
+        if not 0 <= index < self.batches_per_epoch:
+            raise IndexError(f"batch {index} of an epoch of {self.batches_per_epoch}")
+        return collate(self.dataset, self.order(epoch)[index])
+
+
+def iterate_in_order(dataset: TokenisedSet, batch_size: int) -> Iterator[Batch]:
+    """For evaluation: every row once, longest first, so that a batch too large for the memory fails at once."""
+    _check_batch_size(batch_size)
+    longest_first = np.argsort(-dataset.lengths, kind="stable").astype(np.int64)
+    for rows in _cut(longest_first, batch_size):
+        yield collate(dataset, rows)
+
+
+def collate(dataset: TokenisedSet, rows: Rows) -> Batch:
+    texts = [dataset.row(int(number)) for number in rows]
+    lengths = np.array([len(text) for text in texts])
+    input_ids = np.full((len(texts), int(lengths.max())), dataset.pad_id, dtype=np.int64)
+    for place, text in enumerate(texts):
+        input_ids[place, : len(text)] = text
+    mask = (np.arange(input_ids.shape[1]) < lengths[:, None]).astype(np.int64)
+    return Batch(
+        input_ids=torch.from_numpy(input_ids),
+        attention_mask=torch.from_numpy(mask),
+        labels=torch.from_numpy(dataset.labels[rows]),
+        rows=rows,
+        tokens=int(lengths.sum()),
+    )
+
+
+def padded_share(lengths: NDArray[np.int64], batches: Sequence[Rows]) -> float:
+    """The share of positions that hold padding when these batches are padded to their longest row."""
+    positions = sum(len(rows) * int(lengths[rows].max()) for rows in batches)
+    real = sum(int(lengths[rows].sum()) for rows in batches)
+    return 1.0 - real / positions if positions else 0.0
+
+
+def _cut(rows: Rows, size: int) -> list[Rows]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _check_batch_size(batch_size: int) -> None:
+    if batch_size < 1:
+        raise ConfigError(f"the batch size is {batch_size}; expected 1 or more", "set a batch size of at least 1")

@@ -1,0 +1,74 @@
+"""What a user writes where a model or a dataset is wanted: `sample:NAME`, a path, or a name on the Hugging Face hub.
+
+What exists on disk wins over the hub, so that a run without a network never depends on who owns which name there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from joulelab.data import samples
+from joulelab.errors import ConfigError, NotFoundError
+
+SAMPLE_PREFIX = "sample:"
+_DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json")
+_WHAT_IS_EXPECTED = "write sample:NAME (see `joulelab samples`), an existing path, or a hub id such as org/name"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    kind: Literal["sample", "file", "folder", "hub"]
+    name: str  # as the user wrote it, without `sample:`
+    path: Path | None  # None for the hub alone
+
+
+def parse(name: str) -> Source:
+    text = name.strip()
+    if not text:
+        raise ConfigError("the name of a model or dataset is empty", _WHAT_IS_EXPECTED)
+    if text.startswith(SAMPLE_PREFIX):
+        sample = text.removeprefix(SAMPLE_PREFIX)
+        return Source("sample", sample, samples.locate(sample))
+    path = Path(text).expanduser()
+    if path.exists():
+        return Source("folder" if path.is_dir() else "file", text, path)
+    if _looks_like_a_path(text):
+        raise NotFoundError(f"there is no file or folder {path.absolute()}", _WHAT_IS_EXPECTED)
+    if not _HUB_ID.fullmatch(text):
+        raise NotFoundError(f"'{text}' is no sample, no file or folder here and no hub id", _WHAT_IS_EXPECTED)
+    return Source("hub", text, None)
+
+
+def hub_hint(name: str) -> str:
+    """What to do when the hub did not give `name`: the forgotten prefix is the likeliest slip."""
+    if name in samples.SAMPLES:
+        return f"did you mean '{SAMPLE_PREFIX}{name}'?"
+    return f"without a network, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in samples.SAMPLES)})"
+
+
+def content_hash(path: Path) -> str:
+    """sha256 of a file's bytes, or of a folder's file names and bytes: the same content has the same hash anywhere."""
+    if path.is_file():
+        return _file_digest(path).hex()
+    if not path.is_dir():
+        raise NotFoundError(f"there is no file or folder {path.absolute()}", "check the path")
+    whole = hashlib.sha256()
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+    for relative, file in sorted(files.items()):
+        # A name holds no NUL byte and a digest has 32 bytes, so no two folders can spell the same stream.
+        whole.update(relative.encode() + b"\0" + _file_digest(file))
+    return whole.hexdigest()
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return text.startswith((".", "/", "~")) or text.lower().endswith(_DATA_SUFFIXES) or text.count("/") > 1
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

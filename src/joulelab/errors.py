@@ -1,0 +1,64 @@
+"""Every error that is not a bug of ours, with the exit code a script can rely on.
+
+    JoulelabError                 1   the run failed
+    ├── NonFiniteLoss             1   training produced NaN or infinity
+    ├── UsageError                2   what was typed cannot be done
+    │   ├── ConfigError           2   a setting is unknown or has a wrong value
+    │   ├── NotFoundError         2   no such experiment, run, file or sample
+    │   └── DependencyMissing     2   an optional package is not installed
+    ├── SensorMissing             3   no sensor where one was required
+    ├── InvalidMeasurement        4   the measurement does not meet the required validity
+    └── EndedBySignal       128 + n   SIGINT (130) or SIGTERM (143)
+
+The CLI catches `JoulelabError` once and prints message and hint; anything else is our bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import signal
+
+
+class JoulelabError(Exception):
+    """What went wrong (`message`) and the way out (`hint`)."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class NonFiniteLoss(JoulelabError):
+    pass
+
+
+class UsageError(JoulelabError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class NotFoundError(UsageError):
+    pass
+
+
+class DependencyMissing(UsageError):
+    pass
+
+
+class SensorMissing(JoulelabError):
+    exit_code = 3
+
+
+class InvalidMeasurement(JoulelabError):
+    exit_code = 4
+
+
+class EndedBySignal(JoulelabError):
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"ended by {signal.Signals(signum).name}")
+        self.signum = signum
+        self.exit_code = 128 + signum

@@ -1,0 +1,1 @@
+"""Quality: what the joules bought."""

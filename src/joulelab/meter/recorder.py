@@ -1,0 +1,179 @@
+"""The recorder: a child process that reads the sensors at a fixed cadence and appends what they say to the trace.
+
+It stands apart so that a slow sensor never delays the measured program and a killed program still leaves its trace. It
+lives in a session of its own, ignores the signals meant for the program, and ends when told to or, within one tick,
+when the program is gone: the pipe on its standard input then reads end of file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab import clock
+from joulelab.lookup import SENSORS
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.marks import RingReader
+from joulelab.meter.phases import PhaseBook
+from joulelab.meter.sensors import Line, Sensor, SensorUnavailable
+from joulelab.meter.trace import LineFile, header
+
+PHASES_EVERY_S = 10.0
+# The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
+SETTLE_S = 0.2
+READY = "ready"
+STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Job:
+    """All the recorder is told; it travels as one JSON argument."""
+
+    trace: str
+    events: str
+    ring: str
+    pid: int
+    config: dict[str, Any]
+    sensors: tuple[str, ...]
+
+
+class _Scheduled:
+    """A sensor and its next deadline. Deadlines advance by whole intervals, so lateness never adds up to drift."""
+
+    def __init__(self, name: str, sensor: Sensor) -> None:
+        self.name = name
+        self.sensor = sensor
+        self.due_ns = time.monotonic_ns()
+        self.failing = False
+
+    def advance(self) -> None:
+        step_ns = int(self.sensor.interval_s * clock.NS)
+        behind = time.monotonic_ns() - self.due_ns
+        self.due_ns += step_ns * (1 + max(0, behind) // step_ns)
+
+
+class Recorder:
+    def __init__(self, job: Job) -> None:
+        self._config = EnergyConfig.model_validate(job.config)
+        self._job = job
+        self._trace = LineFile(Path(job.trace))
+        self._events = LineFile(Path(job.events))
+        self._ring = RingReader(Path(job.ring))
+        self._phases = PhaseBook()
+        self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
+        self._sensors: list[_Scheduled] = []
+
+    def run(self) -> None:
+        self._open_sensors()
+        self._read_due(everything=True)
+        print(READY, flush=True)
+        reason = "stopped"
+        while True:
+            told = self._wait()
+            if told is not None:
+                reason = told
+                break
+            self._read_due()
+            self._drain_marks()
+        if reason == "stopped":
+            time.sleep(SETTLE_S)
+        self._read_due(everything=True)
+        self._drain_marks(write=True)
+        self._trace.append({"kind": "end", **clock.now().fields(), "reason": reason}, sync=True)
+        for scheduled in self._sensors:
+            scheduled.sensor.close()
+
+    def _open_sensors(self) -> None:
+        devices: list[dict[str, Any]] = []
+        missing: list[dict[str, str]] = []
+        for name in self._job.sensors:
+            sensor: Sensor = SENSORS.resolve(name)(self._config, self._job.pid)
+            try:
+                devices += [asdict(device) for device in sensor.open()]
+            except SensorUnavailable as gone:
+                missing.append(asdict(gone))
+                continue
+            except Exception as error:  # a sensor that cannot start must not take the others along
+                missing.append({"component": name, "reason": f"{type(error).__name__}: {error}", "fix": ""})
+                continue
+            self._sensors.append(_Scheduled(name, sensor))
+        stamp = clock.now()
+        self._trace.append(
+            header(
+                program_pid=self._job.pid,
+                interval_s=self._config.sample_interval_s,
+                wall_minus_mono_s=stamp.wall_s - stamp.mono_ns / clock.NS,
+                devices=devices,
+                missing=missing,
+                units={"power_watts": "W", "energy_counter_j": "J", "memory_used_MB": "MiB", "busy_thread_s": "s"},
+            ),
+            sync=True,
+        )
+
+    def _wait(self) -> str | None:
+        """Sleep to the next deadline; the reason to end, if one came."""
+        due_ns = min(scheduled.due_ns for scheduled in self._sensors)
+        timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / clock.NS)
+        readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
+        if readable:
+            return "stopped" if os.read(sys.stdin.fileno(), 64) else "the measured program is gone"
+        # forked children may hold the pipe open after the program's death; its process must be our parent still
+        return None if os.getppid() == self._job.pid else "the measured program is gone"
+
+    def _read_due(self, everything: bool = False) -> None:
+        lines: list[Line] = []
+        for scheduled in self._sensors:
+            if everything or scheduled.due_ns <= time.monotonic_ns():
+                lines += self._read(scheduled)
+                scheduled.advance()
+        if lines:
+            self._append(lines)
+
+    def _read(self, scheduled: _Scheduled) -> list[Line]:
+        late_s = (time.monotonic_ns() - scheduled.due_ns) / clock.NS
+        try:
+            lines = scheduled.sensor.read()
+        except Exception as error:  # logged as a gap and retried at the next deadline
+            scheduled.failing = True
+            gap = {"kind": "gap", **clock.now().fields(), "device": scheduled.name}
+            return [{**gap, "reason": f"{type(error).__name__}: {error}"}]
+        stamp = clock.now().fields()
+        kind_first = [{"kind": line["kind"], **stamp, **line} for line in lines]
+        if kind_first and late_s > scheduled.sensor.interval_s:
+            kind_first[0]["late_s"] = round(late_s, 3)
+        return kind_first
+
+    def _append(self, lines: Sequence[Line]) -> None:
+        try:
+            self._trace.append(*lines, sync=True)
+        except OSError as error:  # a full disk: the next lines may fit again
+            print(f"joulelab recorder: {error}", file=sys.stderr, flush=True)
+
+    def _drain_marks(self, write: bool = False) -> None:
+        self._phases.add_marks(self._ring.drain())
+        if not write and time.monotonic_ns() < self._phases_due_ns:
+            return
+        self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
+        if self._phases.rows or self._ring.lost:
+            line = self._phases.to_line(self._ring.read, self._ring.lost)
+            self._events.append({**clock.now().fields(), **line}, sync=True)
+            self._phases = PhaseBook()
+
+
+def main() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(signum, signal.SIG_IGN)
+    fields = json.loads(sys.argv[1])
+    Recorder(Job(**{**fields, "sensors": tuple(fields["sensors"])})).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""A trace as arrays: per device the counter, the polled power and the 20 ms samples, on the monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from joulelab.meter.trace import read_lines
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class DeviceSeries:
+    """Everything the trace says about one device; times are monotonic nanoseconds, ascending."""
+
+    device: str
+    component: str
+    name: str
+    counted: bool
+    refresh_s: float
+    gain_error_rel: float
+    counter_ns: Array
+    counter_j: Array
+    power_ns: Array
+    power_w: Array
+    samples_ns: Array
+    samples_w: Array
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MissingComponent:
+    component: str
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Gap:
+    device: str
+    mono_ns: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    header: dict[str, Any]
+    devices: tuple[DeviceSeries, ...]
+    missing: tuple[MissingComponent, ...]
+    gaps: tuple[Gap, ...]
+    first_ns: int
+    last_ns: int
+    ended: bool
+    """Whether the recorder wrote its closing line."""
+    interval_s: float
+    offset_s: float
+    """wall time - monotonic time at the header, to turn monotonic stamps into times of day."""
+
+
+def load_trace(path: Path) -> Trace:
+    collector = _Collector()
+    for line in read_lines(path):
+        collector.take(line)
+    return collector.trace()
+
+
+class _Collector:
+    def __init__(self) -> None:
+        self.header: dict[str, Any] = {}
+        self.counters: dict[str, list[tuple[int, float]]] = {}
+        self.powers: dict[str, list[tuple[int, float]]] = {}
+        self.samples: dict[str, list[tuple[int, float]]] = {}
+        self.gaps: list[Gap] = []
+        self.stamps: list[int] = []
+        self.ended = False
+
+    def take(self, line: dict[str, Any]) -> None:
+        kind = line.get("kind")
+        mono_ns = int(line.get("mono_ns", 0))
+        if mono_ns:
+            self.stamps.append(mono_ns)
+        if kind == "header":
+            self.header = line
+        elif kind == "gpu":
+            self.powers.setdefault(line["device"], []).append((mono_ns, line["power_watts"]))
+            if "energy_counter_j" in line:
+                stamp = line.get("counter_mono_ns", mono_ns)
+                self.counters.setdefault(line["device"], []).append((stamp, line["energy_counter_j"]))
+        elif kind == "samples":
+            self._take_samples(line)
+        elif kind == "rapl":
+            for domain, energy_j in line["rapl"].items():
+                self.counters.setdefault(f"rapl:{domain}", []).append((mono_ns, energy_j))
+        elif kind == "estimate":
+            self.counters.setdefault(line["device"], []).append((mono_ns, line["busy_thread_s"]))
+        elif kind == "gap":
+            self.gaps.append(Gap(line["device"], mono_ns, line["reason"]))
+        elif kind == "end":
+            self.ended = True
+
+    def _take_samples(self, line: dict[str, Any]) -> None:
+        rows = self.samples.setdefault(line["device"], [])
+        for stamp_us, power_mw in zip(line["sample_us"], line["sample_mw"], strict=True):
+            rows.append((line["wall_us_mono_ns"] - (line["wall_us"] - stamp_us) * 1000, power_mw / 1000))
+
+    def trace(self) -> Trace:
+        head = self.header
+        return Trace(
+            header=head,
+            devices=tuple(self._series(device) for device in head.get("devices", ())),
+            missing=tuple(MissingComponent(m["component"], m["reason"], m["fix"]) for m in head.get("missing", ())),
+            gaps=tuple(self.gaps),
+            first_ns=min(self.stamps, default=0),
+            last_ns=max(self.stamps, default=0),
+            ended=self.ended,
+            interval_s=head.get("interval_s", 1.0),
+            offset_s=head.get("wall_minus_mono_s", 0.0),
+        )
+
+    def _series(self, device: dict[str, Any]) -> DeviceSeries:
+        name = device["device"]
+        counter_ns, counter_j = _arrays(self.counters.get(name, []))
+        if device["component"] == "cpu_estimate":
+            counter_j = counter_j * device["facts"]["w_per_thread"]
+        elif device.get("wrap_j"):
+            counter_j = unwrap(counter_j, device["wrap_j"])
+        power_ns, power_w = _arrays(self.powers.get(name, []))
+        samples_ns, samples_w = _arrays(sorted(self.samples.get(name, [])))
+        return DeviceSeries(
+            device=name,
+            component=device["component"],
+            name=device["name"],
+            counted=device["counted"],
+            refresh_s=device.get("refresh_s") or 0.1,
+            gain_error_rel=device.get("gain_error_rel") or 0.0,
+            counter_ns=counter_ns,
+            counter_j=counter_j,
+            power_ns=power_ns,
+            power_w=power_w,
+            samples_ns=samples_ns,
+            samples_w=samples_w,
+            facts=device.get("facts", {}),
+        )
+
+
+def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
+    times = np.array([row[0] for row in rows], dtype=np.int64)
+    values = np.array([row[1] for row in rows], dtype=float)
+    return times, values
+
+
+def unwrap(counter_j: Array, wrap_j: float) -> Array:
+    """A counter that falls has wrapped once: it is read far more often than it can go round."""
+    steps = np.diff(counter_j)
+    wraps = np.concatenate([[0.0], np.cumsum(np.where(steps < 0, wrap_j, 0.0))]) if len(counter_j) else counter_j
+    return counter_j + wraps

@@ -1,0 +1,120 @@
+"""The meter as the measured program holds it: start the recorder, leave marks, ask for the joules so far, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from joulelab import clock
+from joulelab.errors import JoulelabError
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.integrate import COMPONENTS, component_energy
+from joulelab.meter.marks import Phase, RingWriter
+from joulelab.meter.recorder import READY, STOP, Job
+from joulelab.meter.series import load_trace
+from joulelab.meter.trace import LineFile, header
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+
+
+def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
+    names = ["host", "rapl"]
+    if config.gpus != "none":
+        names.append("nvml")
+    if config.estimate_cpu:
+        names.append("cpu-estimate")
+    return tuple(names)
+
+
+class Meter:
+    """One attempt of one run on one host, measured from `start()` to `stop()`."""
+
+    def __init__(self, trace: Path, events: Path, config: EnergyConfig) -> None:
+        self._config = config
+        self._trace_path = trace
+        self._ring_path = events.with_suffix(".ring")
+        self._events = LineFile(events)
+        self._ring = RingWriter(self._ring_path)
+        self._phases: dict[str, Phase] = {}
+        self._stage_numbers: dict[str, int] = {}
+        self._recorder: subprocess.Popen[bytes] | None = None
+        self.started_ns = 0
+
+    def start(self) -> None:
+        self._events.append(header(), sync=True)
+        job = Job(
+            trace=str(self._trace_path),
+            events=str(self._events.path),
+            ring=str(self._ring_path),
+            pid=os.getpid(),
+            config=self._config.model_dump(),
+            sensors=sensors_for(self._config),
+        )
+        self._recorder = subprocess.Popen(
+            [sys.executable, "-m", "joulelab.meter.recorder", json.dumps(asdict(job))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            # the recorder must not take part in what the program sets for itself (threads, preloads, CUDA)
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._recorder.stdout is not None
+        if self._recorder.stdout.readline().strip() != READY.encode():
+            raise JoulelabError(
+                f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
+                "its own message stands above",
+            )
+        self.started_ns = time.monotonic_ns()
+
+    def stop(self) -> None:
+        """End the recorder after it has seen the last mark; a dead recorder is reported, not raised."""
+        if self._recorder is None:
+            return
+        recorder, self._recorder = self._recorder, None
+        try:
+            recorder.communicate(STOP.encode(), timeout=STOP_TIMEOUT_S)
+            self._ring_path.unlink(missing_ok=True)  # fully drained into the events by now
+        except (BrokenPipeError, subprocess.TimeoutExpired):
+            recorder.kill()
+            recorder.wait()
+            self.event("warning", text="the recorder ended before the run did; the trace stops there")
+        self._ring.close()
+        self._events.close()
+
+    def event(self, kind: str, **fields: Any) -> clock.Stamp:
+        """A durable line in the event file: a stage's edge, a result, a warning."""
+        stamp = clock.now()
+        self._events.append({"kind": kind, **stamp.fields(), **fields}, sync=True)
+        return stamp
+
+    def enter_stage(self, name: str | None) -> None:
+        """Phase marks from here on belong to this stage (None: to no stage)."""
+        self._ring.stage = 0 if name is None else self._number(name, self._stage_numbers, "stage")
+
+    def phase(self, name: str) -> Phase:
+        """A reusable `with` block around one piece of a step; costs about a microsecond."""
+        if name not in self._phases:
+            numbers = {known: phase.number for known, phase in self._phases.items()}
+            self._phases[name] = Phase(self._ring, self._number(name, numbers, "phase"))
+        return self._phases[name]
+
+    def _number(self, name: str, numbers: dict[str, int], of: str) -> int:
+        if name not in numbers:
+            numbers[name] = len(numbers) + 1
+            self.event("name", of=of, number=numbers[name], name=name)
+        return numbers[name]
+
+    def so_far(self, components: Sequence[str] = COMPONENTS) -> dict[str, EnergyFigure]:
+        """Joules since `start()`, by component, as far as the trace is written."""
+        trace = load_trace(self._trace_path)
+        window = (self.started_ns, max(trace.last_ns, self.started_ns + 1))
+        return {component: component_energy(trace, component, [window]) for component in components}

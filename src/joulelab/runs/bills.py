@@ -1,0 +1,80 @@
+"""Artefacts carry their bill: what they took, by component and method, and all their ancestors, each once.
+
+The bill holds the ancestors themselves, not only their names, so a student's bill stays whole after the teacher's run
+folder is gone. Weights made elsewhere are ancestors too, with energy `missing`: unknown is shown, not left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import joulelab
+from joulelab import clock
+from joulelab.meter.figures import EnergyFigure, Frozen, missing
+
+BILL = "bill.json"
+ELSEWHERE = "elsewhere"
+# The rooms whose code decides what an artefact contains. A change there makes a new artefact, never a stale reuse.
+_MAKING_ROOMS = ("data", "zoo", "train", "evaluate", "distill")
+
+
+class Ancestor(Frozen):
+    key: str
+    name: str
+    kind: str
+    made_by: str
+    """Run id, or `elsewhere`."""
+    stages: tuple[str, ...] = ()
+    energy: dict[str, EnergyFigure]
+    parents: tuple[str, ...] = ()
+
+
+class Bill(Frozen):
+    schema_version: int = 1
+    artefact: Ancestor
+    ancestry: tuple[Ancestor, ...] = ()
+    """All ancestors, each once; with `parents` of each this is the lineage graph."""
+    made_at: str
+    code_version: str
+    inputs: dict[str, Any]
+    provisional: bool = False
+    """Written while the run was still going; the closing of the run replaces it with the final joules."""
+
+    @property
+    def key(self) -> str:
+        return self.artefact.key
+
+
+def artefact_key(kind: str, inputs: Mapping[str, Any], parents: Sequence[str], code: str) -> str:
+    text = json.dumps({"kind": kind, "inputs": inputs, "parents": sorted(parents), "code": code}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def code_version() -> str:
+    """Package version and a hash of the rooms that make artefacts."""
+    root = Path(joulelab.__file__).parent
+    digest = hashlib.sha256()
+    for room in _MAKING_ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"{joulelab.__version__}+{digest.hexdigest()[:12]}"
+
+
+def external(name: str, kind: str, identity: str) -> Bill:
+    """The bill of something that came from elsewhere: its joules are unknown, and that is said."""
+    reason = missing("made elsewhere; what it took was not measured here")
+    artefact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
+    return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+
+
+def ancestry_of(parents: Iterable[Bill]) -> tuple[Ancestor, ...]:
+    """The parents and all of theirs; an ancestor reached by two ways counts once."""
+    by_key: dict[str, Ancestor] = {}
+    for bill in parents:
+        for ancestor in (*bill.ancestry, bill.artefact):
+            by_key.setdefault(ancestor.key, ancestor)
+    return tuple(by_key.values())

@@ -1,0 +1,218 @@
+"""What a pipeline holds while it runs: stages, artefacts, metrics, results, progress, and the wish to stop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from joulelab import clock
+from joulelab.errors import EndedBySignal, JoulelabError
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.session import Meter
+from joulelab.meter.trace import LineFile
+from joulelab.runs.artifacts import Artifact, find_artifact, fresh_folder, read_bill, write_bill
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Result
+from joulelab.runs.spec import RunSpec
+from joulelab.runs.stopping import StopRequest
+
+PROGRESS_EVERY_S = 1.0
+
+
+class Progress(Protocol):
+    """Where a person watches: a terminal, a log, or nowhere."""
+
+    def stage(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Silent:
+    def stage(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Stage:
+    """A running stage: counts what went through it. Counts are cumulative over the stage, resumed attempts included."""
+
+    def __init__(self, meter: Meter, name: str) -> None:
+        self.name = name
+        self._meter = meter
+        self._counts: dict[str, int] = {}
+        self._written_s = 0.0
+
+    def count(self, **counts: int) -> None:
+        self._counts.update(counts)
+        if time.monotonic() - self._written_s > PROGRESS_EVERY_S:
+            self.write_counts()
+
+    def write_counts(self) -> None:
+        if self._counts:
+            self._meter.event("progress", stage=self.name, counts=self._counts)
+            self._written_s = time.monotonic()
+
+
+class RunContext:
+    """One attempt of one run, from inside."""
+
+    def __init__(
+        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, progress: Progress
+    ) -> None:
+        self.paths = paths
+        self.spec = spec
+        self.meter = meter
+        self.stop = stop
+        self.attempt = attempt
+        self.progress = progress
+        self._metrics = LineFile(paths.metrics)
+        self._open: list[str] = []
+        self._closed: dict[str, Stage] = {}
+        self._making: list[list[str]] = []
+
+    @contextmanager
+    def stage(self, name: str, total: int | None = None, again: bool = False) -> Iterator[Stage]:
+        """Bill what happens inside to `name`; a stage inside another suspends the outer one.
+
+        A name stands for one stage. `again=True` adds a segment to a stage that was closed before, as repeated
+        evaluations do; without it a second use is refused, so that two stages never merge by accident.
+        """
+        if name in self._open or (name in self._closed and not again):
+            raise JoulelabError(f"the stage '{name}' was opened twice", "give each stage a name of its own")
+        self.stop.check()
+        stage = self._closed.pop(name, None) or Stage(self.meter, name)
+        if self._making and name not in self._making[-1]:
+            self._making[-1].append(name)
+        if self._open:
+            self.meter.event("stage", edge="end", stage=self._open[-1])
+        self._enter(name)
+        self.progress.stage(name, total)
+        status = "done"
+        try:
+            yield stage
+        except EndedBySignal:
+            status = "truncated"
+            raise
+        except BaseException:
+            status = "failed"
+            raise
+        finally:
+            stage.write_counts()
+            self.meter.event("stage", edge="end", stage=name)
+            self.meter.event("stage_closed", stage=name, status=status)
+            self._open.pop()
+            self._closed[name] = stage
+            if self._open:
+                self._enter(self._open.pop())
+            else:
+                self.meter.enter_stage(None)
+
+    def _enter(self, name: str) -> None:
+        self._open.append(name)
+        self.meter.enter_stage(name)
+        self.meter.event("stage", edge="begin", stage=name)
+
+    def artifact(
+        self,
+        name: str,
+        *,
+        kind: str,
+        inputs: Mapping[str, Any],
+        parents: Sequence[Bill],
+        make: Callable[[Path], None],
+        reuse: bool = True,
+    ) -> Artifact:
+        """Find what was already made from the same inputs, parents and code, or make it; either way with its bill.
+
+        `reuse=False` takes nothing from other runs, only what an earlier attempt of this one has finished.
+        """
+        code = code_version()
+        key = artefact_key(kind, inputs, [parent.key for parent in parents], code)
+        found = self._own(name, key)
+        if found is None and reuse and self.spec.reuse_artifacts:
+            found = find_artifact(self.paths.folder.parent, key)
+        if found is None:
+            found = self._make(name, kind, key, code, dict(inputs), parents, make)
+        elif found.reused:
+            self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
+        self.meter.event("artefact", name=name, reused=found.reused, bill=found.bill.model_dump(mode="json"))
+        return found
+
+    def _own(self, name: str, key: str) -> Artifact | None:
+        """What an earlier attempt of this very run finished."""
+        bill = read_bill(self.paths.artifacts / name)
+        return Artifact(self.paths.artifacts / name, bill, reused=False) if bill and bill.key == key else None
+
+    def _make(
+        self,
+        name: str,
+        kind: str,
+        key: str,
+        code: str,
+        inputs: dict[str, Any],
+        parents: Sequence[Bill],
+        make: Callable[[Path], None],
+    ) -> Artifact:
+        folder = fresh_folder(self.paths.artifacts / name)
+        before = self.meter.so_far()
+        self._making.append([])
+        try:
+            make(folder)
+        finally:
+            stages = tuple(self._making.pop())
+        artefact = Ancestor(
+            key=key,
+            name=name,
+            kind=kind,
+            made_by=self.paths.run_id,
+            stages=stages,
+            energy=_differences(before, self.meter.so_far()),
+            parents=tuple(parent.key for parent in parents),
+        )
+        bill = Bill(
+            artefact=artefact,
+            ancestry=ancestry_of(parents),
+            made_at=clock.iso(clock.now().wall_s),
+            code_version=code,
+            inputs=inputs,
+            provisional=True,
+        )
+        write_bill(folder, bill)
+        return Artifact(folder, bill, reused=False)
+
+    def uses(self, name: str, bill: Bill) -> Bill:
+        """Note something that came from elsewhere, so that the lineage shows it."""
+        self.meter.event("artefact", name=name, reused=True, bill=bill.model_dump(mode="json"))
+        return bill
+
+    def log(self, step: int, **values: float | str) -> None:
+        """A line of metrics; after a resume the later attempt's line for a step is the one that counts."""
+        self._metrics.append({"step": step, "attempt": self.attempt, **clock.now().fields(), **values})
+
+    def result(self, name: str, result: Result) -> None:
+        self.meter.event("result", name=name, result=result.model_dump())
+
+    def warn(self, text: str) -> None:
+        self.meter.event("warning", text=text)
+        self.progress.say(f"warning: {text}")
+
+    def close(self) -> None:
+        self._metrics.close()
+
+
+def _differences(before: Mapping[str, EnergyFigure], after: Mapping[str, EnergyFigure]) -> dict[str, EnergyFigure]:
+    """A first bill from the trace so far; the closing of the run replaces it with the stages' own figures."""
+    bill = {}
+    for component, figure in after.items():
+        start_j = before[component].energy_j or 0.0
+        spent_j = None if figure.energy_j is None else max(0.0, figure.energy_j - start_j)
+        bill[component] = figure.model_copy(update={"energy_j": spent_j})
+    return bill

@@ -1,0 +1,102 @@
+"""What machine, driver, packages, commit and job a run ran on; anything that looks like a secret is redacted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import joulelab
+from joulelab import clock
+from joulelab.meter.sensors.cpu_estimate import processor_name
+
+REDACTED = "<redacted>"
+_SECRET_NAME = re.compile(r"(key|token|secret|passw|credential|auth|cookie|private|session)", re.I)
+# Long opaque words, prefixed tokens, private key blocks and passwords inside addresses.
+_SECRET_VALUE = re.compile(
+    r"(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA|-----BEGIN|eyJ[A-Za-z0-9_-]{10,}\.)|://[^/\s:@]+:[^/\s@]+@"
+)
+_VARIABLES = re.compile(
+    r"^(CUDA|NVIDIA|SLURM|OMP|MKL|OPENBLAS|TORCH|PYTORCH|HF|TRANSFORMERS|NCCL|JOULELAB|ROCR|HIP|WANDB|MLFLOW)"
+)
+
+
+def snapshot() -> dict[str, Any]:
+    return {
+        "taken_at": clock.iso(clock.now().wall_s),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": sys.version.split()[0],
+        "command": [redact("", part) for part in sys.argv],
+        "joulelab": joulelab.__version__,
+        "cpu": {
+            "model": processor_name(),
+            "threads": os.cpu_count(),
+            "usable_threads": len(os.sched_getaffinity(0)),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "gpus": gpus(),
+        "packages": packages(),
+        "code": commit(Path.cwd()),
+        "slurm": {name: value for name, value in variables().items() if name.startswith("SLURM")},
+        "variables": variables(),
+    }
+
+
+def redact(name: str, value: str) -> str:
+    return REDACTED if (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) else value
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that steer GPUs, threads, caches and schedulers."""
+    return {name: redact(name, value) for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
+
+
+def packages() -> dict[str, str]:
+    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def commit(folder: Path) -> dict[str, Any]:
+    """Commit and dirty state of the code one works in; None outside a repository."""
+    if shutil.which("git") is None:
+        return {"commit": None, "dirty": None}
+    head = _git(folder, "rev-parse", "HEAD")
+    status = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": head, "dirty": None if status is None else bool(status)}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def gpus() -> list[dict[str, Any]]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(
+            {
+                "index": index,
+                "uuid": pynvml.nvmlDeviceGetUUID(handle),
+                "name": pynvml.nvmlDeviceGetName(handle),
+                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "driver": pynvml.nvmlSystemGetDriverVersion(),
+            }
+        )
+    pynvml.nvmlShutdown()
+    return found

@@ -1,0 +1,92 @@
+"""The event file of one attempt, read back: stage segments, counts, results, artefacts, phases, warnings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from joulelab.meter.marks import RingReader
+from joulelab.meter.phases import PhaseAggregate, PhaseBook
+from joulelab.meter.trace import read_lines
+from joulelab.runs.bills import Bill
+
+Window = tuple[int, int]
+
+
+@dataclass
+class AttemptEvents:
+    """What one attempt of the measured program said; open segments have no end yet."""
+
+    begin_ns: int = 0
+    end_ns: int | None = None
+    windows: dict[str, list[Window]] = field(default_factory=dict)
+    open_stages: dict[str, int] = field(default_factory=dict)
+    statuses: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bills: dict[str, tuple[Bill, bool]] = field(default_factory=dict)
+    """By artefact name: its bill, and whether it was reused."""
+    warnings: list[str] = field(default_factory=list)
+    phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
+    marks_lost: int = 0
+
+    def closed_windows(self, last_ns: int) -> dict[str, list[Window]]:
+        """Segments by stage; one that was open when everything ended is closed where the trace ends."""
+        windows = {stage: list(pairs) for stage, pairs in self.windows.items()}
+        for stage, begin_ns in self.open_stages.items():
+            windows.setdefault(stage, [])
+            if last_ns > begin_ns:
+                windows[stage].append((begin_ns, last_ns))
+        return windows
+
+
+def read_events(path: Path) -> AttemptEvents:
+    events = AttemptEvents()
+    names: dict[tuple[str, int], str] = {}
+    book = PhaseBook()
+    marks_read = 0
+    for line in read_lines(path):
+        kind = line["kind"]
+        if kind == "run":
+            if line["edge"] == "begin":
+                events.begin_ns = line["mono_ns"]
+            else:
+                events.end_ns = line["mono_ns"]
+        elif kind == "stage":
+            _take_edge(events, line)
+        elif kind == "stage_closed":
+            events.statuses[line["stage"]] = line["status"]
+        elif kind == "progress":
+            events.counts.setdefault(line["stage"], {}).update(line["counts"])
+        elif kind == "result":
+            events.results[line["name"]] = line["result"]
+        elif kind == "artefact":
+            events.bills[line["name"]] = (Bill.model_validate(line["bill"]), line["reused"])
+        elif kind == "warning":
+            events.warnings.append(line["text"])
+        elif kind == "name":
+            names[line["of"], line["number"]] = line["name"]
+        elif kind == "phases":
+            book.add_line(line)
+            marks_read, events.marks_lost = line["marks_read"], line["marks_lost"]
+    _take_undrained(book, path, marks_read)
+    for (stage, phase), aggregate in book.rows.items():
+        key = (names.get(("stage", stage), ""), names.get(("phase", phase), f"phase {phase}"))
+        events.phases[key] = aggregate
+    return events
+
+
+def _take_edge(events: AttemptEvents, line: dict[str, Any]) -> None:
+    stage, mono_ns = line["stage"], line["mono_ns"]
+    if line["edge"] == "begin":
+        events.open_stages[stage] = mono_ns
+    elif stage in events.open_stages:
+        events.windows.setdefault(stage, []).append((events.open_stages.pop(stage), mono_ns))
+
+
+def _take_undrained(book: PhaseBook, path: Path, marks_read: int) -> None:
+    """A ring that is still there was not fully drained: recorder and program were killed together."""
+    ring = path.with_suffix(".ring")
+    if ring.exists():
+        book.add_marks(RingReader(ring, marks_read).drain())

@@ -1,0 +1,167 @@
+"""A group: several runs that belong together (a comparison, repeats, a sweep), each of them a run of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from joulelab import clock
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.meter.figures import Frozen
+from joulelab.runs.context import Progress
+from joulelab.runs.execute import create_run, execute
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
+from joulelab.runs.record import RunRecord
+from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment
+from joulelab.runs.spec_errors import explain
+from joulelab.runs.store import is_alive, load_record
+
+
+class MemberSpec(Section):
+    """One experiment of the group, run once per seed."""
+
+    experiment: str
+    """Name of the experiment."""
+    seeds: tuple[int, ...] = (0,)
+    """One run for each of these seeds."""
+    overrides: dict[str, Any] = {}
+    """Settings that differ from the experiment's file."""
+
+
+class GroupSpec(Section):
+    """An experiment file with `members` is a group."""
+
+    name: str
+    """Name of the group."""
+    about: str = ""
+    """One sentence on what is compared."""
+    members: tuple[MemberSpec, ...]
+    """The runs, in order; later ones find the artefacts of earlier ones."""
+    baseline: str
+    """Label of the method that the others are compared with."""
+
+
+class Member(Frozen):
+    label: str
+    seed: int
+    experiment: str
+    spec: dict[str, Any]
+    run_id: str | None = None
+
+
+class GroupRecord(Frozen):
+    schema_version: int = 1
+    group_id: str
+    name: str
+    about: str
+    baseline: str
+    created_at: str
+    members: tuple[Member, ...]
+    varying: dict[str, list[Any]]
+    """Settings that differ between members, with the values they take."""
+
+
+def is_group(settings: Mapping[str, Any]) -> bool:
+    return "members" in settings
+
+
+def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[GroupSpec, list[RunSpec]]:
+    """The group and its members' specs, all checked before anything starts."""
+    own = {key: value for key, value in settings.items() if key in GroupSpec.model_fields or key == "members"}
+    try:
+        group = GroupSpec.model_validate(own, strict=False)
+    except ValidationError as error:
+        raise explain(error, GroupSpec) from None
+    specs = []
+    for member in group.members:
+        for seed in member.seeds:
+            merged = merge(merge(read_experiment(member.experiment), member.overrides), overrides)
+            specs.append(check(merge(merged, {"seed": seed})))
+    if not specs:
+        raise ConfigError(f"the group {group.name} has no members")
+    return group, specs
+
+
+def create_group(store: Path, group: GroupSpec, specs: list[RunSpec]) -> GroupPaths:
+    paths = GroupPaths(make_folder(store / GROUPS_FOLDER, group.name))
+    members = [
+        Member(label=spec.label or spec.name, seed=spec.seed, experiment=spec.name, spec=spec.model_dump(mode="json"))
+        for spec in specs
+    ]
+    record = GroupRecord(
+        group_id=paths.group_id,
+        name=group.name,
+        about=group.about,
+        baseline=group.baseline,
+        created_at=clock.iso(clock.now().wall_s),
+        members=tuple(members),
+        varying=varying([member.spec for member in members]),
+    )
+    write_json(paths.record, record)
+    return paths
+
+
+def varying(specs: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    flat = [_flatten(spec) for spec in specs]
+    keys = sorted({key for spec in flat for key in spec} - {"about", "name"})
+    values = {key: [spec.get(key) for spec in flat] for key in keys}
+    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def load_group(folder: Path) -> GroupRecord:
+    try:
+        return GroupRecord.model_validate(read_json(GroupPaths(folder).record))
+    except ValidationError as error:
+        raise JoulelabError(
+            f"{folder}/group.json does not fit this version: {error.error_count()} fields differ"
+        ) from None
+
+
+def execute_group(paths: GroupPaths, store: Path, progress: Progress) -> list[RunRecord]:
+    """Run every member that is not done yet, in order; a member that was cut off goes on where it stopped."""
+    group = load_group(paths.folder)
+    records = []
+    for number, member in enumerate(group.members):
+        run = _member_paths(store, member)
+        if run is not None and (record := load_record(run.folder)).status == "done":
+            records.append(record)
+            continue
+        if run is not None and is_alive(run):
+            raise JoulelabError(f"{run.run_id} is still running", "wait for it, or end it, then resume the group")
+        if run is None:
+            run = create_run(store, check(member.spec), group.group_id)
+            members = list(group.members)
+            members[number] = member.model_copy(update={"run_id": run.run_id})
+            group = group.model_copy(update={"members": tuple(members)})
+            write_json(paths.record, group)
+        progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
+        records.append(execute(run, progress))
+    return records
+
+
+def _member_paths(store: Path, member: Member) -> RunPaths | None:
+    if member.run_id is None or not (store / member.run_id / "run.json").exists():
+        return None
+    return RunPaths(store / member.run_id)
+
+
+def group_records(folder: Path) -> tuple[GroupRecord, list[RunRecord]]:
+    """The group and the records of those members that have started."""
+    group = load_group(folder)
+    store = folder.parent.parent
+    found = [_member_paths(store, member) for member in group.members]
+    return group, [load_record(paths.folder) for paths in found if paths is not None]

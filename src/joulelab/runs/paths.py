@@ -1,0 +1,107 @@
+"""Every file name of a run and of a group, in one place."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulelab.clock import folder_stamp
+
+GROUPS_FOLDER = "groups"
+
+
+def slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+
+
+def make_folder(parent: Path, name: str) -> Path:
+    """`<name>-<UTC time>-<4 hex>`, made here and nowhere else, so two starts in one second do not collide."""
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = parent / f"{slug(name)}-{folder_stamp()}-{secrets.token_hex(2)}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    folder: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "run.json"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.folder / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.folder / "experiment_summary.json"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.folder / "artifacts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def stages(self) -> Path:
+        return self.folder / "stages"
+
+    def trace(self, host: str, attempt: int) -> Path:
+        return self.folder / "trace" / f"{host}.{attempt}.jsonl"
+
+    def events(self, host: str, rank: int, attempt: int) -> Path:
+        return self.folder / "events" / f"{host}.{rank}.{attempt}.jsonl"
+
+    def traces(self) -> list[tuple[str, int, Path]]:
+        """(host, attempt, file) of every trace, in order of attempts."""
+        found = []
+        for path in (self.folder / "trace").glob("*.jsonl"):
+            host, _, attempt = path.stem.rpartition(".")
+            found.append((host, int(attempt), path))
+        return sorted(found, key=lambda row: (row[1], row[0]))
+
+    def next_attempt(self) -> int:
+        return 1 + max((attempt for _, attempt, _ in self.traces()), default=0)
+
+
+@dataclass(frozen=True)
+class GroupPaths:
+    folder: Path
+
+    @property
+    def group_id(self) -> str:
+        return self.folder.name
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "group.json"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.html"

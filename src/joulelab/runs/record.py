@@ -1,0 +1,174 @@
+"""The record of a run: version, status, spec, stages, totals, results and error in one schema (`run.json`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
+from joulelab.runs.bills import Ancestor
+
+SCHEMA_VERSION = 1
+Status = Literal["running", "done", "failed", "truncated"]
+MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
+
+
+class Segment(Frozen):
+    """A stretch of one attempt during which the stage ran; a nested stage suspends the outer one."""
+
+    attempt: int
+    host: str
+    started_at: str
+    duration_s: float
+    start_ns: int
+    end_ns: int
+
+
+class PhaseRecord(Frozen):
+    count: int
+    sum_s: float
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+
+
+class EnergyByComponent(Frozen):
+    """What each component took. `cpu_estimate` stands beside: it is a model's output and never part of a total."""
+
+    gpu: EnergyFigure
+    cpu: EnergyFigure
+    dram: EnergyFigure
+    cpu_estimate: EnergyFigure
+
+    def under_policy(self, policy: str) -> EnergyFigure:
+        """The figure that the policy calls the total; a policy with nothing to report says so and falls back to nothing."""
+        components = ("gpu",) if policy == "gpu_only" else MEASURED_COMPONENTS
+        figures: list[EnergyFigure] = [getattr(self, name) for name in components]
+        measured = [figure for figure in figures if figure.measured]
+        if measured:
+            return total(measured)
+        reasons = [
+            f"{name}: {figure.reason}" for name, figure in zip(components, figures, strict=True) if figure.reason
+        ]
+        return missing("; ".join(reasons) or "nothing was measured", figures[0].fix)
+
+    def best(self, policy: str) -> EnergyFigure:
+        """What a table shows: the measured total, else the estimate under its own label."""
+        measured = self.under_policy(policy)
+        return measured if measured.energy_j is not None or self.cpu_estimate.energy_j is None else self.cpu_estimate
+
+
+def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> EnergyByComponent:
+    names = EnergyByComponent.model_fields
+    return EnergyByComponent(**{name: total([getattr(part, name) for part in parts], durations_s) for name in names})
+
+
+class StageRecord(Frozen):
+    name: str
+    number: int
+    status: Status
+    outside_totals: bool = False
+    """Idle baselines are recorded and shown, and belong to no total."""
+    segments: tuple[Segment, ...]
+    duration_s: float
+    energy: EnergyByComponent
+    energy_j: float | None
+    """Under the run's total_energy_policy; null where the policy has nothing to report."""
+    best: EnergyFigure
+    """What tables show and rates are computed from: the policy's figure, else the estimate under its own label."""
+    above_idle_j: float | None
+    mean_power_w: float | None
+    peak_power_w: float | None
+    samples: int | None = None
+    tokens: int | None = None
+    j_per_sample: float | None = None
+    j_per_token: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    phases: dict[str, PhaseRecord] = {}
+
+
+class Totals(Frozen):
+    policy: str
+    energy_j: float | None
+    """What this run's own stages took under the policy; null where nothing was measured."""
+    figure: EnergyFigure
+    best: EnergyFigure
+    """The policy's figure, else the estimate under its own label."""
+    gpu: EnergyFigure
+    cpu: EnergyFigure
+    dram: EnergyFigure
+    cpu_estimate: EnergyFigure
+    duration_s: float
+    idle_power_w: float | None
+    above_idle_j: float | None
+
+    @property
+    def components(self) -> EnergyByComponent:
+        return EnergyByComponent(gpu=self.gpu, cpu=self.cpu, dram=self.dram, cpu_estimate=self.cpu_estimate)
+
+
+class Attempt(Frozen):
+    number: int
+    host: str
+    boot_id: str
+    started_at: str
+    duration_s: float
+    closed: bool
+    """Whether the recorder wrote its closing line; false after a kill of everything."""
+    energy: EnergyByComponent
+
+
+class Result(Frozen):
+    """A quality figure; `successes` of `trials` where it is a proportion."""
+
+    value: float
+    trials: int | None = None
+    successes: int | None = None
+
+
+class Note(Frozen):
+    """Something a reader of the joules must know."""
+
+    level: Literal["info", "warning"]
+    text: str
+
+
+class ErrorRecord(Frozen):
+    kind: str
+    message: str
+    hint: str = ""
+    traceback: str = ""
+
+
+class RunRecord(Frozen):
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    name: str
+    label: str
+    status: Status
+    group: str | None = None
+    created_at: str
+    spec: dict[str, Any]
+    attempts: tuple[Attempt, ...] = ()
+    stages: tuple[StageRecord, ...] = ()
+    totals: Totals | None = None
+    results: dict[str, Result] = {}
+    made: tuple[str, ...] = ()
+    """Keys of the artefacts this run made."""
+    lineage: tuple[Ancestor, ...] = ()
+    """Every artefact the run made or used and all their ancestors, each once."""
+    validity: tuple[Note, ...] = ()
+    error: ErrorRecord | None = None
+
+    def stage(self, name: str) -> StageRecord | None:
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def policy(self) -> str:
+        return self.totals.policy if self.totals else "measured"
+
+    @property
+    def inherited(self) -> tuple[Ancestor, ...]:
+        """Ancestors that other runs paid for, or that came from elsewhere."""
+        return tuple(ancestor for ancestor in self.lineage if ancestor.key not in self.made)

@@ -1,0 +1,79 @@
+"""Pydantic's findings in the user's words: the key, what was found, what was expected, the nearest right name."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from joulelab.errors import ConfigError
+from joulelab.lookup import nearest
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "model_type": "a section with keys of its own",
+    "model_attributes_type": "a section with keys of its own",
+    "dict_type": "a section with keys of its own",
+}
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+    findings = [_sentence(dict(finding), model) for finding in error.errors()]
+    return ConfigError("\n".join(findings), "`joulelab explain KEY` describes a setting; nothing was started")
+
+
+def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
+    key = ".".join(str(part) for part in finding["loc"])
+    kind = finding["type"]
+    if kind == "extra_forbidden":
+        parent = finding["loc"][:-1]
+        names = field_names(model, parent)
+        guess = nearest(str(finding["loc"][-1]), names)
+        prefix = "".join(f"{part}." for part in parent)
+        return f"unknown setting {key}; " + (
+            f"did you mean {prefix}{guess}?" if guess else f"known here: {', '.join(prefix + name for name in names)}"
+        )
+    if kind == "missing":
+        return f"{key} is not set; it has no default"
+    found = f"found {_brief(finding['input'])}"
+    if kind == "value_error":  # a check of ours, which has its own sentence
+        return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
+    expected = _EXPECTED.get(kind) or finding["msg"].removeprefix("Input should be ")
+    return f"{key}: expected {expected}, {found}"
+
+
+def _brief(value: Any) -> str:
+    kind = {list: "a list ", dict: "a section ", str: "the text ", type(None): "nothing "}.get(type(value), "")
+    text = repr(value)
+    return f"{kind}{text[:60]}{'…' if len(text) > 60 else ''}"
+
+
+def field_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names of the settings below a path of keys."""
+    for part in path:
+        if isinstance(part, int) or part not in model.model_fields:
+            return []
+        inner = _model_in(model.model_fields[part].annotation)
+        if inner is None:
+            return []
+        model = inner
+    return sorted(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
+    return None

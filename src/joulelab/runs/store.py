@@ -1,0 +1,101 @@
+"""The store: all runs and groups under one folder, found by name, listed, and told alive from dead."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from joulelab import clock, lookup
+from joulelab.errors import JoulelabError, NotFoundError, UsageError
+from joulelab.meter.trace import read_header
+from joulelab.runs.assemble import assemble
+from joulelab.runs.json_file import read_json
+from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
+from joulelab.runs.record import RunRecord
+
+# A recorder writes at least every few seconds; a trace silent for this long has nobody behind it.
+STALE_AFTER_S = 60.0
+
+
+def store_root(given: Path | None) -> Path:
+    return given or Path(os.environ.get("JOULELAB_RUNS", "runs"))
+
+
+def run_folders(store: Path) -> list[Path]:
+    """Run folders, oldest first by the time in their names."""
+    if not store.is_dir():
+        return []
+    found = [path.parent for path in store.glob("*/run.json")]
+    return sorted(found, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+
+
+def group_folders(store: Path) -> list[Path]:
+    found = [path.parent for path in (store / GROUPS_FOLDER).glob("*/group.json")]
+    return sorted(found, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+
+
+def find_folder(store: Path, name: str) -> Path:
+    """A run or group by path, full id, unique beginning or end of it, or `last`."""
+    path = Path(name)
+    if (path / "run.json").exists() or (path / "group.json").exists():
+        return path
+    folders = [*run_folders(store), *group_folders(store)]
+    if name == "last" and folders:
+        return max(folders, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+    matches = [folder for folder in folders if folder.name == name] or [
+        folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        names = ", ".join(folder.name for folder in matches[-4:])
+        raise UsageError(f"'{name}' fits {len(matches)} runs, among them {names}", "give more of the id")
+    if not folders:
+        raise NotFoundError(f"no runs under {store.absolute()}", "--runs-dir or JOULELAB_RUNS names another store")
+    raise lookup.unknown("run", name, [folder.name for folder in folders], "`joulelab runs` lists them")
+
+
+def load_record(folder: Path) -> RunRecord:
+    """The run's record. A run that nobody closed is assembled from its trace, and its status derived."""
+    paths = RunPaths(folder)
+    try:
+        record = RunRecord.model_validate(read_json(paths.record))
+    except ValidationError as error:
+        raise JoulelabError(
+            f"{paths.record} does not fit this version of joulelab ({error.error_count()} fields differ)",
+            "the trace beside it is unharmed",
+        ) from None
+    if record.status != "running":
+        return record
+    return assemble(paths, "running" if is_alive(paths) else "truncated")
+
+
+def is_alive(paths: RunPaths) -> bool:
+    """Whether somebody still works on the run: its process on this machine, else a fresh trace."""
+    traces = paths.traces()
+    if not traces:
+        return time.time() - paths.record.stat().st_mtime < STALE_AFTER_S
+    path = traces[-1][2]
+    head = read_header(path)
+    if head.get("host") == os.uname().nodename and head.get("boot_id") == clock.boot_id():
+        return _is_process(head.get("program_pid", -1), clock.wall_seconds(head["timestamp"]))
+    return time.time() - path.stat().st_mtime < STALE_AFTER_S
+
+
+def _is_process(pid: int, alive_at_s: float) -> bool:
+    """The process with this number, provided it is the one that was alive back then and not a later namesake."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() <= alive_at_s + 1 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def load_records(store: Path) -> Iterator[RunRecord]:
+    for folder in run_folders(store):
+        yield load_record(folder)

@@ -1,0 +1,46 @@
+"""The totals and stages in one flat file, for scripts that want a number and no schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from joulelab.runs.record import RunRecord
+from joulelab.units import J_PER_KWH
+
+
+def flat_summary(record: RunRecord) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "run_id": record.run_id,
+        "name": record.name,
+        "label": record.label,
+        "status": record.status,
+        "seed": record.spec.get("seed"),
+        "attempts": len(record.attempts),
+    }
+    if record.totals:
+        flat |= {
+            "total_energy_policy": record.totals.policy,
+            "total_energy_j": record.totals.energy_j,
+            "total_energy_kwh": _kwh(record.totals.energy_j),
+            "shown_energy_j": record.totals.best.energy_j,
+            "shown_energy_method": record.totals.best.method,
+            "duration_s": record.totals.duration_s,
+        }
+    for stage in record.stages:
+        flat |= {
+            f"{stage.name}.energy_j": stage.best.energy_j,
+            f"{stage.name}.energy_kwh": _kwh(stage.best.energy_j),
+            f"{stage.name}.method": stage.best.method,
+            f"{stage.name}.duration_s": stage.duration_s,
+            f"{stage.name}.mean_power_w": stage.mean_power_w,
+            f"{stage.name}.peak_power_w": stage.peak_power_w,
+            f"{stage.name}.samples": stage.samples,
+            f"{stage.name}.tokens": stage.tokens,
+            f"{stage.name}.tokens_per_s": stage.tokens_per_s,
+        }
+    flat |= {name: result.value for name, result in record.results.items()}
+    return flat
+
+
+def _kwh(energy_j: float | None) -> float | None:
+    return None if energy_j is None else energy_j / J_PER_KWH

@@ -1,0 +1,51 @@
+"""SI inside, with the unit in the name; people read the forms made here."""
+
+from __future__ import annotations
+
+J_PER_WH = 3_600.0
+J_PER_KWH = 3_600_000.0
+BYTES_PER_MB = 1024.0**2  # operators' `memory_used_MB` has always meant MiB
+
+_SI_STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+
+
+def three_digits(value: float) -> str:
+    """Three significant digits without an exponent: more would pretend to a precision no sensor here has."""
+    if value == 0:
+        return "0"
+    magnitude = abs(value)
+    decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 1 else 3
+    return f"{value:.{decimals}f}"
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """4,200 J -> '4.20 kJ'; 0.0042 J -> '4.20 mJ'."""
+    for factor, prefix in _SI_STEPS:
+        # 0.9995 rounds to '1000' of the smaller unit, so the step is taken a little early.
+        if abs(value) >= factor * 0.9995:
+            return f"{three_digits(value / factor)} {prefix}{unit}"
+    return f"0 {unit}" if value == 0 else f"{value:.2g} {unit}"
+
+
+def energy_text(energy_j: float | None) -> str:
+    return "missing" if energy_j is None else with_prefix(energy_j, "J")
+
+
+def power_text(power_w: float | None) -> str:
+    return "missing" if power_w is None else f"{three_digits(power_w)} W"
+
+
+def duration_text(duration_s: float) -> str:
+    if duration_s < 60:
+        return f"{duration_s:.1f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {seconds:02d} s"
+
+
+def percent_text(share: float | None, decimals: int = 1) -> str:
+    return "-" if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def size_text(size_bytes: float) -> str:
+    return with_prefix(size_bytes, "B")

@@ -1,0 +1,1 @@
+"""The models: teachers and students by the names users write for them."""

@@ -1,0 +1,180 @@
+"""Models and tokenizers that others trained, by the name a user wrote: a sample, a folder, a GGUF file or a hub id.
+
+Everything of transformers that we rely on for loading and saving stands here, so that its habits (slow import, chatty
+load reports, random heads drawn from the global generator) are dealt with once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from joulelab.data import samples, sources
+from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
+
+_CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where transformers should look: a folder or hub id, and the GGUF file in it where the weights are in one."""
+
+    written: str  # as the user wrote it
+    folder_or_id: str
+    gguf_file: str | None = None
+    hint: str = "a model folder holds config.json and model.safetensors; a .gguf file must be whole"
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        return {"gguf_file": self.gguf_file} if self.gguf_file else {}
+
+
+def load_tokenizer(name: str) -> Any:
+    place = _place(name)
+    transformers = import_transformers()
+    with _quiet(transformers), _explained(place):
+        return transformers.AutoTokenizer.from_pretrained(place.folder_or_id, **place.arguments)
+
+
+def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
+    """An encoder with a classification head; a head that is missing, or of another size, is drawn from the seed."""
+    if num_labels < 2:
+        raise ConfigError(f"a classifier of {num_labels} classes was asked for; expected 2 or more", "check the labels")
+    place = _place(name)
+    if place.gguf_file:  # known without the seconds it takes to read one
+        _refuse_causal_lm(place, ["ForCausalLM"])
+    transformers = import_transformers()
+    with _quiet(transformers), _explained(place), drawn_from(seed):
+        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels)
+        _refuse_causal_lm(place, config.architectures or [])
+        model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
+            place.folder_or_id, config=config, ignore_mismatched_sizes=True
+        )
+    return model
+
+
+def load_causal_lm(name: str) -> torch.nn.Module:
+    place = _place(name)
+    transformers = import_transformers()
+    with _quiet(transformers), _explained(place):
+        if place.gguf_file:
+            return _dequantised(transformers, place)
+        model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(place.folder_or_id)
+    return model
+
+
+def weights_identity(name: str) -> str:
+    """What the weights are, for an artefact's key: the hash of their files, or the hub id where we hold no files."""
+    source = sources.parse(name)
+    return source.name if source.path is None else sources.content_hash(source.path)
+
+
+def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
+    """In Hugging Face format, so that any tool can load it from the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet(import_transformers()):
+        model.save_pretrained(folder)  # type: ignore[operator]
+        tokenizer.save_pretrained(folder)
+
+
+def import_transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise DependencyMissing(
+            "the package 'transformers' is not installed", 'pip install "joulelab[train]"'
+        ) from error
+    return transformers
+
+
+@contextmanager
+def drawn_from(seed: int) -> Iterator[None]:
+    """Random weights made inside come from the seed alone, and the numbers drawn outside stay what they were."""
+    # Models are made on the CPU; seeding its generator only leaves the streams of the GPUs untouched.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _place(name: str) -> _Place:
+    source = sources.parse(name)
+    if source.path is None:
+        return _Place(name, source.name, hint=sources.hub_hint(source.name))
+    if source.kind == "sample" and samples.find(source.name).kind == "labelled-text":
+        raise ConfigError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
+    if source.path.is_dir():
+        return _Place(name, str(source.path))
+    if source.path.suffix.lower() == ".gguf":
+        return _Place(name, str(source.path.parent), source.path.name)
+    raise ConfigError(
+        f"{source.path.absolute()} is not a model that we can load",
+        "name a folder in Hugging Face format, a .gguf file, a hub id or a sample",
+    )
+
+
+def _refuse_causal_lm(place: _Place, architectures: Sequence[str]) -> None:
+    if any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in architectures):
+        raise ConfigError(
+            f"{place.written} is a causal language model; a classifier needs an encoder",
+            "use an encoder such as sample:minilm",
+        )
+
+
+def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
+    """The GGUF file's weights as ordinary float32 parameters of an ordinary model.
+
+    `from_pretrained(gguf_file=...)` wants accelerate installed and gives a model marked as quantised, which
+    transformers then refuses to save. Filling a plain model with the same tensors avoids both.
+    """
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
+    with drawn_from(0):
+        model: Any = transformers.AutoModelForCausalLM.from_config(config)
+    file = Path(place.folder_or_id) / (place.gguf_file or "")
+    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    loaded = model.load_state_dict(tensors, strict=False)
+    model.tie_weights()
+    # A tied output layer is the embedding itself and does not stand in the file.
+    absent = set(loaded.missing_keys) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
+    if absent or loaded.unexpected_keys:
+        raise JoulelabError(
+            f"{file} does not fit its own architecture: missing {sorted(absent)[:3]}, "
+            f"unexpected {loaded.unexpected_keys[:3]}",
+            "this GGUF file needs another version of transformers",
+        )
+    return model.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without progress bars and load reports: a fresh head is what we asked for, not a warning."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(place: _Place) -> Iterator[None]:
+    """Transformers says "no such model", "no network" and "no config.json" with the same two classes."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise NotFoundError(f"no model could be loaded from '{place.written}': {first_line}", place.hint) from error
+    except ImportError as error:
+        raise DependencyMissing(
+            f"'{place.written}' cannot be loaded: {error}", 'pip install "joulelab[train]"'
+        ) from error
