@@ -73,8 +73,8 @@ def mcnemar(correct_a_SN: np.ndarray, correct_b_SN: np.ndarray) -> PairedDiffere
 
 def _sign_test(wins: int, losses: int) -> float:
     trials = wins + losses
-    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1)) / 2**trials
-    return min(1.0, 2 * tail)
+    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1)) * 0.5**trials
+    return min(1.0, 2.0 * tail)
 
 
 def mean_t(values: Sequence[float]) -> Interval:

@@ -14,7 +14,7 @@ def three_digits(value: float) -> str:
     if value == 0:
         return "0"
     magnitude = abs(value)
-    decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2 if magnitude >= 1 else 3
+    decimals = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2 if magnitude >= 0.9995 else 3
     return f"{value:.{decimals}f}"
 
 

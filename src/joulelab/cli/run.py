@@ -57,9 +57,9 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
     """Check everything first: a mistake in the settings leaves no folder behind."""
     from joulelab.runs.execute import create_run
     from joulelab.runs.groups import check_group, create_group, is_group
-    from joulelab.runs.spec import check, merge, parse_overrides, read_experiment
+    from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 
-    settings, changes = read_experiment(experiment), parse_overrides(overrides)
+    settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
         group, specs = check_group(settings, changes)
         if dry_run:
@@ -67,7 +67,7 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
             return
         run_group_folder(store, create_group(store, group, specs).folder, as_json)
     else:
-        spec = check(merge(settings, changes))
+        spec = check(merge(read_experiment(experiment), changes))
         if dry_run:
             _print_settings(spec.model_dump(mode="json"))
             return

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from joulelab.meter.trace import read_lines
 
-Array = np.ndarray
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
 
 def unwrap(counter_j: Array, wrap_j: float) -> Array:
     """A counter that falls has wrapped once: it is read far more often than it can go round."""
-    steps = np.diff(counter_j)
-    wraps = np.concatenate([[0.0], np.cumsum(np.where(steps < 0, wrap_j, 0.0))]) if len(counter_j) else counter_j
-    return counter_j + wraps
+    wraps_j: Array = np.zeros(len(counter_j))
+    wraps_j[1:] = np.cumsum(np.where(np.diff(counter_j) < 0, wrap_j, 0.0))
+    unwrapped: Array = counter_j + wraps_j
+    return unwrapped

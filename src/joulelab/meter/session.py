@@ -82,10 +82,12 @@ class Meter:
         recorder, self._recorder = self._recorder, None
         try:
             recorder.communicate(STOP.encode(), timeout=STOP_TIMEOUT_S)
-            self._ring_path.unlink(missing_ok=True)  # fully drained into the events by now
-        except (BrokenPipeError, subprocess.TimeoutExpired):
+        except subprocess.TimeoutExpired:
             recorder.kill()
             recorder.wait()
+        if recorder.returncode == 0:
+            self._ring_path.unlink(missing_ok=True)  # fully drained into the events by now
+        else:
             self.event("warning", text="the recorder ended before the run did; the trace stops there")
         self._ring.close()
         self._events.close()

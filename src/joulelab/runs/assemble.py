@@ -62,7 +62,7 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
     policy = opened.spec.get("energy", {}).get("total_energy_policy", "measured")
     idle_w = _idle_power_w(attempts, policy)
     stages = _stage_records(attempts, policy, idle_w, status)
-    made, lineage = _lineage(attempts, stages)
+    made, lineage = _lineage(opened.run_id, attempts, stages)
     return opened.model_copy(
         update={
             "status": status,
@@ -277,15 +277,15 @@ def _attempt_record(attempt: _AttemptData) -> Attempt:
 
 
 def _lineage(
-    attempts: list[_AttemptData], stages: tuple[StageRecord, ...]
+    run_id: str, attempts: list[_AttemptData], stages: tuple[StageRecord, ...]
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
     """Artefacts made and used, with all ancestors; what this run made carries the joules of the final record."""
     energies = {stage.name: stage for stage in stages}
     made: dict[str, None] = {}
     by_key: dict[str, Ancestor] = {}
     for attempt in attempts:
-        for bill, reused in attempt.events.bills.values():
-            if not reused and bill.artefact.stages:
+        for bill in attempt.events.bills.values():
+            if bill.artefact.made_by == run_id:
                 made[bill.key] = None
             for ancestor in (*bill.ancestry, bill.artefact):
                 by_key.setdefault(ancestor.key, ancestor)

@@ -143,7 +143,7 @@ class RunContext:
             found = self._make(name, kind, key, code, dict(inputs), parents, make)
         elif found.reused:
             self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
-        self.meter.event("artefact", name=name, reused=found.reused, bill=found.bill.model_dump(mode="json"))
+        self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
         return found
 
     def _own(self, name: str, key: str) -> Artifact | None:
@@ -190,7 +190,7 @@ class RunContext:
 
     def uses(self, name: str, bill: Bill) -> Bill:
         """Note something that came from elsewhere, so that the lineage shows it."""
-        self.meter.event("artefact", name=name, reused=True, bill=bill.model_dump(mode="json"))
+        self.meter.event("artefact", name=name, bill=bill.model_dump(mode="json"))
         return bill
 
     def log(self, step: int, **values: float | str) -> None:

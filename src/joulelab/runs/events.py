@@ -25,8 +25,8 @@ class AttemptEvents:
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
-    bills: dict[str, tuple[Bill, bool]] = field(default_factory=dict)
-    """By artefact name: its bill, and whether it was reused."""
+    bills: dict[str, Bill] = field(default_factory=dict)
+    """Of what was made or used, by artefact name."""
     warnings: list[str] = field(default_factory=list)
     phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
     marks_lost: int = 0
@@ -62,7 +62,7 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "result":
             events.results[line["name"]] = line["result"]
         elif kind == "artefact":
-            events.bills[line["name"]] = (Bill.model_validate(line["bill"]), line["reused"])
+            events.bills[line["name"]] = Bill.model_validate(line["bill"])
         elif kind == "warning":
             events.warnings.append(line["text"])
         elif kind == "name":

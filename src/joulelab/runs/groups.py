@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,8 @@ def is_group(settings: Mapping[str, Any]) -> bool:
 
 def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[GroupSpec, list[RunSpec]]:
     """The group and its members' specs, all checked before anything starts."""
-    own = {key: value for key, value in settings.items() if key in GroupSpec.model_fields or key == "members"}
     try:
-        group = GroupSpec.model_validate(own, strict=False)
+        group = GroupSpec.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
         raise explain(error, GroupSpec) from None
     specs = []

@@ -61,21 +61,25 @@ def experiment_file(name: str) -> Path:
     return EXPERIMENTS / f"{name}.yaml"
 
 
-def read_experiment(name: str) -> dict[str, Any]:
-    """The experiment's own settings over those it `extends`, over base.yaml."""
+def read_layers(name: str) -> dict[str, Any]:
+    """The experiment's own settings over those it `extends`, without base.yaml."""
     path = experiment_file(name)
-    layers = [read_mapping(path)]
-    seen = [path.stem]
-    while parent := layers[-1].pop("extends", None):
-        if not isinstance(parent, str) or parent in seen:
-            raise ConfigError(f"{name}: `extends: {parent}` does not name another experiment")
-        seen.append(parent)
-        layers.append(read_mapping(experiment_file(parent)))
-    merged = read_mapping(EXPERIMENTS / f"{BASE}.yaml")
+    layers, seen = [read_mapping(path)], [path.resolve()]
+    while (parent := layers[-1].pop("extends", None)) is not None:
+        parent_path = experiment_file(str(parent))
+        if parent_path.resolve() in seen:
+            raise ConfigError(f"{name}: `extends: {parent}` leads back to itself")
+        seen.append(parent_path.resolve())
+        layers.append(read_mapping(parent_path))
+    merged: dict[str, Any] = {"name": path.stem}
     for layer in reversed(layers):
         merged = merge(merged, layer)
-    merged.setdefault("name", path.stem)
     return merged
+
+
+def read_experiment(name: str) -> dict[str, Any]:
+    """All settings of an experiment: its layers over base.yaml."""
+    return merge(read_mapping(EXPERIMENTS / f"{BASE}.yaml"), read_layers(name))
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,117 @@
+"""Joules from traces whose true energy is known."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import at, device, gpu_line, header, write
+
+from joulelab.meter.integrate import component_energy, device_energy, integrated_energy, peak_power_w
+from joulelab.meter.series import load_trace
+
+
+def steady(path, watts=200.0, seconds=20, counter=True):
+    lines = [gpu_line(t / 2, watts, 1000 + watts * t / 2 if counter else None) for t in range(2 * seconds + 1)]
+    return load_trace(write(path, [header(device()), *lines]))
+
+
+def test_a_counter_window_is_the_difference_of_two_readings(tmp_path):
+    figure = component_energy(steady(tmp_path / "t.jsonl"), "gpu", [(at(2), at(12))])
+    assert figure.energy_j == pytest.approx(2000)
+    assert (figure.method, figure.coverage) == ("counter", 1.0)
+    assert figure.half_width_j < 0.03 * 2000
+    assert figure.gain_error_rel == 0.05
+
+
+def test_without_a_counter_power_is_integrated_and_says_so(tmp_path):
+    figure = component_energy(steady(tmp_path / "t.jsonl", counter=False), "gpu", [(at(2.2), at(12.7))])
+    assert figure.energy_j == pytest.approx(2100)
+    assert figure.method == "integrated"
+
+
+def test_two_gpus_are_never_mixed_into_one_integral(tmp_path):
+    lines = []
+    for t in range(21):
+        lines += [gpu_line(t, 100, name="gpu:A"), gpu_line(t, 300, name="gpu:B")]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(device("gpu:A"), device("gpu:B")), *lines]))
+    by_device = [device_energy(series, [(at(0), at(10))]).energy_j for series in trace.devices]
+    assert by_device == pytest.approx([1000, 3000])
+    assert component_energy(trace, "gpu", [(at(0), at(10))]).energy_j == pytest.approx(4000)
+
+
+def test_a_missing_sensor_is_missing_with_reason_and_fix_and_never_0(tmp_path):
+    gone = {"component": "gpu", "reason": "no driver", "fix": "install it"}
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(missing=[gone])]))
+    figure = component_energy(trace, "gpu", [(at(0), at(1))])
+    assert (figure.energy_j, figure.method, figure.reason, figure.fix) == (None, "missing", "no driver", "install it")
+
+
+def test_two_packages_with_their_own_wraps_give_the_true_joules(tmp_path):
+    """True 1,030 J; one wrap range for both packages had given 30 J."""
+    devices = [
+        device("rapl:package-0", "cpu", wrap_j=262.0),
+        device("rapl:package-1", "cpu", wrap_j=1000.0),
+        device("rapl:core", "cpu", counted=False),
+    ]
+    rows = [(250.0, 100.0), (10.0, 340.0), (32.0, 600.0), (30.0, 840.0), (50.0, 98.0)]
+    # package 0: +22, +22, wrap to 30 (+260), +20 ; package 1: +240, +260, +240, wrap to 98 (+258)
+    lines = [
+        {"kind": "rapl", "mono_ns": at(t), "rapl": {"package-0": a, "package-1": b, "core": 5.0 * t}}
+        for t, (a, b) in enumerate(rows)
+    ]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(*devices), *lines]))
+    figure = component_energy(trace, "cpu", [(at(0), at(4))])
+    assert figure.energy_j == pytest.approx((22 + 22 + 260 + 20) + (240 + 260 + 240 + 258))
+
+
+def test_an_estimate_keeps_its_name_and_its_wide_gain(tmp_path):
+    model = device("estimate:cpu", "cpu_estimate", gain_error_rel=0.7, facts={"w_per_thread": 3.0})
+    lines = [{"kind": "estimate", "mono_ns": at(t), "device": "estimate:cpu", "busy_thread_s": 2.0 * t} for t in range(5)]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(model), *lines]))
+    figure = component_energy(trace, "cpu_estimate", [(at(1), at(4))])
+    assert (figure.energy_j, figure.method, figure.gain_error_rel) == (pytest.approx(18.0), "estimated", 0.7)
+
+
+def test_a_window_beyond_the_trace_lowers_the_coverage(tmp_path):
+    figure = component_energy(steady(tmp_path / "t.jsonl", seconds=10), "gpu", [(at(5), at(15))])
+    assert figure.energy_j == pytest.approx(1000)
+    assert figure.coverage == pytest.approx(0.5)
+
+
+def test_a_hole_in_polled_power_is_not_filled_in(tmp_path):
+    lines = [gpu_line(t, 100) for t in [*range(0, 5), *range(15, 21)]]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(device()), *lines]))
+    figure = integrated_energy(trace.devices[0], (at(0), at(20)))
+    assert figure.energy_j == pytest.approx(900)
+    assert figure.coverage == pytest.approx(9 / 20)
+
+
+def test_the_20_ms_samples_place_an_edge_inside_a_burst(tmp_path):
+    """1 s at 100 W, 1 s at 500 W, read once in 2 s: the samples tell which second took the energy."""
+    lines = [gpu_line(0, 100, 0.0), gpu_line(2, 500, 600.0)]
+    stamps = [at(0.01 + 0.02 * k) for k in range(100)]
+    samples = {
+        "kind": "samples",
+        "mono_ns": at(2),
+        "device": "gpu:A",
+        "wall_us": at(2) // 1000,
+        "wall_us_mono_ns": at(2),
+        "sample_us": [stamp // 1000 for stamp in stamps],
+        "sample_mw": [100_000 if k < 50 else 500_000 for k in range(100)],
+    }
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(device()), *lines, samples]))
+    figure = component_energy(trace, "gpu", [(at(0), at(1))])
+    assert figure.energy_j == pytest.approx(100, rel=0.06)
+    assert peak_power_w(trace, "gpu", [(at(0), at(2))]) == 500
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=st.lists(st.floats(0.1, 19.9), min_size=1, max_size=6, unique=True), powers=st.lists(st.floats(5, 700), min_size=41, max_size=41))
+def test_windows_that_partition_a_run_sum_to_it(tmp_path_factory, cuts, powers):
+    energy, lines = 0.0, []
+    for k, watts in enumerate(powers):
+        lines.append(gpu_line(k / 2, watts, energy))
+        energy += watts / 2
+    trace = load_trace(write(tmp_path_factory.mktemp("t") / "t.jsonl", [header(device()), *lines]))
+    edges = [at(0), *sorted(at(cut) for cut in cuts), at(20)]
+    parts = [component_energy(trace, "gpu", [pair]).energy_j for pair in zip(edges, edges[1:], strict=False)]
+    assert sum(parts) == pytest.approx(component_energy(trace, "gpu", [(at(0), at(20))]).energy_j)

@@ -1,0 +1,71 @@
+"""Marks survive what kills the program that left them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+from joulelab.meter.marks import Phase, RingReader, RingWriter
+from joulelab.meter.phases import PhaseBook
+
+
+def test_marks_come_back_in_order_with_phase_and_stage(tmp_path):
+    ring = RingWriter(tmp_path / "a.ring", capacity=8)
+    ring.stage = 3
+    ring.write(1, 10, 20)
+    ring.write(2, 30, 50)
+    marks = list(RingReader(tmp_path / "a.ring").drain())
+    assert [(m.phase, m.stage, m.end_ns - m.begin_ns) for m in marks] == [(1, 3, 10), (2, 3, 20)]
+
+
+def test_a_reader_that_falls_behind_says_how_many_it_lost(tmp_path):
+    ring = RingWriter(tmp_path / "a.ring", capacity=8)
+    reader = RingReader(tmp_path / "a.ring")
+    for k in range(20):
+        ring.write(1, k, k + 1)
+    assert len(list(reader.drain())) == 8
+    assert reader.lost == 12
+
+
+def test_marks_survive_sigkill_of_the_program(tmp_path):
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        from joulelab.meter.marks import Phase, RingWriter
+        ring = RingWriter(Path(sys.argv[1]))
+        phase = Phase(ring, 1)
+        for _ in range(500):
+            with phase:
+                pass
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "a.ring")], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(RingReader(tmp_path / "a.ring").drain())) == 500
+
+
+def test_phases_nest(tmp_path):
+    ring = RingWriter(tmp_path / "a.ring")
+    with Phase(ring, 1), Phase(ring, 2):
+        pass
+    inner, outer = RingReader(tmp_path / "a.ring").drain()
+    assert (inner.phase, outer.phase) == (2, 1)
+    assert outer.begin_ns <= inner.begin_ns <= inner.end_ns <= outer.end_ns
+
+
+def test_aggregates_written_in_two_lines_add_up(tmp_path):
+    ring = RingWriter(tmp_path / "a.ring")
+    reader = RingReader(tmp_path / "a.ring")
+    merged = PhaseBook()
+    for durations in ([1_000_000, 2_000_000], [4_000_000]):
+        for duration in durations:
+            ring.write(1, 0, duration)
+        part = PhaseBook()
+        part.add_marks(reader.drain())
+        merged.add_line(part.to_line(reader.read, reader.lost))
+    (row,) = merged.rows.values()
+    assert (row.count, round(row.sum_s, 6), row.max_s) == (3, 0.007, 0.004)
+    assert abs(row.quantile_s(0.5) / 0.002 - 1) < 0.12

@@ -1,0 +1,197 @@
+"""The recorder as a real child process: what it writes, and what it survives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.integrate import component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+from joulelab.meter.trace import read_lines
+
+
+@pytest.fixture
+def rapl_tree(tmp_path):
+    place = tmp_path / "powercap" / "intel-rapl:0"
+    place.mkdir(parents=True)
+    (place / "name").write_text("package-0")
+    (place / "energy_uj").write_text("0")
+    (place / "max_energy_range_uj").write_text("1000000000")
+    return tmp_path / "powercap"
+
+
+def meter_in(folder, **config):
+    return Meter(folder / "trace.jsonl", folder / "events.jsonl", EnergyConfig(**config))
+
+
+def busy(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(500))
+
+
+def test_it_records_until_it_is_stopped_and_closes_the_trace(tmp_path, rapl_tree):
+    meter = meter_in(tmp_path, rapl_root=str(rapl_tree), sample_interval_s=0.05)
+    meter.start()
+    begin = time.monotonic_ns()
+    for joule in range(1, 21):
+        (rapl_tree / "intel-rapl:0" / "energy_uj").write_text(str(joule * 1_000_000))
+        time.sleep(0.05)
+    end = time.monotonic_ns()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    figure = component_energy(trace, "cpu", [(begin, end)])
+    assert figure.method == "counter"
+    assert figure.energy_j == pytest.approx(20, abs=1.5)
+
+
+def test_cpu_time_of_the_program_is_counted_and_the_recorder_s_own_is_not(tmp_path):
+    meter = meter_in(tmp_path, estimate_cpu=True, gpus="none", sample_interval_s=0.1)
+    meter.start()
+    begin = time.monotonic_ns()
+    busy(1.0)
+    end = time.monotonic_ns()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    (series,) = trace.devices
+    figure = component_energy(trace, "cpu_estimate", [(begin, end)])
+    assert figure.energy_j / series.facts["w_per_thread"] == pytest.approx(1.0, abs=0.15)
+
+
+def test_so_far_grows_while_the_program_runs(tmp_path):
+    meter = meter_in(tmp_path, estimate_cpu=True, gpus="none", sample_interval_s=0.05)
+    meter.start()
+    busy(0.4)
+    time.sleep(0.2)
+    early = meter.so_far()["cpu_estimate"].energy_j
+    busy(0.4)
+    time.sleep(0.2)
+    late = meter.so_far()["cpu_estimate"].energy_j
+    meter.stop()
+    assert 0 < early < late
+
+
+def test_the_cadence_does_not_drift(tmp_path):
+    meter = meter_in(tmp_path, gpus="none", sample_interval_s=0.1)
+    meter.start()
+    time.sleep(2.0)
+    meter.stop()
+    stamps = [line["mono_ns"] for line in read_lines(tmp_path / "trace.jsonl") if line["kind"] == "host"]
+    first = stamps[1]
+    offsets = [((stamp - first) / 1e9 + 0.05) % 0.1 - 0.05 for stamp in stamps[1:-1]]
+    assert sorted(abs(offset) for offset in offsets)[len(offsets) // 2] < 0.02
+
+
+def test_a_sensor_that_fails_leaves_a_gap_and_is_read_again(tmp_path, rapl_tree):
+    counter = rapl_tree / "intel-rapl:0" / "energy_uj"
+    meter = meter_in(tmp_path, rapl_root=str(rapl_tree), sample_interval_s=0.05)
+    meter.start()
+    begin = time.monotonic_ns()
+    time.sleep(0.2)
+    counter.write_text("broken")
+    time.sleep(0.3)
+    counter.write_text("8000000")
+    time.sleep(0.2)
+    end = time.monotonic_ns()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert {gap.device for gap in trace.gaps} == {"rapl"}
+    assert component_energy(trace, "cpu", [(begin, end)]).energy_j == pytest.approx(8.0)
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.session import Meter
+    folder = Path(sys.argv[1])
+    meter = Meter(folder / "trace.jsonl", folder / "events.jsonl", EnergyConfig(estimate_cpu=True, gpus="none"))
+    meter.start()
+    phase = meter.phase("work")
+    print("started", flush=True)
+    while True:
+        with phase:
+            sum(range(1000))
+    """
+)
+
+
+def started_program(folder):
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert program.stdout.readline().strip() == b"started"
+    return program
+
+
+def recorder_of(folder):
+    return json.loads((folder / "trace.jsonl").read_text().splitlines()[0])["pid"]
+
+
+def wait_gone(pid, seconds=5.0):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_killing_the_program_leaves_a_closed_trace_and_no_orphan(tmp_path):
+    program = started_program(tmp_path)
+    time.sleep(1.2)
+    killed_ns = time.monotonic_ns()
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    assert wait_gone(recorder_of(tmp_path))
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    assert abs(trace.last_ns - killed_ns) < 1e9
+
+
+def test_killing_both_loses_at_most_a_second_and_keeps_the_marks(tmp_path):
+    program = started_program(tmp_path)
+    time.sleep(1.7)
+    recorder = recorder_of(tmp_path)
+    killed_ns = time.monotonic_ns()
+    os.kill(recorder, signal.SIGKILL)
+    os.killpg(program.pid, signal.SIGKILL)
+    program.wait()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert not trace.ended
+    assert 0 <= killed_ns - trace.last_ns < 1e9
+    assert (tmp_path / "events.ring").exists()
+
+
+def test_signals_meant_for_the_program_do_not_end_the_recorder(tmp_path):
+    meter = meter_in(tmp_path, gpus="none", sample_interval_s=0.05)
+    meter.start()
+    recorder = recorder_of(tmp_path)
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(recorder, signum)
+    time.sleep(0.3)
+    assert psutil.pid_exists(recorder)
+    meter.stop()
+    assert load_trace(tmp_path / "trace.jsonl").ended
+
+
+def test_a_killed_recorder_is_reported_and_the_program_goes_on(tmp_path):
+    meter = meter_in(tmp_path, gpus="none")
+    meter.start()
+    os.kill(recorder_of(tmp_path), signal.SIGKILL)
+    with meter.phase("work"):
+        pass
+    time.sleep(0.2)
+    meter.stop()
+    warnings = [line["text"] for line in read_lines(tmp_path / "events.jsonl") if line["kind"] == "warning"]
+    assert warnings == ["the recorder ended before the run did; the trace stops there"]

@@ -1,0 +1,49 @@
+from joulelab.runs.environment import REDACTED, commit, redact, snapshot, variables
+
+
+def test_anything_that_looks_like_a_secret_is_redacted(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_abcdefgh")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789")
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setenv("HF_HOME", "/scratch/hf")
+    found = variables()
+    assert found["HF_TOKEN"] == found["WANDB_API_KEY"] == REDACTED
+    assert (found["SLURM_JOB_ID"], found["HF_HOME"]) == ("42", "/scratch/hf")
+
+
+def test_secrets_are_seen_by_their_value_too():
+    assert redact("HF_ENDPOINT", "https://user:pass@mirror.example") == REDACTED
+    assert redact("X", "ghp_0123456789abcdef") == REDACTED
+    assert redact("CUDA_VISIBLE_DEVICES", "GPU-0123") == "GPU-0123"
+
+
+def test_variables_of_no_concern_are_left_out(monkeypatch):
+    monkeypatch.setenv("MY_DIARY", "private thoughts")
+    assert "MY_DIARY" not in variables()
+
+
+def test_a_snapshot_names_machine_packages_and_job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    found = snapshot()
+    assert found["slurm"] == {"SLURM_JOB_ID": "42"}
+    assert found["packages"]["numpy"]
+    assert found["cpu"]["threads"] >= 1
+
+
+def test_a_commit_is_told_dirty_or_clean(tmp_path):
+    import subprocess
+
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    assert commit(tmp_path)["dirty"] is False
+    (tmp_path / "a").write_text("2")
+    assert commit(tmp_path)["dirty"] is True
+
+
+def test_outside_a_repository_the_commit_is_unknown(tmp_path):
+    assert commit(tmp_path) == {"commit": None, "dirty": None}

@@ -1,0 +1,138 @@
+"""Settings: merged, checked, and answered in the user's words."""
+
+import pytest
+
+from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.runs.settings import describe
+from joulelab.runs.spec import check, experiment_names, load_spec, merge, parse_overrides, read_experiment, read_layers
+
+
+def refused(**overrides):
+    with pytest.raises(ConfigError) as found:
+        load_spec("demo-kd", overrides)
+    return found.value.message
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_name():
+    assert refused(training={"learnig_rate": 1}) == (
+        "unknown setting training.learnig_rate; did you mean training.learning_rate?"
+    )
+
+
+def test_a_key_nothing_like_any_other_gets_the_list():
+    assert "known here: energy.estimate_cpu" in refused(energy={"zzz": 1})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"training": {"epochs": [1, 2]}}, "training.epochs: expected a number, found a list [1, 2]"),
+        ({"training": {"batch_size": 1.5}}, "training.batch_size: expected a whole number, found 1.5"),
+        ({"training": {"batch_size": "8"}}, "training.batch_size: expected a whole number, found the text '8'"),
+        ({"training": 3}, "training: expected a section with keys of its own, found 3"),
+        ({"training": {"learning_rate": -1}}, "training.learning_rate: expected greater than 0, found -1"),
+        ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
+        ({"seed": None}, "seed: expected a whole number, found nothing None"),
+        ({"reuse_artifacts": "yes please"}, "reuse_artifacts: expected true or false, found the text 'yes please'"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_key_expected_and_found(overrides, message):
+    assert refused(**overrides) == message
+
+
+def test_several_mistakes_are_told_at_once():
+    assert len(refused(seeed=1, training={"epochs": "x"}).splitlines()) == 2
+
+
+def test_the_order_is_base_then_experiment_then_command_line():
+    spec = load_spec("demo-labels", parse_overrides(["training.learning_rate=3e-4", "seed=7"]))
+    assert spec.training.learning_rate == pytest.approx(3e-4)  # the command line
+    assert spec.distill.kd_alpha == 1.0  # demo-labels
+    assert spec.data.subset == "short"  # demo-kd, which it extends
+    assert spec.energy.gpus == "auto"  # base
+    assert spec.seed == 7
+
+
+def test_sections_merge_and_lists_are_replaced():
+    assert merge({"a": {"x": 1, "y": [1, 2]}}, {"a": {"y": [3]}}) == {"a": {"x": 1, "y": [3]}}
+
+
+def test_numbers_are_read_as_people_write_them():
+    assert parse_overrides(["a=3e-4", "b=1_000", "c=.5", "d=true", "e=[1, 2]", "f=1.0e+3"]) == {
+        "a": 3e-4, "b": 1000, "c": 0.5, "d": True, "e": [1, 2], "f": 1000.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["learning_rate", "=3", "a..b=1", ".a=1"])
+def test_what_is_not_a_setting_is_refused(text):
+    with pytest.raises(UsageError, match="is not a setting"):
+        parse_overrides([text])
+
+
+def test_broken_yaml_in_a_value_is_refused_with_its_key():
+    with pytest.raises(ConfigError, match="the value of a"):
+        parse_overrides(["a=[1, 2"])
+
+
+def test_an_unknown_experiment_is_answered_with_the_nearest():
+    with pytest.raises(NotFoundError, match="did you mean 'demo-kd'"):
+        read_experiment("demo-kb")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(NotFoundError, match="no such file"):
+        read_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_broken_yaml_is_answered_with_file_and_line(tmp_path):
+    (tmp_path / "mine.yaml").write_text("a: 1\nb: [1, 2\nc: 3\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 3: not valid YAML"):
+        read_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_a_file_that_is_no_mapping_is_refused(tmp_path):
+    (tmp_path / "mine.yaml").write_text("- 1\n- 2\n")
+    with pytest.raises(ConfigError, match="holds a list"):
+        read_experiment(str(tmp_path / "mine.yaml"))
+
+
+def test_an_experiment_that_extends_itself_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: mine\n")
+    with pytest.raises(NotFoundError, match="unknown experiment 'mine'"):
+        read_experiment(str(path))
+
+
+def test_a_user_s_file_can_extend_a_shipped_experiment(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: demo-kd\ntraining: {epochs: 9}\n")
+    spec = check(read_experiment(str(path)))
+    assert (spec.name, spec.training.epochs, spec.data.max_tokens) == ("mine", 9, 64)
+
+
+def test_a_spec_is_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        load_spec("demo-kd").seed = 3
+
+
+def test_every_shipped_experiment_is_valid():
+    from joulelab.runs.groups import check_group, is_group
+
+    for name in experiment_names():
+        settings = read_layers(name)
+        assert check_group(settings, {})[1] if is_group(settings) else load_spec(name)
+
+
+def test_a_misspelt_key_of_a_group_is_answered_like_any_other():
+    from joulelab.runs.groups import check_group
+
+    with pytest.raises(ConfigError, match="unknown setting basline; did you mean baseline"):
+        check_group({**read_layers("demo"), "basline": "x"}, {})
+
+
+def test_every_setting_is_documented():
+    from joulelab.lookup import PIPELINE_SPECS
+
+    for pipeline in PIPELINE_SPECS.names():
+        undocumented = [row.key for row in describe(PIPELINE_SPECS.resolve(pipeline)) if not row.about]
+        assert undocumented == []

@@ -1,0 +1,260 @@
+"""One run from inside: stages as segments, artefacts with bills, and a record that closes on its trace."""
+
+import time
+
+import pytest
+
+from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
+from joulelab.lookup import PIPELINES
+from joulelab.runs.bills import external
+from joulelab.runs.context import Silent
+from joulelab.runs.execute import create_run, execute
+from joulelab.runs.json_file import read_json
+from joulelab.runs.record import Result
+from joulelab.runs.spec import load_spec
+from joulelab.runs.store import load_record
+
+FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}
+
+
+def busy(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        sum(range(500))
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Run a function as the pipeline of a fresh run in a store, and give back its paths."""
+
+    def start(story, store=tmp_path / "runs", **overrides):
+        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story)
+        paths = create_run(store, load_spec("demo-kd", {**FAST, **overrides}))
+        start.paths = paths
+        return execute(paths, Silent())
+
+    start.again = lambda story: (monkeypatch.setattr(PIPELINES, "resolve", lambda name: story), execute(start.paths, Silent()))[1]
+    return start
+
+
+def test_a_stage_inside_another_suspends_it_and_is_never_billed_to_it(play):
+    def story(run):
+        with run.stage("student.train"):
+            busy(0.3)
+            with run.stage("student.evaluate"):
+                busy(0.6)
+            busy(0.3)
+
+    record = play(story)
+    train, evaluate = record.stage("student.train"), record.stage("student.evaluate")
+    assert len(train.segments) == 2
+    assert evaluate.best.energy_j == pytest.approx(train.best.energy_j, rel=0.5)
+    (first, second), (inner,) = train.segments, evaluate.segments
+    assert first.end_ns <= inner.start_ns < inner.end_ns <= second.start_ns
+
+
+def test_stages_and_overhead_sum_to_the_total(play):
+    def story(run):
+        with run.stage("data.preprocess"):
+            busy(0.2)
+        busy(0.2)
+        with run.stage("student.train"):
+            busy(0.2)
+
+    record = play(story)
+    parts = [stage.best.energy_j for stage in record.stages]
+    assert [stage.name for stage in record.stages] == ["data.preprocess", "student.train", "run.overhead"]
+    assert sum(parts) == pytest.approx(record.totals.best.energy_j)
+    assert sum(stage.duration_s for stage in record.stages) == pytest.approx(record.totals.duration_s)
+
+
+def test_an_estimate_is_beside_the_total_and_never_in_it(play):
+    record = play(lambda run: busy(0.1))
+    assert record.totals.energy_j is None
+    assert record.totals.figure.method == "missing"
+    assert record.totals.cpu_estimate.energy_j > 0
+    assert record.totals.best.method == "estimated"
+    assert any("ESTIMATED" in note.text for note in record.validity)
+
+
+def test_idle_stands_outside_the_totals(play):
+    def story(run):
+        with run.stage("student.train"):
+            busy(0.1)
+
+    record = play(story, energy={**FAST["energy"], "idle_before_s": 1.0})
+    assert record.stage("idle.before").outside_totals
+    assert record.stage("idle.before").duration_s == pytest.approx(1.0, abs=0.4)
+    assert record.totals.duration_s < 1.0
+
+
+def test_two_stages_of_one_name_are_refused_rather_than_merged(play):
+    def story(run):
+        for _ in range(2):
+            with run.stage("student.train"):
+                pass
+
+    with pytest.raises(JoulelabError, match="opened twice"):
+        play(story)
+
+
+def test_a_stage_opened_again_on_purpose_has_another_segment(play):
+    def story(run):
+        for _ in range(3):
+            with run.stage("student.evaluate", again=True):
+                busy(0.05)
+
+    assert len(play(story).stage("student.evaluate").segments) == 3
+
+
+def test_counts_give_rates_and_phases_give_times(play):
+    def story(run):
+        with run.stage("student.train") as stage:
+            for step in range(1, 6):
+                with run.meter.phase("step"):
+                    busy(0.02)
+                stage.count(samples=8 * step, tokens=100 * step)
+
+    stage = play(story).stage("student.train")
+    assert (stage.samples, stage.tokens) == (40, 500)
+    assert stage.j_per_token == pytest.approx(stage.best.energy_j / 500)
+    assert stage.phases["step"].count == 5
+    assert stage.phases["step"].mean_s == pytest.approx(0.02, rel=0.5)
+
+
+def test_a_failed_run_keeps_its_joules_and_its_reason(play):
+    def story(run):
+        with run.stage("student.train"):
+            busy(0.2)
+            raise NonFiniteLoss("the loss became nan by step 3", "lower the learning rate")
+
+    with pytest.raises(NonFiniteLoss):
+        play(story)
+    record = load_record(play.paths.folder)
+    assert (record.status, record.stage("student.train").status) == ("failed", "failed")
+    assert record.error.message == "the loss became nan by step 3"
+    assert record.totals.best.energy_j > 0
+
+
+def test_a_bug_keeps_its_traceback_in_the_record(play):
+    def story(run):
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError):
+        play(story)
+    assert "ZeroDivisionError: ours" in load_record(play.paths.folder).error.traceback
+
+
+def test_a_resumed_run_has_both_attempts_joules_and_counts_redone_work_once(play):
+    def cut_off(run):
+        with run.stage("student.train") as stage:
+            busy(0.3)
+            stage.count(samples=50)
+            raise EndedBySignal(15)
+
+    def finish(run):
+        with run.stage("student.train") as stage:
+            busy(0.3)
+            stage.count(samples=100)
+
+    with pytest.raises(EndedBySignal):
+        play(cut_off)
+    first = load_record(play.paths.folder)
+    second = play.again(finish)
+    assert (first.status, second.status) == ("truncated", "done")
+    assert [attempt.number for attempt in second.attempts] == [1, 2]
+    assert second.stage("student.train").samples == 100
+    assert second.totals.best.energy_j > 1.5 * first.totals.best.energy_j
+
+
+def make_teacher(run):
+    def make(folder):
+        with run.stage("teacher.train"):
+            busy(0.2)
+        (folder / "weights.txt").write_text("w")
+
+    outside = run.uses("weights", external("hub/model", "model", "hub/model"))
+    return run.artifact("teacher", kind="teacher", inputs={"lr": 1}, parents=[outside], make=make)
+
+
+def test_an_artefact_is_found_again_with_its_bill(play):
+    def story(run):
+        teacher = make_teacher(run)
+        run.artifact("cache", kind="cache", inputs={}, parents=[teacher.bill], make=lambda folder: None)
+
+    first = play(story)
+    second = play(story)
+    assert second.stage("teacher.train") is None
+    inherited = {ancestor.name: ancestor for ancestor in second.inherited}
+    assert inherited["teacher"].made_by == first.run_id
+    paid = first.stage("teacher.train").energy.cpu_estimate.energy_j
+    assert inherited["teacher"].energy["cpu_estimate"].energy_j == pytest.approx(paid)
+
+
+def test_weights_from_elsewhere_are_an_ancestor_with_missing_energy(play):
+    record = play(lambda run: make_teacher(run) and None)
+    (outside,) = [ancestor for ancestor in record.lineage if ancestor.made_by == "elsewhere"]
+    assert outside.energy["all"].method == "missing"
+    assert outside in record.inherited
+
+
+def test_an_ancestor_reached_by_two_ways_counts_once(play):
+    def story(run):
+        teacher = make_teacher(run)
+        left = run.artifact("left", kind="a", inputs={}, parents=[teacher.bill], make=lambda folder: None)
+        right = run.artifact("right", kind="b", inputs={}, parents=[teacher.bill], make=lambda folder: None)
+        run.artifact("student", kind="c", inputs={}, parents=[left.bill, right.bill], make=lambda folder: None)
+
+    record = play(story)
+    keys = [ancestor.key for ancestor in record.lineage]
+    assert len(keys) == len(set(keys)) == 5
+    bill = read_json(play.paths.artifacts / "student" / "bill.json")
+    assert sorted(row["name"] for row in bill["ancestry"]) == ["hub/model", "left", "right", "teacher"]
+    assert bill["provisional"] is False
+
+
+def test_other_inputs_make_another_artefact(play):
+    def story_with(rate):
+        def story(run):
+            run.artifact("teacher", kind="t", inputs={"lr": rate}, parents=[], make=lambda folder: None)
+
+        return story
+
+    play(story_with(1))
+    assert play(story_with(2)).inherited == ()
+
+
+def test_a_half_made_artefact_is_never_found(play, tmp_path):
+    def broken(run):
+        def make(folder):
+            (folder / "half").write_text("x")
+            raise JoulelabError("no")
+
+        run.artifact("teacher", kind="t", inputs={}, parents=[], make=make)
+
+    with pytest.raises(JoulelabError):
+        play(broken)
+
+    def story(run):
+        made = run.artifact("teacher", kind="t", inputs={}, parents=[], make=lambda folder: None)
+        assert not (made.folder / "half").exists()
+
+    assert play(story).inherited == ()
+
+
+def test_reuse_can_be_switched_off(play):
+    play(lambda run: make_teacher(run) and None)
+    assert play(lambda run: make_teacher(run) and None, reuse_artifacts=False).stage("teacher.train") is not None
+
+
+def test_results_metrics_and_summary_are_there_for_scripts(play):
+    def story(run):
+        run.log(10, loss=0.5)
+        run.result("student.accuracy", Result(value=0.8, trials=10, successes=8))
+
+    play(story)
+    summary = read_json(play.paths.summary)
+    assert summary["student.accuracy"] == 0.8
+    assert summary["status"] == "done"
+    assert "run.overhead.energy_j" in summary
+    assert '"loss":0.5' in play.paths.metrics.read_text()

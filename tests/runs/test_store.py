@@ -1,0 +1,109 @@
+"""Finding runs, and telling a dead one from a living one."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from joulelab import clock
+from joulelab.errors import JoulelabError, NotFoundError, UsageError
+from joulelab.meter.trace import LineFile, header
+from joulelab.runs.execute import create_run
+from joulelab.runs.spec import load_spec
+from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "runs"
+
+
+def started(store, pid=None, host=None, boot_id=None):
+    """A run whose trace has a header only, as after the first instant."""
+    paths = create_run(store, load_spec("demo-kd"))
+    trace = LineFile(paths.trace("node", 1))
+    head = header(program_pid=os.getpid() if pid is None else pid, devices=[], missing=[], interval_s=0.5)
+    trace.append({**head, "host": host or head["host"], "boot_id": boot_id or head["boot_id"]})
+    return paths
+
+
+def dead_pid():
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    return child.pid
+
+
+def test_a_run_whose_process_lives_is_running(store):
+    paths = started(store)
+    assert load_record(paths.folder).status == "running"
+
+
+def test_a_run_whose_process_is_gone_is_truncated_though_nobody_closed_it(store):
+    paths = started(store, pid=dead_pid())
+    assert load_record(paths.folder).status == "truncated"
+
+
+def test_a_run_on_another_machine_is_alive_while_its_trace_grows(store):
+    paths = started(store, host="elsewhere")
+    assert is_alive(paths)
+    old = time.time() - STALE_AFTER_S - 1
+    os.utime(paths.trace("node", 1), (old, old))
+    assert not is_alive(paths)
+
+
+def test_a_run_of_an_earlier_boot_is_not_taken_for_a_namesake_process(store):
+    paths = started(store, boot_id="an earlier boot")
+    old = time.time() - STALE_AFTER_S - 1
+    os.utime(paths.trace("node", 1), (old, old))
+    assert load_record(paths.folder).status == "truncated"
+
+
+def test_runs_are_found_by_id_part_of_it_path_and_last(store):
+    first = create_run(store, load_spec("demo-kd")).folder
+    second = create_run(store, load_spec("demo-labels")).folder
+    assert find_folder(store, first.name) == first
+    assert find_folder(store, "demo-labels") == second
+    assert find_folder(store, first.name[-4:]) == first
+    assert find_folder(store, str(second)) == second
+    assert find_folder(store, "last") in (first, second)
+
+
+def test_an_ambiguous_name_asks_for_more(store):
+    create_run(store, load_spec("demo-kd"))
+    create_run(store, load_spec("demo-kd"))
+    with pytest.raises(UsageError, match="fits 2 runs"):
+        find_folder(store, "demo-kd")
+
+
+def test_an_unknown_run_is_answered_with_the_nearest(store):
+    name = create_run(store, load_spec("demo-kd")).run_id
+    with pytest.raises(NotFoundError, match=f"did you mean '{name}'"):
+        find_folder(store, name.replace("demo", "dmeo"))
+
+
+def test_an_empty_store_says_where_it_looked(store):
+    with pytest.raises(NotFoundError, match="no runs under"):
+        find_folder(store, "x")
+
+
+def test_a_damaged_record_is_an_error_and_not_a_traceback(store):
+    paths = create_run(store, load_spec("demo-kd"))
+    paths.record.write_text("{not json")
+    with pytest.raises(JoulelabError, match="not valid JSON"):
+        load_record(paths.folder)
+    paths.record.write_text("{}")
+    with pytest.raises(JoulelabError, match="does not fit this version"):
+        load_record(paths.folder)
+
+
+def test_runs_are_listed_oldest_first(store):
+    names = [create_run(store, load_spec("demo-kd")).run_id]
+    time.sleep(1.1 - time.time() % 1)
+    names.append(create_run(store, load_spec("demo-features")).run_id)
+    assert [folder.name for folder in run_folders(store)] == names
+
+
+def test_folder_names_carry_utc_time():
+    assert clock.folder_stamp().endswith("Z")

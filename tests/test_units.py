@@ -1,0 +1,27 @@
+import pytest
+
+from joulelab.units import duration_text, energy_text, percent_text, power_text, with_prefix
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0 J"), (0.00212, "2.12 mJ"), (1.0, "1.00 J"), (999.9, "1.00 kJ"), (4200.0, "4.20 kJ"), (3.6e6, "3.60 MJ")],
+)
+def test_joules_read_with_the_right_prefix(value, text):
+    assert energy_text(value) == text
+
+
+def test_missing_energy_is_a_word_and_never_zero():
+    assert energy_text(None) == "missing"
+    assert power_text(None) == "missing"
+
+
+def test_kilojoules_are_not_printed_as_megajoules():
+    assert with_prefix(12_345.0, "J") == "12.3 kJ"
+
+
+def test_durations_and_shares():
+    assert duration_text(59.94) == "59.9 s"
+    assert duration_text(61) == "1 min 01 s"
+    assert duration_text(7260) == "2 h 01 min"
+    assert percent_text(0.123) == "12.3 %"

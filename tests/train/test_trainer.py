@@ -1,0 +1,237 @@
+"""The loop: the same gradient for every split, the same run after every interruption, and an end to every NaN."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from joulelab.errors import EndedBySignal, NonFiniteLoss
+from joulelab.train.checkpoint import CheckpointFolder, Position
+from joulelab.train.config import TrainingConfig
+from joulelab.train.objective import ObjectiveOutput
+from joulelab.train.schedule import linear_with_warmup
+from joulelab.train.stats import NoOpStats, SimpleStats, StatsList, TrainerStats
+from joulelab.train.trainer import SimpleTrainer, Surroundings
+
+
+@dataclass(frozen=True)
+class Rows:
+    x: torch.Tensor
+    y: torch.Tensor
+
+    @property
+    def samples(self):
+        return len(self.x)
+
+    @property
+    def tokens(self):
+        return len(self.x)
+
+    def to(self, device):
+        return self
+
+
+class Ragged:
+    """32 rows of a learnable task, cut into batches of uneven size."""
+
+    def __init__(self, sizes):
+        generator = torch.Generator().manual_seed(3)
+        x = torch.randn(sum(sizes), 6, generator=generator)
+        y = (x[:, 0] > 0).long()
+        self.parts = [Rows(*pair) for pair in zip(x.split(sizes), y.split(sizes), strict=True)]
+
+    @property
+    def batches_per_epoch(self):
+        return len(self.parts)
+
+    def at(self, epoch, index):
+        return self.parts[index]
+
+
+class CrossEntropy:
+    def __call__(self, model, batch, phase):
+        with phase("forward.student"):
+            loss = nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
+        return ObjectiveOutput(loss, batch.samples, {"ce": loss.detach()})
+
+    def modules(self):
+        return {}
+
+    def after_step(self, model):
+        pass
+
+
+def model(dropout=0.0):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2))
+
+
+def trainer(batches, net=None, stats=None, around=None, objective=None, **config):
+    defaults = {"epochs": 1, "learning_rate": 0.01, "log_every_steps": 1, "weight_decay": 0.0}
+    settings = TrainingConfig(**{**defaults, **config})
+    return SimpleTrainer(net or model(), batches, objective or CrossEntropy(), settings, stats or NoOpStats(), around)
+
+
+@pytest.mark.parametrize("sizes", [[32], [8, 8, 8, 8], [1, 2, 13, 16], [31, 1]])
+def test_every_split_into_micro_batches_gives_the_same_step(sizes):
+    whole, split = trainer(Ragged([32])), trainer(Ragged(sizes), accumulate=len(sizes))
+    whole.train()
+    split.train()
+    for a, b in zip(whole.model.parameters(), split.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_training_lowers_the_loss():
+    losses = []
+    around = Surroundings(report=lambda report: losses.append(report.loss))
+    trainer(Ragged([8] * 4), around=around, epochs=20).train()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+class StopAt:
+    def __init__(self, step):
+        self.step, self.calls = step, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls == self.step:
+            raise EndedBySignal(15)
+
+
+@pytest.mark.parametrize("stop_at", [1, 7, 13])
+def test_a_run_cut_off_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path, stop_at):
+    whole = trainer(Ragged([8] * 4), model(dropout=0.3), epochs=5, log_every_steps=3)
+    torch.manual_seed(1)
+    final = whole.train()
+
+    checkpoints = CheckpointFolder(tmp_path)
+    cut = trainer(
+        Ragged([8] * 4),
+        model(dropout=0.3),
+        around=Surroundings(checkpoints=checkpoints, check_stop=StopAt(stop_at)),
+        epochs=5,
+        log_every_steps=3,
+        checkpoint_every_steps=1000,
+    )
+    torch.manual_seed(1)
+    with pytest.raises(EndedBySignal):
+        cut.train()
+    assert cut.position.step == stop_at
+
+    torch.manual_seed(999)
+    rest = trainer(
+        Ragged([8] * 4), model(dropout=0.3), around=Surroundings(checkpoints=checkpoints), epochs=5, log_every_steps=3
+    )
+    assert rest.train() == final
+    assert rest.position == whole.position
+    for a, b in zip(whole.model.parameters(), rest.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_loss_that_is_not_finite_ends_training():
+    with pytest.raises(NonFiniteLoss, match="the loss became"):
+        trainer(Ragged([8] * 4), learning_rate=1e38, clip_norm=1e38, epochs=50).train()
+
+
+def test_a_broken_state_is_never_saved(tmp_path):
+    class Broken(CrossEntropy):
+        def __call__(self, model, batch, phase):
+            good = super().__call__(model, batch, phase)
+            return ObjectiveOutput(good.loss_sum * math.nan, good.count)
+
+    checkpoints = CheckpointFolder(tmp_path)
+    broken = trainer(
+        Ragged([8] * 4),
+        objective=Broken(),
+        around=Surroundings(checkpoints=checkpoints),
+        log_every_steps=1000,
+        checkpoint_every_steps=2,
+    )
+    with pytest.raises(NonFiniteLoss):
+        broken.train()
+    assert checkpoints.latest() is None
+
+
+def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
+    rates = []
+    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    trainer(Ragged([2] * 16), around=around, accumulate=4, epochs=2, warmup_share=0.25, learning_rate=1.0).train()
+    assert len(rates) == 8
+    assert max(rates) == rates[2]
+    assert rates[-1] == pytest.approx(0.5 / 8 / 0.75)
+
+
+def test_the_rate_rises_over_the_warm_up_and_falls_to_zero():
+    assert linear_with_warmup(0.05, 0.1) == pytest.approx(0.5)
+    assert linear_with_warmup(0.1, 0.1) == pytest.approx(1.0)
+    assert linear_with_warmup(1.0, 0.1) == 0.0
+    assert linear_with_warmup(0.0, 0.0) == 1.0
+
+
+def test_leftover_gradients_do_not_leak_into_the_next_step():
+    net = trainer(Ragged([8] * 4))
+    net.step()
+    assert all(p.grad is None for p in net.model.parameters())
+
+
+class Journal(TrainerStats):
+    def __init__(self):
+        self.lines = []
+
+    def start(self, phase):
+        self.lines.append(f"start {phase}")
+
+    def stop(self, phase):
+        self.lines.append(f"stop {phase}")
+
+    def log_step(self, step):
+        self.lines.append(f"step {step}")
+
+
+def test_the_hooks_tell_the_story_of_a_step_in_order():
+    journal = Journal()
+    trainer(Ragged([8, 8]), stats=journal, accumulate=2).train()
+    forward_backward = ["start forward", "stop forward", "start backward", "stop backward"]
+    assert journal.lines == [
+        "start train", "start step", *forward_backward, *forward_backward,
+        "start optimiser_step", "stop optimiser_step", "stop step", "step 1", "stop train",
+    ]  # fmt: skip
+
+
+def test_a_tracker_may_override_a_single_hook_and_several_work_at_once():
+    class OnlyBackward(TrainerStats):
+        count = 0
+
+        def start_backward(self):
+            self.count += 1
+
+    only, journal = OnlyBackward(), Journal()
+    trainer(Ragged([8] * 4), stats=StatsList([only, journal])).train()
+    assert only.count == 4
+    assert journal.lines.count("start backward") == 4
+
+
+def test_simple_stats_tell_mean_and_quantiles_per_phase():
+    stats = SimpleStats()
+    trainer(Ragged([8] * 4), stats=stats).train()
+    told = stats.log_stats()
+    assert "forward" in told
+    assert "p95 ms" in told
+
+
+def test_checkpoints_keep_the_newest_two_and_load_without_pickled_code(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2, 3):
+        folder.save(Position(step=step), {"w": torch.ones(1) * step})
+    assert len(list(tmp_path.glob("*.pt"))) == 2
+    position, state = folder.latest()
+    assert (position.step, float(state["w"])) == (3, 3.0)
+
+
+def test_a_half_written_checkpoint_is_not_taken(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    folder.save(Position(step=1), {})
+    (tmp_path / "step-000000002.tmp").write_bytes(b"half")
+    assert folder.latest()[0].step == 1
