@@ -39,6 +39,11 @@ def test_mcnemar_with_one_seed_is_the_exact_binomial_test():
     assert found.discordant == 12
 
 
+def test_mcnemar_stays_exact_for_thousands_of_discordant_items():
+    a = np.array([[1] * 700 + [0] * 650])
+    assert mcnemar(a, 1 - a).p_value == pytest.approx(0.182, abs=0.005)
+
+
 def test_two_equal_seeds_do_not_make_a_difference_more_certain():
     rng = np.random.default_rng(0)
     a, b = rng.random((1, 400)) < 0.7, rng.random((1, 400)) < 0.75

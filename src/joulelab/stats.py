@@ -73,7 +73,7 @@ def mcnemar(correct_a_SN: np.ndarray, correct_b_SN: np.ndarray) -> PairedDiffere
 
 def _sign_test(wins: int, losses: int) -> float:
     trials = wins + losses
-    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1)) * 0.5**trials
+    tail = sum(math.comb(trials, k) for k in range(min(wins, losses) + 1)) / (1 << trials)
     return min(1.0, 2.0 * tail)
 
 

@@ -35,7 +35,10 @@ class TinyEncoder(nn.Module):
 
 def texts(*words):
     return LabelledText(
-        ids=tuple(text_id(word) for word in words), texts=words, labels=tuple(k % 2 for k in range(len(words))), class_names=("0", "1")
+        ids=tuple(text_id(word) for word in words),
+        texts=words,
+        labels=tuple(k % 2 for k in range(len(words))),
+        class_names=("0", "1"),
     )
 
 

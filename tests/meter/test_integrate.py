@@ -65,7 +65,9 @@ def test_two_packages_with_their_own_wraps_give_the_true_joules(tmp_path):
 
 def test_an_estimate_keeps_its_name_and_its_wide_gain(tmp_path):
     model = device("estimate:cpu", "cpu_estimate", gain_error_rel=0.7, facts={"w_per_thread": 3.0})
-    lines = [{"kind": "estimate", "mono_ns": at(t), "device": "estimate:cpu", "busy_thread_s": 2.0 * t} for t in range(5)]
+    lines = [
+        {"kind": "estimate", "mono_ns": at(t), "device": "estimate:cpu", "busy_thread_s": 2.0 * t} for t in range(5)
+    ]
     trace = load_trace(write(tmp_path / "t.jsonl", [header(model), *lines]))
     figure = component_energy(trace, "cpu_estimate", [(at(1), at(4))])
     assert (figure.energy_j, figure.method, figure.gain_error_rel) == (pytest.approx(18.0), "estimated", 0.7)
@@ -78,7 +80,7 @@ def test_a_window_beyond_the_trace_lowers_the_coverage(tmp_path):
 
 
 def test_a_hole_in_polled_power_is_not_filled_in(tmp_path):
-    lines = [gpu_line(t, 100) for t in [*range(0, 5), *range(15, 21)]]
+    lines = [gpu_line(t, 100) for t in [*range(5), *range(15, 21)]]
     trace = load_trace(write(tmp_path / "t.jsonl", [header(device()), *lines]))
     figure = integrated_energy(trace.devices[0], (at(0), at(20)))
     assert figure.energy_j == pytest.approx(900)
@@ -105,7 +107,10 @@ def test_the_20_ms_samples_place_an_edge_inside_a_burst(tmp_path):
 
 
 @settings(max_examples=40, deadline=None)
-@given(cuts=st.lists(st.floats(0.1, 19.9), min_size=1, max_size=6, unique=True), powers=st.lists(st.floats(5, 700), min_size=41, max_size=41))
+@given(
+    cuts=st.lists(st.floats(0.1, 19.9), min_size=1, max_size=6, unique=True),
+    powers=st.lists(st.floats(5, 700), min_size=41, max_size=41),
+)
 def test_windows_that_partition_a_run_sum_to_it(tmp_path_factory, cuts, powers):
     energy, lines = 0.0, []
     for k, watts in enumerate(powers):

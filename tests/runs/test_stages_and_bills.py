@@ -33,7 +33,10 @@ def play(tmp_path, monkeypatch):
         start.paths = paths
         return execute(paths, Silent())
 
-    start.again = lambda story: (monkeypatch.setattr(PIPELINES, "resolve", lambda name: story), execute(start.paths, Silent()))[1]
+    start.again = lambda story: (
+        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story),
+        execute(start.paths, Silent()),
+    )[1]
     return start
 
 

@@ -40,9 +40,10 @@ def show_group(folder: Path, as_json: bool) -> None:
     comparison = compare(group, records, folder.parent.parent)
     if as_json:
         import json
-        from dataclasses import asdict
 
-        print(json.dumps(asdict(comparison), indent=2, default=str))
+        from joulelab.report.plain import comparison_data
+
+        print(json.dumps(comparison_data(comparison), indent=2))
         return
     from joulelab.cli.console import print_result
     from joulelab.report.tables import comparison_view

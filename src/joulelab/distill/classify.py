@@ -34,7 +34,8 @@ def run_classify(run: RunContext) -> None:
     cache = None
     if spec.until == "teacher" or spec.distill.needs_teacher:
         teacher = lab.fine_tuned_teacher(data)
-        lab.evaluate("teacher", teacher, data)
+        if not teacher.reused:  # the run that trained it has its accuracy, and paid for it once
+            lab.evaluate("teacher", teacher, data)
         cache = lab.teacher_cache(teacher, data)
     if spec.until == "student":
         student = lab.student(data, cache)
@@ -149,7 +150,7 @@ class _Lab:
             inputs={},
             parents=[model.bill, data.bill],
             make=make,
-            reuse=model.reused,  # what this run has trained it also evaluates itself
+            reuse=False,  # what this run has trained it also evaluates itself
         )
         accuracy = load_predictions(made.folder).accuracy()
         self.run.result(f"{who}.accuracy", accuracy)

@@ -1,0 +1,100 @@
+"""Joules from several places put together without losing how each was obtained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from joulelab.meter.figures import EnergyFigure, Method, missing, total
+from joulelab.runs.bills import Ancestor
+from joulelab.runs.record import EnergyByComponent, RunRecord
+
+TEACHER_PREFIX = "teacher."
+NOT_RECORDED = "the run has no recorded joules"
+
+_WORDS: dict[Method, str] = {
+    "counter": "energy counter",
+    "integrated": "integrated power",
+    "estimated": "estimated",
+    "missing": "missing",
+}
+
+
+@dataclass(frozen=True)
+class RunJoules:
+    """What one run took itself, what it uses of others' work, and both together."""
+
+    own: EnergyFigure
+    inherited: EnergyFigure | None
+    """None where the run used nothing that others paid for."""
+    with_teacher: EnergyFigure
+    teacher_j: float
+    """Joules of `teacher.*` stages, whoever paid for them."""
+    unknown: tuple[str, ...]
+    """Ancestors whose joules nobody measured: they are in no sum."""
+    mixed: bool
+    """Whether the sum adds estimates to measurements; it must then say so."""
+
+
+def run_joules(record: RunRecord) -> RunJoules:
+    own = record.totals.best if record.totals else missing(NOT_RECORDED)
+    bills = [(ancestor, ancestor_figure(ancestor, record.policy)) for ancestor in record.inherited]
+    known = [figure for _, figure in bills if figure.energy_j is not None]
+    return RunJoules(
+        own=own,
+        inherited=_sum_known([figure for _, figure in bills]),
+        with_teacher=own if own.energy_j is None else total([own, *known]),
+        teacher_j=_teacher_j(record, bills),
+        unknown=tuple(ancestor.name for ancestor, figure in bills if figure.energy_j is None),
+        mixed=mixes_methods([own, *known]),
+    )
+
+
+def _sum_known(figures: list[EnergyFigure]) -> EnergyFigure | None:
+    if not figures:
+        return None
+    return total([figure for figure in figures if figure.energy_j is not None] or figures)
+
+
+def _teacher_j(record: RunRecord, bills: Sequence[tuple[Ancestor, EnergyFigure]]) -> float:
+    own = sum(stage.best.energy_j or 0.0 for stage in record.stages if stage.name.startswith(TEACHER_PREFIX))
+    return own + sum(figure.energy_j or 0.0 for ancestor, figure in bills if made_by_teacher(ancestor))
+
+
+def made_by_teacher(ancestor: Ancestor) -> bool:
+    return any(stage.startswith(TEACHER_PREFIX) for stage in ancestor.stages)
+
+
+def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
+    """The figure a table shows for an ancestor: its measured total, else its estimate, else missing with the reason."""
+    if "all" in ancestor.energy:
+        return ancestor.energy["all"]
+    absent = missing("its bill does not name this component")
+    parts = {name: ancestor.energy.get(name, absent) for name in EnergyByComponent.model_fields}
+    return EnergyByComponent(**parts).best(policy)
+
+
+def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
+    """Mean over repeats. Random half-widths average out, the gain error does not."""
+    parts = list(figures)
+    present = [part for part in parts if part.energy_j is not None]
+    summed = total(parts)
+    if summed.energy_j is None:
+        return summed
+    half_width_j = None if summed.half_width_j is None else summed.half_width_j / len(present)
+    return summed.model_copy(update={"energy_j": summed.energy_j / len(present), "half_width_j": half_width_j})
+
+
+def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:
+    present = [figure for figure in figures if figure.energy_j is not None]
+    return len({figure.measured for figure in present}) > 1
+
+
+def method_words(figure: EnergyFigure, mixed: bool = False) -> str:
+    return "measured + estimated" if mixed else _WORDS[figure.method]
+
+
+def methods_in_words(figures: Iterable[EnergyFigure]) -> str:
+    """All methods that occur, strongest first: what a caption says about a whole table."""
+    found = {figure.method for figure in figures if figure.energy_j is not None}
+    return " and ".join(_WORDS[method] for method in _WORDS if method in found) or _WORDS["missing"]

@@ -1,0 +1,208 @@
+"""What people read in a terminal or paste into a note: the comparison, one run, and the list of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare import AccuracyDifference, Comparison, EnergyRatio, Row, quality
+from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
+from joulelab.report.joules import method_words, methods_in_words
+from joulelab.report.run_tables import run_grids
+from joulelab.report.verdict import Verdict, verdict
+from joulelab.report.wording import (
+    NOTHING,
+    accuracy,
+    accuracy_cell,
+    gain,
+    joules,
+    joules_and_method,
+    p_value,
+    points,
+    rate,
+    ratio,
+)
+from joulelab.runs.record import RunRecord
+from joulelab.units import duration_text, percent_text
+
+__all__ = [
+    "comparison_grids",
+    "comparison_markdown",
+    "comparison_view",
+    "render_text",
+    "run_view",
+    "runs_table",
+]
+
+
+def comparison_view(comparison: Comparison) -> RenderableType:
+    """For the terminal: how the joules were obtained, the tables, then the verdict."""
+    found = verdict(comparison)
+    lines: list[RenderableType] = [Text(f"! {text}") for text in found.provenance]
+    lines += [to_rich(grid) for grid in comparison_grids(comparison)]
+    lines += [Text(found.headline, style="bold"), *(_bullet(text) for text in found.sentences)]
+    return Group(*lines)
+
+
+def _bullet(text: str) -> Table:
+    """A hanging indent, so that long sentences stay apart from each other."""
+    row = Table.grid(padding=(0, 1))
+    row.add_row(Text("-"), Text(text))
+    return row
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    found: Verdict = verdict(comparison)
+    parts = [f"# {comparison.name}", *(f"> {text}" for text in found.provenance), f"**{found.headline}**"]
+    parts.append("\n".join(f"- {text}" for text in found.sentences))
+    parts += [to_markdown(grid).strip() for grid in comparison_grids(comparison)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
+    grids = [quality_grid(comparison), energy_grid(comparison), stage_grid(comparison)]
+    if comparison.incomplete:
+        grids.append(incomplete_grid(comparison))
+    return tuple(grids)
+
+
+def quality_grid(comparison: Comparison) -> Grid:
+    rows = [
+        (
+            row.label,
+            ", ".join(str(run.seed) for run in row.runs),
+            accuracy_cell(row.accuracy, row.interval),
+            ", ".join(f"{100 * run.accuracy.value:.1f}" for run in row.runs),
+            *_difference_cells(row.difference),
+        )
+        for row in comparison.rows
+    ]
+    items = sorted({run.accuracy.trials or 0 for row in comparison.rows for run in row.runs})
+    note = (
+        f"Accuracy: mean over seeds with Wilson's 95 % interval on {' / '.join(map(str, items))} test items. "
+        f"Difference: to {comparison.baseline}, paired by item and seed."
+    )
+    if any(row.difference and row.difference.paired is None for row in comparison.rows):
+        note += " Unpaired: there are no predictions, or no equal seeds, to pair."
+    titles = "Method|Seeds!|Accuracy, %>|By seed, %>|Difference, points>|McNemar>|Resolved!"
+    return make_grid("Quality", titles, rows, note)
+
+
+def _difference_cells(difference: AccuracyDifference | None) -> tuple[str, str, str]:
+    if difference is None:
+        return "baseline", NOTHING, NOTHING
+    if difference.paired is None:
+        mean = sum(difference.by_seed) / len(difference.by_seed) if difference.by_seed else None
+        return (NOTHING if mean is None else points(mean), NOTHING, "unpaired")
+    found = difference.paired.difference
+    text = f"{points(found.value)} [{points(found.low)}, {points(found.high)}]"
+    return text, p_value(difference.paired.p_value), "yes" if difference.resolved else "no"
+
+
+def energy_grid(comparison: Comparison) -> Grid:
+    """The method stands in the caption; only where rows differ does each say its own."""
+    own = [row.own for row in comparison.rows]
+    differ = len({figure.method for figure in own}) > 1
+    rows = [
+        (
+            row.label,
+            joules(row.own) + (f"\n{method_words(row.own)}" if differ else ""),
+            joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
+            NOTHING if row.role == "teacher" else percent_text(row.teacher_share, 0),
+            _ratio_cell(row.own_ratio),
+            _ratio_cell(row.full_ratio),
+        )
+        for row in comparison.rows
+    ]
+    titles = "Method|Own stages>|Teacher\nincluded>|Teacher\nshare>|x own stages>|x teacher\nincluded>"
+    return make_grid(f"Energy, mean per run ({methods_in_words(own)})", titles, rows, _energy_note(comparison))
+
+
+def _energy_note(comparison: Comparison) -> str:
+    scale = gain(row.own for row in comparison.rows)
+    stated = f" The scale may be off by {scale}, which cancels in the ratios." if scale else ""
+    return (
+        f"± is the random 95 % half-width.{stated} "
+        f"x: multiple of {comparison.baseline} [95 % t interval on logarithms], paired by seed."
+    )
+
+
+def _ratio_cell(found: EnergyRatio | None) -> str:
+    if found is None:
+        return "1"
+    if found.ratio is None:
+        return f"{NOTHING}\n{found.reason}"
+    return ratio(found.ratio) + ("" if found.resolved else "\nnot resolved" if found.seeds > 1 else "\none seed")
+
+
+def stage_grid(comparison: Comparison) -> Grid:
+    """Stages downwards, methods across: where each method's joules went."""
+    rows = comparison.rows
+    figures = [stage.figure for row in rows for stage in row.stages if stage.figure.energy_j is not None]
+    one_method = len({figure.method for figure in figures}) <= 1
+    keys = _stage_order(rows)
+    lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
+    lines.append(["sum, teacher included", *(joules(row.with_teacher) for row in rows)])
+    lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
+    lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
+    caption = f"Joules by stage, mean per run ({methods_in_words(figures)})"
+    columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
+    note = "(inherited): another run paid for it; counted once in each bill."
+    return Grid(caption, columns, tuple(tuple(line) for line in lines), note)
+
+
+def _stage_order(rows: Sequence[Row]) -> list[tuple[str, bool]]:
+    """Inherited work above own work; within each, as the runs went."""
+    keys = list(dict.fromkeys((stage.name, stage.inherited) for row in rows for stage in row.stages))
+    return sorted(keys, key=lambda key: (not key[1], key[0] == "run.overhead"))
+
+
+def _stage_title(key: tuple[str, bool]) -> str:
+    return f"{key[0]} (inherited)" if key[1] else key[0]
+
+
+def _stage_cell(row: Row, key: tuple[str, bool], one_method: bool) -> str:
+    stage = next((stage for stage in row.stages if (stage.name, stage.inherited) == key), None)
+    if stage is None:
+        return NOTHING
+    return joules(stage.figure) if one_method else f"{joules(stage.figure)} {method_words(stage.figure)}"
+
+
+def incomplete_grid(comparison: Comparison) -> Grid:
+    rows = [
+        (run.label, str(run.seed), run.run_id or NOTHING, run.why, joules_and_method(run.own))
+        for run in comparison.incomplete
+    ]
+    titles = "Method|Seed>|Run!|Why|Joules taken"
+    return make_grid("Incomplete runs: not compared, their joules were spent", titles, rows)
+
+
+def run_view(record: RunRecord) -> RenderableType:
+    return Group(*(to_rich(grid) for grid in run_grids(record)))
+
+
+def runs_table(records: Iterable[RunRecord]) -> RenderableType:
+    return to_rich(runs_grid(records))
+
+
+def runs_grid(records: Iterable[RunRecord]) -> Grid:
+    rows = [
+        (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in records
+    ]
+    return make_grid("Runs", "Run!|Label|Status!|Accuracy>|Energy|Time>", rows)
+
+
+def _quality_cell(record: RunRecord) -> str:
+    found = quality(record)
+    return NOTHING if found is None else accuracy(found.value, None)
+
+
+def _total_cells(record: RunRecord) -> tuple[str, str]:
+    if record.totals is None:
+        return NOTHING, NOTHING
+    figure: EnergyFigure = record.totals.best
+    return joules_and_method(figure), duration_text(record.totals.duration_s)

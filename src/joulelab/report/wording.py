@@ -1,0 +1,94 @@
+"""How numbers read in a sentence or a cell: one form for each, so that terminal, Markdown and page say the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.joules import method_words
+from joulelab.stats import Interval
+from joulelab.units import energy_text, three_digits, with_prefix
+
+NOTHING = "-"
+
+
+def joules(figure: EnergyFigure | None) -> str:
+    """`1.23 kJ ± 0.9 %`; the percentage is the random 95 % half-width."""
+    if figure is None:
+        return NOTHING
+    if not figure.energy_j or figure.half_width_j is None:
+        return energy_text(figure.energy_j)
+    return f"{energy_text(figure.energy_j)} ± {percent(figure.half_width_j / abs(figure.energy_j))}"
+
+
+def joules_and_method(figure: EnergyFigure, mixed: bool = False) -> str:
+    if figure.energy_j is None:
+        return "missing"
+    return f"{energy_text(figure.energy_j)} ({method_words(figure, mixed)})"
+
+
+def percent(share: float) -> str:
+    """At most two significant digits: an uncertainty deserves no more."""
+    value = 100 * share
+    if value < 0.05:
+        return "<0.1 %"
+    return f"{value:.1f}".removesuffix(".0") + " %" if value < 10 else f"{value:.0f} %"
+
+
+def gain(figures: Iterable[EnergyFigure]) -> str:
+    """`±50 %`, or a range where the sensors differ; empty where none is stated."""
+    stated = {round(figure.gain_error_rel, 3) for figure in figures if figure.gain_error_rel}
+    if not stated:
+        return ""
+    low, high = min(stated), max(stated)
+    return f"±{percent(low)}" if low == high else f"±{percent(low)} to ±{percent(high)}"
+
+
+def accuracy(share: float, interval: Interval | None) -> str:
+    text = f"{100 * share:.1f} %"
+    return text if interval is None else f"{text} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def accuracy_cell(share: float, interval: Interval | None) -> str:
+    """The same under a heading that already says percent."""
+    return accuracy(share, interval).replace(" %", "")
+
+
+def moment(timestamp: str) -> str:
+    """`2026-03-01 10:00:00+00:00`; the microseconds are for machines."""
+    return datetime.fromisoformat(timestamp).isoformat(sep=" ", timespec="seconds")
+
+
+def points(difference: float) -> str:
+    # adding 0 turns a negative zero into a plain one
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"
+
+
+def points_interval(interval: Interval) -> str:
+    return f"[{points(interval.low)}, {points(interval.high)}]"
+
+
+def p_value(p: float) -> str:
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def ratio(interval: Interval) -> str:
+    """`8.12x [7.20, 9.10]`; a single seed has no interval to show."""
+    value = interval.value
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    if math.isinf(interval.high):
+        return f"{value:.{decimals}f}x"
+    return f"{value:.{decimals}f}x [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+
+
+def rate(value: float | None, unit: str) -> str:
+    return NOTHING if value is None else with_prefix(value, unit) if unit else three_digits(value)
+
+
+def listed(words: Sequence[str]) -> str:
+    """a / a and b / a, b and c"""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

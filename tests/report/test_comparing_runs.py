@@ -1,0 +1,147 @@
+"""What a comparison must get right: pairing, who paid for what, and runs that did not finish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from joulelab.report.compare import Comparison, Row, compare
+from joulelab.report.plain import comparison_data
+from joulelab.report.predictions import correct_by_item
+from joulelab.runs.record import RunRecord
+
+
+@pytest.fixture
+def comparison_of(made: ModuleType, tmp_path: Path):
+    def build(records: list[RunRecord]) -> Comparison:
+        made.write_group(tmp_path, records)
+        return compare(made.group_of(records), records, tmp_path)
+
+    return build
+
+
+def row_of(comparison: Comparison, label: str) -> Row:
+    row = comparison.row(label)
+    assert row is not None
+    return row
+
+
+def test_there_is_one_row_per_label_in_the_order_of_the_group(made, comparison_of) -> None:
+    rows = comparison_of(made.demo_records()).rows
+    assert [(row.label, row.role, len(row.runs)) for row in rows] == [
+        ("teacher", "teacher", 1),
+        ("labels only", "baseline", 2),
+        ("response KD", "method", 2),
+        ("response + feature KD", "method", 2),
+    ]
+
+
+def test_accuracy_is_the_mean_over_seeds_with_the_interval_of_the_test_set(made, comparison_of) -> None:
+    row = row_of(comparison_of(made.demo_records()), "response KD")
+    assert row.accuracy == pytest.approx(0.83)
+    # 830 of 1000, not 1660 of 2000: two seeds do not make the test set larger
+    assert row.interval is not None
+    assert row.interval.low == pytest.approx(0.8055, abs=5e-4)
+    assert row.interval.high == pytest.approx(0.8520, abs=5e-4)
+
+
+def test_the_difference_is_paired_by_item_and_seed(made, comparison_of) -> None:
+    difference = row_of(comparison_of(made.demo_records()), "response KD").difference
+    assert difference is not None and difference.paired is not None
+    assert difference.paired.difference.value == pytest.approx(0.037)
+    assert difference.by_seed == pytest.approx((0.036, 0.038))
+    assert difference.paired.items == 1000
+    assert difference.resolved
+
+
+def test_seeds_that_disagree_in_sign_resolve_nothing(made, comparison_of) -> None:
+    difference = row_of(comparison_of(made.demo_records()), "response + feature KD").difference
+    assert difference is not None and not difference.seeds_agree and not difference.resolved
+
+
+def test_each_ancestor_is_counted_once_and_only_the_teachers_part_is_teacher_share(made, comparison_of) -> None:
+    comparison = comparison_of(made.demo_records())
+    row = row_of(comparison, "response KD")
+    own_j = (131.0 + 133.5) / 2 + 9 + 4
+    assert row.own.energy_j == pytest.approx(own_j)
+    assert row.inherited is not None and row.inherited.energy_j == pytest.approx(12 + 640 + 130)
+    assert row.with_teacher.energy_j == pytest.approx(own_j + 782)
+    assert row.teacher_share == pytest.approx(770 / (own_j + 782))
+    assert row_of(comparison, "labels only").teacher_share == 0.0
+    assert row.unknown == ("sample:minilm",)
+
+
+def test_a_teacher_that_all_seeds_share_does_not_become_surer_by_repetition(made, comparison_of) -> None:
+    row = row_of(comparison_of(made.demo_records()), "response KD")
+    teacher = next(stage for stage in row.stages if stage.name == "teacher.train")
+    assert teacher.inherited and teacher.figure.half_width_j == pytest.approx(0.6 + 0.002 * 640)
+    student = next(stage for stage in row.stages if stage.name == "student.train")
+    assert student.figure.half_width_j == pytest.approx((0.6 + 0.002 * 132.25) / 2**0.5, rel=1e-3)
+
+
+def test_energy_ratios_are_paired_by_seed_with_and_without_the_teacher(made, comparison_of) -> None:
+    row = row_of(comparison_of(made.demo_records()), "response KD")
+    assert row.own_ratio is not None and row.own_ratio.ratio is not None and row.full_ratio is not None
+    assert row.own_ratio.ratio.value == pytest.approx(((144 / 133) * (146.5 / 136)) ** 0.5)
+    assert row.own_ratio.resolved
+    assert row.full_ratio.ratio is not None
+    assert row.full_ratio.ratio.value == pytest.approx(((926 / 145) * (928.5 / 148)) ** 0.5)
+
+
+def test_a_run_that_did_not_finish_is_listed_with_its_joules(made, comparison_of) -> None:
+    records = made.demo_records()
+    records[4] = made.distilled("response KD", 1, None, 55.0, status="truncated")
+    comparison = comparison_of(records)
+    assert [run.seed for run in row_of(comparison, "response KD").runs] == [0]
+    (incomplete,) = comparison.incomplete
+    assert (incomplete.label, incomplete.seed, incomplete.why) == ("response KD", 1, "truncated")
+    assert incomplete.own.energy_j == pytest.approx(55 + 9 + 4)
+
+
+def test_a_member_that_never_started_is_listed_too(made, tmp_path: Path) -> None:
+    records = made.demo_records()
+    group = made.group_of(records)
+    comparison = compare(group, records[:-1], tmp_path)
+    assert [(run.label, run.why) for run in comparison.incomplete] == [("response + feature KD", "not started")]
+
+
+def test_without_predictions_the_difference_stays_unresolved(made, tmp_path: Path) -> None:
+    records = made.demo_records()
+    for record in records:
+        made.write_run(tmp_path, record, predictions=False)
+    difference = row_of(compare(made.group_of(records), records, tmp_path), "response KD").difference
+    assert difference is not None and difference.paired is None and not difference.resolved
+    assert "missing" in difference.reason
+
+
+def test_a_measured_run_is_not_set_against_an_estimated_one(made, comparison_of) -> None:
+    records = [made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0, measured=True)]
+    row = row_of(comparison_of(records), "response KD")
+    assert row.own_ratio is not None and row.own_ratio.ratio is None
+    assert "measured" in row.own_ratio.reason and "estimated" in row.own_ratio.reason
+
+
+def test_a_sum_of_measured_and_estimated_joules_is_called_mixed(made, comparison_of) -> None:
+    lineage = made.teacher_lineage(measured=False)
+    record = made.make_record("response KD", 0, made.student_parts(131.0), measured=True, correct=826, lineage=lineage)
+    assert row_of(comparison_of([made.labels_only(0, 790), record]), "response KD").mixed
+
+
+def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of) -> None:
+    records = [made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)]
+    data = comparison_data(comparison_of(records))
+    json.dumps(data, allow_nan=False)
+    ratio = data["methods"][1]["own_ratio"]
+    assert ratio["interval"] == {"value": pytest.approx(144 / 133), "low": None, "high": None}
+    assert ratio["resolved"] is False and data["methods"][1]["own"]["method"] == "estimated"
+
+
+def test_the_students_predictions_are_taken_where_the_teachers_lie_beside_them(made, tmp_path: Path) -> None:
+    folder = made.write_run(tmp_path, made.labels_only(0, 790))
+    made.write_predictions(tmp_path / "other", 100, 0)
+    (tmp_path / "other" / "artifacts" / "student-predictions").rename(folder / "artifacts" / "a-predictions")
+    correct = correct_by_item(folder)
+    assert correct is not None and sum(correct.values()) == 790

@@ -1,0 +1,98 @@
+"""Figures: units and methods on the axes, and a thinned curve that keeps its peaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.figures import energy_unit, quality_against_energy, stages_by_method
+from joulelab.report.palette import label_scales, stage_scale
+from joulelab.report.power_figure import power_over_time
+from joulelab.report.thinning import thin
+
+
+def texts(spec: Any, key: str) -> list[str]:
+    """All values of a key anywhere in a spec."""
+    if isinstance(spec, dict):
+        own = [spec[key]] if isinstance(spec.get(key), str) else []
+        return own + [text for value in spec.values() for text in texts(value, key)]
+    return [text for value in spec for text in texts(value, key)] if isinstance(spec, list) else []
+
+
+def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """The data of all layers."""
+    values = spec.get("data", {}).get("values", [])
+    return [*values, *(row for layer in spec.get("layer", ()) for row in rows(layer))]
+
+
+def test_a_thinned_curve_keeps_ends_and_extremes() -> None:
+    times = np.arange(100_000)
+    watts = 50 + np.sin(times / 500)
+    watts[70_123], watts[20_456] = 400.0, 1.0
+    thin_times, thin_watts = thin(times, watts, buckets=200)
+    assert len(thin_times) <= 402
+    assert thin_watts.max() == 400.0 and thin_watts.min() == 1.0
+    assert thin_times[0] == 0 and thin_times[-1] == 99_999
+    assert (np.diff(thin_times) > 0).all()
+
+
+def test_a_short_curve_is_left_alone() -> None:
+    times, watts = np.arange(10), np.ones(10)
+    assert thin(times, watts)[0] is times
+
+
+@pytest.mark.parametrize(("top", "unit"), [(0.5, "mJ"), (999, "J"), (1000, "kJ"), (3e6, "MJ"), (0, "J")])
+def test_the_axis_takes_the_unit_of_its_largest_value(top: float, unit: str) -> None:
+    assert energy_unit([top])[1] == unit
+
+
+def test_stages_keep_their_colour_and_overhead_stays_grey() -> None:
+    domain, colours = stage_scale(["run.overhead", "a", "b"])
+    assert domain == ["a", "b", "run.overhead"] and len(set(colours)) == 3
+
+
+def test_forty_methods_still_differ_in_colour_or_shape() -> None:
+    _, colours, shapes = label_scales(f"m{i}" for i in range(40))
+    assert len(set(zip(colours, shapes, strict=True))) == 40
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_axes_name_unit_and_method(made, tmp_path: Path, measured: bool) -> None:
+    records = made.demo_records(measured)
+    made.write_group(tmp_path, records, measured)
+    comparison = compare(made.group_of(records), records, tmp_path)
+    word = "" if measured else ", estimated"
+    quality, bars = quality_against_energy(comparison), stages_by_method(comparison, [])
+    assert quality and bars
+    assert {f"Energy per run (J{word})", "Test accuracy (%)"} <= set(texts(quality.spec, "title"))
+    assert f"Mean energy per run (J{word})" in texts(bars.spec, "title")
+    assert quality.spec["width"] == "container"
+    assert len(rows(quality.spec)) == len(records)
+    power = power_over_time(records[0], tmp_path / records[0].run_id, [])
+    assert power and f"Power (W{word})" in texts(power.spec, "title")
+    assert ("idle 10.0 W" in texts(power.spec, "text")) is measured
+
+
+def test_bars_tell_inherited_from_own(made, tmp_path: Path) -> None:
+    records = made.demo_records()
+    figure = stages_by_method(compare(made.group_of(records), records, tmp_path), [])
+    assert figure
+    kd = {row["stage"]: row["paid"] for row in rows(figure.spec) if row["method"] == "response KD"}
+    assert kd["teacher.train"] == "inherited" and kd["student.train"] == "own"
+
+
+def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Path) -> None:
+    record = made.teacher_run()
+    figure = power_over_time(record, made.write_run(tmp_path, record), [])
+    assert figure
+    bands = {row["stage"]: (row["t"], row["until"]) for row in rows(figure.spec) if "until" in row}
+    assert bands["teacher.train"] == (4.0, 94.0)
+    assert "run.overhead" not in bands
+
+
+def test_without_a_trace_there_is_no_power_figure(made, tmp_path: Path) -> None:
+    assert power_over_time(made.teacher_run(), tmp_path, []) is None

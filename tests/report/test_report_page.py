@@ -1,0 +1,101 @@
+"""The page as a file: complete, offline, and harmless whatever a run is called."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from joulelab.errors import NotFoundError
+from joulelab.report import facts
+from joulelab.report.page import chart_library, write_report
+
+EVIL = "</script><script>alert(1)</script>"
+
+
+def without_library(path: Path) -> str:
+    return path.read_text(encoding="utf-8").replace(chart_library(), "")
+
+
+def test_a_group_report_is_one_file_below_its_size_limit(made, tmp_path: Path) -> None:
+    path = write_report(made.write_group(tmp_path, made.demo_records()))
+    assert path.name == "report.html" and path.parent.parent.name == "groups"
+    assert path.stat().st_size < 1_500_000
+    text = without_library(path)
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
+    for heading in ("Verdict", "Numbers", "Figures", "How it was measured", "What differs", "How to reproduce"):
+        assert f">{heading}</h2>" in text
+
+
+def test_estimated_joules_are_declared_before_anything_else(made, tmp_path: Path) -> None:
+    text = without_library(write_report(made.write_group(tmp_path, made.demo_records())))
+    body = text[text.index("<body>") :]
+    assert body.index("Joules are ESTIMATED") < body.index("<h1>") < body.index("Against labels only")
+
+
+def test_measured_joules_bring_no_banner(made, tmp_path: Path) -> None:
+    text = without_library(write_report(made.write_group(tmp_path, made.demo_records(True), True)))
+    assert 'class="banner"' not in text and "ESTIMATED" not in text
+
+
+def test_a_script_in_a_run_name_is_shown_as_text(made, tmp_path: Path) -> None:
+    records = [*made.demo_records(), made.distilled(EVIL, 0, 810, 140.0)]
+    text = without_library(write_report(made.write_group(tmp_path, records)))
+    assert EVIL not in text
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    specs = re.search(r'<script type="application/json" id="chart-specs">(.*?)</script>', text, re.S)
+    assert specs and EVIL in json.dumps(json.loads(specs.group(1)))
+
+
+def test_a_single_run_has_a_page_of_its_own(made, tmp_path: Path) -> None:
+    record = made.distilled("response KD", 0, 826, 131.0)
+    out = write_report(made.write_run(tmp_path, record), tmp_path / "mail" / "run.html")
+    text = without_library(out)
+    assert out == tmp_path / "mail" / "run.html"
+    assert "response KD: done, accuracy 82.6 % [80.1, 84.8], 144 J (estimated) for its own stages" in text
+
+
+def test_a_run_killed_before_its_first_reading_still_has_a_page(made, tmp_path: Path) -> None:
+    record = made.make_record("response KD", 0, (), status="truncated")
+    text = without_library(write_report(made.write_run(tmp_path, record)))
+    assert "response KD: truncated, missing for its own stages" in text
+
+
+def test_a_folder_that_is_neither_run_nor_group_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="neither a run nor a group"):
+        write_report(tmp_path)
+
+
+def test_sensors_that_were_missing_are_named_with_the_way_out(made, tmp_path: Path) -> None:
+    folder = made.write_run(tmp_path, made.teacher_run())
+    grid = facts.sensor_grid(facts.trace_headers([folder]))
+    assert ("gpu", "missing", "-", "no NVIDIA driver was found; install it") in grid.rows
+    assert grid.rows[0][:3] == ("cpu estimate", "AMD EPYC (estimate:cpu)", "±70 %")
+
+
+def test_what_differs_between_machines_is_said(made, tmp_path: Path) -> None:
+    folders = [made.write_run(tmp_path, record) for record in made.demo_records()[:2]]
+    other = {**made.ENVIRONMENT, "python": "3.12.1"}
+    (folders[1] / "environment.json").write_text(json.dumps(other))
+    cells = dict(facts.environment_grid(folders).rows)
+    assert cells["Python"] == "differs between runs: 3.11.9 | 3.12.1"
+    assert cells["host"] == "laptop" and "left-pad" not in cells
+
+
+def test_a_run_is_reproduced_from_its_config_where_its_experiment_is_unknown(made, tmp_path: Path) -> None:
+    command = facts.reproduce_command(made.teacher_run(), tmp_path / "my runs" / "r1")
+    assert command == f"joulelab run '{tmp_path}/my runs/r1/config.yaml'"
+
+
+def test_a_known_experiment_is_reproduced_by_name_and_changed_settings(made, monkeypatch, tmp_path: Path) -> None:
+    record = made.labels_only(3, 790)
+
+    class Shipped:
+        def model_dump(self, mode: str) -> dict:
+            return {**record.spec, "seed": 0, "label": "labels only", "training": {"learning_rate": 0.1}}
+
+    monkeypatch.setattr(facts, "load_spec", lambda name: Shipped())
+    command = facts.reproduce_command(record, tmp_path)
+    assert command == "joulelab run made-labels-only seed=3 training.learning_rate=0.001"

@@ -1,0 +1,84 @@
+"""What people read, compared with recorded text. Record anew with JOULELAB_GOLDEN=1 pytest tests/report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.grid import make_grid, to_markdown, to_rich
+from joulelab.report.tables import comparison_markdown, comparison_view, render_text, run_view, runs_table
+from joulelab.report.wording import ratio
+from joulelab.runs.record import ErrorRecord
+from joulelab.stats import Interval
+
+WIDTH = 100
+
+
+def cut_short(made):
+    error = ErrorRecord(kind="NonFiniteLoss", message="the loss became NaN at step 40", hint="lower the learning rate")
+    return made.distilled("response KD", 1, None, 55.0, status="failed", error=error)
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["estimated", "measured"])
+def test_the_comparison_reads_as_recorded(made, golden, tmp_path: Path, measured: bool) -> None:
+    records = made.demo_records(measured)
+    made.write_group(tmp_path, records, measured)
+    text = render_text(comparison_view(compare(made.group_of(records), records, tmp_path)), WIDTH)
+    golden(f"comparison-{'measured' if measured else 'estimated'}.txt", text)
+    assert ("estimated" in text) is not measured
+
+
+def test_an_unfinished_run_has_its_place_in_the_comparison(made, golden, tmp_path: Path) -> None:
+    records = [*made.demo_records()[:4], cut_short(made)]
+    made.write_group(tmp_path, records)
+    golden("comparison-unfinished.md", comparison_markdown(compare(made.group_of(records), records, tmp_path)))
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["estimated", "measured"])
+def test_a_run_reads_as_recorded(made, golden, measured: bool) -> None:
+    record = made.distilled("response KD", 0, 826, 131.0, measured)
+    golden(f"run-{'measured' if measured else 'estimated'}.txt", render_text(run_view(record), WIDTH))
+
+
+def test_a_failed_run_shows_its_error_and_its_joules(made, golden) -> None:
+    golden("run-failed.txt", render_text(run_view(cut_short(made)), WIDTH))
+
+
+def test_the_list_of_runs_reads_as_recorded(made, golden) -> None:
+    golden("runs.txt", render_text(runs_table([*made.demo_records()[:4], cut_short(made)]), WIDTH))
+
+
+def test_a_run_without_a_single_reading_is_shown_all_the_same(made) -> None:
+    record = made.make_record("response KD", 0, (), status="truncated")
+    text = render_text(run_view(record), WIDTH)
+    assert "missing: nothing was recorded" in text
+    assert record.run_id in render_text(runs_table([record]), WIDTH)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
+def test_no_cell_is_cut_at_any_width(made, width: int) -> None:
+    """Whatever folds, every character of a very wide table is still there."""
+
+    def characters(at: int) -> Counter[str]:
+        counts = Counter(render_text(runs_table(made.demo_records()), at))
+        return Counter({mark: count for mark, count in counts.items() if mark not in " \n─"})
+
+    assert characters(width) == characters(300)
+
+
+def test_a_ratio_keeps_the_digits_of_its_value() -> None:
+    assert ratio(Interval(0.994, 0.759, 1.302)) == "0.99x [0.76, 1.30]"
+    assert ratio(Interval(12.34, 11.0, 13.0)) == "12.3x [11.0, 13.0]"
+    assert ratio(Interval(0.0413, 0.0391, 0.0442)) == "0.041x [0.039, 0.044]"
+
+
+def test_square_brackets_in_a_label_are_text_and_not_markup() -> None:
+    assert "[bold]x[/bold]" in render_text(to_rich(make_grid("t", "Label", [["[bold]x[/bold]"]])), 60)
+
+
+def test_markdown_keeps_pipes_and_tags_inside_their_cell() -> None:
+    text = to_markdown(make_grid("t", "Label", [["a|b <script>"]]))
+    assert "| a\\|b &lt;script> |" in text

@@ -1,0 +1,96 @@
+"""The verdict says what the statistics say: resolved, not resolved, or nothing to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.verdict import Verdict, provenance, verdict
+from joulelab.runs.record import RunRecord
+
+
+@pytest.fixture
+def verdict_on(made: ModuleType, tmp_path: Path):
+    def build(records: list[RunRecord]) -> Verdict:
+        made.write_group(tmp_path, records)
+        return verdict(compare(made.group_of(records), records, tmp_path))
+
+    return build
+
+
+def about(found: Verdict, opening: str) -> str:
+    return next(text for text in found.sentences if text.startswith(opening))
+
+
+def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
+    found = verdict_on(made.demo_records())
+    assert about(found, "response KD is") == (
+        "response KD is 3.7 points more accurate than labels only "
+        "(McNemar p < 0.001; 95 % interval [+2.1, +5.3]; seeds +3.6, +3.8 points)."
+    )
+    assert found.headline == (
+        "Against labels only, response KD is more accurate (+3.7 points); "
+        "with the teacher included the methods cost 6.33x to 6.45x the joules."
+    )
+
+
+def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
+    text = about(verdict_on(made.demo_records()), "response + feature KD against")
+    assert "accuracy not resolved: difference +0.5 points, 95 % interval [-0.1, +1.1]" in text
+    assert "disagree in sign" in text
+
+
+def test_an_energy_ratio_whose_interval_holds_1_is_not_resolved(made, verdict_on) -> None:
+    text = about(verdict_on(made.demo_records()), "response + feature KD takes")
+    assert "1.22x [0.94, 1.57] (not resolved from 1x)" in text
+    assert "6.45x [5.55, 7.50] with the teacher included; the teacher is 81 % of that bill" in text
+
+
+def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
+    found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
+    assert "1.08x (not resolved: one seed tells no spread)" in about(found, "response KD takes")
+    assert "not resolved" in found.headline
+
+
+def test_a_worse_method_is_called_less_accurate(made, verdict_on) -> None:
+    records = [made.labels_only(seed, 820 + seed) for seed in (0, 1)]
+    records += [made.distilled("response KD", seed, 770 + seed, 131.0 + seed) for seed in (0, 1)]
+    found = verdict_on(records)
+    assert "is 5.0 points less accurate" in about(found, "response KD is")
+    assert "response KD is less accurate (-5.0 points)" in found.headline
+
+
+def test_a_missing_baseline_leaves_no_comparison(made, verdict_on) -> None:
+    found = verdict_on([made.distilled("response KD", 0, 826, 131.0)])
+    assert found.headline == "No comparison: the baseline labels only has no finished run."
+    assert "the baseline has no finished run" in about(found, "response KD against")
+
+
+def test_what_is_incomplete_or_unknown_is_said(made, verdict_on) -> None:
+    records = made.demo_records()
+    records[4] = made.distilled("response KD", 1, None, 55.0, status="truncated")
+    found = verdict_on(records)
+    assert "Not in the comparison because incomplete: response KD seed 1 (truncated)." in found.sentences
+    assert any("sample:minilm" in text for text in found.sentences)
+
+
+def test_estimates_are_declared_with_model_and_uncertainty(made) -> None:
+    (text,) = provenance(made.demo_records())
+    assert text.startswith("Joules are ESTIMATED, not measured: CPU time x 2.5 W")
+    assert "±70 %" in text
+
+
+def test_measured_joules_need_no_declaration(made) -> None:
+    assert provenance(made.demo_records(measured=True)) == ()
+
+
+def test_an_estimate_without_a_note_is_declared_all_the_same(made) -> None:
+    bare = made.labels_only(0, 790).model_copy(update={"validity": ()})
+    measured = made.labels_only(1, 790, measured=True)
+    assert provenance([bare, measured]) == (
+        "Joules are ESTIMATED, not measured; the scale may be off by ±70 %.",
+        "This holds for 1 of 2 runs.",
+    )
