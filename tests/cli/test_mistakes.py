@@ -50,7 +50,8 @@ def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
 
 
 def test_start_up_touches_no_heavy_package():
-    program = "import sys, joulelab.cli.main; print([m for m in ('torch', 'transformers', 'numpy', 'pyarrow', 'altair', 'pydantic') if m in sys.modules])"
+    heavy = ("torch", "transformers", "numpy", "pyarrow", "altair", "pydantic")
+    program = f"import sys, joulelab.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

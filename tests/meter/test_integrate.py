@@ -1,5 +1,7 @@
 """Joules from traces whose true energy is known."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,5 +120,5 @@ def test_windows_that_partition_a_run_sum_to_it(tmp_path_factory, cuts, powers):
         energy += watts / 2
     trace = load_trace(write(tmp_path_factory.mktemp("t") / "t.jsonl", [header(device()), *lines]))
     edges = [at(0), *sorted(at(cut) for cut in cuts), at(20)]
-    parts = [component_energy(trace, "gpu", [pair]).energy_j for pair in zip(edges, edges[1:], strict=False)]
+    parts = [component_energy(trace, "gpu", [pair]).energy_j for pair in itertools.pairwise(edges)]
     assert sum(parts) == pytest.approx(component_energy(trace, "gpu", [(at(0), at(20))]).energy_j)

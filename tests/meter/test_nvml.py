@@ -36,8 +36,8 @@ def test_the_instant_field_goes_before_the_average():
 
 def test_samples_of_the_buffer_come_once_each():
     sensor, _ = opened(FakeNvml())
-    first = [line for line in sensor.read() if line["kind"] == "samples"][0]["sample_us"]
-    second = [line for line in sensor.read() if line["kind"] == "samples"][0]["sample_us"]
+    first = next(line for line in sensor.read() if line["kind"] == "samples")["sample_us"]
+    second = next(line for line in sensor.read() if line["kind"] == "samples")["sample_us"]
     assert max(first) < min(second)
 
 

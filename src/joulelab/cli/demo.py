@@ -1,4 +1,4 @@
-"""`joulelab demo`: from nothing to a measured comparison in about five minutes, on a laptop, with real models and text."""
+"""`joulelab demo`: a first comparison in about five minutes, on a laptop, with real models and text."""
 
 from __future__ import annotations
 

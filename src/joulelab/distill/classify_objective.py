@@ -1,4 +1,4 @@
-"""The student's loss for classification: labels, the teacher's responses, the teacher's features; each only if asked."""
+"""The student's loss for classification: labels, the teacher's responses, its features; each only if asked."""
 
 from __future__ import annotations
 

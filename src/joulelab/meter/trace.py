@@ -1,4 +1,4 @@
-"""Append-only JSONL files that survive a kill: written one whole line per `write()`, synced, and read back forgivingly."""
+"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and read back forgivingly."""
 
 from __future__ import annotations
 

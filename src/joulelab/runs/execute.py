@@ -1,4 +1,4 @@
-"""A job starts here with nothing but the folder: environment, meter, pipeline, record, in this order and always to the end."""
+"""A job starts here with nothing but the folder: environment, meter, pipeline, record, always to the end."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class EnergyByComponent(Frozen):
     cpu_estimate: EnergyFigure
 
     def under_policy(self, policy: str) -> EnergyFigure:
-        """The figure that the policy calls the total; a policy with nothing to report says so and falls back to nothing."""
+        """The figure that the policy calls the total; a policy with nothing to report falls back to nothing."""
         components = ("gpu",) if policy == "gpu_only" else MEASURED_COMPONENTS
         figures: list[EnergyFigure] = [getattr(self, name) for name in components]
         measured = [figure for figure in figures if figure.measured]

@@ -1,7 +1,7 @@
 """Checkpoints: everything a resumed run needs to go on as if nothing had happened, without pickled code.
 
-A file is complete or absent (temporary name, sync, rename), and the newest two are kept: if the machine dies while one is
-written, the one before is still there.
+A file is complete or absent (temporary name, sync, rename), and the newest two are kept: if the machine dies while one
+is written, the one before is still there.
 """
 
 from __future__ import annotations

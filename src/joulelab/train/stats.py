@@ -1,8 +1,8 @@
 """Hooks around every phase of the loop. A tracker is one class that overrides what it wants to see.
 
-The loop calls `start_*` and `stop_*` around train, step, forward, backward, optimiser step and checkpoint. By default each
-of them calls `start(phase)` or `stop(phase)`, which do nothing: a tracker that treats phases alike overrides those two, one
-that cares for a single phase overrides its pair.
+The loop calls `start_*` and `stop_*` around train, step, forward, backward, optimiser step and checkpoint. By default
+each of them calls `start(phase)` or `stop(phase)`, which do nothing: a tracker that treats phases alike overrides those
+two, one that cares for a single phase overrides its pair.
 """
 
 from __future__ import annotations

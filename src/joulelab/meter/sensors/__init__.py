@@ -1,4 +1,4 @@
-"""One file per sensor. A sensor says which devices it sees, or why it sees none, and turns one reading into trace lines.
+"""One file per sensor. A sensor says which devices it sees, or why none, and turns one reading into trace lines.
 
 A new sensor is a class with the four members of `Sensor`, in a file here, and a line in `lookup.SENSORS`.
 """

@@ -1,8 +1,8 @@
 """CPU joules from the kernel's powercap tree (RAPL): one wrapping microjoule counter per domain.
 
 Package domains hold the core and uncore domains, and psys holds the packages, so the total is packages + dram; the rest
-is recorded and shown, never added. The counter wraps at `max_energy_range_uj`, which differs by domain and goes into the
-trace's header, where the reader unwraps it.
+is recorded and shown, never added. The counter wraps at `max_energy_range_uj`, which differs by domain and goes into
+the trace's header, where the reader unwraps it.
 """
 
 from __future__ import annotations
