@@ -37,9 +37,12 @@ class Table:
     def names(self) -> list[str]:
         return sorted(self._entries)
 
-    def resolve(self, name: str) -> Any:
+    def require(self, name: str) -> None:
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)
+
+    def resolve(self, name: str) -> Any:
+        self.require(name)
         module, _, attribute = self._entries[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
 

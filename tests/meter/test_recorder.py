@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -185,13 +186,109 @@ def test_signals_meant_for_the_program_do_not_end_the_recorder(tmp_path):
     assert load_trace(tmp_path / "trace.jsonl").ended
 
 
-def test_a_killed_recorder_is_reported_and_the_program_goes_on(tmp_path):
-    meter = meter_in(tmp_path, gpus="none")
+def test_a_killed_recorder_is_replaced_and_the_loss_is_said(tmp_path, rapl_tree):
+    counter = rapl_tree / "intel-rapl:0" / "energy_uj"
+    meter = meter_in(tmp_path, gpus="none", rapl_root=str(rapl_tree), sample_interval_s=0.1)
     meter.start()
-    os.kill(recorder_of(tmp_path), signal.SIGKILL)
+    begin = time.monotonic_ns()
     with meter.phase("work"):
-        pass
-    time.sleep(0.2)
+        time.sleep(0.3)
+    os.kill(recorder_of(tmp_path), signal.SIGKILL)
+    counter.write_text("30000000")  # spent while nobody was looking
+    with meter.phase("work"):
+        time.sleep(1.5)
+    end = time.monotonic_ns()
     meter.stop()
-    warnings = [line["text"] for line in read_lines(tmp_path / "events.jsonl") if line["kind"] == "warning"]
-    assert warnings == ["the recorder ended before the run did; the trace stops there"]
+    events = list(read_lines(tmp_path / "events.jsonl"))
+    assert [line["text"] for line in events if line["kind"] == "warning"] == [
+        "the recorder was killed and started again; readings paused meanwhile"
+    ]
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    assert [gap.device for gap in trace.gaps] == ["recorder"]
+    assert component_energy(trace, "cpu", [(begin, end)]).energy_j == pytest.approx(30.0)
+    marks = sum(row["count"] for line in events if line["kind"] == "phases" for row in line["rows"])
+    assert marks == 2
+
+
+RANK = textwrap.dedent(
+    """
+    import sys, time
+    from pathlib import Path
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.session import Meter
+    folder, rank, root, seconds = Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])
+    config = EnergyConfig(gpus="none", rapl_root=root, sample_interval_s=0.1)
+    meter = Meter(folder / "trace.jsonl", folder / f"events.{rank}.jsonl", config)
+    meter.start()
+    with meter.phase("work"):
+        time.sleep(seconds)
+    meter.stop()
+    """
+)
+
+
+def test_eight_ranks_on_a_host_have_one_recorder_and_the_host_is_counted_once(tmp_path, rapl_tree):
+    counter = rapl_tree / "intel-rapl:0" / "energy_uj"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), str(k), str(rapl_tree), str(2 + k / 4)])
+        for k in range(8)
+    ]
+    joules = 0
+    while any(rank.poll() is None for rank in ranks):
+        joules += 1
+        counter.write_text(str(joules * 1_000_000))
+        time.sleep(0.1)
+    assert [rank.returncode for rank in ranks] == [0] * 8
+    lines = list(read_lines(tmp_path / "trace.jsonl"))
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    stamps = [line["mono_ns"] for line in lines if line["kind"] == "rapl"]
+    assert len(stamps) == pytest.approx((stamps[-1] - stamps[0]) / 1e8, rel=0.35)  # one recorder's cadence, not eight
+    measured = component_energy(trace, "cpu", [(stamps[0], stamps[-1])])
+    written = [line["rapl"]["package-0"] for line in lines if line["kind"] == "rapl"]
+    assert measured.energy_j == pytest.approx(written[-1] - written[0], rel=1e-3)
+    assert all(list(read_lines(tmp_path / f"events.{k}.jsonl"))[-1]["rows"][0]["count"] == 1 for k in range(8))
+
+
+def test_a_full_disk_loses_lines_and_not_the_joules(tmp_path, rapl_tree):
+    """The recorder's file size limit stands in for the disk; lifting it makes room again."""
+    counter = rapl_tree / "intel-rapl:0" / "energy_uj"
+    meter = meter_in(tmp_path, gpus="none", rapl_root=str(rapl_tree), sample_interval_s=0.05)
+    meter.start()
+    begin = time.monotonic_ns()
+    time.sleep(0.3)
+    recorder = recorder_of(tmp_path)
+    size = (tmp_path / "trace.jsonl").stat().st_size
+    hard = resource.prlimit(recorder, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(recorder, resource.RLIMIT_FSIZE, (size + 40, hard))
+    counter.write_text("12000000")
+    time.sleep(0.5)
+    resource.prlimit(recorder, resource.RLIMIT_FSIZE, (hard, hard))
+    time.sleep(0.3)
+    end = time.monotonic_ns()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    assert [gap.device for gap in trace.gaps] == ["trace"]
+    assert "lines could not be written" in trace.gaps[0].reason
+    assert component_energy(trace, "cpu", [(begin, end)]).energy_j == pytest.approx(12.0)
+
+
+def test_a_step_of_the_wall_clock_changes_no_joule(tmp_path, rapl_tree):
+    """Every line's wall time moved by an hour half-way: energy is computed on the monotonic clock alone."""
+    meter = meter_in(tmp_path, gpus="none", rapl_root=str(rapl_tree), sample_interval_s=0.05)
+    meter.start()
+    begin = time.monotonic_ns()
+    for joule in range(1, 11):
+        (rapl_tree / "intel-rapl:0" / "energy_uj").write_text(str(joule * 1_000_000))
+        time.sleep(0.05)
+    end = time.monotonic_ns()
+    meter.stop()
+    path = tmp_path / "trace.jsonl"
+    straight = component_energy(load_trace(path), "cpu", [(begin, end)])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[len(lines) // 2 :]:
+        line["timestamp"] = "2020-01-01T00:00:00+00:00"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert component_energy(load_trace(path), "cpu", [(begin, end)]) == straight

@@ -11,7 +11,9 @@ from joulelab.cli.options import RunsDir
 
 
 def report(
-    name: Annotated[str, typer.Argument(help="Run or group: its id, a unique part of it, its folder, or `last`.")],
+    name: Annotated[
+        str, typer.Argument(help="Run or group: its id, the beginning or end of it, its folder, or `last`.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Where to write it (default: into the folder).")] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     runs_dir: RunsDir = None,

@@ -65,12 +65,15 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
         if dry_run:
             _print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
             return
+        for spec in specs:
+            spec.preflight()
         run_group_folder(store, create_group(store, group, specs).folder, as_json)
     else:
         spec = check(merge(read_experiment(experiment), changes))
         if dry_run:
             _print_settings(spec.model_dump(mode="json"))
             return
+        spec.preflight()
         run_folder(create_run(store, spec).folder, as_json)
 
 

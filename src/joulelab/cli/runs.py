@@ -6,8 +6,8 @@ from joulelab.cli.options import AsJson, RunsDir
 
 
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """List the runs of the store, oldest first, with status, quality and joules."""
-    from joulelab.runs.store import load_records, store_root
+    """List the runs and groups of the store, oldest first, with status, quality and joules."""
+    from joulelab.runs.store import group_folders, load_records, store_root
 
     store = store_root(runs_dir)
     records = list(load_records(store))
@@ -24,6 +24,9 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
         print(f"no runs under {store.absolute()}; `joulelab demo` makes some", file=sys.stderr)
         return
     from joulelab.cli.console import print_result
-    from joulelab.report.tables import runs_table
+    from joulelab.report.tables import groups_table, runs_table
+    from joulelab.runs.groups import load_group
 
     print_result(runs_table(records))
+    if groups := [load_group(folder) for folder in group_folders(store)]:
+        print_result(groups_table(groups))

@@ -11,7 +11,9 @@ from joulelab.cli.options import AsJson, RunsDir
 
 
 def show(
-    name: Annotated[str, typer.Argument(help="Run or group: its id, a unique part of it, its folder, or `last`.")],
+    name: Annotated[
+        str, typer.Argument(help="Run or group: its id, the beginning or end of it, its folder, or `last`.")
+    ],
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:

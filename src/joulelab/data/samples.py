@@ -81,7 +81,7 @@ SAMPLES: dict[str, Sample] = {
 
 def find(name: str) -> Sample:
     if name not in SAMPLES:
-        raise lookup.unknown("sample", name, SAMPLES, "`joulelab samples` lists them")
+        raise lookup.unknown("sample", name, SAMPLES, "`joulelab samples list` shows them")
     return SAMPLES[name]
 
 

@@ -16,7 +16,7 @@ from joulelab.errors import ConfigError, NotFoundError
 
 SAMPLE_PREFIX = "sample:"
 _DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json")
-_WHAT_IS_EXPECTED = "write sample:NAME (see `joulelab samples`), an existing path, or a hub id such as org/name"
+_WHAT_IS_EXPECTED = "write sample:NAME (see `joulelab samples list`), an existing path, or a hub id such as org/name"
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 

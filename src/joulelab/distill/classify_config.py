@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from joulelab import lookup
+from joulelab.data import sources
 from joulelab.runs.spec import RunSpec, Section
 from joulelab.train.config import TrainingConfig
 
@@ -87,3 +89,9 @@ class ClassifySpec(RunSpec):
     """Where to compute; auto takes a GPU where there is one."""
     eval_batch_size: int = Field(64, ge=1)
     """Texts at a time where nothing is trained."""
+
+    def preflight(self) -> None:
+        for source in (self.data.source, self.teacher.model, self.student.init):
+            sources.parse(source)
+        for name in (*self.teacher.training.stats, *self.training.stats):
+            lookup.TRAINER_STATS.require(name)

@@ -3,17 +3,21 @@
 It stands apart so that a slow sensor never delays the measured program and a killed program still leaves its trace. It
 lives in a session of its own, ignores the signals meant for the program, and ends when told to or, within one tick,
 when the program is gone: the pipe on its standard input then reads end of file.
+
+Several programs on one host (ranks of one job) share one trace. Each has a recorder; the one that holds the lock on the
+trace records, the others stand by and only drain their program's marks. The kernel drops the lock with its holder, so
+a dead one cannot keep it, and the next takes over within `STANDBY_S`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +33,10 @@ from joulelab.meter.trace import LineFile, header
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
 SETTLE_S = 0.2
+STANDBY_S = 0.5
 READY = "ready"
 STOP = "stop"
+GONE = "the measured program is gone"
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Job:
     events: str
     ring: str
     pid: int
+    marks_read: int
     config: dict[str, Any]
     sensors: tuple[str, ...]
 
@@ -64,30 +71,42 @@ class Recorder:
     def __init__(self, job: Job) -> None:
         self._config = EnergyConfig.model_validate(job.config)
         self._job = job
-        self._trace = LineFile(Path(job.trace))
         self._events = LineFile(Path(job.events))
-        self._ring = RingReader(Path(job.ring))
+        self._ring = RingReader(Path(job.ring), job.marks_read)
         self._phases = PhaseBook()
         self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
+        self._lock = os.open(Path(job.trace).with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+        self._trace: LineFile | None = None
         self._sensors: list[_Scheduled] = []
+        self._lines_lost = 0
 
     def run(self) -> None:
-        self._open_sensors()
-        self._read_due(everything=True)
+        self._serve_if_elected()
         print(READY, flush=True)
-        reason = "stopped"
-        while True:
-            told = self._wait()
-            if told is not None:
-                reason = told
-                break
+        while (reason := self._wait()) is None:
+            self._serve_if_elected()
             self._read_due()
             self._drain_marks()
-        if reason == "stopped":
+        if reason == STOP and self._trace is not None:
             time.sleep(SETTLE_S)
         self._read_due(everything=True)
         self._drain_marks(write=True)
-        self._trace.append({"kind": "end", **clock.now().fields(), "reason": reason}, sync=True)
+        self._close(reason)
+
+    def _serve_if_elected(self) -> None:
+        if self._trace is not None:
+            return
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        self._trace = LineFile(Path(self._job.trace))
+        self._open_sensors()
+        self._read_due(everything=True)
+
+    def _close(self, reason: str) -> None:
+        if self._trace is not None:
+            self._append([{"kind": "end", **clock.now().fields(), "reason": reason}])
         for scheduled in self._sensors:
             scheduled.sensor.close()
 
@@ -106,27 +125,30 @@ class Recorder:
                 continue
             self._sensors.append(_Scheduled(name, sensor))
         stamp = clock.now()
-        self._trace.append(
-            header(
-                program_pid=self._job.pid,
-                interval_s=self._config.sample_interval_s,
-                wall_minus_mono_s=stamp.wall_s - stamp.mono_ns / clock.NS,
-                devices=devices,
-                missing=missing,
-                units={"power_watts": "W", "energy_counter_j": "J", "memory_used_MB": "MiB", "busy_thread_s": "s"},
-            ),
-            sync=True,
+        self._append(
+            [
+                header(
+                    program_pid=self._job.pid,
+                    interval_s=self._config.sample_interval_s,
+                    wall_minus_mono_s=stamp.wall_s - stamp.mono_ns / clock.NS,
+                    devices=devices,
+                    missing=missing,
+                    units={"power_watts": "W", "energy_counter_j": "J", "memory_used_MB": "MiB", "busy_thread_s": "s"},
+                )
+            ]
         )
 
     def _wait(self) -> str | None:
         """Sleep to the next deadline; the reason to end, if one came."""
-        due_ns = min(scheduled.due_ns for scheduled in self._sensors)
-        timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / clock.NS)
+        timeout_s = STANDBY_S
+        if self._sensors:
+            due_ns = min(scheduled.due_ns for scheduled in self._sensors)
+            timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / clock.NS)
         readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
         if readable:
-            return "stopped" if os.read(sys.stdin.fileno(), 64) else "the measured program is gone"
+            return STOP if os.read(sys.stdin.fileno(), 64) else GONE
         # forked children may hold the pipe open after the program's death; its process must be our parent still
-        return None if os.getppid() == self._job.pid else "the measured program is gone"
+        return None if os.getppid() == self._job.pid else GONE
 
     def _read_due(self, everything: bool = False) -> None:
         lines: list[Line] = []
@@ -151,11 +173,20 @@ class Recorder:
             kind_first[0]["late_s"] = round(late_s, 3)
         return kind_first
 
-    def _append(self, lines: Sequence[Line]) -> None:
+    def _append(self, lines: list[Line]) -> None:
+        """A full disk loses these lines and not the recorder; what was lost is said as soon as there is room again."""
+        assert self._trace is not None
+        if self._lines_lost:
+            gap = {"kind": "gap", **clock.now().fields(), "device": "trace"}
+            lines = [{**gap, "reason": f"{self._lines_lost} lines could not be written"}, *lines]
         try:
             self._trace.append(*lines, sync=True)
-        except OSError as error:  # a full disk: the next lines may fit again
-            print(f"joulelab recorder: {error}", file=sys.stderr, flush=True)
+        except OSError as error:
+            if not self._lines_lost:
+                print(f"joulelab recorder: {error}; readings are lost until it is mended", file=sys.stderr, flush=True)
+            self._lines_lost += len(lines)
+        else:
+            self._lines_lost = 0
 
     def _drain_marks(self, write: bool = False) -> None:
         self._phases.add_marks(self._ring.drain())
@@ -164,7 +195,10 @@ class Recorder:
         self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
         if self._phases.rows or self._ring.lost:
             line = self._phases.to_line(self._ring.read, self._ring.lost)
-            self._events.append({**clock.now().fields(), **line}, sync=True)
+            try:
+                self._events.append({**clock.now().fields(), **line}, sync=True)
+            except OSError:
+                return  # kept, and written with the next ones
             self._phases = PhaseBook()
 
 

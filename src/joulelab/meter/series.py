@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.meter.curve import EnergyCurve, counter_curve, polled_curve, sample_curve, shaped_curve
+from joulelab.meter.figures import Method
 from joulelab.meter.trace import read_lines
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DeviceSeries:
-    """Everything the trace says about one device; times are monotonic nanoseconds, ascending."""
+    """Everything the trace says about one device; times are monotonic nanoseconds, ascending.
+
+    Its paths to energy are built once and kept: a trace is asked once for each stage.
+    """
 
     device: str
     component: str
@@ -31,6 +37,31 @@ class DeviceSeries:
     samples_ns: Array
     samples_w: Array
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def counter_path(self) -> EnergyCurve | None:
+        if len(self.counter_ns) < 2:
+            return None
+        return counter_curve(self.counter_ns, self.counter_j, self.refresh_s, self.facts.get("max_gap_s"))
+
+    @cached_property
+    def power_path(self) -> EnergyCurve | None:
+        if len(self.samples_ns) > 2:
+            return sample_curve(self.samples_ns, self.samples_w)
+        return polled_curve(self.power_ns, self.power_w) if len(self.power_ns) > 1 else None
+
+    @cached_property
+    def best_path(self) -> EnergyCurve | None:
+        """The samples' shape at the counter's scale where there are both, else what there is."""
+        if self.counter_path and len(self.samples_ns) > 2:
+            return shaped_curve(self.samples_ns, self.samples_w, self.counter_ns, self.counter_j, self.refresh_s)
+        return self.counter_path or self.power_path
+
+    @property
+    def method(self) -> Method:
+        if self.component == "cpu_estimate":
+            return "estimated"
+        return "counter" if len(self.counter_ns) > 1 else "integrated"
 
 
 @dataclass(frozen=True)
@@ -85,7 +116,7 @@ class _Collector:
         if mono_ns:
             self.stamps.append(mono_ns)
         if kind == "header":
-            self.header = line
+            self._take_header(line, mono_ns)
         elif kind == "gpu":
             self.powers.setdefault(line["device"], []).append((mono_ns, line["power_watts"]))
             if "energy_counter_j" in line:
@@ -102,6 +133,17 @@ class _Collector:
             self.gaps.append(Gap(line["device"], mono_ns, line["reason"]))
         elif kind == "end":
             self.ended = True
+
+    def _take_header(self, line: dict[str, Any], mono_ns: int) -> None:
+        """A second header is a recorder that took over; what the first one saw and the new one sees belong together."""
+        if self.header:
+            if not self.ended:
+                self.gaps.append(Gap("recorder", mono_ns, "the recorder was killed; another one took over"))
+            known = {device["device"] for device in self.header["devices"]}
+            added = [device for device in line["devices"] if device["device"] not in known]
+            line = {**self.header, "devices": [*self.header["devices"], *added]}
+        self.header = line
+        self.ended = False
 
     def _take_samples(self, line: dict[str, Any]) -> None:
         rows = self.samples.setdefault(line["device"], [])

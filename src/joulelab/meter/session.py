@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,10 +21,11 @@ from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.recorder import READY, STOP, Job
 from joulelab.meter.series import load_trace
-from joulelab.meter.trace import LineFile, header
+from joulelab.meter.trace import LineFile, header, read_lines
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
+RESTARTS = 20
 
 
 def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
@@ -36,7 +38,7 @@ def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
 
 
 class Meter:
-    """One attempt of one run on one host, measured from `start()` to `stop()`."""
+    """One program of one attempt on one host, measured from `start()` to `stop()`."""
 
     def __init__(self, trace: Path, events: Path, config: EnergyConfig) -> None:
         self._config = config
@@ -47,38 +49,59 @@ class Meter:
         self._phases: dict[str, Phase] = {}
         self._stage_numbers: dict[str, int] = {}
         self._recorder: subprocess.Popen[bytes] | None = None
+        self._stopping = False
         self.started_ns = 0
 
     def start(self) -> None:
+        self._trace_path.parent.mkdir(parents=True, exist_ok=True)
         self._events.append(header(), sync=True)
-        job = Job(
-            trace=str(self._trace_path),
-            events=str(self._events.path),
-            ring=str(self._ring_path),
-            pid=os.getpid(),
-            config=self._config.model_dump(),
-            sensors=sensors_for(self._config),
-        )
-        self._recorder = subprocess.Popen(
-            [sys.executable, "-m", "joulelab.meter.recorder", json.dumps(asdict(job))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            # the recorder must not take part in what the program sets for itself (threads, preloads, CUDA)
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        self._recorder = self._spawn()
         assert self._recorder.stdout is not None
         if self._recorder.stdout.readline().strip() != READY.encode():
             raise JoulelabError(
                 f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
                 "its own message stands above",
             )
+        threading.Thread(target=self._keep_recorder, daemon=True, name="joulelab-recorder-watch").start()
         self.started_ns = time.monotonic_ns()
+
+    def _spawn(self, marks_read: int = 0) -> subprocess.Popen[bytes]:
+        job = Job(
+            trace=str(self._trace_path),
+            events=str(self._events.path),
+            ring=str(self._ring_path),
+            pid=os.getpid(),
+            marks_read=marks_read,
+            config=self._config.model_dump(),
+            sensors=sensors_for(self._config),
+        )
+        return subprocess.Popen(
+            [sys.executable, "-m", "joulelab.meter.recorder", json.dumps(asdict(job))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            # the recorder must not take part in what the program sets for itself
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def _keep_recorder(self) -> None:
+        """Sleeps until the recorder ends; one that was killed is replaced, and the loss is said."""
+        for _ in range(RESTARTS):
+            recorder = self._recorder
+            if recorder is None or recorder.wait() == 0 or self._stopping:
+                return
+            self.event("warning", text="the recorder was killed and started again; readings paused meanwhile")
+            self._recorder = self._spawn(marks_read=self._marks_drained())
+
+    def _marks_drained(self) -> int:
+        lines = (line for line in read_lines(self._events.path) if line["kind"] == "phases")
+        return max((int(line["marks_read"]) for line in lines), default=0)
 
     def stop(self) -> None:
         """End the recorder after it has seen the last mark; a dead recorder is reported, not raised."""
         if self._recorder is None:
             return
+        self._stopping = True
         recorder, self._recorder = self._recorder, None
         try:
             recorder.communicate(STOP.encode(), timeout=STOP_TIMEOUT_S)
@@ -95,7 +118,10 @@ class Meter:
     def event(self, kind: str, **fields: Any) -> clock.Stamp:
         """A durable line in the event file: a stage's edge, a result, a warning."""
         stamp = clock.now()
-        self._events.append({"kind": kind, **stamp.fields(), **fields}, sync=True)
+        try:
+            self._events.append({"kind": kind, **stamp.fields(), **fields}, sync=True)
+        except OSError as error:  # a full disk must not end hours of training for the sake of a mark
+            print(f"joulelab: a mark could not be written ({error})", file=sys.stderr)
         return stamp
 
     def enter_stage(self, name: str | None) -> None:

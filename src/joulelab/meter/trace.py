@@ -19,12 +19,18 @@ class LineFile:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self._torn = _ends_inside_a_line(self._fd)
 
     def append(self, *lines: dict[str, Any], sync: bool = False) -> None:
+        """Raises OSError where the disk is full; what was cut off stays a line of its own that readers pass over."""
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        if self._torn:
+            data = b"\n" + data
         while data:
+            self._torn = True
             data = data[os.write(self._fd, data) :]
+        self._torn = False
         if sync:
             self.sync()
 
@@ -35,6 +41,12 @@ class LineFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def _ends_inside_a_line(fd: int) -> bool:
+    """After a kill or a full disk the last line may lack its end; the next one must not be glued to it."""
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def header(**facts: Any) -> dict[str, Any]:

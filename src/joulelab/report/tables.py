@@ -26,6 +26,7 @@ from joulelab.report.wording import (
     rate,
     ratio,
 )
+from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 from joulelab.units import duration_text, percent_text
 
@@ -194,6 +195,18 @@ def runs_grid(records: Iterable[RunRecord]) -> Grid:
         (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in records
     ]
     return make_grid("Runs", "Run!|Label|Status!|Accuracy>|Energy|Time>", rows)
+
+
+def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
+    rows = [
+        (
+            group.group_id,
+            f"{sum(member.run_id is not None for member in group.members)}/{len(group.members)}",
+            group.about,
+        )
+        for group in groups
+    ]
+    return to_rich(make_grid("Groups", "Group!|Runs started>|About", rows))
 
 
 def _quality_cell(record: RunRecord) -> str:

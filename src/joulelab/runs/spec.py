@@ -47,6 +47,9 @@ class RunSpec(Section):
     energy: EnergyConfig = EnergyConfig()
     """What is measured and how often."""
 
+    def preflight(self) -> None:
+        """Look for what the run will need, before a folder is made: a missing file is a mistake, not a failed run."""
+
 
 def experiment_names() -> list[str]:
     return sorted(path.stem for path in EXPERIMENTS.glob("*.yaml") if path.stem != BASE)

@@ -84,7 +84,8 @@ def is_alive(paths: RunPaths) -> bool:
     head = read_header(path)
     if head.get("host") == os.uname().nodename and head.get("boot_id") == clock.boot_id():
         return _is_process(head.get("program_pid", -1), clock.wall_seconds(head["timestamp"]))
-    return time.time() - path.stat().st_mtime < STALE_AFTER_S
+    patience_s = max(STALE_AFTER_S, 5 * float(head.get("interval_s", 0.0)))
+    return time.time() - path.stat().st_mtime < patience_s
 
 
 def _is_process(pid: int, alive_at_s: float) -> bool:

@@ -1,0 +1,52 @@
+"""All documents: their links lead somewhere, the verbs they show exist, and each requirement has a state."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from documents import ROOT, all_documents, document
+
+from joulelab.cli.main import app
+from joulelab.runs.spec import experiment_names
+
+DOCUMENTS = pytest.mark.parametrize("path", all_documents(), ids=lambda path: path.name)
+POINTS = {"M": 8, "D": 8, "F": 7, "L": 12, "T": 7, "P": 6, "R": 8}
+
+
+@DOCUMENTS
+def test_every_link_leads_to_a_file(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
+    inside = [target for target in targets if "://" not in target]
+    assert not [target for target in inside if not (path.parent / target).exists()]
+
+
+@DOCUMENTS
+def test_every_command_shown_is_one_the_program_has(path: Path) -> None:
+    program: Any = typer.main.get_command(app)
+    shown = re.findall(r"`joulelab ([a-z]+)(?: ([\w-]+))?", path.read_text(encoding="utf-8"))
+    assert not [verb for verb, _ in shown if verb not in program.commands]
+    started = [name for verb, name in shown if verb == "run" and re.fullmatch(r"demo[\w-]*", name)]
+    assert not [name for name in started if name not in experiment_names()]
+
+
+def test_every_requirement_has_a_state_and_what_is_done_has_a_command() -> None:
+    rows = re.findall(r"^\| ([A-Z]\d+) \|(.*)\|$", document("docs/requirements.md"), re.MULTILINE)
+    assert [identity for identity, _ in rows] == [
+        f"{room}{n}" for room, last in POINTS.items() for n in range(1, last + 1)
+    ]
+    for identity, cells in rows:
+        _, state, shown_by = (cell.strip() for cell in cells.split("|"))
+        assert re.match(r"(done$|partly: .|open($|: .))", state), f"{identity}: {state}"
+        assert bool(shown_by) != state.startswith("open"), (
+            f"{identity}: a command for what is there, none for what is not"
+        )
+
+
+def test_tests_shown_for_a_requirement_exist() -> None:
+    shown = re.findall(r"`pytest (\S+)`", document("docs/requirements.md"))
+    assert shown
+    assert not [path for path in shown if not (ROOT / path).exists()]
