@@ -1,0 +1,199 @@
+"""Are the recorded joules right under loads that fool a poller?
+
+Square waves of power run on the GPU while our recorder watches. Before and after each wave the energy counter is read
+directly, at the very moment it ticks, so the truth of the window between the two ticks is known to the millijoule. The
+recorded trace must give the same joules for that window; 1 s and 5 s polling of power stand beside it for contrast.
+
+    python benchmarks/square_waves.py --seconds 20 --keep traces/
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pynvml
+import torch
+
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.integrate import TwoPaths, both_paths, component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+
+# (period in seconds, share of it under load), a steady load, and a training loop with a pause every two seconds
+Wave = tuple[float, float] | str
+WAVES: tuple[Wave, ...] = ((0.02, 0.5), (0.1, 0.5), (0.5, 0.5), (2.0, 0.25), "steady", "training")
+INSTANT_FIELD = 186
+
+
+def burn_until(deadline_s: float, matrix: torch.Tensor) -> None:
+    """Matrix products of about a millisecond until the deadline, the device never far behind the host."""
+    while time.monotonic() < deadline_s:
+        for _ in range(2):
+            matrix @ matrix
+        torch.cuda.synchronize()
+
+
+def train_until(deadline_s: float) -> None:
+    """A real step: a transformer encoder in bf16, forward, backward, AdamW, with a short stop as for an evaluation."""
+    layer = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, dropout=0.0)
+    model = torch.nn.TransformerEncoder(layer, 6).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    pause_s = time.monotonic() + 2
+    while time.monotonic() < deadline_s:
+        batch = torch.randn(32, 256, 1024, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = (model(batch) - batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+        if time.monotonic() > pause_s:
+            time.sleep(0.3)
+            pause_s = time.monotonic() + 2
+
+
+def run_wave(wave: Wave, seconds: float, matrix: torch.Tensor) -> list[tuple[float, float]]:
+    """The load; returns when it was on, for looking at the sensor's lag afterwards."""
+    start = time.monotonic()
+    if isinstance(wave, str):
+        train_until(start + seconds) if wave == "training" else burn_until(start + seconds, matrix)
+        return [(start, time.monotonic())]
+    period, duty = wave
+    bursts = []
+    for number in range(round(seconds / period)):
+        begin = start + number * period
+        time.sleep(max(0.0, begin - time.monotonic()))
+        on = time.monotonic()
+        burn_until(begin + duty * period, matrix)
+        bursts.append((on, time.monotonic()))
+    return bursts
+
+
+def tick(handle: object) -> tuple[int, float]:
+    """Wait for the counter to change: its value is then exact for this moment."""
+    first = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    while True:
+        value = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        if value != first:
+            return time.monotonic_ns(), value / 1000
+
+
+class Poller(threading.Thread):
+    """What a simple power logger would have: a field, read every so often."""
+
+    def __init__(self, handle: object, period_s: float, instant: bool) -> None:
+        super().__init__(daemon=True)
+        self.handle, self.period_s, self.instant = handle, period_s, instant
+        self.rows: list[tuple[float, float]] = []
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        due = time.monotonic()
+        while not self.stopped.is_set():
+            self.rows.append((time.monotonic(), self.power_w()))
+            due += self.period_s
+            self.stopped.wait(max(0.0, due - time.monotonic()))
+
+    def power_w(self) -> float:
+        if self.instant:
+            return pynvml.nvmlDeviceGetFieldValues(self.handle, [INSTANT_FIELD])[0].value.uiVal / 1000
+        return pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000
+
+    def energy_j(self, start_s: float, end_s: float) -> float:
+        """Trapezoid rule, with the first and last reading held to the window's ends."""
+        t = np.array([row[0] for row in self.rows])
+        w = np.array([row[1] for row in self.rows])
+        grid = np.unique(np.clip(np.concatenate([[start_s], t, [end_s]]), start_s, end_s))
+        return float(np.trapezoid(np.interp(grid, t, w), grid))
+
+
+def measure(
+    wave: tuple[float, float] | None, seconds: float, matrix: torch.Tensor, handle: object
+) -> dict[str, object]:
+    pollers = {
+        f"{name} @{period:g} s": Poller(handle, period, instant)
+        for name, instant in (("average", False), ("instant", True))
+        for period in (1.0, 5.0)
+    }
+    for poller in pollers.values():
+        poller.start()
+    start_ns, start_j = tick(handle)
+    bursts = run_wave(wave, seconds, matrix)
+    end_ns, end_j = tick(handle)
+    for poller in pollers.values():
+        poller.stopped.set()
+    window_s = (start_ns / 1e9, end_ns / 1e9)
+    return {
+        "wave": wave if isinstance(wave, str) else f"{1000 * wave[0]:.0f} ms, {100 * wave[1]:.0f} %",
+        "window_ns": (start_ns, end_ns),
+        "true_j": end_j - start_j,
+        "polled_j": {name: poller.energy_j(*window_s) for name, poller in pollers.items()},
+        "bursts": bursts[:200],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each wave")
+    parser.add_argument("--keep", type=Path, help="folder for the trace and the true energies")
+    options = parser.parse_args()
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    burn_until(time.monotonic() + 3, matrix)
+    with tempfile.TemporaryDirectory() as folder:
+        trace_path = Path(folder) / "trace.jsonl"
+        meter = Meter(trace_path, Path(folder) / "events.jsonl", EnergyConfig())
+        meter.start()
+        rows = []
+        for wave in WAVES:
+            time.sleep(1.0)
+            rows.append(measure(wave, options.seconds, matrix, handle))
+        meter.stop()
+        trace = load_trace(trace_path)
+        if options.keep:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            shutil.copy(trace_path, options.keep / "square-waves.jsonl")
+            (options.keep / "square-waves.truth.json").write_text(json.dumps(rows))
+    print(
+        f"{torch.cuda.get_device_name(0)}, {options.seconds:g} s per wave; errors against the counter read at its ticks"
+    )
+    names = list(rows[0]["polled_j"])
+    print(
+        f"{'wave':<14}{'mean W':>8}{'recorded':>10}{'± 95 %':>8}{'counter':>9}{'20 ms':>8}"
+        + "".join(f"{n:>15}" for n in names)
+    )
+    results = []
+    for row in rows:
+        window, truth = tuple(row["window_ns"]), row["true_j"]
+        figure = component_energy(trace, "gpu", [window])
+        paths = both_paths(trace, "gpu", [window])
+        assert isinstance(paths, TwoPaths)
+        result = {
+            "wave": row["wave"],
+            "mean_w": truth / ((window[1] - window[0]) / 1e9),
+            "recorded_error": figure.energy_j / truth - 1,
+            "half_width": figure.half_width_j / truth,
+            "counter_error": paths.counter.energy_j / truth - 1,
+            "samples_error": paths.integrated.energy_j / truth - 1,
+            "polled_error": {name: value / truth - 1 for name, value in row["polled_j"].items()},
+        }
+        results.append(result)
+        print(
+            f"{result['wave']:<14}{result['mean_w']:>8.0f}{100 * result['recorded_error']:>+9.2f}%"
+            f"{100 * result['half_width']:>7.2f}%{100 * result['counter_error']:>+8.2f}%"
+            f"{100 * result['samples_error']:>+7.2f}%"
+            + "".join(f"{100 * error:>+14.1f}%" for error in result["polled_error"].values())
+        )
+    print(json.dumps({"benchmark": "square_waves", "results": results}))
+
+
+if __name__ == "__main__":
+    main()
