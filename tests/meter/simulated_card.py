@@ -15,7 +15,7 @@ class SimulatedCard:
         self._t = np.arange(len(power_w) + 1) * STEP_S
         self._energy = np.concatenate([[0.0], np.cumsum(power_w * STEP_S)])
         self._latch_phase = random.uniform(0, REFRESH_S)
-        self._lag = random.uniform(0.02, 0.04)
+        self._lag = random.uniform(0.0, 0.02)
         self._sample_phase = random.uniform(0, 0.02)
         self._random = random
 
