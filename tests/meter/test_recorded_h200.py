@@ -29,10 +29,10 @@ def test_the_recorded_joules_are_the_counter_s_within_half_a_percent_and_the_int
     assert abs(figure.energy_j - wave["true_j"]) <= 1.25 * figure.half_width_j  # the truth has a tick of its own
 
 
-def test_the_two_paths_agree_within_2_percent(trace):
+def test_the_two_paths_agree_within_3_percent(trace):
     for wave in TRUTH:
         paths = both_paths(trace, "gpu", [tuple(wave["window_ns"])])
-        assert abs(paths.disagreement_rel) < 0.02
+        assert abs(paths.disagreement_rel) < 0.03
 
 
 def test_a_poller_of_the_same_card_was_off_by_more_than_half():
