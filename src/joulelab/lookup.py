@@ -54,12 +54,30 @@ SENSORS = Table(
         "rapl": "joulelab.meter.sensors.rapl:RaplSensor",
         "host": "joulelab.meter.sensors.host:HostSensor",
         "cpu-estimate": "joulelab.meter.sensors.cpu_estimate:CpuEstimateSensor",
+        "amd": "joulelab.meter.sensors.amd:AmdSensor",
+        "apple": "joulelab.meter.sensors.apple:AppleSensor",
+        "replay": "joulelab.meter.sensors.replay:ReplaySensor",
     },
 )
 
 # A pipeline has two entries: its settings, which a login node can check without torch, and its stages.
-PIPELINE_SPECS = Table("pipeline", {"classify": "joulelab.distill.classify_config:ClassifySpec"})
-PIPELINES = Table("pipeline", {"classify": "joulelab.distill.classify:run_classify"})
+PIPELINE_SPECS = Table(
+    "pipeline",
+    {
+        "classify": "joulelab.distill.classify_config:ClassifySpec",
+        "measure": "joulelab.runs.measure_spec:MeasureSpec",
+    },
+)
+PIPELINES = Table(
+    "pipeline",
+    {
+        "classify": "joulelab.distill.classify:run_classify",
+        "measure": "joulelab.runs.measure_spec:refuse",
+    },
+)
+
+# What runs beside the meter when asked for, as a context manager around the run.
+BESIDE = Table("tool beside the meter", {"codecarbon": "joulelab.trackers.codecarbon:beside"})
 
 TRAINER_STATS = Table(
     "trainer stats",

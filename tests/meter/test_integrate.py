@@ -66,6 +66,14 @@ def test_two_packages_with_their_own_wraps_give_the_true_joules(tmp_path):
     assert figure.energy_j == pytest.approx((22 + 22 + 260 + 20) + (240 + 260 + 240 + 258))
 
 
+def test_a_counter_that_was_set_back_leaves_a_gap_and_no_negative_joules(tmp_path):
+    values = [1000, 1100, 1200, 5, 105, 205]
+    lines = [gpu_line(t, 100, value) for t, value in enumerate(values)]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(device(refresh_s=1e-9)), *lines]))
+    assert component_energy(trace, "gpu", [(at(0), at(5))]).energy_j == pytest.approx(400)
+    assert [gap.reason for gap in trace.gaps] == ["the energy counter was set back"]
+
+
 def test_an_estimate_keeps_its_name_and_its_wide_gain(tmp_path):
     model = device("estimate:cpu", "cpu_estimate", refresh_s=1e-9, gain_error_rel=0.7, facts={"w_per_thread": 3.0})
     lines = [

@@ -25,7 +25,7 @@ def rapl_tree(tmp_path):
     place.mkdir(parents=True)
     (place / "name").write_text("package-0")
     (place / "energy_uj").write_text("0")
-    (place / "max_energy_range_uj").write_text("1000000000")
+    (place / "max_energy_range_uj").write_text("262143328850")
     return tmp_path / "powercap"
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from joulelab.meter.grids import parse_grid
 
 
 class EnergyConfig(BaseModel):
@@ -14,15 +16,48 @@ class EnergyConfig(BaseModel):
 
     sample_interval_s: float = Field(0.5, ge=0.02, le=60)
     """Seconds between readings of the counters; a killed run loses at most this much of its trace."""
+    counter_interval_s: float = Field(1.0, ge=0.1, le=60)
+    """Seconds between readings of a GPU's energy counter, a slow call; longer where it would take 1 % of a core."""
     gpus: str = "auto"
-    """`auto` (the GPUs this process may use), `none`, or GPU UUIDs and indices separated by commas."""
+    """`auto` (the GPUs this job was given), `none`, or UUIDs and positions among those GPUs, separated by commas."""
     rapl_root: str = "/sys/class/powercap"
     """Where the kernel's RAPL tree is; another tree can stand in for it."""
+    node_shared: Literal["auto", "yes", "no"] = "auto"
+    """Whether other jobs run on this node, so that RAPL's joules stay out of the total; `auto`: as Slurm tells."""
     estimate_cpu: bool = False
     """Also estimate CPU energy from CPU time; shown beside the measured total, never inside it."""
+    estimate_machine: bool = False
+    """With `estimate_cpu`: also estimate the CPU energy of all processes of this machine, listed beside."""
+    replay_trace: str = ""
+    """A recorded trace (JSONL) that stands in for the sensors, its times moved to now; its joules were spent before."""
+    replay_speed: float = Field(1.0, gt=0, le=1000)
+    """How much faster than recorded a trace is replayed; joules stay, so power is multiplied by it."""
     idle_before_s: float = Field(0.0, ge=0, le=600)
     """Seconds of idle baseline recorded before the first stage; outside the totals."""
     idle_after_s: float = Field(0.0, ge=0, le=600)
     """Seconds of idle baseline recorded after the last stage; outside the totals."""
-    total_energy_policy: Literal["measured", "gpu_only"] = "measured"
-    """What `totals.energy_j` means: all that sensors measured, or the GPUs alone."""
+    total_energy_policy: Literal["measured", "gpu_only", "codecarbon"] = "measured"
+    """What `totals.energy_j` means: all that sensors measured, the GPUs alone, or CodeCarbon's own figure."""
+    codecarbon: bool = False
+    """Also run CodeCarbon beside the meter, offline; its figures stand in `codecarbon/` and are labelled as its own."""
+    require: Literal["nothing", "measured"] = "nothing"
+    """`measured`: do not start where no sensor can measure joules (exit code 3)."""
+    require_grade: Literal["none", "A", "B", "C"] = "none"
+    """The lowest validity grade that is accepted; a run that does not reach it ends with exit code 4."""
+    grid: str = "none"
+    """Whose electricity, for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
+    pue: float | None = Field(None, ge=1, le=5)
+    """Power usage effectiveness of the building; CO2e with it is shown apart. Unset: not applied."""
+
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _grid_is_text(cls, value: object) -> object:
+        if value is False:
+            raise ValueError("YAML reads a bare NO as false; write NOR for Norway, or `none` for no CO2e")
+        return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("grid")
+    @classmethod
+    def _grid_is_known(cls, value: str) -> str:
+        parse_grid(value)
+        return value

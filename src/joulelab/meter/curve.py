@@ -22,8 +22,8 @@ from joulelab.clock import NS
 Floats = NDArray[np.float64]
 Stamps = NDArray[np.int64]
 
-# Of the driver's buffer, measured on an H200: a step of power reaches half its height in the samples 17 ms later and all
-# of it after about 40 ms, as if a sample told the mean of 20 ms that ended about 10 ms before its stamp.
+# Of the driver's buffer, measured on an H200: a step of power reaches half its height in the samples 17 ms later and
+# all of it after about 40 ms, as if a sample told the mean of 20 ms that ended about 10 ms before its stamp.
 SAMPLE_S = 0.02
 SAMPLE_LAG_S = 0.01
 SAMPLE_LAG_ERROR_S = 0.01

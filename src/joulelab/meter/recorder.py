@@ -154,15 +154,17 @@ class Recorder:
         lines: list[Line] = []
         for scheduled in self._sensors:
             if everything or scheduled.due_ns <= time.monotonic_ns():
-                lines += self._read(scheduled)
+                lines += self._read(scheduled, edge=everything)
                 scheduled.advance()
         if lines:
             self._append(lines)
 
-    def _read(self, scheduled: _Scheduled) -> list[Line]:
+    def _read(self, scheduled: _Scheduled, edge: bool = False) -> list[Line]:
+        """One reading; the first and the last are edges of the trace, for which a sensor may want to read more."""
         late_s = (time.monotonic_ns() - scheduled.due_ns) / clock.NS
+        read = getattr(scheduled.sensor, "read_edge", scheduled.sensor.read) if edge else scheduled.sensor.read
         try:
-            lines = scheduled.sensor.read()
+            lines: list[Line] = read()
         except Exception as error:  # logged as a gap and retried at the next deadline
             scheduled.failing = True
             gap = {"kind": "gap", **clock.now().fields(), "device": scheduled.name}

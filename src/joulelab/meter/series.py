@@ -118,8 +118,9 @@ class _Collector:
         if kind == "header":
             self._take_header(line, mono_ns)
         elif kind == "gpu":
-            self.powers.setdefault(line["device"], []).append((mono_ns, line["power_watts"]))
-            if "energy_counter_j" in line:
+            if line.get("power_watts") is not None:
+                self.powers.setdefault(line["device"], []).append((mono_ns, line["power_watts"]))
+            if line.get("energy_counter_j") is not None:
                 stamp = line.get("counter_mono_ns", mono_ns)
                 self.counters.setdefault(line["device"], []).append((stamp, line["energy_counter_j"]))
         elif kind == "samples":
@@ -127,6 +128,9 @@ class _Collector:
         elif kind == "rapl":
             for domain, energy_j in line["rapl"].items():
                 self.counters.setdefault(f"rapl:{domain}", []).append((mono_ns, energy_j))
+        elif kind == "counters":
+            for device, energy_j in line["counters_j"].items():
+                self.counters.setdefault(device, []).append((mono_ns, energy_j))
         elif kind == "estimate":
             self.counters.setdefault(line["device"], []).append((mono_ns, line["busy_thread_s"]))
         elif kind == "gap":
@@ -152,9 +156,10 @@ class _Collector:
 
     def trace(self) -> Trace:
         head = self.header
+        devices = tuple(self._series(device) for device in head.get("devices", ()))
         return Trace(
             header=head,
-            devices=tuple(self._series(device) for device in head.get("devices", ())),
+            devices=devices,
             missing=tuple(MissingComponent(m["component"], m["reason"], m["fix"]) for m in head.get("missing", ())),
             gaps=tuple(self.gaps),
             first_ns=min(self.stamps, default=0),
@@ -164,6 +169,16 @@ class _Collector:
             offset_s=head.get("wall_minus_mono_s", 0.0),
         )
 
+    def _bridge_restarts(self, device: str, counter_ns: Array, counter_j: Array) -> Array:
+        """A counter without wrap that falls was set back (a driver reload): what was spent meanwhile is a gap."""
+        steps = np.diff(counter_j)
+        for place in np.flatnonzero(steps < 0):
+            self.gaps.append(Gap(device, int(counter_ns[place + 1]), "the energy counter was set back"))
+        lost: Array = np.zeros(len(counter_j))
+        lost[1:] = np.cumsum(np.where(steps < 0, -steps, 0.0))
+        bridged: Array = counter_j + lost
+        return bridged
+
     def _series(self, device: dict[str, Any]) -> DeviceSeries:
         name = device["device"]
         counter_ns, counter_j = _arrays(self.counters.get(name, []))
@@ -171,6 +186,8 @@ class _Collector:
             counter_j = counter_j * device["facts"]["w_per_thread"]
         elif device.get("wrap_j"):
             counter_j = unwrap(counter_j, device["wrap_j"])
+        else:
+            counter_j = self._bridge_restarts(name, counter_ns, counter_j)
         power_ns, power_w = _arrays(self.powers.get(name, []))
         samples_ns, samples_w = _arrays(sorted(self.samples.get(name, [])))
         return DeviceSeries(

@@ -20,6 +20,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.recorder import READY, STOP, Job
+from joulelab.meter.sensors import amd, apple
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import LineFile, header, read_lines
 
@@ -28,10 +29,16 @@ STOP_TIMEOUT_S = 10.0
 RESTARTS = 20
 
 
+# opened only where their library is installed: their absence says nothing about a machine with other cards
+_OTHER_MAKERS = (("amd", amd.present), ("apple", apple.present))
+
+
 def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
+    if config.replay_trace:
+        return ("host", "replay")
     names = ["host", "rapl"]
     if config.gpus != "none":
-        names.append("nvml")
+        names += ["nvml", *(name for name, present in _OTHER_MAKERS if present())]
     if config.estimate_cpu:
         names.append("cpu-estimate")
     return tuple(names)

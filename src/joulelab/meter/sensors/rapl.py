@@ -1,76 +1,171 @@
-"""CPU joules from the kernel's powercap tree (RAPL): one wrapping microjoule counter per domain.
+"""CPU joules from the kernel's powercap tree (RAPL): one wrapping microjoule counter per domain, on Intel and AMD.
 
 Package domains hold the core and uncore domains, and psys holds the packages, so the total is packages + dram; the rest
-is recorded and shown, never added. The counter wraps at `max_energy_range_uj`, which differs by domain and goes into
-the trace's header, where the reader unwraps it.
+is recorded and shown, never added. Some laptops show a package twice, through its registers and through memory
+(`intel-rapl-mmio`): one of the two counts.
+
+The counter wraps at `max_energy_range_uj`, which differs by domain and goes into the trace's header, where the reader
+unwraps it. That works while at most one wrap lies between two readings, so the domains are read at least twice within
+the shortest wrap at a power no package reaches; `max_gap_s` tells the reader from where on a gap hides a wrap.
+
+RAPL knows no processes: on a node shared with other jobs its joules are labelled and stay out of the total.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
+from joulelab.meter.sensors.slurm_share import why_shared
 
 UJ = 1e-6
 # Intel documents no accuracy; comparisons against wall meters on server parts lie within a few percent.
 GAIN_ERROR_REL = 0.05
+REFRESH_S = 0.001
+# Above any package on sale (500 W rated in 2025, more in short bursts); a platform has several.
+MOST_PACKAGE_W = 1000.0
+SHORTEST_INTERVAL_S = 0.02
+# /sys/class/powercap is flat; a copied tree may be nested as the kernel's own is.
+PLACES = ("*/energy_uj", "*/*/energy_uj", "*/*/*/energy_uj")
+
+
+@dataclass(frozen=True)
+class Domain:
+    folder: Path
+    kind: str
+    """package, core, uncore, dram or psys"""
+    label: str
+    """Its name in the trace, one of a kind on this machine: package-0, package-0/dram."""
+    wrap_j: float | None
+    twin: bool = False
+    """The same joules as another domain's, read another way."""
+
+    @property
+    def counted(self) -> bool:
+        return self.kind in ("package", "dram") and not self.twin
+
+    def max_gap_s(self, packages: int) -> float | None:
+        most_w = MOST_PACKAGE_W * (max(1, packages) if self.kind == "psys" else 1)
+        return None if self.wrap_j is None else self.wrap_j / most_w / 2
 
 
 class RaplSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = config.sample_interval_s
         self._root = Path(config.rapl_root)
-        self._counters: dict[str, Path] = {}
+        self._node_shared = config.node_shared
+        self._domains: list[Domain] = []
+        self._unread: list[Domain] = []
 
     def open(self) -> list[Device]:
-        folders = sorted(path.parent for path in self._root.glob("*/energy_uj"))
-        # powercap lists every domain flat and some kernels nest them too; one real path is one domain
-        unique = {folder.resolve(): folder for folder in folders}
-        if not unique:
+        domains = find_domains(self._root)
+        if not domains:
             raise SensorUnavailable(
                 "cpu",
                 f"no RAPL domains under {self._root}",
-                "virtual machines rarely expose RAPL; on bare metal load the intel_rapl_common kernel module",
+                "virtual machines rarely expose RAPL; on bare metal load the kernel module that fits "
+                "(sudo modprobe intel_rapl_msr, for Intel and AMD alike)",
             )
-        unreadable = [folder for folder in unique.values() if not _readable(folder / "energy_uj")]
-        if unreadable:
+        self._unread = [domain for domain in domains if not _readable(domain.folder / "energy_uj")]
+        # a package that cannot be read would make the total too small without a word; a core domain is only shown
+        needed = [domain for domain in self._unread if domain.counted]
+        if needed:
             raise SensorUnavailable(
-                "cpu",
-                f"{unreadable[0] / 'energy_uj'} is not readable for this user",
-                f"sudo chmod a+r {self._root}/*/energy_uj (until the next boot), "
-                "or give Python the capability CAP_DAC_READ_SEARCH",
+                "cpu", f"{needed[0].folder / 'energy_uj'} is not readable for this user", readable_fix(self._root)
             )
-        return [self._describe(folder) for folder in unique.values()]
-
-    def _describe(self, folder: Path) -> Device:
-        domain = (folder / "name").read_text().strip()
-        # sub-domains carry their parent's number (intel-rapl:1:0), which tells two packages' dram apart
-        parent = folder.name.split(":")[1] if folder.name.count(":") == 2 else None
-        name = domain if parent is None else f"package-{parent}/{domain}"
-        self._counters[name] = folder / "energy_uj"
-        kind = domain.split("-")[0]
-        return Device(
-            device=f"rapl:{name}",
-            component="dram" if kind == "dram" else "cpu",
-            name=domain,
-            counted=kind in ("package", "dram"),
-            wrap_j=int((folder / "max_energy_range_uj").read_text()) * UJ,
-            refresh_s=0.001,
-            gain_error_rel=GAIN_ERROR_REL,
-        )
+        self._domains = [domain for domain in domains if domain not in self._unread]
+        packages = sum(domain.kind == "package" and not domain.twin for domain in domains)
+        gaps = [gap for domain in self._domains if (gap := domain.max_gap_s(packages)) is not None]
+        self.interval_s = max(SHORTEST_INTERVAL_S, min([self.interval_s, *gaps]))
+        shared = why_shared(self._node_shared, os.environ)
+        return [_describe(domain, packages, shared) for domain in self._domains]
 
     def read(self) -> list[Line]:
-        counters = {name: int(path.read_text()) * UJ for name, path in self._counters.items()}
-        return [{"kind": "rapl", "device": "host", "rapl": counters}]
+        counters = {domain.label: int((domain.folder / "energy_uj").read_text()) * UJ for domain in self._domains}
+        lines: list[Line] = [{"kind": "rapl", "device": "host", "rapl": counters}]
+        for domain in self._unread:
+            text = f"{domain.folder / 'energy_uj'} is not readable for this user; its joules lie inside others' anyway"
+            lines.append({"kind": "warning", "device": f"rapl:{domain.label}", "text": text})
+        self._unread = []
+        return lines
 
     def close(self) -> None:
         pass
 
 
-def _readable(path: Path) -> bool:
+def find_domains(root: Path) -> list[Domain]:
+    """All domains of a tree, packages first. One real folder is one domain, however many links lead to it."""
+    folders = {path.parent.resolve(): path.parent for pattern in reversed(PLACES) for path in root.glob(pattern)}
+    domains: list[Domain] = []
+    for folder in sorted(folders.values(), key=lambda folder: ("mmio" in folder.name, _numbers(folder))):
+        name = _text(folder / "name") or folder.name
+        twin = "mmio" in folder.name and any(name in domain.label.split("/") for domain in domains)
+        label = ("mmio/" if twin else "") + _label(folder, name, domains)
+        if any(domain.label == label for domain in domains):
+            label = f"{label}@{folder.name}"
+        domains.append(Domain(folder, name.split("-")[0], label, _wrap_j(folder), twin))
+    return domains
+
+
+def _numbers(folder: Path) -> tuple[int, ...]:
+    """intel-rapl:1:0 -> (1, 0)"""
+    return tuple(int(part) for part in folder.name.split(":")[1:] if part.isdigit())
+
+
+def _label(folder: Path, name: str, before: list[Domain]) -> str:
+    """A sub-domain carries its parent's number (intel-rapl:1:0), which tells two packages' dram apart."""
+    numbers = _numbers(folder)
+    if len(numbers) < 2:
+        return name
+    parents = [domain.label for domain in before if _numbers(domain.folder) == numbers[:-1]]
+    return f"{parents[0] if parents else f'package-{numbers[0]}'}/{name}"
+
+
+def _wrap_j(folder: Path) -> float | None:
+    text = _text(folder / "max_energy_range_uj")
+    return int(text) * UJ if text and text.isdigit() else None
+
+
+def _describe(domain: Domain, packages: int, shared: str | None) -> Device:
+    facts: dict[str, object] = {"max_gap_s": domain.max_gap_s(packages), "folder": str(domain.folder)}
+    if shared:
+        facts |= {"node_wide": True, "reason": shared}
+    elif not domain.counted:
+        facts["reason"] = "its joules lie inside a package's" if domain.kind != "psys" else "it holds the packages"
+    return Device(
+        device=f"rapl:{domain.label}",
+        component="dram" if domain.kind == "dram" else "cpu",
+        name=domain.label.split("/")[-1],
+        counted=domain.counted and not shared,
+        wrap_j=domain.wrap_j,
+        refresh_s=REFRESH_S,
+        gain_error_rel=GAIN_ERROR_REL,
+        facts=facts,
+    )
+
+
+def readable_fix(root: Path) -> str:
+    """Since 2020 the kernel lets only root read RAPL (it can betray keys); these are ways to allow it on purpose."""
+    python = Path(sys.executable).resolve()
+    return (
+        f"until the next boot: sudo chmod a+r {root}/*/energy_uj; for good, as root, write "
+        'SUBSYSTEM=="powercap", KERNEL=="*rapl*:*", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
+        "into /etc/udev/rules.d/70-rapl.rules and run "
+        "`udevadm control --reload && udevadm trigger -c add -s powercap`; "
+        f"or for this Python alone, and whoever runs it: sudo setcap cap_dac_read_search+ep {python}"
+    )
+
+
+def _text(path: Path) -> str | None:
     try:
-        path.read_text()
+        return path.read_text().strip()
     except OSError:
-        return False
-    return True
+        return None
+
+
+def _readable(path: Path) -> bool:
+    return _text(path) is not None

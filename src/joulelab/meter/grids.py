@@ -1,0 +1,98 @@
+"""How many grams of CO2e a kilowatt-hour stands for, by grid: published yearly averages, as a range.
+
+No single number is right: years differ, sources differ, and what is published is the average of what a country
+generates, not of what its sockets deliver. So every grid is the span of all rows of `grids.csv` (each with source and
+year), widened by `MARGIN_REL`. Or a user who knows better names a number or a range in g/kWh.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from pathlib import Path
+
+from joulelab.lookup import nearest
+from joulelab.meter.figures import Frozen
+
+TABLE = Path(__file__).with_name("grids.csv")
+# Generation against consumption: imports, exports and grid losses (5 to 8 % in most countries), and later revisions.
+MARGIN_REL = 0.10
+NO_GRID = "none"
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+class GridFactor(Frozen):
+    grid: str
+    """ISO code, EU, WORLD, or `given` for a number of the user's own."""
+    code3: str | None = None
+    """ISO code of three letters, where the grid is a country."""
+    name: str
+    low_g_per_kwh: float
+    high_g_per_kwh: float
+    source: str
+    year: str
+
+
+def parse_grid(text: str) -> GridFactor | None:
+    """`FR`, `fra`, `world`, `56`, `40-60`; None for `none`. A ValueError says what would have been right."""
+    word = text.strip()
+    if word.lower() == NO_GRID:
+        return None
+    given = re.fullmatch(rf"{_NUMBER}(?:\s*(?:-|–|to|\.\.)\s*{_NUMBER})?(?:\s*g(?:CO2e)?/kWh)?", word)
+    if given:
+        return _given(float(given.group(1)), float(given.group(2) or given.group(1)))
+    grids = _by_code()
+    if word.upper() in grids:
+        return grids[word.upper()]
+    named = [grid for grid in grids.values() if grid.name.lower() == word.lower()]
+    if named:
+        return named[0]
+    names = sorted({grid.name for grid in grids.values()} | {grid.grid for grid in grids.values()})
+    guess = nearest(word, [*names, *grids]) or nearest(word.upper(), grids)
+    ways = "an ISO code such as FR, DE, US or SE, `EU`, `world`, or grams per kWh as `56` or `40-60`"
+    raise ValueError(f"no grid '{word}'; " + (f"did you mean {guess}? Or give {ways}" if guess else f"give {ways}"))
+
+
+def _given(low: float, high: float) -> GridFactor:
+    if high < low:
+        raise ValueError(f"the range {low:g}-{high:g} runs backwards")
+    if high > 3000:
+        raise ValueError(f"{high:g} g/kWh is more than any fuel emits; the unit is grams per kilowatt-hour")
+    return GridFactor(
+        grid="given",
+        name="given by the user",
+        low_g_per_kwh=low,
+        high_g_per_kwh=high,
+        source="stated in energy.grid",
+        year="not stated",
+    )
+
+
+@cache
+def _by_code() -> dict[str, GridFactor]:
+    """Every grid under its two codes."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            rows.setdefault(row["code"], []).append(row)
+    found: dict[str, GridFactor] = {}
+    for code, same in rows.items():
+        factor = _span(code, same)
+        found[code] = found[same[0]["code3"]] = factor
+    return found
+
+
+def _span(code: str, rows: list[dict[str, str]]) -> GridFactor:
+    grams = [float(row["g_per_kwh"]) for row in rows]
+    years = sorted({row["year"] for row in rows})
+    sources = dict.fromkeys(f"{row['source']}: {row['g_per_kwh']} g/kWh in {row['year']}" for row in rows)
+    return GridFactor(
+        grid=code,
+        code3=rows[0]["code3"] if len(rows[0]["code3"]) == 3 else None,
+        name=rows[0]["name"],
+        low_g_per_kwh=round(min(grams) * (1 - MARGIN_REL), 1),
+        high_g_per_kwh=round(max(grams) * (1 + MARGIN_REL), 1),
+        source=f"{'; '.join(sources)}; widened by {100 * MARGIN_REL:.0f} %",
+        year=years[0] if len(years) == 1 else f"{years[0]} to {years[-1]}",
+    )

@@ -1,0 +1,71 @@
+"""A program and everything it started, found without looking at every process of the machine.
+
+psutil finds children by reading all of /proc, about 20 us per process of the machine at every tick: a tenth of a core
+on a node with thousands. The kernel also lists each thread's children; walking down that list costs about 30 us per
+thread of the program. The tree is walked anew every `RESCAN_S`, or more rarely where that would take more than
+`RESCAN_SHARE` of a core; in between its known members are asked, at about 20 us each.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+RESCAN_S = 2.0
+RESCAN_SHARE = 0.001
+
+
+class ProcessTree:
+    def __init__(self, root_pid: int, without: frozenset[int] = frozenset()) -> None:
+        self._root = psutil.Process(root_pid)
+        self._without = without
+        self._members: list[psutil.Process] = [self._root]
+        self._rescan_at_s = 0.0
+
+    def members(self) -> list[psutil.Process]:
+        """Parents before their children: whoever adds up CPU time then never sees a time twice."""
+        begin_s = time.monotonic()
+        if begin_s >= self._rescan_at_s:
+            self._members = self._found()
+            took_s = time.monotonic() - begin_s
+            self._rescan_at_s = begin_s + max(RESCAN_S, took_s / RESCAN_SHARE)
+        return self._members
+
+    def _found(self) -> list[psutil.Process]:
+        children = children_of(self._root.pid)
+        if children is None:
+            slowly = self._root.children(recursive=True)
+            return [self._root, *(child for child in slowly if child.pid not in self._without)]
+        known = {member.pid: member for member in self._members}
+        walked = [known.get(pid) or _process(pid) for pid in self._walk(children)]
+        return [member for member in walked if member is not None]
+
+    def _walk(self, children: list[int]) -> list[int]:
+        pids = [self._root.pid]
+        queue = children
+        while queue:
+            fresh = [pid for pid in queue if pid not in self._without]
+            pids += fresh
+            queue = [child for pid in fresh for child in children_of(pid) or ()]
+        return pids
+
+
+def children_of(pid: int) -> list[int] | None:
+    """The children of all threads of a process; None where the kernel does not list them."""
+    if not Path(f"/proc/{pid}/task/{pid}/children").exists():
+        return None
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that ended meanwhile
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None

@@ -1,0 +1,140 @@
+"""The CPU estimate: whose time it counts, by which watts, and what asking costs."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sensors import cpu_estimate, process_tree
+from joulelab.meter.sensors.cpu_estimate import TABLE, BusyTime, CpuEstimateSensor, machine_busy_s, row_for
+from joulelab.meter.sensors.process_tree import ProcessTree, children_of
+
+PARENT = textwrap.dedent(
+    """
+    import subprocess, sys, threading, time
+    burn = '''import time
+    end = time.process_time() + 0.3
+    while time.process_time() < end: pass
+    print(flush=True); input()'''
+    children = []
+    def start():
+        for _ in range(2):
+            child = [sys.executable, "-c", burn]
+            children.append(subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        time.sleep(60)
+    threading.Thread(target=start, daemon=True).start()
+    while len(children) < 2: time.sleep(0.01)
+    for child in children: child.stdout.readline()
+    print("burnt", flush=True); input()
+    for child in children: child.communicate(b"\\n")
+    print("waited", flush=True); input()
+    """
+)
+
+
+@pytest.fixture
+def family(monkeypatch):
+    """A program whose two children, started by another thread than its first, have burnt 0.3 s each."""
+    monkeypatch.setattr(process_tree, "RESCAN_S", 0.0)
+    monkeypatch.setattr(process_tree, "RESCAN_SHARE", 1e9)
+    program = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,  # its children end with their input
+        start_new_session=True,
+    )
+    assert program.stdout.readline() == b"burnt\n"
+    yield program
+    program.kill()
+    program.wait()
+
+
+def tell(program):
+    program.stdin.write(b"\n")
+    program.stdin.flush()
+    return program.stdout.readline()
+
+
+def test_children_of_every_thread_are_found_without_scanning_the_machine(family, monkeypatch):
+    monkeypatch.setattr(psutil, "process_iter", lambda *_: pytest.fail("all processes were scanned"))
+    assert sorted(children_of(family.pid)) == sorted(child.pid for child in psutil.Process(family.pid).children())
+    assert len(ProcessTree(family.pid).members()) == 3
+
+
+def test_a_kernel_without_the_list_of_children_is_served_the_slow_way(family, monkeypatch):
+    monkeypatch.setattr(process_tree, "children_of", lambda pid: None)
+    assert len(ProcessTree(family.pid).members()) == 3
+
+
+def test_a_large_tree_is_walked_more_rarely(monkeypatch):
+    tree = ProcessTree(os.getpid())
+    clock = iter([100.0, 100.05, 140.0, 151.0, 151.0])
+    monkeypatch.setattr(process_tree.time, "monotonic", lambda: next(clock))
+    walks = []
+    monkeypatch.setattr(tree, "_found", lambda: walks.append(1) or [])
+    for _ in range(3):  # a walk of 50 ms, at a thousandth of a core, is good for 50 s
+        tree.members()
+    assert len(walks) == 2
+
+
+def test_time_of_children_counts_while_they_live_and_after_they_were_waited_for(family):
+    busy = BusyTime(family.pid)
+    living_s = busy.seconds()
+    assert living_s >= 0.6
+    assert tell(family) == b"waited\n"
+    assert living_s <= busy.seconds() < living_s + 0.3
+
+
+def test_a_child_nobody_waits_for_leaves_its_time_behind(monkeypatch):
+    busy = BusyTime(os.getpid())
+    sums = iter([10.0, 110.0, 12.0, 13.0, 15.0])
+    monkeypatch.setattr(busy, "_sum", lambda: next(sums))
+    # 100 s vanish with a daemon: held once in case it was only being waited for, then kept for good
+    assert [busy.seconds() for _ in range(5)] == [10.0, 110.0, 110.0, 110.0, 112.0]
+
+
+def test_a_child_caught_between_two_readings_is_not_counted_twice(monkeypatch):
+    busy = BusyTime(os.getpid())
+    sums = iter([10.0, 8.0, 10.5, 11.0])
+    monkeypatch.setattr(busy, "_sum", lambda: next(sums))
+    assert [busy.seconds() for _ in range(4)] == [10.0, 10.0, 10.5, 11.0]
+
+
+def test_the_machine_s_busy_time_is_listed_beside_on_request():
+    before = machine_busy_s()
+    sensor = CpuEstimateSensor(EnergyConfig(estimate_machine=True), os.getpid())
+    program, machine = sensor.open()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    lines = sensor.read()
+    assert (program.counted, machine.counted, machine.facts["node_wide"]) == (True, False, True)
+    assert [line["device"] for line in lines] == [program.device, machine.device]
+    assert lines[1]["busy_thread_s"] - before > 0.15
+
+
+def test_the_model_is_cited_wide_and_has_no_constant_in_it():
+    (device,) = CpuEstimateSensor(EnergyConfig(), os.getpid()).open()
+    assert device.gain_error_rel >= 0.5
+    assert device.facts["source"]
+    assert row_for("AMD EPYC 9654 96-Core Processor").source == "AMD product page EPYC 9654"
+    assert row_for("Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz").rated_w == 150
+
+
+@pytest.mark.parametrize("family_name", ["EPYC", "Xeon"])
+def test_a_hidden_model_gets_the_middle_of_its_family(family_name):
+    made = [row for row in TABLE if row.threads > 1 and family_name in row.source]
+    watts = [row.rated_w / row.threads for row in made]
+    assert min(watts) < row_for(family_name).rated_w < max(watts)
+    assert f"({min(watts):.1f} to {max(watts):.1f} W per thread)" in row_for(family_name).source
+
+
+def test_the_whole_table_s_range_is_stated_right():
+    watts = [row.rated_w / row.threads for row in TABLE if row.threads > 1]
+    assert f"({min(watts):.1f} to {max(watts):.1f} W per thread)" in cpu_estimate.UNKNOWN.source
