@@ -1,0 +1,178 @@
+"""`joulelab monitor`: a log of power, memory and use beside any program, in the fields operators' scripts parse."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joulelab.errors import SensorMissing, UsageError
+
+if TYPE_CHECKING:
+    from joulelab.cli.monitor_view import PlainView, ScreenView
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.monitoring.loop import Monitor
+    from joulelab.meter.monitoring.slot import Slot
+
+SHORTEST_INTERVAL_S = 0.02
+# The sensors' own setting ends here; a longer interval is the monitor's affair alone.
+LONGEST_SENSOR_INTERVAL_S = 60.0
+
+
+def monitor(
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="auto|INDEX|UUID[,...]",
+            help="Which GPUs; an index counts within CUDA_VISIBLE_DEVICES where that is set. "
+            "`none` for the CPU alone. [default: 0, and the CPU alone where there is no GPU]",
+            show_default=False,
+        ),
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between records; fractions too.")] = 5.0,
+    log_path: Annotated[
+        Path, typer.Option("--log_path", "--log-path", "--outfile", "--out", help="The JSONL file to append to.")
+    ] = Path("logs/power_log.jsonl"),
+    pid: Annotated[int | None, typer.Option("--pid", help="Also record this process and its children.")] = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", help="End after so many seconds (default: at SIGINT or SIGTERM).")
+    ] = None,
+    rapl_root: Annotated[str, typer.Option("--rapl-root", help="Where the RAPL tree is.")] = "/sys/class/powercap",
+    live: Annotated[bool, typer.Option("--live", help="Show watts, joules and use while it runs (stderr).")] = False,
+    prometheus: Annotated[
+        int | None, typer.Option("--prometheus", metavar="PORT", help="Serve metrics on 127.0.0.1:PORT/metrics.")
+    ] = None,
+) -> None:
+    """Record power, memory and use of GPUs and CPU at a fixed cadence, until SIGINT, SIGTERM or --duration.
+
+    Exit codes: 0 ended as asked, 2 a dependency is missing or an option is wrong, 3 no GPU though one was asked for,
+    4 no such GPU.
+
+    Examples:
+
+      joulelab monitor --gpu 0 --interval 1 --outfile telemetry.jsonl &
+
+      joulelab monitor --gpu auto --pid 4711 --live
+    """
+    _check(interval, duration)
+    from contextlib import ExitStack
+
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.monitoring.exposition import PrometheusPage
+    from joulelab.meter.monitoring.log_file import LogFile
+    from joulelab.meter.monitoring.loop import Monitor, Settings
+    from joulelab.meter.monitoring.stopping import StopSignals
+    from joulelab.meter.monitoring.tally import Tally
+
+    sensor_interval_s = min(interval, LONGEST_SENSOR_INTERVAL_S)
+    config = EnergyConfig(
+        sample_interval_s=sensor_interval_s,
+        counter_interval_s=max(1.0, sensor_interval_s),
+        gpus=_gpus(gpu),
+        rapl_root=rapl_root,
+    )
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        page = PrometheusPage(prometheus) if prometheus is not None else None
+        if page is not None:
+            stack.callback(page.close)
+            say(f"metrics on http://127.0.0.1:{page.port}/metrics")
+        log = LogFile(log_path, say)
+        stack.callback(log.close)
+        watched = Monitor(Settings(interval, duration, pid), _slots(config, pid), log, say)
+        _open(watched, demanded=gpu not in (None, "none"))
+        stack.callback(watched.close)
+        say(f"recording every {interval:g} s to {log_path}; SIGINT or SIGTERM ends it")
+        view = _view() if live else None
+        if view is not None:
+            stack.enter_context(view)
+
+        def watch(tally: Tally) -> None:
+            if page is not None:
+                page.show(tally)
+            if view is not None:
+                view.show(tally)
+
+        reason = watched.run(stop, watch)
+    say(f"ended ({reason}) after {watched.tally.ticks} records per device in {log_path}")
+
+
+def say(text: str) -> None:
+    print(f"joulelab monitor: {text}", file=sys.stderr, flush=True)
+
+
+def _check(interval: float, duration: float | None) -> None:
+    if not SHORTEST_INTERVAL_S <= interval <= 86_400:
+        raise UsageError(
+            f"--interval {interval:g} is not between {SHORTEST_INTERVAL_S:g} and 86400 seconds",
+            "power and counters refresh every 100 ms on NVIDIA cards; 1 to 5 s are usual",
+        )
+    if duration is not None and not 0 < duration < float("inf"):
+        raise UsageError(f"--duration {duration:g} is not a number of seconds above 0")
+
+
+def _gpus(wanted: str | None) -> str:
+    """The GPUs as the sensor wants them. Only GPUs that were asked for may end the monitor by being absent."""
+    if wanted == "none":
+        return "none"
+    from joulelab.errors import JoulelabError
+    from joulelab.meter.monitoring.gpu_choice import choose
+
+    try:
+        chosen = choose(wanted or "0")
+    except JoulelabError as error:
+        if _other_maker():
+            return wanted or "0"
+        if wanted is not None:
+            raise
+        say(f"{error.message}; recording the CPU alone")
+        return "none"
+    for card in chosen.cards:
+        say(f"GPU {card.index} of the node: {card.name} ({card.uuid})")
+    return ",".join(card.uuid for card in chosen.cards)
+
+
+def _slots(config: EnergyConfig, pid: int | None) -> list[Slot]:
+    import os
+    from functools import partial
+
+    from joulelab.lookup import SENSORS
+    from joulelab.meter.monitoring.slot import Slot
+
+    names = ["host", "rapl"]
+    if config.gpus != "none":
+        names.append(_other_maker() or "nvml")
+    classes = {name: SENSORS.resolve(name) for name in names}
+    return [Slot(name, partial(made, config, pid or os.getpid()), say) for name, made in classes.items()]
+
+
+def _other_maker() -> str | None:
+    """The sensor for GPUs of another maker, where its library is there and no NVIDIA driver answers."""
+    from joulelab.errors import JoulelabError
+    from joulelab.meter.monitoring.gpu_choice import choose
+    from joulelab.meter.sensors import amd
+
+    if not amd.present():
+        return None
+    try:
+        choose("auto")
+    except JoulelabError:
+        return "amd"
+    return None
+
+
+def _open(watched: Monitor, demanded: bool) -> None:
+    for gone in watched.open():
+        if gone.component == "gpu" and demanded:
+            raise SensorMissing(f"no GPU can be read: {gone.reason}", gone.fix)
+        fix = f" ({gone.fix})" if gone.fix else ""
+        say(f"no joules of the {gone.component}: {gone.reason}{fix}")
+
+
+def _view() -> PlainView | ScreenView:
+    from joulelab.cli.monitor_view import PlainView, ScreenView
+
+    return ScreenView() if sys.stderr.isatty() else PlainView()

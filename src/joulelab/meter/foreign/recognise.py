@@ -1,0 +1,67 @@
+"""Which kind of log a file is, told by what stands in it: names and extensions are whatever somebody typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.meter.foreign import codecarbon, dmon, operators_jsonl, smi_csv
+from joulelab.meter.foreign.codecarbon import CodeCarbonLog
+from joulelab.meter.foreign.gather import TimeRule
+from joulelab.meter.foreign.power_log import PowerLog, UnknownFormat, UnusableLog
+
+_LOOKED_FOR = (
+    "JSONL with power_watts (joulelab monitor and earlier monitors), CSV with the same field names, "
+    "`nvidia-smi dmon` text (# gpu pwr ...), `nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
+    "CodeCarbon's emissions.csv"
+)
+# A dmon header repeats and JSONL may open with other programs' lines: so many lines decide.
+_DECIDING_LINES = 50
+
+
+def read_log(path: Path, rule: TimeRule) -> PowerLog | CodeCarbonLog:
+    lines = [line for line in _text(path).splitlines() if line.strip()]
+    if not lines:
+        raise UnknownFormat(f"{path} is empty", f"looked for: {_LOOKED_FOR}")
+    log = _read(path, lines, rule)
+    if not (log.runs if isinstance(log, CodeCarbonLog) else log.devices):
+        notes = f" ({'; '.join(log.notes)})" if log.notes else ""
+        raise UnusableLog(f"{path} is {log.format}, and holds no reading{notes}")
+    return log
+
+
+def read_power_log(path: Path, rule: TimeRule, purpose: str) -> PowerLog:
+    """A log with readings over time, where totals of whole runs will not do."""
+    log = read_log(path, rule)
+    if isinstance(log, CodeCarbonLog):
+        raise UnusableLog(f"{path} holds CodeCarbon's totals of whole runs, no power over time: {purpose} needs that")
+    return log
+
+
+def _read(path: Path, lines: list[str], rule: TimeRule) -> PowerLog | CodeCarbonLog:
+    opening = lines[:_DECIDING_LINES]
+    if operators_jsonl.looks_like(opening):
+        return operators_jsonl.read(lines, rule)
+    if dmon.looks_like(opening):
+        return dmon.read(lines, rule)
+    if codecarbon.looks_like(opening):
+        return codecarbon.read(lines, rule.zone)
+    if operators_jsonl.csv_looks_like(opening):
+        return operators_jsonl.read_csv(lines, rule)
+    if smi_csv.looks_like(opening):
+        return smi_csv.read(lines, rule)
+    raise UnknownFormat(
+        f"{path} is no log of a kind known here; it begins with {opening[0][:60]!r}", f"looked for: {_LOOKED_FOR}"
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise NotFoundError(f"no such file: {path}") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > makes of nvidia-smi's output
+        return raw.decode("utf-16", errors="replace")
+    return raw.decode("utf-8-sig", errors="replace")

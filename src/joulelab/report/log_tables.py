@@ -1,0 +1,131 @@
+"""A foreign log's figures for people: one row per device and way of computing, and every assumption in words below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.meter.foreign.busy_idle import Inference, Level
+from joulelab.meter.foreign.codecarbon import CodeCarbonLog
+from joulelab.meter.foreign.power_log import PowerLog
+from joulelab.meter.foreign.summary import DeviceFigures
+from joulelab.report.grid import Grid, make_grid
+from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
+
+TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|J>|kJ>|Wh>|Above idle J>|Covered>"
+_SHOWN_HOLES = 3
+_METHODS = "trapezoid: over the power readings. counter: difference of the device's own energy counter."
+
+
+def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
+    cells = [line for row in rows for line in _lines(row)]
+    return make_grid(f"{log.format}: energy of each device", TITLES, cells, _METHODS)
+
+
+def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
+    energy = row.energy
+    whole = "model" if energy.component == "cpu_estimate" else "counter"
+    ways: list[tuple[str, float | None, float | None, str]] = []
+    if energy.trapezoid_j is not None:
+        covered = percent_text(energy.seen_s / energy.duration_s if energy.duration_s else None)
+        ways.append(("trapezoid", energy.trapezoid_j, row.above_idle_j, covered))
+    if energy.counter_j is not None:
+        ways.append((whole, energy.counter_j, None, "-"))
+    if not ways:
+        ways.append(("one reading only", None, None, "-"))
+    device = energy.device if energy.counted else f"{energy.device} (inside another)"
+    lines: list[tuple[str, ...]] = []
+    for position, (way, energy_j, above_j, covered) in enumerate(ways):
+        shared = (
+            (device, way, f"{energy.samples:,}", duration_text(energy.duration_s), _w(energy.mean_w), _w(energy.max_w))
+            if position == 0
+            else ("", way, "", "", "", "")
+        )
+        lines.append((*shared, *_forms(energy_j), "-" if above_j is None else f"{above_j:,.1f}", covered))
+    return lines
+
+
+def _w(power_w: float | None) -> str:
+    return "-" if power_w is None else f"{power_w:.1f}"
+
+
+def _forms(energy_j: float | None) -> tuple[str, str, str]:
+    if energy_j is None:
+        return "-", "-", "-"
+    return f"{energy_j:,.1f}", f"{energy_j / 1000:,.4f}", f"{energy_j / J_PER_WH:,.4f}"
+
+
+def log_sentences(log: PowerLog, rows: Sequence[DeviceFigures]) -> list[str]:
+    """What must be known to use the figures: clock, holes, idle, and what is odd about the file."""
+    sentences = [f"Times: {log.clock}."]
+    for row in rows:
+        sentences += [f"{row.energy.device}: {text}." for text in _device_texts(log, row)]
+    sentences += [f"Note: {note}." for note in log.notes]
+    if log.gaps:
+        reasons = "; ".join(dict.fromkeys(gap.reason for gap in log.gaps))
+        sentences.append(f"Note: the log itself tells of {len(log.gaps)} gap(s): {reasons}.")
+    return sentences
+
+
+def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
+    energy, texts = row.energy, []
+    if energy.interval_s:
+        texts.append(f"one reading every {energy.interval_s:.4g} s; what happens in between the trapezoid does not see")
+    if energy.holes:
+        lost_s = sum(end - begin for begin, end in energy.holes)
+        shown = ", ".join(
+            f"{begin - log.first_s:.1f} to {end - log.first_s:.1f} s" for begin, end in energy.holes[:_SHOWN_HOLES]
+        )
+        more = ", ..." if len(energy.holes) > _SHOWN_HOLES else ""
+        texts.append(
+            f"{len(energy.holes)} hole(s) of {duration_text(lost_s)} in all, not in the trapezoid ({shown}{more}); "
+            "a clock set forward would look the same"
+        )
+    if energy.counter_restarts:
+        texts.append(f"the counter began anew {energy.counter_restarts} time(s); joules just before that are missing")
+    if row.idle is not None and row.inference is None:
+        texts.append(f"idle {row.idle.power_w:.1f} W, {row.idle.source}")
+    if row.inference is not None:
+        texts += _inference_texts(row.inference, log.facts.get("power_rounding_w"))
+    return texts
+
+
+def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
+    latency_ms, net_mj, gross_mj = 1000 * found.latency_s, 1000 * found.net_j, 1000 * found.gross_j
+    texts = [
+        f"busy {_level_text(found.busy)}",
+        f"idle {_level_text(found.idle)}",
+        f"{found.busy.power_w:.2f} W busy - {found.idle.power_w:.2f} W idle = {found.net_w:.2f} W above idle; "
+        f"x {latency_ms:g} ms = {net_mj:.2f} mJ per inference above idle ({gross_mj:.2f} mJ gross)",
+    ]
+    if rounding_w:
+        texts.append(f"power is given in steps of {rounding_w:g} W")
+    return texts
+
+
+def _level_text(level: Level) -> str:
+    spread = f" ± {level.spread_w:.1f} W spread" if level.spread_w is not None else ""
+    count = f", {level.samples} readings" if level.samples else ""
+    stretches = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.stretches[:_SHOWN_HOLES])
+    more = ", ..." if len(level.stretches) > _SHOWN_HOLES else ""
+    where = f": {stretches}{more}" if stretches else ""
+    return f"{level.power_w:.2f} W{spread}{count}, {level.source}{where}"
+
+
+def codecarbon_grid(log: CodeCarbonLog) -> Grid:
+    titles = "Run!|Project|Written|Duration>|CPU>|GPU>|RAM>|Total>|kWh>|Wh>|Mean W>|CO2e kg>"
+    rows = [
+        (
+            run.run_id[:12],
+            run.project,
+            run.timestamp,
+            "-" if run.duration_s is None else duration_text(run.duration_s),
+            *("-" if part is None else energy_text(part) for part in (run.cpu_j, run.gpu_j, run.ram_j)),
+            energy_text(run.total_j),
+            "-" if run.total_j is None else f"{run.total_j / J_PER_KWH:.6g}",
+            "-" if run.total_j is None else f"{run.total_j / J_PER_WH:.4g}",
+            _w(run.mean_power_w),
+            "-" if run.emissions_kg is None else f"{run.emissions_kg:.3g}",
+        )
+        for run in log.runs
+    ]
+    return make_grid("CodeCarbon's own figures (not ours, and in no total of ours)", titles, rows)
