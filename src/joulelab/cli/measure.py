@@ -1,0 +1,158 @@
+"""`joulelab measure`: any program, unchanged, and what it cost. Standard output belongs to the program alone."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joulelab.cli.options import RunsDir
+from joulelab.errors import UsageError
+
+if TYPE_CHECKING:
+    from joulelab.runs.measure_result import MeasureResult
+
+MEASURED = "measured"
+
+
+def measure(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The program and its arguments.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the run (default: the program's).", show_default=False)
+    ] = None,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Run the program so often.")] = 1,
+    warmup: Annotated[
+        int, typer.Option("--warmup", metavar="W", help="Run it so often before that, outside the mean.")
+    ] = 0,
+    require: Annotated[
+        str | None,
+        typer.Option("--require", metavar=MEASURED, help="Run nothing and exit with 3 where no sensor measures."),
+    ] = None,
+    estimate_cpu: Annotated[
+        bool, typer.Option("--estimate-cpu", help="Also estimate CPU energy from CPU time; beside the total, never in.")
+    ] = False,
+    interval: Annotated[
+        float | None, typer.Option("--interval", metavar="S", help="Seconds between readings.", show_default="0.5")
+    ] = None,
+    gpus: Annotated[
+        str | None, typer.Option("--gpus", help="auto, none, or UUIDs and indices by commas.", show_default="auto")
+    ] = None,
+    rapl_root: Annotated[
+        str | None, typer.Option("--rapl-root", metavar="DIR", help="Another RAPL tree.", show_default=False)
+    ] = None,
+    idle_before: Annotated[
+        float | None, typer.Option("--idle-before", metavar="S", help="Record so many idle seconds first.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Say the result as one line of JSON, the last one on stderr.")
+    ] = False,
+    json_to: Annotated[
+        Path | None, typer.Option("--json-to", metavar="FILE", help="Write the result as JSON into this file.")
+    ] = None,
+) -> None:
+    """Run any program unchanged and say on stderr what it cost.
+
+    The program keeps standard input, output and error; signals reach it; its exit code is returned (128 + n where
+    signal n killed it). 127 and 126: it was not found, or is not executable. 3: --require measured, and no sensor.
+
+    Examples:
+
+      joulelab measure -- python train.py --epochs 3
+
+      joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
+    """
+    if not command:
+        raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
+    if require not in (None, MEASURED):
+        raise UsageError(f"--require takes `{MEASURED}`, found '{require}'")
+    from joulelab.runs.measure_command import default_name, find_program, without_secrets
+    from joulelab.runs.measure_session import measure_program, require_measured
+    from joulelab.runs.measure_spec import MeasureSpec
+    from joulelab.runs.spec import check
+    from joulelab.runs.store import store_root
+
+    energy = {
+        "sample_interval_s": interval,
+        "gpus": gpus,
+        "rapl_root": rapl_root,
+        "idle_before_s": idle_before,
+        "estimate_cpu": estimate_cpu,
+    }
+    settings: dict[str, Any] = {
+        "pipeline": "measure",
+        "name": name if name is not None else default_name(command),
+        "command": without_secrets(command),
+        "repeat": repeat,
+        "warmup": warmup,
+        "energy": {key: value for key, value in energy.items() if value is not None},
+    }
+    spec = check(settings)
+    assert isinstance(spec, MeasureSpec)
+    executable = find_program(command[0])
+    if require == MEASURED:
+        require_measured(spec.energy)
+    result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr())
+    if json_to is not None:
+        _write(json_to, result.model_dump_json(indent=2))
+    _say(result.model_dump_json() if as_json else "\n".join(result_lines(result)))
+    raise typer.Exit(result.exit_code)
+
+
+class _OnStderr:
+    """Only what must be said while the program runs: it may be drawing on the same terminal."""
+
+    def stage(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def say(self, text: str) -> None:
+        _say(f"joulelab: {text}")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more, as after a hang-up; the record is written
+        print(text, file=sys.stderr, flush=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Plainly, because FILE may be a pipe or /dev/fd/3. A program that ran must not look failed for our file's sake."""
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        _say(f"joulelab: {path} could not be written: {error.strerror}")
+
+
+def result_lines(result: MeasureResult) -> list[str]:
+    """The cost in a few lines: the figure with its method, the repeats, what to doubt, where the rest is."""
+    from joulelab.report.joules import method_words
+    from joulelab.report.wording import joules
+    from joulelab.units import duration_text, energy_text, power_text
+
+    lines = []
+    several = len(result.repetitions) > 1
+    for row in result.repetitions:
+        figure = row.energy
+        title = row.stage if several else result.name
+        if figure.energy_j is None:
+            lines.append(f"{title}: {duration_text(row.duration_s)}, energy missing")
+            continue
+        power = power_text(figure.energy_j / row.duration_s) if row.duration_s else ""
+        lines.append(f"{title}: {duration_text(row.duration_s)}, {joules(figure)} ({method_words(figure)}), {power}")
+    if (mean := result.summary) is not None:
+        lines.append(
+            f"mean of {mean.count}: {energy_text(mean.mean_j)} [{energy_text(mean.low_j)}, {energy_text(mean.high_j)}] "
+            f"(95 %, t), spread {100 * mean.spread_rel:.1f} %, {duration_text(mean.mean_s)} each"
+        )
+    lines += [f"warning: {text}" for text in result.warnings]
+    lines += [f"note: {text}" for text in result.notes]
+    if result.status != "done":
+        lines.append(f"{result.status}: exit code {result.exit_code}")
+    lines.append(f"run {result.folder}")
+    return [f"joulelab: {line}" for line in lines]

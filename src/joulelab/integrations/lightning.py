@@ -1,0 +1,120 @@
+"""`Trainer(callbacks=[JoulelabLightningCallback("name")])`: a Lightning fit becomes a run of ours.
+
+Stages are `model.train` and `model.evaluate`; a validation within the fit suspends the training, the sanity check
+before it included. Works with `lightning` and with `pytorch_lightning`, whichever is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from joulelab.errors import DependencyMissing
+from joulelab.integrations.training_run import EVALUATE, TRAIN, TrainingRun, measure_settings
+from joulelab.meter.config import EnergyConfig
+from joulelab.runs.record import RunRecord
+
+if TYPE_CHECKING:
+    Callback: Any = object
+else:
+    try:
+        from lightning.pytorch.callbacks import Callback
+    except ImportError:
+        try:
+            from pytorch_lightning.callbacks import Callback
+        except ImportError as error:
+            raise DependencyMissing(f"Lightning cannot be imported ({error})", "pip install lightning") from None
+
+
+class JoulelabLightningCallback(Callback):  # type: ignore[misc]  # Lightning is untyped here
+    """Measures `trainer.fit()` on the first process; `record` and `folder` are there afterwards."""
+
+    def __init__(
+        self,
+        name: str = "fit",
+        *,
+        energy: EnergyConfig | Mapping[str, Any] | None = None,
+        estimate_cpu: bool | None = None,
+        runs_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        self._spec = measure_settings(name, energy, estimate_cpu)
+        self._runs_dir = runs_dir
+        self._run: TrainingRun | None = None
+        self._samples = 0
+
+    @property
+    def record(self) -> RunRecord | None:
+        return None if self._run is None else self._run.record
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._run is None else self._run.folder
+
+    def _going(self) -> TrainingRun | None:
+        return self._run if self._run is not None and self._run.record is None else None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.is_global_zero:
+            self._samples = 0
+            self._run = TrainingRun(self._spec, self._runs_dir)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            run.enter(TRAIN)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if (run := self._going()) is not None:
+            run.begin_step()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (run := self._going()) is not None:
+            run.end_step()
+            self._samples += batch_size(batch) * trainer.world_size
+            run.count(samples=self._samples, steps=int(trainer.global_step))
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            run.end_step()
+            run.enter(EVALUATE)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            run.leave(EVALUATE)
+            if not trainer.sanity_checking:
+                values = numbers(trainer.callback_metrics)
+                run.results(values)
+                run.log(int(trainer.global_step), {**values, **run.energy_now()})
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            energy = run.energy_now()
+            run.log(int(trainer.global_step), {**numbers(trainer.callback_metrics), **energy})
+            for name, value in energy.items():
+                self.log(name, value, rank_zero_only=True)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            run.leave(TRAIN)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if (run := self._going()) is not None:
+            run.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if (run := self._going()) is not None:
+            run.close(exception)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Lightning keeps its metrics as tensors of one element."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def batch_size(batch: Any) -> int:
+    """Rows of the first tensor found in the batch; 0 where there is none."""
+    if hasattr(batch, "shape"):
+        return int(batch.shape[0]) if len(batch.shape) else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return next((size for part in parts if (size := batch_size(part))), 0)

@@ -1,0 +1,94 @@
+"""`joulelab measure` from begin to end: open the run, run the program as often as asked, close it, say how it went."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulelab import lookup
+from joulelab.errors import EndedBySignal, JoulelabError, SensorMissing
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sensors import SensorUnavailable
+from joulelab.meter.session import sensors_for
+from joulelab.runs.context import Progress, RunContext
+from joulelab.runs.execute import idle
+from joulelab.runs.measure_program import Guarded, end_all
+from joulelab.runs.measure_result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
+from joulelab.runs.measure_signals import SignalRelay
+from joulelab.runs.measure_spec import MeasureSpec
+from joulelab.runs.measure_terminal import Terminal
+from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.record import MEASURED_COMPONENTS, Status
+from joulelab.runs.stopping import StopRequest
+
+
+def require_measured(config: EnergyConfig) -> None:
+    """Refuse to start where nothing would be measured, with the reason and the fix for each sensor."""
+    reasons = []
+    for name in sensors_for(config):
+        sensor = lookup.SENSORS.resolve(name)(config, os.getpid())
+        try:
+            devices = sensor.open()
+        except SensorUnavailable as gone:
+            reasons.append(f"{gone.component}: {gone.reason}" + (f" ({gone.fix})" if gone.fix else ""))
+            continue
+        except Exception as error:  # a sensor that cannot start is one that does not measure
+            reasons.append(f"{name}: {type(error).__name__}: {error}")
+            continue
+        sensor.close()
+        if any(device.counted and device.component in MEASURED_COMPONENTS for device in devices):
+            return
+    raise SensorMissing(
+        "no energy sensor is here and --require measured was given; nothing was run", "\n      ".join(reasons)
+    )
+
+
+def measure_program(
+    store: Path, spec: MeasureSpec, executable: str, command: Sequence[str], progress: Progress
+) -> MeasureResult:
+    """Run the program under the meter. Whatever becomes of it, the run folder tells, and the result has its exit code.
+
+    `command` is the real one; the spec holds it without secrets.
+    """
+    stop, terminal = StopRequest(), Terminal()
+    relay = SignalRelay(stop, terminal.present)
+    relay.listen()
+    measured = MeasuredRun(store, spec, stop, progress)
+    error: BaseException | None = None
+    status: Status = "done"
+    try:
+        run = measured.begin(spec.command)
+        idle(run, "idle.before", spec.energy.idle_before_s)
+        with Guarded(relay, terminal) as group:
+            run_all(run, spec, group, executable, command)
+        idle(run, "idle.after", spec.energy.idle_after_s)
+    except EndedBySignal as ended:
+        status, error = "truncated", ended
+    except BaseException as failure:
+        status, error = "failed", failure
+    record = measured.end(status, error)
+    record = measured.amend(conclude(record, measured.paths))
+    relay.deafen()
+    if error is not None and not isinstance(error, JoulelabError):
+        raise error
+    return result_of(record, measured.paths.folder, error.exit_code if error else 0)
+
+
+def run_all(run: RunContext, spec: MeasureSpec, group: Guarded, executable: str, command: Sequence[str]) -> None:
+    """Warm-ups, then repeats, each a stage; the first that does not end well is the last."""
+    stages = [stage_name(WARMUP, number, spec.warmup) for number in range(1, spec.warmup + 1)]
+    stages += [stage_name(RUN, number, spec.repeat) for number in range(1, spec.repeat + 1)]
+    try:
+        for name in stages:
+            with run.stage(name):
+                group.run(executable, command).check(run.stop.signum)
+    except EndedBySignal:
+        end_all(group.left_over())
+        raise
+    finally:
+        if left := group.left_over():
+            run.warn(
+                f"{len(left)} processes of the program still run (pid {', '.join(str(p.pid) for p in left[:5])}); "
+                "their joules from here on are not in this record"
+            )

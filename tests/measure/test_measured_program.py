@@ -1,0 +1,192 @@
+"""`joulelab measure -- CMD`: the program is untouched, and its run folder is like any other."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from programs import BUSY, measure, only_folder, record, stages
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "runs"
+
+
+def test_streams_pass_through_untouched_and_we_speak_on_stderr_only(store):
+    program = (
+        "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[::-1]); sys.stderr.write('mine')"
+    )
+    given = bytes(range(256)) * 100
+    done = measure(store, "--", sys.executable, "-c", program, input=given, text=False)
+    assert done.returncode == 0
+    assert done.stdout == given[::-1]
+    assert done.stderr.startswith(b"mine") and b"joulelab: run " in done.stderr
+
+
+def test_it_makes_a_run_folder_that_the_other_verbs_read(store, joulelab):
+    measure(store, "--name", "my program", "--estimate-cpu", "--", sys.executable, "-c", BUSY.format(s=0.3))
+    folder = only_folder(store)
+    assert folder.name.startswith("my-program-")
+    for name in ("run.json", "config.yaml", "environment.json", "experiment_summary.json"):
+        assert (folder / name).exists()
+    found = record(store)
+    assert (found["status"], found["spec"]["pipeline"]) == ("done", "measure")
+    assert stages(store) == ["program.run"]
+    for words in (["show", "last"], ["runs"], ["report", "last"]):
+        code, out, _ = joulelab(*words, "--runs-dir", store)
+        assert code == 0
+        assert "my-program" in out
+
+
+# Its grandchild works after the parent in between has gone, and it ends when the grandchild has worked.
+ADOPTS = """
+import os, sys, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        end = time.process_time() + 2.4
+        while time.process_time() < end: sum(range(500))
+        open(sys.argv[1], "w").close()
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+"""
+
+
+def test_the_cpu_estimate_follows_the_program_its_children_and_their_orphans(store):
+    words = ["--estimate-cpu", "--interval", "0.1", "--", sys.executable, "-c", ADOPTS, store.parent / "sign"]
+    measure(store, *words)
+    (stage,) = [stage for stage in record(store)["stages"] if stage["name"] == "program.run"]
+    header = json.loads(next((only_folder(store) / "trace").glob("*.jsonl")).read_text().splitlines()[0])
+    (device,) = [row for row in header["devices"] if row["component"] == "cpu_estimate"]
+    assert stage["best"]["method"] == "estimated"
+    assert stage["best"]["energy_j"] == pytest.approx(2.4 * device["facts"]["w_per_thread"], rel=0.2)
+
+
+def test_rapl_joules_are_measured_from_another_tree(store, rapl_tree):
+    counter = rapl_tree / "intel-rapl:0" / "energy_uj"
+    program = (
+        "import pathlib, sys, time\n"
+        "for joule in range(1, 11): pathlib.Path(sys.argv[1]).write_text(str((1 + joule) * 1000000)); time.sleep(0.1)"
+    )
+    words = ["--require", "measured", "--rapl-root", rapl_tree, "--interval", "0.05", "--json"]
+    done = measure(store, *words, "--", sys.executable, "-c", program, counter)
+    result = json.loads(done.stderr.splitlines()[-1])
+    assert result["energy"]["method"] == "counter"
+    assert result["energy_j"] == pytest.approx(10, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137)], ids=["7", "KILL"]
+)
+def test_the_program_s_own_bad_end_is_ours(store, code, expected):
+    done = measure(store, "--", sys.executable, "-c", code)
+    assert done.returncode == expected
+    assert record(store)["status"] == "failed"
+    assert done.stdout == ""
+
+
+# Works for 0.2 s, and three times as long from its third call on.
+UNEVEN = """
+import os, pathlib, time
+calls = pathlib.Path(os.environ["CALLS"])
+number = int(calls.read_text()) + 1 if calls.exists() else 1
+calls.write_text(str(number))
+end = time.process_time() + (0.6 if number > 2 else 0.2)
+while time.process_time() < end: sum(range(500))
+"""
+
+
+def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where_they_spread(store):
+    target = store.parent / "result.json"
+    words = ["--repeat", "3", "--warmup", "1", "--estimate-cpu", "--interval", "0.05", "--json-to", target]
+    env = {**os.environ, "CALLS": str(store.parent / "calls")}
+    done = measure(store, *words, "--", sys.executable, "-c", UNEVEN, env=env)
+    assert done.returncode == 0, done.stderr
+    assert stages(store) == ["program.warmup.1", "program.run.1", "program.run.2", "program.run.3"]
+    summary = json.loads(target.read_text())["summary"]
+    assert (summary["count"], summary["spread_rel"] > 0.05) == (3, True)
+    assert summary["low_j"] < summary["mean_j"] < summary["high_j"]
+    assert record(store)["results"]["program.run.mean_j"]["value"] == pytest.approx(summary["mean_j"])
+    assert "mean of 3" in done.stderr and "the repeats spread by" in done.stderr
+    assert any("the repeats spread by" in note["text"] for note in record(store)["validity"]["notes"])
+
+
+def test_the_first_repeat_that_fails_is_the_last_and_resuming_is_refused_with_the_way_out(store, joulelab):
+    done = measure(store, "--repeat", "3", "--", "false")
+    assert (done.returncode, stages(store)) == (1, ["program.run.1"])
+    code, _, said = joulelab("run", "--resume", "last", "--runs-dir", store)
+    assert code == 2
+    assert "joulelab measure -- COMMAND" in said
+
+
+def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab):
+    sign = tmp_path / "ran"
+    words = ["--require", "measured", "--rapl-root", tmp_path / "none", "--gpus", "none", "--estimate-cpu"]
+    code, out, said = joulelab("measure", "--runs-dir", store, *words, "--", "touch", sign)
+    assert (code, out) == (3, "")
+    assert "no energy sensor is here" in said and "RAPL" in said
+    assert not sign.exists() and not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--", "no-such-program-here"], 127, "command not found"),
+        (["--", "./nowhere/prog"], 127, "no such file"),
+        (["--", "/etc/passwd"], 126, "is not executable"),
+        (["--", "/"], 126, "is a folder"),
+        (["--"], 2, "no program was named"),
+        (["--repeat", "0", "--", "true"], 2, "repeat"),
+        (["--interval", "-1", "--", "true"], 2, "sample_interval_s"),
+        (["--require", "joules", "--", "true"], 2, "--require takes"),
+    ],
+)
+def test_what_cannot_be_run_is_answered_like_a_shell_and_leaves_no_folder(store, joulelab, words, code, said):
+    ended, out, err = joulelab("measure", "--runs-dir", store, *words)
+    assert (ended, out) == (code, "")
+    assert said in err
+    assert not store.exists()
+
+
+def test_options_after_the_program_are_its_own_and_an_unwritable_result_file_does_not_fail_it(store):
+    done = measure(store, "--json-to", "/nowhere/at/all.json", "echo", "--name", "x", "--", "--json")
+    assert (done.returncode, done.stdout) == (0, "--name x -- --json\n")
+    assert "could not be written" in done.stderr
+
+
+def test_inherited_descriptors_and_scripts_without_a_first_line_work_as_in_a_shell(store, tmp_path):
+    script = tmp_path / "script"
+    script.write_text("cat /dev/fd/$1\n")
+    script.chmod(0o755)
+    read, write = os.pipe()
+    os.write(write, b"by descriptor")
+    os.close(write)
+    done = measure(store, "--", script, read, pass_fds=[read])
+    os.close(read)
+    assert (done.returncode, done.stdout) == (0, "by descriptor"), done.stderr
+
+
+def test_secrets_on_the_command_line_reach_the_program_and_no_file(store):
+    words = ["--api-key", "s3cr3t-one", "--token=s3cr3t-two", "-H", "Authorization: Bearer s3cr3t-three"]
+    done = measure(store, "--", "echo", *words, "--max-tokens", "128")
+    assert done.stdout.count("s3cr3t") == 3
+    assert "s3cr3t" not in done.stderr
+    texts = [path.read_text() for path in only_folder(store).rglob("*") if path.is_file() and path.suffix != ".ring"]
+    assert not any("s3cr3t" in text for text in texts)
+    assert record(store)["spec"]["command"][-2:] == ["--max-tokens", "128"]
+
+
+def test_processes_left_behind_are_said_and_not_touched(store):
+    done = measure(store, "--", "sh", "-c", "sleep 3 >/dev/null 2>&1 & echo $!")
+    pid = int(done.stdout)
+    assert "processes of the program still run" in done.stderr
+    os.kill(pid, 0)  # still there, as it would be without us
+    os.kill(pid, 15)
+
+
+def test_the_verb_starts_without_numpy_and_pydantic():
+    code = "import sys; import joulelab.cli.measure; print({'numpy', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,183 @@
+"""`joulelab.telemetry(...)`: the CSV of a training loop, durable row by row, and never in its way."""
+
+import csv
+import logging
+import sys
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
+
+import joulelab
+from joulelab.errors import UsageError
+from joulelab.lookup import SENSORS
+from joulelab.meter.sensors import Device, SensorUnavailable
+from joulelab.meter.telemetry import COLUMNS
+
+
+class LostCard(Exception):
+    pass
+
+
+class FakeNvml:
+    """As much of pynvml as telemetry uses: steady cards that can be lost."""
+
+    NVMLError = LostCard
+    NVML_SUCCESS = 0
+    NVML_TEMPERATURE_GPU = 0
+    lost = False
+
+    def nvmlInit(self): ...  # noqa: N802
+
+    def nvmlShutdown(self): ...  # noqa: N802
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetFieldValues(self, handle, fields):  # noqa: N802
+        return [SimpleNamespace(nvmlReturn=3 if self.lost else 0, value=SimpleNamespace(uiVal=100_000))]
+
+    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
+        raise LostCard("GPU is lost")
+
+    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+        if self.lost:
+            raise LostCard("GPU is lost")
+        return SimpleNamespace(used=3 * 1024**2, total=100 * 1024**2)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+        return SimpleNamespace(gpu=50, memory=10)
+
+    def nvmlDeviceGetTemperature(self, handle, kind):  # noqa: N802
+        return 40
+
+
+HEADER = (
+    "timestamp,elapsed_sec,gpu_index,gpu_name,power_watts,memory_used_MB,memory_total_MB,gpu_utilization_percent,"
+    "memory_utilization_percent,temperature_C,cpu_utilization_percent"
+)
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    class Nothing:
+        def __init__(self, config, pid): ...
+
+        def open(self):
+            raise SensorUnavailable("gpu", "there is none")
+
+    monkeypatch.setattr(SENSORS, "resolve", lambda name: Nothing)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    nvml = FakeNvml()
+
+    class Two:
+        def __init__(self, config, pid): ...
+
+        def open(self):
+            return [Device(f"gpu:{i}", "gpu", "Fake H200", facts={"gpu_index": i}) for i in range(2)]
+
+        def close(self): ...
+
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(SENSORS, "resolve", lambda name: Two)
+    return nvml
+
+
+def test_the_columns_are_those_operators_parse(tmp_path, no_gpu):
+    with joulelab.telemetry(tmp_path / "power.csv"):
+        pass
+    assert (tmp_path / "power.csv").read_text().splitlines()[0] == HEADER == ",".join(COLUMNS)
+
+
+def test_rows_come_at_the_start_every_so_many_steps_and_after_validation(tmp_path, two_gpus):
+    path = tmp_path / "power.csv"
+    with joulelab.telemetry(path, every=10) as telemetry:
+        assert len(rows(path)) == 2  # durable at once: one row per GPU
+        for step in range(1, 26):
+            telemetry.step(step)
+        assert len(rows(path)) == 6
+        telemetry.log_once()
+    first, second = rows(path)[:2]
+    assert len(rows(path)) == 8
+    assert (first["gpu_index"], second["gpu_index"], first["gpu_name"]) == ("0", "1", "Fake H200")
+    assert (float(first["power_watts"]), float(first["memory_total_MB"])) == (100.0, 100.0)
+    assert (first["gpu_utilization_percent"], first["temperature_C"]) == ("50", "40")
+    assert datetime.fromisoformat(first["timestamp"]).tzinfo is not None
+    assert float(rows(path)[-1]["elapsed_sec"]) >= 0
+
+
+def test_without_a_gpu_the_cpu_column_is_kept_and_the_rest_is_empty(tmp_path, no_gpu):
+    with joulelab.telemetry(tmp_path / "power.csv") as telemetry:
+        telemetry.log_once()
+    assert len(rows(tmp_path / "power.csv")) == 2
+    for row in rows(tmp_path / "power.csv"):
+        assert float(row["cpu_utilization_percent"]) >= 0
+        assert row["power_watts"] == row["gpu_index"] == row["memory_used_MB"] == ""
+
+
+def test_a_sensor_that_fails_leaves_an_empty_cell_one_warning_and_no_exception(tmp_path, two_gpus, caplog):
+    with caplog.at_level(logging.WARNING), joulelab.telemetry(tmp_path / "power.csv") as telemetry:
+        two_gpus.lost = True
+        for _ in range(3):
+            telemetry.log_once()
+    last = rows(tmp_path / "power.csv")[-1]
+    assert (last["power_watts"], last["memory_used_MB"], last["temperature_C"]) == ("", "", "40")
+    assert sum("GPU 0: no power reading" in line for line in caplog.messages) == 1
+
+
+def test_a_sensor_that_cannot_open_is_a_warning(tmp_path, monkeypatch, caplog):
+    def broken(name):
+        raise RuntimeError("driver and library disagree")
+
+    monkeypatch.setattr(SENSORS, "resolve", broken)
+    with joulelab.telemetry(tmp_path / "power.csv") as telemetry:
+        telemetry.log_once()
+    assert len(rows(tmp_path / "power.csv")) == 2
+    assert "driver and library disagree" in caplog.text
+
+
+def test_a_resumed_training_goes_on_in_the_same_table_even_after_a_cut_off_row(tmp_path, no_gpu):
+    path = tmp_path / "deep" / "power.csv"
+    with joulelab.telemetry(path):
+        pass
+    path.write_text(path.read_text() + "2026-01-01T00:00:0")
+    with joulelab.telemetry(path):
+        pass
+    lines = path.read_text().splitlines()
+    assert (len(lines), lines.count(HEADER)) == (4, 1)
+
+
+def test_another_table_of_that_name_is_left_alone(tmp_path, no_gpu):
+    path = tmp_path / "power.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match="is another table"), joulelab.telemetry(path):
+        pass
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+def test_a_full_disk_does_not_end_the_training(no_gpu, tmp_path, caplog, monkeypatch):
+    def full(fd, data):
+        raise OSError(28, "No space left on device")
+
+    with joulelab.telemetry(tmp_path / "power.csv") as telemetry:
+        monkeypatch.setattr("joulelab.meter.telemetry.os.write", full)
+        telemetry.log_once()
+        monkeypatch.undo()
+    assert "No space left" in caplog.text
+
+
+def test_outside_the_with_block_and_with_a_negative_period_it_is_said_or_does_nothing(tmp_path, no_gpu):
+    telemetry = joulelab.telemetry(tmp_path / "power.csv")
+    telemetry.log_once()
+    telemetry.step(0)
+    assert not (tmp_path / "power.csv").exists()
+    with pytest.raises(UsageError, match="every=-1"):
+        joulelab.telemetry(every=-1)
