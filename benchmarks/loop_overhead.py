@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks")
     parser.add_argument("--steps", type=int, default=50, help="optimiser steps per block")
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=256, help="of the model; 1024 keeps a large GPU busy")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)

@@ -32,6 +32,20 @@ def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message)
     assert not (tmp_path / "runs").exists()
 
 
+def test_required_joules_that_nobody_can_measure_end_with_3_before_anything_starts(tmp_path):
+    words = ["demo-kd", "energy.gpus=none", f"energy.rapl_root={tmp_path}", "--require", "measured"]
+    done = joulelab("run", *words, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 3
+    assert "no sensor can measure here" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_grade_that_does_not_exist_is_refused(tmp_path):
+    done = joulelab("run", "demo-kd", "--require-grade", "Z", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "energy.require_grade: expected 'none', 'A', 'B' or 'C'" in done.stderr
+
+
 def test_an_unknown_option_is_refused(tmp_path):
     done = joulelab("run", "demo-kd", "--frobnicate", cwd=tmp_path)
     assert done.returncode == 2

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.grids import parse_grid
 from joulelab.meter.trace import LineFile
 from joulelab.runs.bills import Ancestor, external
+from joulelab.runs.carbon import co2e
 from joulelab.runs.groups import GroupRecord, Member, varying
 from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths
@@ -28,14 +30,17 @@ from joulelab.runs.record import (
     Segment,
     StageRecord,
     Totals,
+    Validity,
     add_components,
 )
+from joulelab.runs.validity import Evidence, grade
 
 NS = 1_000_000_000
 FIRST_NS = 5_000 * NS
 HOST = "laptop"
 ITEMS = 1_000
 STAMP = "2026-03-01T10:00:00.000000+00:00"
+GRID = parse_grid("FR")
 ESTIMATE = (
     "joules are ESTIMATED, not measured: CPU time x 2.5 W per hardware thread (AMD EPYC: middle of the EPYC rows); "
     "the scale may be off by ±70 %, which cancels in ratios on the same machine"
@@ -90,10 +95,16 @@ def stages_of(parts: Sequence[Part], measured: bool, status: str = "done") -> tu
                 samples=part.samples,
                 j_per_sample=part.joules / part.samples if part.samples else None,
                 samples_per_s=part.samples / part.seconds if part.samples else None,
+                co2e=co2e(by_component.best("measured"), GRID if measured else None, None),
+                validity=validity_of(by_component.best("measured"), part.seconds),
             )
         )
         cursor = end
     return tuple(made)
+
+
+def validity_of(figure: EnergyFigure, seconds: float, notes: tuple[Note, ...] = ()) -> Validity:
+    return grade(Evidence(figure=figure, window_s=seconds, refresh_s=0.1, idle=()), notes)
 
 
 def totals_of(stages: tuple[StageRecord, ...], measured: bool) -> Totals:
@@ -107,6 +118,9 @@ def totals_of(stages: tuple[StageRecord, ...], measured: bool) -> Totals:
         duration_s=sum(stage.duration_s for stage in stages),
         idle_power_w=10.0 if measured else None,
         above_idle_j=None,
+        grid=GRID if measured else None,
+        pue=1.2 if measured else None,
+        co2e=co2e(summed.best("measured"), GRID if measured else None, 1.2),
         **{name: getattr(summed, name) for name in EnergyByComponent.model_fields},
     )
 
@@ -152,7 +166,7 @@ def make_record(
         results={} if correct is None else {result: Result(value=correct / ITEMS, trials=ITEMS, successes=correct)},
         made=made,
         lineage=lineage,
-        validity=notes,
+        validity=validity_of(totals.best, totals.duration_s, notes) if totals else Validity(notes=notes),
         error=error,
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from joulelab.report.compare import compare
 from joulelab.report.verdict import Verdict, provenance, verdict
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, Validity
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_measured_joules_need_no_declaration(made) -> None:
 
 
 def test_an_estimate_without_a_note_is_declared_all_the_same(made) -> None:
-    bare = made.labels_only(0, 790).model_copy(update={"validity": ()})
+    bare = made.labels_only(0, 790).model_copy(update={"validity": Validity()})
     measured = made.labels_only(1, 790, measured=True)
     assert provenance([bare, measured]) == (
         "Joules are ESTIMATED, not measured; the scale may be off by ±70 %.",

@@ -77,7 +77,7 @@ def test_an_estimate_is_beside_the_total_and_never_in_it(play):
     assert record.totals.figure.method == "missing"
     assert record.totals.cpu_estimate.energy_j > 0
     assert record.totals.best.method == "estimated"
-    assert any("ESTIMATED" in note.text for note in record.validity)
+    assert any("ESTIMATED" in note.text for note in record.validity.notes)
 
 
 def test_idle_stands_outside_the_totals(play):

@@ -7,7 +7,22 @@ import sys
 import typer
 
 from joulelab import __version__
-from joulelab.cli import demo, experiments, explain, report, run, runs, samples, show
+from joulelab.cli import (
+    demo,
+    doctor,
+    experiments,
+    explain,
+    import_log,
+    measure,
+    monitor,
+    plot,
+    prerun,
+    report,
+    run,
+    runs,
+    samples,
+    show,
+)
 from joulelab.errors import JoulelabError
 
 app = typer.Typer(
@@ -21,9 +36,15 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("measure", context_settings={"allow_interspersed_args": False})(measure.measure)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("report")(report.report)
+app.command("monitor")(monitor.monitor)
+app.command("import")(import_log.import_log)
+app.command("plot")(plot.plot)
+app.command("doctor")(doctor.doctor)
+app.command("prerun")(prerun.prerun)
 app.command("experiments")(experiments.experiments)
 app.command("explain")(explain.explain)
 app.add_typer(samples.app, name="samples")

@@ -12,3 +12,11 @@ RunsDir = Annotated[
     typer.Option("--runs-dir", help="Where runs are kept (default: JOULELAB_RUNS, else ./runs).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+Require = Annotated[
+    str | None,
+    typer.Option("--require", metavar="measured", help="Do not start where nothing can be measured (exit code 3)."),
+]
+RequireGrade = Annotated[
+    str | None,
+    typer.Option("--require-grade", metavar="A|B|C", help="The lowest validity grade that is accepted (exit code 4)."),
+]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import AsJson, Require, RequireGrade, RunsDir
 from joulelab.errors import UsageError
+
+if TYPE_CHECKING:
+    from joulelab.runs.spec import RunSpec
 
 
 def run(
@@ -25,6 +28,8 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the merged settings; run nothing.")
     ] = False,
+    require: Require = None,
+    require_grade: RequireGrade = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -50,7 +55,9 @@ def run(
             "no experiment was named", "`joulelab experiments` lists them; for a first look: joulelab demo"
         )
     else:
-        start(store, experiment, overrides or [], dry_run, as_json)
+        demanded = {"require": require, "require_grade": require_grade}
+        asked = [f"energy.{key}={value}" for key, value in demanded.items() if value is not None]
+        start(store, experiment, [*(overrides or []), *asked], dry_run, as_json)
 
 
 def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = False, as_json: bool = False) -> None:
@@ -65,16 +72,26 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
         if dry_run:
             _print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
             return
-        for spec in specs:
-            spec.preflight()
+        _require_inputs(specs)
         run_group_folder(store, create_group(store, group, specs).folder, as_json)
     else:
         spec = check(merge(read_experiment(experiment), changes))
         if dry_run:
             _print_settings(spec.model_dump(mode="json"))
             return
-        spec.preflight()
+        _require_inputs([spec])
         run_folder(create_run(store, spec).folder, as_json)
+
+
+def _require_inputs(specs: list[RunSpec]) -> None:
+    """Files, sensors and packages that were asked for, looked for while nothing has been made yet."""
+    from joulelab.runs.sensing import demand_sensors
+    from joulelab.trackers.codecarbon import check_installed
+
+    for spec in specs:
+        spec.preflight()
+        demand_sensors(spec.energy)
+        check_installed(spec.energy)
 
 
 def go_on(store: Path, name: str, as_json: bool) -> None:
@@ -95,10 +112,13 @@ def go_on(store: Path, name: str, as_json: bool) -> None:
 
 
 def run_folder(folder: Path, as_json: bool) -> None:
+    from joulelab.cli.console import print_result
     from joulelab.cli.progress import watching
     from joulelab.report.page import write_report
+    from joulelab.report.tables import run_view
     from joulelab.runs.execute import execute
     from joulelab.runs.paths import RunPaths
+    from joulelab.runs.validity import enforce
 
     print(f"run {folder}", file=sys.stderr)
     try:
@@ -111,32 +131,32 @@ def run_folder(folder: Path, as_json: bool) -> None:
     page = write_report(folder)
     if as_json:
         print(record.model_dump_json(indent=2))
-        return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables import run_view
-
-    print_result(run_view(record))
-    print(f"\nreport: {page}", file=sys.stderr)
+    else:
+        print_result(run_view(record))
+        print(f"\nreport: {page}", file=sys.stderr)
+    enforce(record)
 
 
 def run_group_folder(store: Path, folder: Path, as_json: bool) -> None:
     from joulelab.cli.progress import watching
+    from joulelab.cli.show import show_group
+    from joulelab.report.page import write_report
     from joulelab.runs.groups import execute_group
     from joulelab.runs.paths import GroupPaths
+    from joulelab.runs.validity import enforce
 
     print(f"group {folder}", file=sys.stderr)
     try:
         with watching() as progress:
-            execute_group(GroupPaths(folder), store, progress)
+            records = execute_group(GroupPaths(folder), store, progress)
     except BaseException:
         print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
         print(f"to go on with it:    joulelab run --resume {folder}", file=sys.stderr)
         raise
-    from joulelab.cli.show import show_group
-    from joulelab.report.page import write_report
-
     show_group(folder, as_json)
     print(f"\nreport: {write_report(folder)}", file=sys.stderr)
+    for record in records:
+        enforce(record)
 
 
 def _print_settings(settings: dict[str, object]) -> None:

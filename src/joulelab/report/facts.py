@@ -55,7 +55,7 @@ def note_grid(records: Sequence[RunRecord]) -> Grid:
     """Validity notes of all runs, each text once with the number of runs it is about."""
     counts: dict[tuple[str, str], int] = {}
     for record in records:
-        for note in record.validity:
+        for note in record.validity.notes:
             counts[note.level, note.text] = counts.get((note.level, note.text), 0) + 1
     ordered = sorted(counts.items(), key=lambda item: item[0][0] != "warning")
     rows = [(level, f"{count} of {len(records)}", text) for (level, text), count in ordered]

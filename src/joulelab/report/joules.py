@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure, Method, missing, total
+from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.record import EnergyByComponent, RunRecord
 
@@ -91,6 +92,8 @@ def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:
 
 
 def method_words(figure: EnergyFigure, mixed: bool = False) -> str:
+    if figure.sources == (CODECARBON,) and not mixed:
+        return "CodeCarbon's own"
     return "measured + estimated" if mixed else _WORDS[figure.method]
 
 

@@ -36,6 +36,8 @@ def _row(row: Row) -> dict[str, Any]:
                 "seed": run.seed,
                 "accuracy": run.accuracy.value,
                 "trials": run.accuracy.trials,
+                "grade": run.record.validity.grade,
+                "co2e": run.record.totals.co2e.model_dump() if run.record.totals and run.record.totals.co2e else None,
             }
             for run in row.runs
         ],

@@ -6,18 +6,22 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import accuracy_interval
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import ancestor_figure, method_words, run_joules
-from joulelab.report.wording import NOTHING, accuracy, gain, joules, moment, rate
-from joulelab.runs.record import RunRecord, StageRecord, Totals
+from joulelab.report.wording import NOTHING, accuracy, gain, gram_cell, grams, joules, moment, rate
+from joulelab.runs.carbon import Co2e
+from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
 from joulelab.units import duration_text, energy_text, percent_text, power_text
 
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
-    grids = [header_grid(record), stages_grid(record)]
+    beyond = beyond_grid(record)
+    grids = [header_grid(record), stages_grid(record), *([beyond] if beyond else [])]
     if record.results:
         grids.append(results_grid(record))
     if record.inherited:
         grids.append(inherited_grid(record))
-    if record.validity:
+    if record.validity.checks:
+        grids.append(checks_grid(record))
+    if record.validity.notes:
         grids.append(notes_grid(record))
     if record.error:
         grids.append(error_grid(record))
@@ -33,6 +37,7 @@ def header_grid(record: RunRecord) -> Grid:
     ]
     if record.totals:
         rows += _total_rows(record.totals)
+        rows += _trust_rows(record)
     else:
         rows.append(("energy", "missing: nothing was recorded"))
     return make_grid(f"Run {record.run_id}", "What!|Value", rows)
@@ -44,15 +49,52 @@ def _attempts_text(record: RunRecord) -> str:
     return f"{len(record.attempts)}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"
 
 
+def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
+    rows = []
+    if record.validity.grade:
+        reasons = "; ".join(record.validity.reasons)
+        rows.append(("validity grade", record.validity.grade + (f": {reasons}" if reasons else "")))
+    if record.machine_profile:
+        rows.append(("machine profile", record.machine_profile))
+    return rows
+
+
 def _total_rows(totals: Totals) -> list[tuple[str, str]]:
     rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", figure_text(totals.figure))]
     if totals.cpu_estimate.energy_j is not None:
         rows.append(("estimate beside it", figure_text(totals.cpu_estimate)))
+    if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":
+        rows.append(("CodeCarbon beside it", f"{joules(totals.codecarbon)}: {totals.codecarbon.reason}"))
     if totals.idle_power_w is not None:
-        rows.append(("idle power", power_text(totals.idle_power_w)))
+        rows.append(("idle power", "; ".join(map(idle_text, totals.idle)) or power_text(totals.idle_power_w)))
     if totals.above_idle_j is not None:
         rows.append(("above idle", energy_text(totals.above_idle_j)))
-    return rows
+    return rows + _co2e_rows(totals)
+
+
+def idle_text(idle: IdleBaseline) -> str:
+    """`82.1 W before (345 MHz, steady over 10.0 s)`"""
+    state = [f"{idle.sm_clock_MHz:.0f} MHz"] if idle.sm_clock_MHz is not None else []
+    state.append(f"{'steady' if idle.stable else 'not steady'} over {duration_text(idle.duration_s)}")
+    return f"{power_text(idle.power_w)} {idle.stage.removeprefix('idle.')} ({', '.join(state)})"
+
+
+def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
+    if totals.grid is None:
+        return []
+    found, grid = totals.co2e, totals.grid
+    if found is None:
+        return [("CO2e", "missing: there are no joules to convert")]
+    factor = (
+        f"{grid.low_g_per_kwh:g} to {grid.high_g_per_kwh:g} g/kWh"
+        if grid.low_g_per_kwh < grid.high_g_per_kwh
+        else (f"{grid.low_g_per_kwh:g} g/kWh")
+    )
+    rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high)} (grid {grid.name}, {grid.year}: {factor})")]
+    if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:
+        text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high)} with PUE {totals.pue:g}"
+        rows.append(("CO2e of the building", text))
+    return [*rows, ("grid source", grid.source)]
 
 
 def figure_text(figure: EnergyFigure) -> str:
@@ -68,10 +110,42 @@ def figure_text(figure: EnergyFigure) -> str:
 
 
 def stages_grid(record: RunRecord) -> Grid:
-    rows = [_stage_cells(stage) for stage in record.stages]
+    graded = any(stage.validity.grade for stage in record.stages)
     titles = "Stage!|Status!|Time>|Energy>|Method|±\nrandom>|Mean\nW>|Peak\nW>|samples\nper s>|J per\nsample>"
+    rows = [(*_stage_cells(stage), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
     idle = any(stage.outside_totals for stage in record.stages)
-    return make_grid("Stages", titles, rows, "Idle baselines stand outside the totals." if idle else "")
+    return make_grid(
+        "Stages", titles + "|Grade!" * graded, rows, "Idle baselines stand outside the totals." if idle else ""
+    )
+
+
+def beyond_grid(record: RunRecord) -> Grid | None:
+    """Gross and above idle, and CO2e with and without the building: only what this run can tell."""
+    stages = [stage for stage in record.stages if not stage.outside_totals]
+    captions: list[str] = []
+    columns: list[tuple[str, list[str]]] = []
+    if any(stage.above_idle_j is not None for stage in stages):
+        captions.append("Above idle")
+        columns.append(("Gross>", [energy_text(stage.best.energy_j) for stage in stages]))
+        columns.append(("Above idle>", [energy_text(stage.above_idle_j) for stage in stages]))
+    if any(stage.co2e for stage in stages):
+        captions.append("CO2e")
+        columns.append(("gCO2e>", [_grams(stage.co2e) for stage in stages]))
+    if any(stage.co2e and stage.co2e.with_pue_co2e_g_low is not None for stage in stages):
+        columns.append(("gCO2e\nwith PUE>", [_grams(stage.co2e, pue=True) for stage in stages]))
+    if not columns:
+        return None
+    titles = "|".join(["Stage!", *(title for title, _ in columns)])
+    rows = list(zip([stage.name for stage in stages], *(cells for _, cells in columns), strict=True))
+    return make_grid(f"{' and '.join(captions)} by stage", titles, rows)
+
+
+def _grams(found: Co2e | None, pue: bool = False) -> str:
+    if found is None or (pue and found.with_pue_co2e_g_low is None):
+        return NOTHING
+    if pue:
+        return gram_cell(found.with_pue_co2e_g_low or 0.0, found.with_pue_co2e_g_high or 0.0)
+    return gram_cell(found.co2e_g_low, found.co2e_g_high)
 
 
 def _stage_cells(stage: StageRecord) -> tuple[str, ...]:
@@ -123,7 +197,14 @@ def inherited_grid(record: RunRecord) -> Grid:
 
 
 def notes_grid(record: RunRecord) -> Grid:
-    return make_grid("How far to trust it", "Level|Note", [(note.level, note.text) for note in record.validity])
+    rows = [(note.level, note.text) for note in record.validity.notes]
+    return make_grid("How far to trust it", "Level|Note", rows)
+
+
+def checks_grid(record: RunRecord) -> Grid:
+    rows = [(check.name, check.grade, check.text) for check in record.validity.checks]
+    note = "A measurement is graded by the worst of its checks: A sound, B usable with care, C not to be quoted."
+    return make_grid(f"Why grade {record.validity.grade}", "Check!|Grade!|Finding", rows, note)
 
 
 def error_grid(record: RunRecord) -> Grid:

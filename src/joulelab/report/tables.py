@@ -19,6 +19,7 @@ from joulelab.report.wording import (
     accuracy,
     accuracy_cell,
     gain,
+    gram_cell,
     joules,
     joules_and_method,
     p_value,
@@ -123,6 +124,34 @@ def energy_grid(comparison: Comparison) -> Grid:
     return make_grid(f"Energy, mean per run ({methods_in_words(own)})", titles, rows, _energy_note(comparison))
 
 
+def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:
+    """CO2e where a grid was named, and grades where the records have them."""
+    records = [run.record for row in rows for run in row.runs]
+    lines = []
+    if any(record.totals and record.totals.co2e for record in records):
+        lines.append(["own stages, gCO2e", *(_co2e_cell(row) for row in rows)])
+    if any(record.validity.grade for record in records):
+        lines.append(["grade of the run", *(_grades_cell(row) for row in rows)])
+    return lines
+
+
+def _co2e_cell(row: Row) -> str:
+    """Mean of the runs' low ends to mean of their high ends; only where every run of the row has one."""
+    found = [run.record.totals.co2e for run in row.runs if run.record.totals and run.record.totals.co2e]
+    if not found or len(found) < len(row.runs):
+        return NOTHING
+    low, high = (
+        sum(values) / len(found) for values in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True)
+    )
+    return gram_cell(low, high)
+
+
+def _grades_cell(row: Row) -> str:
+    """One letter where all runs share it, else each run's."""
+    grades = [run.record.validity.grade or NOTHING for run in row.runs]
+    return grades[0] if len(set(grades)) == 1 else ", ".join(grades)
+
+
 def _energy_note(comparison: Comparison) -> str:
     scale = gain(row.own for row in comparison.rows)
     stated = f" The scale may be off by {scale}, which cancels in the ratios." if scale else ""
@@ -150,6 +179,7 @@ def stage_grid(comparison: Comparison) -> Grid:
     lines.append(["sum, teacher included", *(joules(row.with_teacher) for row in rows)])
     lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
     lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
+    lines += _trust_lines(rows)
     caption = f"Joules by stage, mean per run ({methods_in_words(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
     note = "(inherited): another run paid for it; counted once in each bill."
@@ -191,10 +221,13 @@ def runs_table(records: Iterable[RunRecord]) -> RenderableType:
 
 
 def runs_grid(records: Iterable[RunRecord]) -> Grid:
+    listed = list(records)
     rows = [
-        (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in records
+        (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in listed
     ]
-    return make_grid("Runs", "Run!|Label|Status!|Accuracy>|Energy|Time>", rows)
+    note = "A, B or C after the method is the grade of the measurement."
+    graded = any(record.validity.grade for record in listed)
+    return make_grid("Runs", "Run!|Label|Status!|Accuracy>|Energy|Time>", rows, note if graded else "")
 
 
 def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
@@ -218,4 +251,7 @@ def _total_cells(record: RunRecord) -> tuple[str, str]:
     if record.totals is None:
         return NOTHING, NOTHING
     figure: EnergyFigure = record.totals.best
-    return joules_and_method(figure), duration_text(record.totals.duration_s)
+    energy = joules_and_method(figure)
+    if record.validity.grade and energy.endswith(")"):
+        energy = f"{energy[:-1]}, {record.validity.grade})"
+    return energy, duration_text(record.totals.duration_s)

@@ -134,7 +134,7 @@ def _caveats(comparison: Comparison) -> list[str]:
 def provenance(records: Sequence[RunRecord]) -> tuple[str, ...]:
     """Where tables show estimates: the meter's own words on model and uncertainty, each once."""
     estimated = [record for record in records if record.totals and record.totals.best.method == "estimated"]
-    notes = [note.text for record in estimated for note in record.validity if _ESTIMATE_MARK in note.text]
+    notes = [note.text for record in estimated for note in record.validity.notes if _ESTIMATE_MARK in note.text]
     if estimated and not notes:
         notes = [_plain_warning([record.totals.best for record in estimated if record.totals])]
     texts = [text[:1].upper() + text[1:].rstrip(".") + "." for text in dict.fromkeys(notes)]

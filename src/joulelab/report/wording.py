@@ -85,6 +85,24 @@ def ratio(interval: Interval) -> str:
     return f"{value:.{decimals}f}x [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
 
 
+def gram_cell(low_g: float, high_g: float) -> str:
+    """`1.2 to 2.3`, under a heading that says gCO2e: two digits, as the grid's factor deserves no more."""
+    low, high = _two_digits(low_g), _two_digits(high_g)
+    return low if low == high else f"{low} to {high}"
+
+
+def _two_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    return three_digits(value) if abs(value) >= 99.5 else f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+
+
+def grams(low_g: float, high_g: float) -> str:
+    """`1.20 kgCO2e to 1.90 kgCO2e`"""
+    low, high = with_prefix(low_g, "gCO2e"), with_prefix(high_g, "gCO2e")
+    return low if low == high else f"{low} to {high}"
+
+
 def rate(value: float | None, unit: str) -> str:
     return NOTHING if value is None else with_prefix(value, unit) if unit else three_digits(value)
 

@@ -16,6 +16,7 @@ import psutil
 
 import joulelab
 from joulelab import clock
+from joulelab.meter.profile import profile_id
 from joulelab.meter.sensors.cpu_estimate import processor_name
 
 REDACTED = "<redacted>"
@@ -37,6 +38,7 @@ def snapshot() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": [redact("", part) for part in sys.argv],
         "joulelab": joulelab.__version__,
+        "machine_profile": profile_id(),
         "cpu": {
             "model": processor_name(),
             "threads": os.cpu_count(),

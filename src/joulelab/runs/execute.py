@@ -16,6 +16,7 @@ from joulelab.runs.context import Progress, RunContext
 from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths, make_folder
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
+from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec, check
 from joulelab.runs.stopping import StopRequest
 from joulelab.runs.summary import flat_summary
@@ -43,6 +44,7 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None) -> RunPaths
 def execute(paths: RunPaths, progress: Progress) -> RunRecord:
     """Run the folder's pipeline as a new attempt. Whatever happens, the joules spent are in the record afterwards."""
     spec = check(read_mapping(paths.config))
+    demand_sensors(spec.energy)
     attempt = paths.next_attempt()
     facts = environment.snapshot()
     write_json(paths.environment, facts)
@@ -50,7 +52,8 @@ def execute(paths: RunPaths, progress: Progress) -> RunRecord:
     meter = Meter(paths.trace(host, attempt), paths.events(host, 0, attempt), spec.energy)
     status: Status = "failed"
     error: BaseException | None = None
-    with StopRequest() as stop:
+    beside = lookup.BESIDE.resolve("codecarbon")(paths.folder, host, attempt, spec.energy)
+    with StopRequest() as stop, beside:
         meter.start()
         meter.event("run", edge="begin")
         run = RunContext(paths, spec, meter, stop, attempt, progress)

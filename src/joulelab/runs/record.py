@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
+from pydantic import field_validator
+
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
+from joulelab.meter.grids import GridFactor
 from joulelab.runs.bills import Ancestor
+from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 1
 Status = Literal["running", "done", "failed", "truncated"]
+Grade = Literal["A", "B", "C"]
 MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
+NO_CODECARBON = missing("CodeCarbon did not run beside this run", "energy.codecarbon=true")
 
 
 class Segment(Frozen):
@@ -33,16 +40,20 @@ class PhaseRecord(Frozen):
 
 
 class EnergyByComponent(Frozen):
-    """What each component took. `cpu_estimate` stands beside: it is a model's output and never part of a total."""
+    """What each component took. `cpu_estimate` and `codecarbon` stand beside: never part of a measured total."""
 
     gpu: EnergyFigure
     cpu: EnergyFigure
     dram: EnergyFigure
     cpu_estimate: EnergyFigure
+    codecarbon: EnergyFigure = NO_CODECARBON
+    """What CodeCarbon says all components took, by its own methods and constants."""
 
     def under_policy(self, policy: str) -> EnergyFigure:
         """The figure that the policy calls the total; a policy with nothing to report falls back to nothing."""
-        components = ("gpu",) if policy == "gpu_only" else MEASURED_COMPONENTS
+        if policy == "codecarbon":
+            return self.codecarbon
+        components = policy_components(policy)
         figures: list[EnergyFigure] = [getattr(self, name) for name in components]
         measured = [figure for figure in figures if figure.measured]
         if measured:
@@ -58,9 +69,60 @@ class EnergyByComponent(Frozen):
         return measured if measured.energy_j is not None or self.cpu_estimate.energy_j is None else self.cpu_estimate
 
 
+def policy_components(policy: str) -> tuple[str, ...]:
+    return ("gpu",) if policy == "gpu_only" else MEASURED_COMPONENTS
+
+
 def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> EnergyByComponent:
     names = EnergyByComponent.model_fields
     return EnergyByComponent(**{name: total([getattr(part, name) for part in parts], durations_s) for name in names})
+
+
+class Note(Frozen):
+    """Something a reader of the joules must know."""
+
+    level: Literal["info", "warning"]
+    text: str
+
+
+class Check(Frozen):
+    """One question put to a measurement, and the best grade it can have after the answer."""
+
+    name: str
+    ok: bool
+    grade: Grade
+    text: str
+
+
+class Validity(Frozen):
+    """How far a figure can be trusted: the worst of its checks, with all of them beside it."""
+
+    grade: Grade | None = None
+    """None while the run goes on, and in records older than grades."""
+    checks: tuple[Check, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not an A, worst first."""
+        return tuple(check.text for check in sorted(self.checks, key=lambda c: c.grade, reverse=True) if not check.ok)
+
+
+class IdleBaseline(Frozen):
+    """The machine doing nothing, and in which state: idle is not one number (clocks that have not dropped yet)."""
+
+    stage: str
+    attempt: int
+    duration_s: float
+    power_w: float
+    spread_rel: float | None
+    """Standard deviation of the power over pieces of the baseline, against its mean."""
+    drift_rel: float | None
+    """Second half against first half, minus 1."""
+    stable: bool
+    sm_clock_MHz: float | None = None  # noqa: N815 (as in the trace)
+    temperature_C: float | None = None  # noqa: N815
+    gpu_utilization_percent: float | None = None
 
 
 class StageRecord(Frozen):
@@ -77,6 +139,7 @@ class StageRecord(Frozen):
     best: EnergyFigure
     """What tables show and rates are computed from: the policy's figure, else the estimate under its own label."""
     above_idle_j: float | None
+    """`energy_j` less the idle power over the same time; null where no idle baseline was measured."""
     mean_power_w: float | None
     peak_power_w: float | None
     samples: int | None = None
@@ -86,6 +149,9 @@ class StageRecord(Frozen):
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     phases: dict[str, PhaseRecord] = {}
+    co2e: Co2e | None = None
+    """Of `best`; null unless energy.grid names a grid."""
+    validity: Validity = Validity()
 
 
 class Totals(Frozen):
@@ -99,13 +165,19 @@ class Totals(Frozen):
     cpu: EnergyFigure
     dram: EnergyFigure
     cpu_estimate: EnergyFigure
+    codecarbon: EnergyFigure = NO_CODECARBON
     duration_s: float
     idle_power_w: float | None
     above_idle_j: float | None
+    idle: tuple[IdleBaseline, ...] = ()
+    grid: GridFactor | None = None
+    pue: float | None = None
+    co2e: Co2e | None = None
+    """Of `best`; null unless energy.grid names a grid."""
 
     @property
     def components(self) -> EnergyByComponent:
-        return EnergyByComponent(gpu=self.gpu, cpu=self.cpu, dram=self.dram, cpu_estimate=self.cpu_estimate)
+        return EnergyByComponent(**{name: getattr(self, name) for name in EnergyByComponent.model_fields})
 
 
 class Attempt(Frozen):
@@ -125,13 +197,6 @@ class Result(Frozen):
     value: float
     trials: int | None = None
     successes: int | None = None
-
-
-class Note(Frozen):
-    """Something a reader of the joules must know."""
-
-    level: Literal["info", "warning"]
-    text: str
 
 
 class ErrorRecord(Frozen):
@@ -158,8 +223,21 @@ class RunRecord(Frozen):
     """Keys of the artefacts this run made."""
     lineage: tuple[Ancestor, ...] = ()
     """Every artefact the run made or used and all their ancestors, each once."""
-    validity: tuple[Note, ...] = ()
+    validity: Validity = Validity()
+    machine_profile: str | None = None
+    """Which calibration of this machine (`joulelab doctor --calibrate`) was in force."""
     error: ErrorRecord | None = None
+
+    @field_validator("validity", mode="before")
+    @classmethod
+    def _notes_alone(cls, value: object) -> object:
+        """Records written before there were grades hold the bare notes."""
+        return {"notes": value} if isinstance(value, list | tuple) else value
+
+    def with_notes(self, notes: Iterable[Note]) -> RunRecord:
+        """The same record with more that a reader must know."""
+        validity = self.validity.model_copy(update={"notes": (*self.validity.notes, *notes)})
+        return self.model_copy(update={"validity": validity})
 
     def stage(self, name: str) -> StageRecord | None:
         return next((stage for stage in self.stages if stage.name == name), None)

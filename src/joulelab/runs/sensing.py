@@ -3,35 +3,74 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from joulelab import lookup
+from joulelab.errors import SensorMissing
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.meter.session import sensors_for
+from joulelab.runs.record import MEASURED_COMPONENTS
+
+
+@dataclass(frozen=True)
+class Sensed:
+    """The devices that answer, and the components nobody can read, with reason and fix."""
+
+    devices: tuple[Device, ...]
+    missing: tuple[SensorUnavailable, ...]
+
+    @property
+    def measured(self) -> tuple[Device, ...]:
+        return tuple(d for d in self.devices if d.counted and d.component in MEASURED_COMPONENTS)
+
+    @property
+    def estimate(self) -> Device | None:
+        return next((device for device in self.devices if device.component == "cpu_estimate"), None)
+
+
+def sense(config: EnergyConfig) -> Sensed:
+    """Open every sensor the settings ask for, once, and close it again."""
+    devices: list[Device] = []
+    missing: list[SensorUnavailable] = []
+    for name in sensors_for(config):
+        sensor = lookup.SENSORS.resolve(name)(config, os.getpid())
+        try:
+            devices += sensor.open()
+        except SensorUnavailable as gone:
+            missing.append(gone)
+            continue
+        except Exception as error:  # a sensor that cannot start measures nothing; the others may
+            missing.append(SensorUnavailable(name, f"{type(error).__name__}: {error}"))
+            continue
+        sensor.close()
+    return Sensed(tuple(devices), tuple(missing))
+
+
+def demand_sensors(config: EnergyConfig) -> None:
+    """Before a run: with `energy.require: measured`, exit code 3 where nothing can be measured."""
+    if config.require != "measured":
+        return
+    sensed = sense(config)
+    if sensed.measured:
+        return
+    reasons = "; ".join(f"{gone.component}: {gone.reason}" for gone in sensed.missing)
+    fixes = "; ".join(gone.fix for gone in sensed.missing if gone.fix)
+    raise SensorMissing(
+        f"measured joules are required, and no sensor can measure here ({reasons}); nothing was started",
+        fixes or "`joulelab doctor` says more",
+    )
 
 
 def sensing_text(estimate_cpu: bool) -> str:
     """Which joules will be measured, which estimated by what model, and why the rest is missing."""
-    config = EnergyConfig(estimate_cpu=estimate_cpu)
-    lines = []
-    measured = False
-    for name in sensors_for(config):
-        sensor = lookup.SENSORS.resolve(name)(config, os.getpid())
-        try:
-            devices: list[Device] = sensor.open()
-        except SensorUnavailable as gone:
-            lines.append(f"  {gone.component:<4} not measured: {gone.reason}")
-            continue
-        sensor.close()
-        for device in devices:
-            if device.component == "cpu_estimate":
-                estimate = device
-            elif device.counted:
-                measured = True
-                lines.append(f"  {device.component:<4} measured: {device.name} ({device.device})")
-    if measured:
+    sensed = sense(EnergyConfig(estimate_cpu=estimate_cpu))
+    lines = [f"  {gone.component:<4} not measured: {gone.reason}" for gone in sensed.missing]
+    lines += [f"  {device.component:<4} measured: {device.name} ({device.device})" for device in sensed.measured]
+    if sensed.measured:
         return "\n".join(["Joules of this run are measured by:", *lines])
-    if not estimate_cpu:
+    estimate = sensed.estimate
+    if estimate is None:
         return "\n".join(["No joules can be measured here:", *lines])
     watts, source = estimate.facts["w_per_thread"], estimate.facts["source"]
     return "\n".join(

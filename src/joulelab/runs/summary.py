@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import RunRecord
 from joulelab.units import J_PER_KWH
 
@@ -25,7 +26,13 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "shown_energy_j": record.totals.best.energy_j,
             "shown_energy_method": record.totals.best.method,
             "duration_s": record.totals.duration_s,
+            "idle_power_w": record.totals.idle_power_w,
+            "above_idle_j": record.totals.above_idle_j,
+            "grade": record.validity.grade,
+            **_grams("total", record.totals.co2e),
         }
+        if record.totals.codecarbon.energy_j is not None:
+            flat["codecarbon_energy_j"] = record.totals.codecarbon.energy_j
     for stage in record.stages:
         flat |= {
             f"{stage.name}.energy_j": stage.best.energy_j,
@@ -37,9 +44,24 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             f"{stage.name}.samples": stage.samples,
             f"{stage.name}.tokens": stage.tokens,
             f"{stage.name}.tokens_per_s": stage.tokens_per_s,
+            f"{stage.name}.above_idle_j": stage.above_idle_j,
+            f"{stage.name}.grade": stage.validity.grade,
+            **_grams(stage.name, stage.co2e),
         }
     flat |= {name: result.value for name, result in record.results.items()}
     return flat
+
+
+def _grams(of: str, found: Co2e | None) -> dict[str, Any]:
+    """Nothing at all where no grid was named: a null would read like a failed attempt at it."""
+    if found is None:
+        return {}
+    joint = "." if of != "total" else "_"
+    return {
+        f"{of}{joint}{name}": value
+        for name, value in found.model_dump().items()
+        if value is not None and name != "method"
+    }
 
 
 def _kwh(energy_j: float | None) -> float | None:

@@ -1,0 +1,90 @@
+"""What `joulelab doctor --calibrate` found out about this machine's sensors, kept where later runs can cite it.
+
+One JSON file per host under `$XDG_CONFIG_HOME/joulelab/machines/` (default `~/.config`). A result carries its id, so
+that anybody can tell which calibration of which day and driver was in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from joulelab.meter.calibrate import CallCost, IdleState
+from joulelab.meter.figures import Frozen
+
+SCHEMA_VERSION = 1
+
+
+class DeviceProfile(Frozen):
+    """Null means: could not be told here, for one of the reasons in the profile's notes."""
+
+    device: str
+    name: str
+    refresh_s: dict[str, float | None] = {}
+    """By what is read: `counter`, `instant`, `average`, a RAPL domain."""
+    call_cost: dict[str, CallCost] = {}
+    averaging_window_s: dict[str, float | None] = {}
+    agreement_rel: float | None = None
+    """Integrated power against the counter, minus 1, under load."""
+    idle: tuple[IdleState, ...] = ()
+
+
+class MachineProfile(Frozen):
+    schema_version: int = SCHEMA_VERSION
+    profile_id: str = ""
+    host: str
+    made_at: str
+    joulelab: str
+    python: str
+    processor: str
+    driver: str | None = None
+    load: str | None = None
+    """What kept the GPU busy meanwhile."""
+    devices: tuple[DeviceProfile, ...] = ()
+    fsync_s: CallCost | None = None
+    recorder_cpu_share: float | None = None
+    """Of one core, at the recorder's defaults."""
+    notes: tuple[str, ...] = ()
+
+
+def machines_folder() -> Path:
+    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(root) / "joulelab" / "machines"
+
+
+def profile_path(host: str | None = None) -> Path:
+    return machines_folder() / f"{host or platform.node() or 'localhost'}.json"
+
+
+def with_id(profile: MachineProfile) -> MachineProfile:
+    """Host, day, and a hash of the content: two calibrations never share an id."""
+    bare = profile.model_copy(update={"profile_id": ""})
+    digest = hashlib.sha256(bare.model_dump_json().encode()).hexdigest()[:8]
+    return bare.model_copy(update={"profile_id": f"{profile.host}-{profile.made_at[:10].replace('-', '')}-{digest}"})
+
+
+def save_profile(profile: MachineProfile) -> Path:
+    path = profile_path(profile.host)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(profile.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def load_profile(host: str | None = None) -> MachineProfile | None:
+    """None where there is none, or where a file does not read as one: a calibration is a help, not a need."""
+    try:
+        return MachineProfile.model_validate_json(profile_path(host).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+
+
+def profile_id() -> str | None:
+    """What a run cites: the id of this machine's calibration, if it has one."""
+    profile = load_profile()
+    return profile.profile_id if profile else None

@@ -1,0 +1,121 @@
+"""What a trace says beside joules: clocks, temperature, throttling, lateness, warnings of the sensors.
+
+None of it enters an energy figure; all of it tells how far to trust one, and in which state the machine was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab.meter.trace import read_lines
+
+Window = tuple[int, int]
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, by NVIDIA's nvml.h. Idle, clocks set by the user, sync boost and
+# display clocks are states, not throttling.
+_THROTTLE_BITS = {
+    0x04: "power limit",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+POWER_LIMIT = _THROTTLE_BITS[0x04]
+
+
+@dataclass(frozen=True)
+class GpuState:
+    mono_ns: int
+    device: str
+    power_w: float | None
+    sm_clock_mhz: float | None
+    temperature_c: float | None
+    utilization_percent: float | None
+    throttling: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Vitals:
+    gpus: tuple[GpuState, ...]
+    warnings: tuple[tuple[int, str], ...]
+    """(when, text) of what sensors and recorder warned of."""
+    ticks: dict[str, tuple[int, ...]]
+    """When each kind of line was read: the cadence that was really kept."""
+    late_s: tuple[float, ...]
+    """Lateness of the readings that came more than an interval late."""
+
+    def during(self, windows: Sequence[Window]) -> list[GpuState]:
+        inside = _Inside(windows)
+        return [state for state in self.gpus if inside(state.mono_ns)]
+
+    def warnings_during(self, windows: Sequence[Window]) -> list[str]:
+        inside = _Inside(windows)
+        return list(dict.fromkeys(text for stamp, text in self.warnings if inside(stamp)))
+
+
+class _Inside:
+    """Whether a moment lies in one of some disjoint windows; a stage may have thousands of them."""
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self._windows = sorted(windows)
+        self._starts = [start for start, _ in self._windows]
+
+    def __call__(self, stamp: int) -> bool:
+        number = bisect_right(self._starts, stamp)
+        return number > 0 and stamp <= self._windows[number - 1][1]
+
+
+def load_vitals(path: Path) -> Vitals:
+    return collect_vitals(read_lines(path))
+
+
+def collect_vitals(lines: Iterable[dict[str, Any]]) -> Vitals:
+    gpus: list[GpuState] = []
+    warnings: list[tuple[int, str]] = []
+    ticks: dict[str, list[int]] = {}
+    late: list[float] = []
+    for line in lines:
+        kind, mono_ns = str(line.get("kind")), int(line.get("mono_ns", 0))
+        if kind == "gpu":
+            gpus.append(_gpu_state(line, mono_ns))
+        elif kind == "warning":
+            warnings.append((mono_ns, str(line.get("text") or line.get("reason") or "a sensor warned")))
+        if kind in ("gpu", "rapl", "host", "estimate"):
+            ticks.setdefault(f"{kind} {line.get('device', '')}".strip(), []).append(mono_ns)
+        if "late_s" in line:
+            late.append(float(line["late_s"]))
+    return Vitals(tuple(gpus), tuple(warnings), {name: tuple(stamps) for name, stamps in ticks.items()}, tuple(late))
+
+
+def _gpu_state(line: dict[str, Any], mono_ns: int) -> GpuState:
+    return GpuState(
+        mono_ns=mono_ns,
+        device=str(line.get("device", "")),
+        power_w=line.get("power_watts"),
+        sm_clock_mhz=line.get("sm_clock_MHz"),
+        temperature_c=line.get("temperature_C"),
+        utilization_percent=line.get("gpu_utilization_percent"),
+        throttling=throttle_words(line.get("throttle_reasons")),
+    )
+
+
+def throttle_words(reasons: object) -> tuple[str, ...]:
+    """NVML's bits, or words that a sensor has made of them already, as the names used here."""
+    if isinstance(reasons, int):
+        return tuple(name for bit, name in _THROTTLE_BITS.items() if reasons & bit)
+    if isinstance(reasons, list | tuple):
+        return tuple(str(reason) for reason in reasons)
+    return ()
+
+
+def throttle_shares(states: Sequence[GpuState]) -> dict[str, float]:
+    """Which share of the readings found the card held back, by reason."""
+    counts: dict[str, int] = {}
+    for state in states:
+        for reason in state.throttling:
+            counts[reason] = counts.get(reason, 0) + 1
+    return {reason: count / len(states) for reason, count in counts.items()}

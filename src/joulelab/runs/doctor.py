@@ -1,0 +1,241 @@
+"""What this machine can measure, why not more, and what would change that; on request, a calibration of its sensors."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import joulelab
+from joulelab import clock
+from joulelab.errors import JoulelabError, SensorMissing
+from joulelab.meter.calibrate import CallCost
+from joulelab.meter.calibrate_devices import calibrate_gpus, calibrate_rapl
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figures import Frozen
+from joulelab.meter.own_cost import clock_cost, fsync_cost, recorder_cpu_share
+from joulelab.meter.profile import MachineProfile, load_profile, with_id
+from joulelab.meter.sensors import Device
+from joulelab.meter.sensors.cpu_estimate import processor_name
+from joulelab.runs import environment
+from joulelab.runs.record import MEASURED_COMPONENTS
+from joulelab.runs.sensing import Sensed, sense
+
+_PACKAGES = ("nvidia-ml-py", "psutil", "numpy", "pydantic", "torch", "codecarbon")
+_CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+
+
+class ComponentState(Frozen):
+    component: str
+    status: Literal["measured", "estimated", "missing"]
+    by: str
+    why: str
+    fix: str = ""
+
+
+class Finding(Frozen):
+    """One thing worth knowing about this machine; `ok` is false where something should be done."""
+
+    what: str
+    ok: bool
+    text: str
+
+
+class Diagnosis(Frozen):
+    host: str
+    made_at: str
+    components: tuple[ComponentState, ...]
+    devices: tuple[dict[str, Any], ...]
+    versions: dict[str, str]
+    findings: tuple[Finding, ...]
+    fsync: CallCost | None
+    clock: CallCost | None
+    recorder_cpu_share: float | None
+    profile: MachineProfile | None = None
+
+    @property
+    def measurable(self) -> bool:
+        return any(component.status == "measured" for component in self.components)
+
+
+def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnosis:
+    """Look at everything once; takes `seconds` for the recorder's own cost."""
+    sensed = sense(config.model_copy(update={"estimate_cpu": True}))
+    place = _existing(store)
+    fsync, share = fsync_cost(place), _recorder_share(config, seconds)
+    return Diagnosis(
+        host=platform.node(),
+        made_at=clock.iso(clock.now().wall_s),
+        components=component_states(sensed),
+        devices=tuple(_device_facts(device) for device in sensed.devices if device.component != "cpu_estimate"),
+        versions=versions(sensed),
+        findings=tuple(findings(sensed, place, fsync, share)),
+        fsync=fsync,
+        clock=clock_cost(),
+        recorder_cpu_share=share,
+        profile=load_profile(),
+    )
+
+
+def demand(diagnosis: Diagnosis) -> None:
+    """`--require measured`: exit code 3 where nothing is."""
+    if not diagnosis.measurable:
+        reasons = "; ".join(f"{state.component}: {state.why}" for state in diagnosis.components)
+        raise SensorMissing(f"nothing can be measured here ({reasons})", "the fixes stand in the table above")
+
+
+def component_states(sensed: Sensed) -> tuple[ComponentState, ...]:
+    return tuple(_state(component, sensed) for component in MEASURED_COMPONENTS)
+
+
+def _state(component: str, sensed: Sensed) -> ComponentState:
+    mine = [device for device in sensed.devices if device.component == component]
+    counted = [device for device in mine if device.counted]
+    if counted:
+        names = ", ".join(device.name for device in counted)
+        return ComponentState(component=component, status="measured", by=names, why=_how(counted[0]))
+    why, fix = _why_missing(component, mine, sensed)
+    estimate = sensed.estimate
+    if component == "cpu" and estimate is not None:
+        watts = estimate.facts["w_per_thread"]
+        model = f"CPU time x {watts:.1f} W per thread, ±{100 * (estimate.gain_error_rel or 0):.0f} %, only on request"
+        opt_in = "energy.estimate_cpu=true for the estimate"
+        return ComponentState(
+            component=component,
+            status="estimated",
+            by=model,
+            why=why,
+            fix=f"{fix}; {opt_in}" if fix else opt_in,
+        )
+    return ComponentState(component=component, status="missing", by="-", why=why, fix=fix)
+
+
+def _how(device: Device) -> str:
+    refresh = f"refreshes every {1000 * device.refresh_s:g} ms" if device.refresh_s else "refresh not known"
+    scale = f", scale ±{100 * device.gain_error_rel:g} %" if device.gain_error_rel else ""
+    remark = f"; {device.facts['reason']}" if device.facts.get("reason") else ""
+    return f"{refresh}{scale}{remark}"
+
+
+def _why_missing(component: str, uncounted: list[Device], sensed: Sensed) -> tuple[str, str]:
+    if uncounted:
+        return str(uncounted[0].facts.get("reason", "its sensor covers more than this job")), ""
+    # DRAM comes with the CPU's counters: what hides those hides it too
+    names = (component, "cpu") if component == "dram" else (component,)
+    for gone in sensed.missing:
+        if gone.component in names:
+            return gone.reason, gone.fix
+    return "no sensor for it was found", ""
+
+
+def _device_facts(device: Device) -> dict[str, Any]:
+    return {
+        "device": device.device,
+        "component": device.component,
+        "name": device.name,
+        "counted": device.counted,
+        "refresh_s": device.refresh_s,
+        "gain_error_rel": device.gain_error_rel,
+        **device.facts,
+    }
+
+
+def versions(sensed: Sensed) -> dict[str, str]:
+    found = {"joulelab": joulelab.__version__, "python": sys.version.split()[0], "system": platform.platform()}
+    drivers = {str(device.facts["driver"]) for device in sensed.devices if "driver" in device.facts}
+    if drivers:
+        found["GPU driver"] = ", ".join(sorted(drivers))
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def findings(sensed: Sensed, place: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
+    writable = os.access(place, os.W_OK)
+    found = [Finding(what="store", ok=writable, text=f"{place} is {'writable' if writable else 'not writable'}")]
+    if fsync is not None:
+        text = f"a durable line costs {1000 * fsync.median_s:.2f} ms (p99 {1000 * fsync.p99_s:.2f} ms)"
+        found.append(Finding(what="disk", ok=fsync.median_s < 0.05, text=text))
+    if share is None:
+        found.append(Finding(what="recorder", ok=False, text="its own cost could not be seen"))
+    else:
+        # CPU time is counted in ticks of 10 ms: less than one of them reads as nothing
+        text = (
+            f"takes {100 * share:.2f} % of one core at its defaults"
+            if share
+            else "too cheap to see: under 0.4 % of one core"
+        )
+        found.append(Finding(what="recorder", ok=share <= 0.02, text=text))
+    source = _CLOCK_SOURCE.read_text().strip() if _CLOCK_SOURCE.exists() else "unknown"
+    found.append(Finding(what="clock", ok=True, text=f"monotonic, kernel clock source {source}"))
+    gpus, nodes = environment.gpus(), sorted(Path("/dev").glob("nvidia[0-9]*"))
+    unreadable = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
+    if unreadable:
+        text = f"{', '.join(unreadable)} cannot be opened by this user; ask for the group that owns them"
+        found.append(Finding(what="permissions", ok=False, text=text))
+    found.append(
+        Finding(what="GPUs", ok=True, text=f"{len(gpus)} known to the driver, {_used(sensed)} of them metered")
+    )
+    found.append(_profile_finding(sensed))
+    return found
+
+
+def _used(sensed: Sensed) -> int:
+    return sum(device.component == "gpu" and device.counted for device in sensed.devices)
+
+
+def _profile_finding(sensed: Sensed) -> Finding:
+    profile = load_profile()
+    if profile is None:
+        text = "none for this machine: `joulelab doctor --calibrate` makes one that results cite"
+        return Finding(what="profile", ok=True, text=text)
+    drivers = {str(device.facts["driver"]) for device in sensed.devices if "driver" in device.facts}
+    if profile.driver and drivers and profile.driver not in drivers:
+        text = f"{profile.profile_id} was made with driver {profile.driver}, now {', '.join(drivers)}: calibrate again"
+        return Finding(what="profile", ok=False, text=text)
+    return Finding(what="profile", ok=True, text=profile.profile_id)
+
+
+def _recorder_share(config: EnergyConfig, seconds: float) -> float | None:
+    try:
+        return recorder_cpu_share(config, seconds)
+    except (JoulelabError, OSError):
+        return None
+
+
+def _existing(store: Path) -> Path:
+    """The store, or the nearest folder above it that is there."""
+    place = store.absolute()
+    while not place.is_dir():
+        place = place.parent
+    return place
+
+
+def calibrate(config: EnergyConfig, diagnosis: Diagnosis) -> MachineProfile:
+    """Measure what the sensors are like; on a GPU this takes about half a minute per card, under load."""
+    notes: list[str] = []
+    sensed = sense(config)
+    cards, load = calibrate_gpus(list(sensed.devices), notes)
+    if not cards:
+        notes.append("no NVIDIA GPU to calibrate")
+    return with_id(
+        MachineProfile(
+            host=diagnosis.host,
+            made_at=clock.iso(clock.now().wall_s),
+            joulelab=joulelab.__version__,
+            python=diagnosis.versions["python"],
+            processor=processor_name(),
+            driver=diagnosis.versions.get("GPU driver"),
+            load=load,
+            devices=(*cards, *calibrate_rapl(config, notes)),
+            fsync_s=diagnosis.fsync,
+            recorder_cpu_share=diagnosis.recorder_cpu_share,
+            notes=tuple(notes),
+        )
+    )

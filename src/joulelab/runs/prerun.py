@@ -1,0 +1,238 @@
+"""Is this machine fit to measure on, now? Idle, burn in, watch the sampling, check the hardware, look for strangers.
+
+The rehearsal is a run like any other (folder, trace, record) with `prerun.json` beside its record. What the user
+asserted about the hardware must hold, or the exit code is 4; the rest are warnings, unless `strict`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from joulelab.clock import NS
+from joulelab.errors import EndedBySignal, InvalidMeasurement
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figures import Frozen
+from joulelab.meter.load import burning
+from joulelab.meter.vitals import Vitals, load_vitals, throttle_shares
+from joulelab.runs import environment
+from joulelab.runs.context import Progress, RunContext
+from joulelab.runs.execute import idle
+from joulelab.runs.json_file import write_json
+from joulelab.runs.measure_spec import MeasureSpec
+from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
+from joulelab.runs.stopping import StopRequest
+from joulelab.units import duration_text, power_text
+
+BURN_STAGE = "prerun.burn"
+# A reading counts as kept to its cadence up to this many usual steps after the one before it.
+LATE_STEPS = 1.5
+KEPT_SHARE = 0.95
+GIB = 1024.0**3
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the user says the hardware is; None where nothing was said."""
+
+    gpu: str | None = None
+    gpus: int | None = None
+    min_memory_gib: float | None = None
+
+
+class PrerunCheck(Frozen):
+    name: str
+    ok: bool | None
+    """None where it cannot be told here."""
+    required: bool
+    """Whether a failure makes the prerun fail."""
+    text: str
+
+
+class PrerunReport(Frozen):
+    run_id: str
+    folder: str
+    passed: bool
+    checks: tuple[PrerunCheck, ...]
+    load: str
+    grade: str | None
+    idle: tuple[IdleBaseline, ...]
+
+
+def prerun(
+    store: Path, energy: EnergyConfig, expected: Expected, seconds: float, progress: Progress, strict: bool = False
+) -> PrerunReport:
+    """Idle for `seconds`, burn for `seconds`, idle again; then judge what was recorded."""
+    spec = MeasureSpec(name="prerun", label="prerun", energy=energy, command=("joulelab", "prerun"))
+    with StopRequest() as stop:
+        measured = MeasuredRun(store, spec, stop, progress)
+        status: Status = "failed"
+        error: BaseException | None = None
+        load = "none"
+        try:
+            run = measured.begin()
+            idle(run, "idle.before", seconds)
+            with burning(seconds) as burn, run.stage(BURN_STAGE, total=round(seconds)):
+                load = burn.what
+                _watch(run, seconds)
+            idle(run, "idle.after", seconds)
+            status = "done"
+        except EndedBySignal as ended:
+            status, error = "truncated", ended
+        except BaseException as failure:
+            error = failure
+        record = measured.end(status, error)
+    if error is not None:
+        raise error
+    report = judge(record, measured.paths.folder, vitals_of(measured), environment.gpus(), expected, load, strict)
+    write_json(measured.paths.folder / "prerun.json", report)
+    return report
+
+
+def _watch(run: RunContext, seconds: float) -> None:
+    """Wait while the load runs, ready to stop."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        run.stop.check()
+        time.sleep(0.1)
+        run.progress.advance(round(seconds - (end - time.monotonic())))
+
+
+def vitals_of(measured: MeasuredRun) -> Vitals:
+    return load_vitals(measured.paths.traces()[-1][2])
+
+
+def judge(
+    record: RunRecord,
+    folder: Path,
+    vitals: Vitals,
+    gpus: Sequence[dict[str, Any]],
+    expected: Expected,
+    load: str,
+    strict: bool = False,
+) -> PrerunReport:
+    """Every check over what was recorded; pure, so that a recorded prerun can be judged again."""
+    baselines = record.totals.idle if record.totals else ()
+    burn = record.stage(BURN_STAGE)
+    checks = [
+        *hardware_checks(gpus, expected),
+        *(_warning("idle", *answer, strict) for answer in idle_checks(baselines)),
+        _warning("burn-in", *burn_check(burn, baselines, load), strict),
+        _warning("throttling", *throttling_check(vitals, burn), strict),
+        _warning("sampling", *sampling_check(vitals), strict),
+        _warning("other processes", *neighbours_check(vitals, gpus), strict),
+    ]
+    passed = not any(check.ok is False and check.required for check in checks)
+    return PrerunReport(
+        run_id=record.run_id,
+        folder=str(folder),
+        passed=passed,
+        checks=tuple(checks),
+        load=load,
+        grade=record.validity.grade,
+        idle=baselines,
+    )
+
+
+def enforce(report: PrerunReport) -> None:
+    failed = [check.text for check in report.checks if check.ok is False and check.required]
+    if failed:
+        raise InvalidMeasurement(f"prerun failed: {'; '.join(failed)}", f"its record: joulelab show {report.run_id}")
+
+
+Answer = tuple[bool | None, str]
+
+
+def _warning(name: str, ok: bool | None, text: str, strict: bool) -> PrerunCheck:
+    return PrerunCheck(name=name, ok=ok, required=strict, text=text)
+
+
+def hardware_checks(gpus: Sequence[dict[str, Any]], expected: Expected) -> list[PrerunCheck]:
+    """What was asserted, each as a check of its own; what was not is only told."""
+    names = [str(gpu.get("name", "?")) for gpu in gpus]
+    answers: list[tuple[str, bool | None, str]] = []
+    if expected.gpu is not None:
+        strangers = [name for name in names if not _names(expected.gpu, name)]
+        found = ", ".join(dict.fromkeys(names)) or "no GPU"
+        answers.append(("GPU name", bool(names) and not strangers, f"expected {expected.gpu}, found {found}"))
+    if expected.gpus is not None:
+        answers.append(("GPU count", len(gpus) == expected.gpus, f"expected {expected.gpus} GPUs, found {len(gpus)}"))
+    if expected.min_memory_gib is not None:
+        smallest = min((float(gpu.get("memory_bytes", 0)) / GIB for gpu in gpus), default=0.0)
+        text = f"expected {expected.min_memory_gib:g} GiB on every GPU, the smallest has {smallest:.1f}"
+        answers.append(("GPU memory", bool(gpus) and smallest >= expected.min_memory_gib, text))
+    if not answers:
+        return [PrerunCheck(name="hardware", ok=None, required=False, text=", ".join(names) or "no NVIDIA GPU")]
+    return [PrerunCheck(name=name, ok=ok, required=True, text=text) for name, ok, text in answers]
+
+
+def _names(wanted: str, name: str) -> bool:
+    """`H200` is a word of `NVIDIA H200`, and `A10` is none of `NVIDIA A100`."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
+
+
+def idle_checks(baselines: Sequence[IdleBaseline]) -> list[Answer]:
+    if not baselines:
+        return [(None, "nothing measures power here, so idle is unknown")]
+    return [(baseline.stable, _idle_text(baseline)) for baseline in baselines]
+
+
+def _idle_text(baseline: IdleBaseline) -> str:
+    clocks = "" if baseline.sm_clock_MHz is None else f" at {baseline.sm_clock_MHz:.0f} MHz"
+    spread = "" if baseline.spread_rel is None else f", spread {100 * baseline.spread_rel:.1f} %"
+    drift = "" if baseline.drift_rel is None else f", drift {100 * baseline.drift_rel:+.1f} %"
+    return f"{baseline.stage}: {power_text(baseline.power_w)}{clocks}{spread}{drift}"
+
+
+def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load: str) -> Answer:
+    if burn is None:
+        return False, "the load did not run"
+    text = f"{load} for {duration_text(burn.duration_s)}"
+    if burn.energy_j is None:
+        return None, f"{text}; no measured power to judge it by"
+    idle_w = min((baseline.power_w for baseline in baselines), default=0.0)
+    mean_w = burn.mean_power_w or 0.0
+    return mean_w > 1.1 * idle_w, f"{text}: {power_text(mean_w)} against {power_text(idle_w)} idle"
+
+
+def throttling_check(vitals: Vitals, burn: StageRecord | None) -> Answer:
+    states = vitals.during([(s.start_ns, s.end_ns) for s in burn.segments]) if burn else []
+    if not states:
+        return None, "no GPU to watch"
+    shares = throttle_shares(states)
+    words = ", ".join(f"{why} {100 * share:.0f} % of the burn-in" for why, share in shares.items())
+    thermal = any("slowdown" in why or "brake" in why for why in shares)
+    return not thermal, words or "none during the burn-in"
+
+
+def sampling_check(vitals: Vitals) -> Answer:
+    """Whether readings came when they were due: the share of steps no longer than 1.5 usual ones, for every sensor."""
+    worst: tuple[float, str] | None = None
+    for sensor, stamps in vitals.ticks.items():
+        steps = [(later - earlier) / NS for earlier, later in pairwise(stamps)]
+        if len(steps) < 4:
+            continue
+        usual = sorted(steps)[len(steps) // 2]
+        kept = sum(step <= LATE_STEPS * usual for step in steps) / len(steps)
+        text = (
+            f"{sensor}: {100 * kept:.0f} % of {len(steps)} readings in step ({usual:.3g} s), longest {max(steps):.3g} s"
+        )
+        if worst is None or kept < worst[0]:
+            worst = (kept, text)
+    if worst is None:
+        return False, "too few readings were recorded"
+    late = f"; {len(vitals.late_s)} came more than a whole interval late" if vitals.late_s else ""
+    return worst[0] >= KEPT_SHARE, worst[1] + late
+
+
+def neighbours_check(vitals: Vitals, gpus: Sequence[dict[str, Any]]) -> Answer:
+    if not gpus:
+        return None, "no GPU to share"
+    strangers = list(dict.fromkeys(text for _, text in vitals.warnings if "process" in text))
+    return not strangers, "; ".join(strangers) or "none on the GPUs"

@@ -1,0 +1,218 @@
+"""How far a measurement can be trusted: a grade from A to C, the worst of a few checks, each with its reason.
+
+    A   a counter over windows long against its refresh, all of it seen, at rest before or after, nobody else there
+    B   usable, with something a reader must know
+    C   do not quote it as a measurement
+
+Every check is a pure function of `Evidence`, which `evidence.py` gathers from the run's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from joulelab.errors import InvalidMeasurement
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.vitals import POWER_LIMIT
+from joulelab.runs.beside import SOURCE as CODECARBON
+from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
+
+# A simulated 100 ms latch on square waves: 1 s windows (10 refreshes) err by 3.5 % at p95, 10 s windows by a tenth.
+LONG_WINDOW_REFRESHES = 50
+SHORT_WINDOW_REFRESHES = 10
+GOOD_INTERVAL_REL, FAIR_INTERVAL_REL = 0.03, 0.10
+GOOD_COVERAGE, FAIR_COVERAGE = 0.98, 0.90
+# Counter and 20 ms samples of an H200 agree within 1 % on steady loads.
+GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL = 0.03, 0.10
+GOOD_SPREAD_REL, FAIR_SPREAD_REL = 0.03, 0.10
+# A card that is held back for a moment at start-up is not a throttled run.
+THROTTLED_SHARE = 0.02
+
+Answer = tuple[Grade, str]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that the checks look at, for one stage or for the run."""
+
+    figure: EnergyFigure
+    window_s: float
+    """Length of all windows together."""
+    windows: int = 1
+    """How many they are; each has two edges that lie somewhere between two refreshes."""
+    refresh_s: float | None = None
+    """The slowest refresh among the sensors behind the figure."""
+    disagreement_rel: float | None = None
+    """Integral against counter; None where there is only one of them."""
+    idle: tuple[IdleBaseline, ...] | None = ()
+    """None where the question makes no sense, as for an idle baseline itself."""
+    neighbours: tuple[str, ...] = ()
+    """Warnings of other processes on the device."""
+    sensor_warnings: tuple[str, ...] = ()
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    attempts: int = 1
+    cut_off: int = 0
+    shared: tuple[str, ...] = ()
+    """Devices whose joules are not this job's alone."""
+    unmeasured: tuple[str, ...] = ()
+    """Components of the policy's total that exist here and that nobody measured."""
+    repeats_j: tuple[float, ...] = ()
+
+
+def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
+    checks = []
+    for name, check in CHECKS.items():
+        answer = check(evidence)
+        if answer is not None:
+            checks.append(Check(name=name, ok=answer[0] == "A", grade=answer[0], text=answer[1]))
+    return Validity(grade=max(check.grade for check in checks), checks=tuple(checks), notes=tuple(notes))
+
+
+def check_source(evidence: Evidence) -> Answer:
+    figure = evidence.figure
+    if figure.energy_j is None:
+        return "C", f"missing: {figure.reason or 'nothing was measured'}"
+    if figure.sources == (CODECARBON,):
+        return "C", "CodeCarbon's own figure: partly sensors, partly its constants"
+    if figure.method == "estimated":
+        return "C", "estimated by a model, not measured"
+    if figure.method == "integrated":
+        return "B", "no energy counter: power was integrated"
+    return "A", "read from an energy counter"
+
+
+def check_window(evidence: Evidence) -> Answer | None:
+    if not evidence.figure.measured or not evidence.refresh_s:
+        return None
+    # errors at the edges are independent, so n windows err by the root of n edges, not by n
+    refreshes = evidence.window_s / math.sqrt(max(1, evidence.windows)) / evidence.refresh_s
+    pieces = "" if evidence.windows == 1 else f" in {evidence.windows} windows"
+    text = f"{evidence.window_s:.3g} s{pieces} count as {refreshes:.0f} refreshes of the sensor"
+    return _step(-refreshes, -LONG_WINDOW_REFRESHES, -SHORT_WINDOW_REFRESHES, text, "too few")
+
+
+def check_interval(evidence: Evidence) -> Answer | None:
+    figure = evidence.figure
+    if not figure.measured or not figure.energy_j or figure.half_width_j is None:
+        return None
+    relative = figure.half_width_j / abs(figure.energy_j)
+    text = f"random 95 % interval ±{100 * relative:.1f} %"
+    return _step(relative, GOOD_INTERVAL_REL, FAIR_INTERVAL_REL, text, "wide")
+
+
+def check_coverage(evidence: Evidence) -> Answer | None:
+    if evidence.figure.energy_j is None:
+        return None
+    seen = evidence.figure.coverage
+    text = f"the sensor was seen working {100 * seen:.1f} % of the time"
+    return _step(-seen, -GOOD_COVERAGE, -FAIR_COVERAGE, text, "too little")
+
+
+def check_agreement(evidence: Evidence) -> Answer | None:
+    if evidence.disagreement_rel is None:
+        return None
+    text = f"integrated power lies {100 * evidence.disagreement_rel:+.1f} % from the counter"
+    return _step(abs(evidence.disagreement_rel), GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL, text, "they disagree")
+
+
+def check_idle(evidence: Evidence) -> Answer | None:
+    if evidence.idle is None or not evidence.figure.measured:
+        return None
+    if not evidence.idle:
+        return "B", "no idle baseline, so above-idle energy is unknown (energy.idle_before_s=10)"
+    restless = [baseline.stage for baseline in evidence.idle if not baseline.stable]
+    if restless:
+        return "B", f"the idle baseline was not steady ({', '.join(dict.fromkeys(restless))})"
+    return "A", f"idle baseline measured, steady ({len(evidence.idle)} stretches)"
+
+
+def check_neighbours(evidence: Evidence) -> Answer:
+    if evidence.neighbours:
+        return "B", f"not alone on the device: {'; '.join(evidence.neighbours)}"
+    return "A", "no other process was noticed on the device"
+
+
+def check_shared(evidence: Evidence) -> Answer | None:
+    if evidence.shared:
+        return "C", f"the joules are not this job's alone: {', '.join(evidence.shared)}"
+    return None
+
+
+def check_sensors(evidence: Evidence) -> Answer | None:
+    return ("B", "; ".join(evidence.sensor_warnings)) if evidence.sensor_warnings else None
+
+
+def check_throttling(evidence: Evidence) -> Answer | None:
+    """At its power limit a card is as its maker meant it; heat and failing power are another matter."""
+    held = {why: share for why, share in evidence.throttled.items() if share > THROTTLED_SHARE}
+    words = ", ".join(f"{why} {100 * share:.0f} % of the time" for why, share in held.items())
+    if any(why != POWER_LIMIT for why in held):
+        return "B", f"the card was held back: {words}"
+    return ("A", f"the card ran at its limit: {words}") if held else None
+
+
+def check_attempts(evidence: Evidence) -> Answer | None:
+    if evidence.cut_off:
+        return "B", f"{evidence.cut_off} of {evidence.attempts} attempts were cut off; their last moments are unknown"
+    return None
+
+
+def check_completeness(evidence: Evidence) -> Answer | None:
+    if evidence.unmeasured and evidence.figure.measured:
+        return "B", f"the total leaves out what nobody measured: {', '.join(evidence.unmeasured)}"
+    return None
+
+
+def check_repeats(evidence: Evidence) -> Answer | None:
+    """Only where something was repeated: a single run says nothing about spread."""
+    values = evidence.repeats_j
+    if len(values) < 2:
+        return None
+    spread = statistics.stdev(values) / abs(statistics.fmean(values)) if any(values) else 0.0
+    text = f"{len(values)} repeats spread by {100 * spread:.1f} %"
+    return _step(spread, GOOD_SPREAD_REL, FAIR_SPREAD_REL, text, "large")
+
+
+def _step(value: float, good: float, fair: float, text: str, otherwise: str) -> Answer:
+    """A up to `good`, B up to `fair`, C beyond; smaller is better."""
+    if value <= good:
+        return "A", text
+    return ("B" if value <= fair else "C"), f"{text}: {otherwise}"
+
+
+CHECKS: dict[str, Callable[[Evidence], Answer | None]] = {
+    "source": check_source,
+    "window": check_window,
+    "interval": check_interval,
+    "coverage": check_coverage,
+    "agreement": check_agreement,
+    "idle": check_idle,
+    "completeness": check_completeness,
+    "neighbours": check_neighbours,
+    "shared device": check_shared,
+    "sensors": check_sensors,
+    "throttling": check_throttling,
+    "attempts": check_attempts,
+    "repeats": check_repeats,
+}
+
+
+def enforce(record: RunRecord) -> None:
+    """After a run: what `energy.require` and `energy.require_grade` demanded of its measurement, or exit code 4."""
+    energy = record.spec.get("energy", {})
+    measured = record.totals is not None and record.totals.figure.measured
+    if energy.get("require", "nothing") == "measured" and not measured:
+        why = record.totals.figure.reason if record.totals else "the run recorded nothing"
+        raise InvalidMeasurement(
+            f"{record.run_id}: measured joules were required, and none were measured ({why})",
+            "`joulelab doctor` says what this machine can measure and how to change that",
+        )
+    wanted, got = energy.get("require_grade", "none"), record.validity.grade or "C"
+    if wanted != "none" and got > wanted:
+        raise InvalidMeasurement(
+            f"{record.run_id}: grade {got}, and {wanted} was required: {'; '.join(record.validity.reasons)}",
+            f"the run itself is kept: joulelab show {record.run_id}",
+        )

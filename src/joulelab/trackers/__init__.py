@@ -1,0 +1,1 @@
+"""Where else numbers go while a run runs."""

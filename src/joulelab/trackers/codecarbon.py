@@ -1,0 +1,130 @@
+"""CodeCarbon beside our meter: its own files, its own figures, under its own name, and never over the network.
+
+It runs in the measured program, as its users run it: a thread that measures every few seconds. Every measurement is
+also appended to `readings.<host>.<attempt>.jsonl` with our clock, so that its joules can be told by stage and a killed
+run keeps them; CodeCarbon itself writes `emissions.csv` only at a clean end. What it cannot do (not installed, no
+answer) is written down as a problem and never stops the run.
+
+The offline tracker asks no location service, and with a fixed carbon intensity it needs no country. Its lock is not
+used: a stale one would make the next run measure nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from joulelab import clock
+from joulelab.errors import DependencyMissing
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.grids import parse_grid
+from joulelab.meter.trace import LineFile, header
+from joulelab.runs.beside import FOLDER, readings_path
+from joulelab.units import J_PER_KWH
+
+# CodeCarbon's default is 15 s, in which short stages vanish; below a second its own cost shows.
+SHORTEST_INTERVAL_S = 1.0
+
+
+def wanted(energy: EnergyConfig) -> bool:
+    return energy.codecarbon or energy.total_energy_policy == "codecarbon"
+
+
+def check_installed(energy: EnergyConfig) -> None:
+    """Before a run: what was asked for must be there."""
+    if not wanted(energy):
+        return
+    try:
+        metadata.version("codecarbon")
+    except metadata.PackageNotFoundError:
+        raise DependencyMissing(
+            "energy.codecarbon asks for CodeCarbon, and it is not installed", "pip install 'joulelab[codecarbon]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def beside(run_folder: Path, host: str, attempt: int, energy: EnergyConfig) -> Iterator[None]:
+    """CodeCarbon for the time of the block, where it was asked for; whatever it does, the block runs."""
+    if not wanted(energy):
+        yield
+        return
+    file = LineFile(readings_path(run_folder, host, attempt))
+    file.append(header(units={"energy_j": "J, cumulative, as CodeCarbon says"}))
+    tracker = None
+    try:
+        tracker = _start(file, run_folder / FOLDER, energy)
+    except Exception as error:
+        _problem(file, f"it did not start ({type(error).__name__}: {error})")
+    try:
+        yield
+    finally:
+        if tracker is not None:
+            try:
+                tracker.stop()
+            except Exception as error:
+                _problem(file, f"it did not stop cleanly ({type(error).__name__}: {error})")
+        file.close()
+
+
+def _problem(file: LineFile, text: str) -> None:
+    file.append({"kind": "problem", **clock.now().fields(), "text": text}, sync=True)
+
+
+def _start(file: LineFile, folder: Path, energy: EnergyConfig) -> Any:
+    codecarbon: Any = importlib.import_module("codecarbon")
+    methods: Any = importlib.import_module("codecarbon.output_methods.base_output")
+    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it speaks before it has read its own log level
+    folder.mkdir(parents=True, exist_ok=True)
+    tracker = codecarbon.OfflineEmissionsTracker(
+        project_name="joulelab",
+        measure_power_secs=max(SHORTEST_INTERVAL_S, energy.sample_interval_s),
+        api_call_interval=1,
+        output_dir=str(folder),
+        output_methods=[methods.OutputMethod.CSV],
+        output_handlers=[_Readings(file)],
+        allow_multiple_runs=True,
+        log_level="error",
+        **_place(energy.grid),
+    )
+    tracker.start()
+    return tracker
+
+
+def _place(grid: str) -> dict[str, Any]:
+    """A country where the user named one, else a fixed intensity: its CO2 column is never a guessed country's."""
+    factor = parse_grid(grid)
+    if factor is not None and factor.code3 is not None:
+        return {"country_iso_code": factor.code3}
+    middle = 0.0 if factor is None else (factor.low_g_per_kwh + factor.high_g_per_kwh) / 2
+    return {"force_carbon_intensity_g_co2e_kwh": middle}
+
+
+class _Readings:
+    """What CodeCarbon calls an output handler: it is told the totals after every measurement."""
+
+    def __init__(self, file: LineFile) -> None:
+        self._file = file
+
+    def live_out(self, total: Any, delta: Any) -> None:
+        self.out(total, delta)
+
+    def out(self, total: Any, delta: Any) -> None:
+        line = {
+            "kind": "codecarbon",
+            **clock.now().fields(),
+            "energy_j": total.energy_consumed * J_PER_KWH,
+            "cpu_j": total.cpu_energy * J_PER_KWH,
+            "gpu_j": total.gpu_energy * J_PER_KWH,
+            "ram_j": total.ram_energy * J_PER_KWH,
+            "codecarbon_version": total.codecarbon_version,
+        }
+        self._file.append(line, sync=True)
+
+    def task_out(self, data: Any, experiment_name: str) -> None: ...
+
+    def exit(self) -> None: ...

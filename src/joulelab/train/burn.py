@@ -1,0 +1,62 @@
+"""A load to calibrate and burn in with: matrix products on the GPU where torch has one, else a busy CPU core.
+
+Runs as a program of its own (`python -m joulelab.train.burn SECONDS`), so that the meter, which knows no framework, can
+start it by name, and so that polling a sensor and feeding the GPU do not share an interpreter. Says in JSON lines on
+standard output what it is and, on the monotonic clock, when the load began and ended.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+# Large enough to fill any current card; 3 x 8192^2 in bf16 is 0.4 GB.
+SIDE = 8192
+KEPT_IN_FLIGHT = 8
+
+
+def main() -> None:
+    seconds = float(sys.argv[1])
+    what, step, settle = _gpu_load() or _cpu_load()
+    _say(load=what, begin_ns=time.monotonic_ns())
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        step()
+    settle()
+    _say(end_ns=time.monotonic_ns())
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _gpu_load() -> tuple[str, Callable[[], object], Callable[[], object]] | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    if not torch.cuda.is_available():
+        return None
+    kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    a = torch.randn(SIDE, SIDE, device="cuda", dtype=kind)
+    b = torch.randn(SIDE, SIDE, device="cuda", dtype=kind)
+    out = torch.empty_like(a)
+
+    def step() -> None:
+        for _ in range(KEPT_IN_FLIGHT):
+            torch.mm(a, b, out=out)
+        torch.cuda.synchronize()  # bounds how long the load goes on after its end
+
+    step()
+    what = f"torch {torch.__version__}, {SIDE} x {SIDE} products in {str(kind).removeprefix('torch.')}"
+    return f"{what} on {torch.cuda.get_device_name()}", step, torch.cuda.synchronize
+
+
+def _cpu_load() -> tuple[str, Callable[[], object], Callable[[], object]]:
+    return "a busy loop on one CPU core", lambda: sum(range(20_000)), lambda: None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What `joulelab doctor` says of components, sensors that are there, and sensors that are not."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from joulelab.cli.main import app
+from joulelab.errors import SensorMissing, UsageError
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sensors import Device, SensorUnavailable
+from joulelab.runs.doctor import component_states
+from joulelab.runs.sensing import Sensed, demand_sensors, sense
+
+ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
+NO_GPU = SensorUnavailable("gpu", "NVML does not answer", "install the driver")
+NO_RAPL = SensorUnavailable("cpu", "energy_uj is not readable", "sudo chmod a+r")
+
+
+def states(*devices, missing=()):
+    return {state.component: state for state in component_states(Sensed(tuple(devices), tuple(missing)))}
+
+
+def test_a_component_with_a_counted_sensor_is_measured():
+    found = states(Device("gpu:A", "gpu", "H200", refresh_s=0.1, gain_error_rel=0.05))["gpu"]
+    assert (found.status, found.by) == ("measured", "H200")
+    assert "every 100 ms" in found.why
+
+
+def test_a_missing_component_has_its_reason_and_its_fix():
+    found = states(missing=[NO_GPU])["gpu"]
+    assert (found.status, found.why, found.fix) == ("missing", "NVML does not answer", "install the driver")
+
+
+def test_a_cpu_without_a_sensor_can_be_estimated_on_request_only():
+    found = states(ESTIMATE, missing=[NO_RAPL])["cpu"]
+    assert found.status == "estimated"
+    assert "±70 %" in found.by
+    assert found.fix == "sudo chmod a+r; energy.estimate_cpu=true for the estimate"
+
+
+def test_what_hides_the_cpu_hides_the_memory_too():
+    assert states(missing=[NO_RAPL])["dram"].why == "energy_uj is not readable"
+
+
+def test_a_sensor_of_the_whole_node_does_not_measure_this_job():
+    node = Device("rapl:package-0", "cpu", "package-0", counted=False, facts={"reason": "shared node"})
+    assert states(node)["cpu"].status == "missing"
+    assert states(node)["cpu"].why == "shared node"
+
+
+def test_a_sensor_that_breaks_on_opening_does_not_hide_the_others(monkeypatch):
+    class Broken:
+        def __init__(self, config, pid): ...
+
+        def open(self):
+            raise RuntimeError("boom")
+
+    monkeypatch.setattr("joulelab.lookup.SENSORS.resolve", lambda name: Broken)
+    found = sense(EnergyConfig())
+    assert found.devices == ()
+    assert all("boom" in gone.reason for gone in found.missing)
+
+
+def test_required_sensors_that_are_not_there_stop_before_anything_starts(tmp_path):
+    config = EnergyConfig(require="measured", gpus="none", rapl_root=str(tmp_path))
+    with pytest.raises(SensorMissing, match="nothing was started") as refused:
+        demand_sensors(config)
+    assert refused.value.exit_code == 3
+    demand_sensors(config.model_copy(update={"require": "nothing"}))
+
+
+@pytest.fixture
+def rapl_tree(tmp_path):
+    domain = tmp_path / "powercap" / "intel-rapl:0"
+    domain.mkdir(parents=True)
+    (domain / "name").write_text("package-0\n")
+    (domain / "energy_uj").write_text("1000000\n")
+    (domain / "max_energy_range_uj").write_text("262143328850\n")
+    return tmp_path / "powercap"
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("joulelab.runs.doctor.recorder_cpu_share", lambda config, seconds: 0.004)
+    monkeypatch.setattr("joulelab.meter.calibrate_devices.RAPL_S", 0.05)
+
+    def call(*words):
+        return CliRunner().invoke(app, ["doctor", "--runs-dir", str(tmp_path), *words])
+
+    return call
+
+
+def test_doctor_answers_in_json_with_a_rapl_tree_of_our_own(doctor, rapl_tree):
+    done = doctor("--json", "--rapl-root", str(rapl_tree), "--require", "measured")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    cpu = next(state for state in found["components"] if state["component"] == "cpu")
+    assert cpu["status"] == "measured"
+    assert found["versions"]["joulelab"]
+    assert found["fsync"]["median_s"] > 0
+
+
+def test_doctor_prints_tables_for_people(doctor, rapl_tree):
+    text = doctor("--rapl-root", str(rapl_tree)).stdout
+    assert "can measure" in text and "takes 0.40 % of one core" in text
+
+
+def test_calibrating_keeps_a_profile_and_shows_it(doctor, rapl_tree, tmp_path):
+    done = doctor("--calibrate", "--json", "--rapl-root", str(rapl_tree))
+    (kept,) = (tmp_path / "config" / "joulelab" / "machines").glob("*.json")
+    assert json.loads(kept.read_text())["profile_id"] == json.loads(done.stdout)["profile"]["profile_id"]
+
+
+def test_requiring_a_measurement_where_there_is_none_is_exit_code_3(doctor, tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = doctor("--require", "measured", "--rapl-root", str(empty))
+    if isinstance(done.exception, SensorMissing):
+        assert done.exception.exit_code == 3
+    else:
+        pytest.skip("this machine has a GPU that can be measured")
+
+
+@pytest.mark.parametrize("words", [("--require", "everything"), ("--rapl-root", "/no/such/folder")])
+def test_what_cannot_be_asked_is_a_usage_error(doctor, words):
+    assert isinstance(doctor(*words).exception, UsageError)

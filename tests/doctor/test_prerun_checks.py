@@ -1,0 +1,125 @@
+"""What a prerun asserts, over recorded vital signs; and one real prerun on a machine without a GPU."""
+
+import json
+
+import pytest
+
+from joulelab.clock import NS
+from joulelab.errors import InvalidMeasurement
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.vitals import collect_vitals
+from joulelab.runs.context import Silent
+from joulelab.runs.prerun import (
+    Expected,
+    enforce,
+    hardware_checks,
+    idle_checks,
+    neighbours_check,
+    prerun,
+    sampling_check,
+    throttling_check,
+)
+from joulelab.runs.record import IdleBaseline
+from joulelab.runs.store import load_record
+
+H200 = {"name": "NVIDIA H200", "memory_bytes": 140 * 1024**3}
+
+
+def results(present, **expected):
+    return {check.name: check.ok for check in hardware_checks(present, Expected(**expected))}
+
+
+def test_what_was_asserted_and_is_there_holds():
+    assert results([H200, H200], gpu="H200", gpus=2, min_memory_gib=130) == {
+        "GPU name": True,
+        "GPU count": True,
+        "GPU memory": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("expected", "name"),
+    [({"gpu": "H100"}, "GPU name"), ({"gpus": 8}, "GPU count"), ({"min_memory_gib": 150}, "GPU memory")],
+)
+def test_what_was_asserted_and_is_not_there_fails_and_is_required(expected, name):
+    (check,) = hardware_checks([H200], Expected(**expected))
+    assert (check.name, check.ok, check.required) == (name, False, True)
+
+
+def test_a_name_is_a_word_not_a_part_of_one():
+    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu="A10") == {"GPU name": False}
+    assert results([{"name": "NVIDIA A100-SXM4-80GB"}], gpu="a100") == {"GPU name": True}
+
+
+def test_no_gpu_meets_no_assertion_but_that_of_none():
+    assert results([], gpu="H200", min_memory_gib=1) == {"GPU name": False, "GPU memory": False}
+    assert results([], gpus=0) == {"GPU count": True}
+
+
+def test_one_small_card_among_large_ones_is_found():
+    assert results([H200, {"name": "NVIDIA H200", "memory_bytes": 1}], min_memory_gib=130) == {"GPU memory": False}
+
+
+def ticks(stamps_s):
+    return collect_vitals({"kind": "gpu", "device": "gpu:A", "mono_ns": round(s * NS)} for s in stamps_s)
+
+
+def test_a_kept_cadence_is_told_from_a_broken_one():
+    steady = [n * 0.5 for n in range(40)]
+    stuttering = [n * 0.5 + (0.4 if n % 3 == 0 else 0.0) for n in range(40)]
+    assert sampling_check(ticks(steady))[0] is True
+    ok, text = sampling_check(ticks(stuttering))
+    assert ok is False and "longest" in text
+
+
+def test_too_few_readings_are_no_sampling():
+    assert sampling_check(ticks([0.0, 0.5])) == (False, "too few readings were recorded")
+
+
+def test_a_stranger_on_the_gpu_is_named():
+    text = "another process uses this GPU, and its joules are in the card's: python (pid 7)"
+    vitals = collect_vitals([{"kind": "warning", "mono_ns": 5, "text": text}])
+    assert neighbours_check(vitals, [H200]) == (False, text)
+    assert neighbours_check(collect_vitals([]), [H200])[0] is True
+    assert neighbours_check(vitals, [])[0] is None
+
+
+def baseline(**fields):
+    plain = {"stage": "idle.before", "attempt": 1, "duration_s": 10, "power_w": 80, "spread_rel": 0.01}
+    return IdleBaseline(**{**plain, "drift_rel": 0.0, "stable": True, **fields})
+
+
+def test_an_idle_that_still_falls_is_a_warning_with_its_numbers():
+    ((ok, text),) = idle_checks([baseline(stable=False, drift_rel=-0.229, sm_clock_MHz=345)])
+    assert ok is False
+    assert text == "idle.before: 80.0 W at 345 MHz, spread 1.0 %, drift -22.9 %"
+
+
+def test_no_sensor_is_no_verdict_on_idle():
+    assert idle_checks([])[0][0] is None
+    assert throttling_check(collect_vitals([]), None)[0] is None
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory):
+    store = tmp_path_factory.mktemp("runs")
+    return prerun(store, EnergyConfig(sample_interval_s=0.1, gpus="none"), Expected(gpus=3), 1.0, Silent())
+
+
+def test_a_prerun_is_a_run_with_its_report_beside_the_record(rehearsed):
+    from pathlib import Path
+
+    folder = Path(rehearsed.folder)
+    record = load_record(folder)
+    assert [stage.name for stage in record.stages if stage.name != "run.overhead"] == [
+        "idle.before",
+        "prerun.burn",
+        "idle.after",
+    ]
+    assert json.loads((folder / "prerun.json").read_text())["passed"] is rehearsed.passed
+
+
+def test_a_failed_assertion_ends_with_exit_code_4(rehearsed):
+    with pytest.raises(InvalidMeasurement, match="expected 3 GPUs, found") as refused:
+        enforce(rehearsed)
+    assert refused.value.exit_code == 4

@@ -1,0 +1,74 @@
+"""CodeCarbon beside our meter: the real one where it is installed, and what happens where it is not."""
+
+import csv
+import socket
+import sys
+import time
+
+import pytest
+
+from joulelab.errors import DependencyMissing
+from joulelab.meter.config import EnergyConfig
+from joulelab.runs.beside import load_codecarbon
+from joulelab.trackers.codecarbon import beside, check_installed
+
+ON = EnergyConfig(codecarbon=True)
+
+
+def test_nothing_happens_unless_asked_for(tmp_path):
+    with beside(tmp_path, "h", 1, EnergyConfig()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    check_installed(EnergyConfig())
+
+
+def test_the_real_codecarbon_measures_offline_and_leaves_its_csv(tmp_path, monkeypatch):
+    pytest.importorskip("codecarbon")
+    asked = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
+    begin = time.monotonic_ns()
+    with beside(tmp_path, "h", 1, EnergyConfig(codecarbon=True, grid="FR")):
+        time.sleep(1.3)
+    end = time.monotonic_ns()
+    (row,) = csv.DictReader((tmp_path / "codecarbon" / "emissions.csv").open())
+    figure = load_codecarbon(tmp_path, "h", 1).energy([(begin, end)])
+    assert asked == []
+    assert row["country_iso_code"] == "FRA"
+    assert figure.energy_j == pytest.approx(float(row["energy_consumed"]) * 3.6e6, rel=0.05)
+    assert (figure.method, figure.sources) == ("estimated", ("codecarbon",))
+
+
+def test_without_a_grid_no_country_is_made_up(tmp_path):
+    pytest.importorskip("codecarbon")
+    with beside(tmp_path, "h", 1, ON):
+        pass
+    (row,) = csv.DictReader((tmp_path / "codecarbon" / "emissions.csv").open())
+    assert (row["country_name"], float(row["emissions"])) == ("", 0.0)
+
+
+def test_a_codecarbon_that_breaks_never_stops_the_run_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
+    with beside(tmp_path, "h", 1, ON):
+        reached = True
+    assert reached
+    figure = load_codecarbon(tmp_path, "h", 1).energy([(0, 1)])
+    assert figure.energy_j is None
+    assert "it did not start" in figure.reason
+
+
+def test_a_block_that_fails_fails_with_its_own_error(tmp_path):
+    pytest.importorskip("codecarbon")
+    with pytest.raises(ZeroDivisionError), beside(tmp_path, "h", 1, ON):
+        raise ZeroDivisionError
+
+
+def test_asking_for_it_where_it_is_not_installed_is_refused_with_the_command(monkeypatch):
+    from importlib import metadata
+
+    def gone(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", gone)
+    with pytest.raises(DependencyMissing) as refused:
+        check_installed(EnergyConfig(total_energy_policy="codecarbon"))
+    assert "joulelab[codecarbon]" in refused.value.hint

@@ -1,0 +1,186 @@
+"""Grade, idle, CO2e and CodeCarbon as a record is assembled from a folder with an exactly known trace."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from joulelab.clock import NS
+from joulelab.runs.assemble import assemble
+from joulelab.runs.beside import readings_path
+from joulelab.runs.json_file import write_json
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord
+from joulelab.runs.summary import flat_summary
+
+T0 = 1_000 * NS
+DEVICE = {
+    "device": "gpu:A", "component": "gpu", "name": "H200", "counted": True, "wrap_j": None,
+    "refresh_s": 0.1, "gain_error_rel": 0.05, "facts": {},
+}  # fmt: skip
+
+
+def power_at(second):
+    """11 s at rest (80 W), 59 s of work (500 W)."""
+    return 80.0 if second < 11 else 500.0
+
+
+def lines_of(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make(tmp_path, *, energy=None, idle=True, device=None, extra=(), gpu_fields=None, ended=True, gpus=("H200",)):
+    paths = RunPaths(tmp_path / "run-20260101T000000Z-0000")
+    header = {
+        "kind": "header", "timestamp": datetime.now(UTC).isoformat(), "mono_ns": T0, "host": "h", "boot_id": "b",
+        "interval_s": 0.5, "wall_minus_mono_s": 0.0, "devices": [{**DEVICE, **(device or {})}],
+        "missing": [{"component": "cpu", "reason": "no RAPL", "fix": ""}],
+    }  # fmt: skip
+    lines, total_j = [header], 0.0
+    for tick in range(141):
+        second = tick / 2
+        lines.append(
+            {
+                "kind": "gpu", "mono_ns": T0 + tick * NS // 2, "device": "gpu:A", "power_watts": power_at(second),
+                "energy_counter_j": total_j, "sm_clock_MHz": 345 if second < 11 else 1980, "throttle_reasons": 0,
+                "temperature_C": 40, "gpu_utilization_percent": 0, **(gpu_fields or {}),
+            }
+        )  # fmt: skip
+        total_j += power_at(second) / 2
+    lines += extra
+    lines_of(paths.trace("h", 1), [*lines, *([{"kind": "end", "mono_ns": T0 + 70 * NS}] if ended else [])])
+    events = [{"kind": "run", "edge": "begin", "mono_ns": T0}]
+    if idle:
+        events += stage("idle.before", 0, 10)
+    events += [*stage("student.train", 11, 70), {"kind": "run", "edge": "end", "mono_ns": T0 + 70 * NS}]
+    lines_of(paths.events("h", 0, 1), events)
+    write_json(paths.environment, {"host": "h", "gpus": list(gpus), "machine_profile": "h-20260101-abcd"})
+    opened = RunRecord(
+        run_id=paths.run_id, name="run", label="run", status="running", created_at="2026-01-01T00:00:00+00:00",
+        spec={"energy": {"total_energy_policy": "gpu_only", **(energy or {})}},
+    )  # fmt: skip
+    write_json(paths.record, opened)
+    return paths
+
+
+def stage(name, begin, end):
+    return [
+        {"kind": "stage", "edge": "begin", "stage": name, "mono_ns": T0 + begin * NS},
+        {"kind": "stage", "edge": "end", "stage": name, "mono_ns": T0 + end * NS},
+        {"kind": "stage_closed", "stage": name, "status": "done"},
+    ]
+
+
+def test_a_sound_run_is_an_a_and_shows_gross_and_above_idle(tmp_path):
+    record = assemble(make(tmp_path), "done")
+    assert record.validity.grade == record.stage("student.train").validity.grade == "A", record.validity.reasons
+    train = record.stage("student.train")
+    assert train.energy_j == pytest.approx(59 * 500, rel=0.02)
+    assert train.above_idle_j == pytest.approx(59 * 420, rel=0.02)
+    assert record.totals.above_idle_j == pytest.approx(59 * 420, rel=0.02)
+
+
+def test_an_idle_baseline_tells_its_state_and_its_stability(tmp_path):
+    (baseline,) = assemble(make(tmp_path), "done").totals.idle
+    assert (baseline.stage, baseline.sm_clock_MHz, baseline.temperature_C) == ("idle.before", 345, 40)
+    assert baseline.power_w == pytest.approx(80, rel=0.02)
+    assert baseline.stable
+
+
+def test_without_a_baseline_the_grade_is_b_and_above_idle_unknown(tmp_path):
+    record = assemble(make(tmp_path, idle=False), "done")
+    assert record.validity.grade == "B"
+    assert "no idle baseline" in record.validity.reasons[0]
+    assert record.totals.above_idle_j is None
+
+
+def test_the_policy_measured_says_that_the_cpu_is_left_out(tmp_path):
+    record = assemble(make(tmp_path, energy={"total_energy_policy": "measured"}), "done")
+    assert record.validity.reasons == ("the total leaves out what nobody measured: cpu",)
+
+
+def test_a_gpu_nobody_has_is_not_missed(tmp_path):
+    paths = make(tmp_path, energy={"total_energy_policy": "measured"}, device={"component": "cpu"}, gpus=())
+    assert "completeness" not in [check.name for check in assemble(paths, "done").validity.checks]
+
+
+def test_another_process_on_the_card_is_a_reason_and_a_note(tmp_path):
+    warning = {
+        "kind": "warning", "device": "gpu:A", "mono_ns": T0 + 20 * NS,
+        "text": "another process uses this GPU, and its joules are in the card's: python (pid 7)",
+    }  # fmt: skip
+    record = assemble(make(tmp_path, extra=[warning]), "done")
+    assert record.validity.grade == "B"
+    assert any("pid 7" in reason for reason in record.validity.reasons)
+    assert any("pid 7" in note.text for note in record.validity.notes)
+    assert record.stage("idle.before").validity.grade == "A"
+
+
+def test_a_shared_card_is_a_c(tmp_path):
+    record = assemble(make(tmp_path, device={"facts": {"shared": True}}), "done")
+    assert record.validity.grade == "C"
+    assert "H200 is shared with others" in record.validity.reasons[0]
+
+
+def test_a_hot_card_is_a_b_and_a_power_limited_one_is_not(tmp_path):
+    hot = assemble(make(tmp_path / "hot", gpu_fields={"throttle_reasons": 0x40}), "done")
+    capped = assemble(make(tmp_path / "capped", gpu_fields={"throttle_reasons": 0x04}), "done")
+    assert (hot.validity.grade, capped.validity.grade) == ("B", "A")
+
+
+def test_a_run_cut_off_is_a_b(tmp_path):
+    record = assemble(make(tmp_path, ended=False), "truncated")
+    assert any("cut off" in reason for reason in record.validity.reasons)
+
+
+def test_a_counter_that_the_power_contradicts_is_a_c(tmp_path):
+    record = assemble(make(tmp_path, gpu_fields={"power_watts": 900.0}), "done")
+    assert record.validity.grade == "C"
+    assert "they disagree" in record.validity.reasons[0]
+
+
+def test_grams_are_in_stages_totals_and_summary_only_with_a_grid(tmp_path):
+    plain = assemble(make(tmp_path / "plain"), "done")
+    assert plain.totals.co2e is None and plain.stage("student.train").co2e is None
+    assert not any("co2e" in key for key in flat_summary(plain))
+    record = assemble(make(tmp_path / "grid", energy={"grid": "100", "pue": 1.5}), "done")
+    kwh = record.stage("student.train").energy_j / 3.6e6
+    found = record.stage("student.train").co2e
+    assert found.co2e_g_low < 100 * kwh < found.co2e_g_high
+    flat = flat_summary(record)
+    assert flat["total_co2e_g_high"] == record.totals.co2e.co2e_g_high
+    assert flat["student.train.with_pue_co2e_g_low"] == pytest.approx(1.5 * found.co2e_g_low)
+    assert flat["grade"] == "A"
+
+
+def test_the_machine_profile_is_cited(tmp_path):
+    assert assemble(make(tmp_path), "done").machine_profile == "h-20260101-abcd"
+
+
+def with_codecarbon(paths):
+    rows = [{"kind": "codecarbon", "mono_ns": T0 + s * NS, "energy_j": 30.0 * s, "codecarbon_version": "3.3.2"}
+            for s in range(71)]  # fmt: skip
+    lines_of(readings_path(paths.folder, "h", 1), rows)
+    return paths
+
+
+def test_codecarbon_stands_beside_under_its_own_name_and_in_no_total(tmp_path):
+    record = assemble(with_codecarbon(make(tmp_path)), "done")
+    assert record.totals.codecarbon.energy_j == pytest.approx(60 * 30)
+    assert record.totals.energy_j == pytest.approx(59 * 500, rel=0.02)
+    assert "CodeCarbon's own figure (3.3.2)" in record.totals.codecarbon.reason
+
+
+def test_the_policy_codecarbon_reports_its_figure_by_stage_and_grades_it_c(tmp_path):
+    record = assemble(with_codecarbon(make(tmp_path, energy={"total_energy_policy": "codecarbon"})), "done")
+    assert record.totals.energy_j == pytest.approx(60 * 30)
+    assert record.stage("student.train").energy_j == pytest.approx(59 * 30)
+    assert record.validity.grade == "C"
+    assert any("CodeCarbon's own" in note.text for note in record.validity.notes)
+
+
+def test_the_policy_codecarbon_without_codecarbon_says_so_and_falls_back_to_nothing(tmp_path):
+    record = assemble(make(tmp_path, energy={"total_energy_policy": "codecarbon"}), "done")
+    assert record.totals.energy_j is None
+    assert any("has nothing to report" in note.text for note in record.validity.notes)
