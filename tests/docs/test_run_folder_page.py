@@ -10,13 +10,17 @@ from documents import document
 from pydantic import BaseModel
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.grids import GridFactor
 from joulelab.runs.bills import Ancestor, Bill
+from joulelab.runs.carbon import Co2e
 from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import (
     Attempt,
+    Check,
     EnergyByComponent,
     ErrorRecord,
+    IdleBaseline,
     Note,
     PhaseRecord,
     Result,
@@ -24,13 +28,15 @@ from joulelab.runs.record import (
     Segment,
     StageRecord,
     Totals,
+    Validity,
 )
 
 PAGE = document("docs/run-folder.md")
 NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 MODELS = [
     *(RunRecord, StageRecord, Totals, Attempt, Segment, PhaseRecord, EnergyByComponent, EnergyFigure),
-    *(Result, Note, ErrorRecord, Ancestor, Bill, GroupRecord, Member),
+    *(Result, Note, Check, Validity, IdleBaseline, GridFactor, Co2e),
+    *(ErrorRecord, Ancestor, Bill, GroupRecord, Member),
 ]
 
 

@@ -40,7 +40,6 @@ PARENT = textwrap.dedent(
 @pytest.fixture
 def family(monkeypatch):
     """A program whose two children, started by another thread than its first, have burnt 0.3 s each."""
-    monkeypatch.setattr(process_tree, "RESCAN_S", 0.0)
     monkeypatch.setattr(process_tree, "RESCAN_SHARE", 1e9)
     program = subprocess.Popen(
         [sys.executable, "-c", PARENT],

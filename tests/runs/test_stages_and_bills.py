@@ -6,9 +6,10 @@ import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
 from joulelab.lookup import PIPELINES
+from joulelab.runs.attempt import create_run
 from joulelab.runs.bills import external
 from joulelab.runs.context import Silent
-from joulelab.runs.execute import create_run, execute
+from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json
 from joulelab.runs.record import Result
 from joulelab.runs.spec import load_spec

@@ -10,7 +10,7 @@ import pytest
 from joulelab import clock
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import LineFile, header
-from joulelab.runs.execute import create_run
+from joulelab.runs.attempt import create_run
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
 

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import RunsDir
+from joulelab.cli.options import Require, RequireGrade, RunsDir
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.measure_result import MeasureResult
-
-MEASURED = "measured"
 
 
 def measure(
@@ -29,10 +27,8 @@ def measure(
     warmup: Annotated[
         int, typer.Option("--warmup", metavar="W", help="Run it so often before that, outside the mean.")
     ] = 0,
-    require: Annotated[
-        str | None,
-        typer.Option("--require", metavar=MEASURED, help="Run nothing and exit with 3 where no sensor measures."),
-    ] = None,
+    require: Require = None,
+    require_grade: RequireGrade = None,
     estimate_cpu: Annotated[
         bool, typer.Option("--estimate-cpu", help="Also estimate CPU energy from CPU time; beside the total, never in.")
     ] = False,
@@ -60,6 +56,7 @@ def measure(
 
     The program keeps standard input, output and error; signals reach it; its exit code is returned (128 + n where
     signal n killed it). 127 and 126: it was not found, or is not executable. 3: --require measured, and no sensor.
+    4: the program ended well, and its measurement does not reach --require-grade.
 
     Examples:
 
@@ -69,13 +66,13 @@ def measure(
     """
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
-    if require not in (None, MEASURED):
-        raise UsageError(f"--require takes `{MEASURED}`, found '{require}'")
     from joulelab.runs.measure_command import default_name, find_program, without_secrets
-    from joulelab.runs.measure_session import measure_program, require_measured
+    from joulelab.runs.measure_session import measure_program
     from joulelab.runs.measure_spec import MeasureSpec
+    from joulelab.runs.sensing import demand_sensors
     from joulelab.runs.spec import check
-    from joulelab.runs.store import store_root
+    from joulelab.runs.store import load_record, store_root
+    from joulelab.runs.validity import enforce
 
     energy = {
         "sample_interval_s": interval,
@@ -83,6 +80,8 @@ def measure(
         "rapl_root": rapl_root,
         "idle_before_s": idle_before,
         "estimate_cpu": estimate_cpu,
+        "require": require,
+        "require_grade": require_grade,
     }
     settings: dict[str, Any] = {
         "pipeline": "measure",
@@ -95,12 +94,13 @@ def measure(
     spec = check(settings)
     assert isinstance(spec, MeasureSpec)
     executable = find_program(command[0])
-    if require == MEASURED:
-        require_measured(spec.energy)
+    demand_sensors(spec.energy)
     result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr())
     if json_to is not None:
         _write(json_to, result.model_dump_json(indent=2))
     _say(result.model_dump_json() if as_json else "\n".join(result_lines(result)))
+    if result.exit_code == 0:
+        enforce(load_record(Path(result.folder)))
     raise typer.Exit(result.exit_code)
 
 

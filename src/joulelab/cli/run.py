@@ -62,7 +62,7 @@ def run(
 
 def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = False, as_json: bool = False) -> None:
     """Check everything first: a mistake in the settings leaves no folder behind."""
-    from joulelab.runs.execute import create_run
+    from joulelab.runs.attempt import create_run
     from joulelab.runs.groups import check_group, create_group, is_group
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 

@@ -181,7 +181,7 @@ def _slow_correction(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: F
     jitter_j = float(np.std(rest - np.interp(read_s, centres, means))) if len(rest) > 2 else 0.0
     latch_j = 1.96 * math.sqrt(2) * jitter_j / math.sqrt(float(np.median(counts)))
     # the samples' scale changes a little with the load; where in a stretch it changed is not known
-    drift_j = 1.96 * float(np.std(np.diff(means))) / 2 if len(means) > 2 else 0.0
+    drift_j = 1.96 * float(np.std(np.diff(means))) / math.sqrt(2) if len(means) > 2 else 0.0
     return np.interp(edges, centres, means), math.hypot(latch_j, drift_j)
 
 

@@ -11,8 +11,8 @@ import mmap
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 MAGIC = b"JLRING1\0"
 CAPACITY = 1 << 16
@@ -23,8 +23,7 @@ _HEADER_BYTES = 64
 _RECORD = struct.Struct("<qqII")  # begin ns, end ns, phase number, stage number
 
 
-@dataclass(frozen=True)
-class PhaseMark:
+class PhaseMark(NamedTuple):
     begin_ns: int
     end_ns: int
     phase: int
@@ -73,10 +72,11 @@ class RingReader:
         (written,) = _COUNT.unpack_from(ring, _COUNT_OFFSET)
         oldest = max(self.read, written - self._capacity)
         self.lost += oldest - self.read
-        for number in range(oldest, written):
-            slot = number % self._capacity
-            begin_ns, end_ns, phase, stage = _RECORD.unpack_from(ring, _HEADER_BYTES + slot * _RECORD.size)
-            yield PhaseMark(begin_ns, end_ns, phase, stage)
+        first, last = oldest % self._capacity, (oldest % self._capacity) + written - oldest
+        # a fast loop leaves thousands of marks a second: they are unpacked in one piece, or two where the ring turns
+        for start, stop in ((first, min(last, self._capacity)), (0, max(0, last - self._capacity))):
+            piece = ring[_HEADER_BYTES + start * _RECORD.size : _HEADER_BYTES + stop * _RECORD.size]
+            yield from map(PhaseMark._make, _RECORD.iter_unpack(piece))
         self.read = written
 
     def _open(self) -> mmap.mmap | None:

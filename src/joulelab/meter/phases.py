@@ -54,9 +54,11 @@ class PhaseBook:
         self.rows: dict[Key, PhaseAggregate] = {}
 
     def add_marks(self, marks: Iterable[PhaseMark]) -> None:
-        for mark in marks:
-            row = self.rows.setdefault((mark.stage, mark.phase), PhaseAggregate())
-            row.add((mark.end_ns - mark.begin_ns) / NS)
+        for begin_ns, end_ns, phase, stage in marks:
+            row = self.rows.get((stage, phase))
+            if row is None:
+                row = self.rows[stage, phase] = PhaseAggregate()
+            row.add((end_ns - begin_ns) / NS)
 
     def add_line(self, line: dict[str, Any]) -> None:
         for entry in line["rows"]:

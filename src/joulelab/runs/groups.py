@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from joulelab import clock
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.meter.figures import Frozen
+from joulelab.runs.attempt import create_run
 from joulelab.runs.context import Progress
-from joulelab.runs.execute import create_run, execute
+from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
 from joulelab.runs.record import RunRecord

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulelab import lookup
-from joulelab.errors import EndedBySignal, JoulelabError, SensorMissing
-from joulelab.meter.config import EnergyConfig
-from joulelab.meter.sensors import SensorUnavailable
-from joulelab.meter.session import sensors_for
+from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.runs.context import Progress, RunContext
 from joulelab.runs.execute import idle
 from joulelab.runs.measure_program import Guarded, end_all
@@ -19,29 +14,8 @@ from joulelab.runs.measure_signals import SignalRelay
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measure_terminal import Terminal
 from joulelab.runs.measuring import MeasuredRun
-from joulelab.runs.record import MEASURED_COMPONENTS, Status
+from joulelab.runs.record import Status
 from joulelab.runs.stopping import StopRequest
-
-
-def require_measured(config: EnergyConfig) -> None:
-    """Refuse to start where nothing would be measured, with the reason and the fix for each sensor."""
-    reasons = []
-    for name in sensors_for(config):
-        sensor = lookup.SENSORS.resolve(name)(config, os.getpid())
-        try:
-            devices = sensor.open()
-        except SensorUnavailable as gone:
-            reasons.append(f"{gone.component}: {gone.reason}" + (f" ({gone.fix})" if gone.fix else ""))
-            continue
-        except Exception as error:  # a sensor that cannot start is one that does not measure
-            reasons.append(f"{name}: {type(error).__name__}: {error}")
-            continue
-        sensor.close()
-        if any(device.counted and device.component in MEASURED_COMPONENTS for device in devices):
-            return
-    raise SensorMissing(
-        "no energy sensor is here and --require measured was given; nothing was run", "\n      ".join(reasons)
-    )
 
 
 def measure_program(

@@ -2,8 +2,8 @@
 
 psutil finds children by reading all of /proc, about 20 us per process of the machine at every tick: a tenth of a core
 on a node with thousands. The kernel also lists each thread's children; walking down that list costs about 30 us per
-thread of the program. The tree is walked anew every `RESCAN_S`, or more rarely where that would take more than
-`RESCAN_SHARE` of a core; in between its known members are asked, at about 20 us each.
+thread of the program. The tree is walked anew as often as that takes no more than `RESCAN_SHARE` of a core, so that
+short-lived children are seen; in between its known members are asked, at about 20 us each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 
-RESCAN_S = 2.0
 RESCAN_SHARE = 0.001
 
 
@@ -31,7 +30,7 @@ class ProcessTree:
         if begin_s >= self._rescan_at_s:
             self._members = self._found()
             took_s = time.monotonic() - begin_s
-            self._rescan_at_s = begin_s + max(RESCAN_S, took_s / RESCAN_SHARE)
+            self._rescan_at_s = begin_s + took_s / RESCAN_SHARE
         return self._members
 
     def _found(self) -> list[psutil.Process]:
