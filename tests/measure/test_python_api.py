@@ -10,7 +10,7 @@ import time
 import pytest
 
 import joulelab
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.errors import ConfigError, InvalidMeasurement, JoulelabError
 from joulelab.runs.store import load_record
 
 FAST = {"sample_interval_s": 0.05, "gpus": "none"}
@@ -144,3 +144,17 @@ def test_importing_the_package_is_light():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "x"
     with pytest.raises(AttributeError, match="has no attribute 'mesure'"):
         joulelab.mesure  # noqa: B018
+
+
+def test_an_idle_baseline_asked_for_is_recorded_around_the_block(measure):
+    with measure(energy={"idle_before_s": 0.5, "idle_after_s": 0.5, "gpus": "none"}) as m:
+        pass
+    assert m.record.stage("idle.before").outside_totals
+    assert m.record.stage("idle.after").duration_s == pytest.approx(0.5, abs=0.3)
+
+
+def test_a_block_below_the_required_grade_raises_after_it_is_recorded(measure, tmp_path):
+    settings = {"require_grade": "A", "gpus": "none", "rapl_root": str(tmp_path / "none")}
+    with pytest.raises(InvalidMeasurement, match="A was required"), measure("m", energy=settings):
+        pass
+    assert len(list((tmp_path / "runs").glob("m-*/run.json"))) == 1

@@ -20,7 +20,7 @@ def rest(stable=True):
 
 
 def sound(**fields):
-    plain = {"figure": counter(), "window_s": 60.0, "refresh_s": 0.1, "idle": (rest(),), "disagreement_rel": 0.01}
+    plain = {"figure": counter(), "window_s": 60.0, "refresh_s": 0.1, "idle": (rest(),), "paths_j": (100.0, 101.0)}
     return Evidence(**{**plain, **fields})
 
 
@@ -48,8 +48,8 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
         ({"figure": counter(half_width_j=300.0)}, "interval", "C"),
         ({"figure": counter(coverage=0.95)}, "coverage", "B"),
         ({"figure": counter(coverage=0.5)}, "coverage", "C"),
-        ({"disagreement_rel": -0.06}, "agreement", "B"),
-        ({"disagreement_rel": 0.30}, "agreement", "C"),
+        ({"paths_j": (100.0, 94.0)}, "agreement", "B"),
+        ({"paths_j": (100.0, 130.0)}, "agreement", "C"),
         ({"idle": ()}, "idle", "B"),
         ({"idle": (rest(stable=False),)}, "idle", "B"),
         ({"neighbours": ("another process uses this GPU",)}, "neighbours", "B"),
@@ -80,7 +80,7 @@ def test_a_moment_of_heat_is_no_throttled_run():
 
 
 def test_without_a_second_path_there_is_nothing_to_disagree():
-    assert check(grade(sound(disagreement_rel=None)), "agreement") is None
+    assert check(grade(sound(paths_j=None)), "agreement") is None
 
 
 def test_an_idle_baseline_is_not_asked_for_an_idle_baseline():

@@ -71,4 +71,6 @@ def report_grid(report: PrerunReport) -> Grid:
         for check in report.checks
     ]
     verdict = "Fit to measure on." if report.passed else "Not fit: see what failed."
+    if report.passed and report.grade == "C":
+        verdict = "Nothing failed, and a measurement here is still grade C: `joulelab doctor` says why."
     return make_grid(f"Prerun {report.run_id}", "Check!|Result!|Finding", rows, verdict)

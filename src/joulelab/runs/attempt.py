@@ -6,13 +6,14 @@ a `with` block of somebody's script leave the same folder behind.
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from joulelab import clock, lookup
-from joulelab.errors import JoulelabError
+from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
@@ -21,6 +22,7 @@ from joulelab.runs.context import Progress, RunContext
 from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths, make_folder
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
+from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
 from joulelab.runs.summary import flat_summary
@@ -57,7 +59,11 @@ class RunAttempt:
         self._context: RunContext | None = None
 
     def begin(self, command: Sequence[str] | None = None) -> RunContext:
-        """Snapshot the environment and start the meter. `command` replaces our own command line in the snapshot."""
+        """Snapshot the environment, start the meter, record the idle baseline.
+
+        `command` replaces our own command line in the snapshot.
+        """
+        demand_sensors(self._spec.energy)
         facts = environment.snapshot()
         if command is not None:
             facts["command"] = list(command)
@@ -69,17 +75,32 @@ class RunAttempt:
         meter.start()
         meter.event("run", edge="begin")
         self._context = RunContext(self._paths, self._spec, meter, self._stop, attempt, self._progress)
+        idle(self._context, "idle.before", self._spec.energy.idle_before_s)
         return self._context
 
     def end(self, status: Status, error: BaseException | None = None) -> RunRecord:
         """Stop the meter and write the record; works after a `begin()` that failed too."""
         context, self._context = self._context, None
         if context is not None:
+            if status == "done":
+                with suppress(EndedBySignal):  # the work is done; whoever cannot wait for the baseline goes without
+                    idle(context, "idle.after", self._spec.energy.idle_after_s)
             context.meter.event("run", edge="end", status=status)
             context.close()
             context.meter.stop()
         self._beside.close()
         return close_run(self._paths, status, error)
+
+
+def idle(run: RunContext, name: str, duration_s: float) -> None:
+    """Record the machine doing nothing, in a stage of its own that stands outside the totals."""
+    if duration_s <= 0:
+        return
+    with run.stage(name, total=round(duration_s)):
+        for second in range(round(duration_s * 10)):
+            run.stop.check()
+            time.sleep(0.1)
+            run.progress.advance(second // 10)
 
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:

@@ -39,7 +39,7 @@ def gather(
         window_s=seconds(windows),
         windows=len(windows),
         refresh_s=max((series.refresh_s for series in devices), default=None),
-        disagreement_rel=_disagreement(parts, figure, policy),
+        paths_j=_two_paths(parts, figure, policy),
         idle=None if stage in IDLE_STAGES else idle,
         neighbours=_unique(text for text in warnings if _NEIGHBOUR_MARK in text),
         sensor_warnings=_unique(text for text in warnings if _NEIGHBOUR_MARK not in text),
@@ -55,18 +55,18 @@ def _devices_behind(attempt: AttemptData, figure: EnergyFigure) -> list[DeviceSe
     return [series for series in attempt.trace.devices if series.device in figure.sources]
 
 
-def _disagreement(parts: Parts, figure: EnergyFigure, policy: str) -> float | None:
-    """Of the component whose two paths disagree most: a broken sensor must not hide behind a larger, sound one."""
+def _two_paths(parts: Parts, figure: EnergyFigure, policy: str) -> tuple[float, float] | None:
+    """Counter and integral of the component where they disagree most: a sound sensor must not hide a broken one."""
     if not figure.measured:
         return None
-    found: list[float] = []
+    found: list[tuple[float, float]] = []
     for component in policy_components(policy):
         pairs = [both_paths(attempt.trace, component, windows) for attempt, windows in parts]
         counter_j = sum(pair.counter.energy_j or 0.0 for pair in pairs if pair)
         integral_j = sum(pair.integrated.energy_j or 0.0 for pair in pairs if pair)
         if counter_j and integral_j:
-            found.append(integral_j / counter_j - 1)
-    return max(found, key=abs, default=None)
+            found.append((counter_j, integral_j))
+    return max(found, key=lambda pair: abs(pair[1] / pair[0] - 1), default=None)
 
 
 def _is_shared(series: DeviceSeries) -> bool:

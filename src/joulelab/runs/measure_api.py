@@ -27,6 +27,7 @@ from joulelab.runs.measuring import MeasuredRun, how_it_ended, leave
 from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root
+from joulelab.runs.validity import enforce
 from joulelab.units import duration_text, energy_text
 
 Parameters = ParamSpec("Parameters")
@@ -89,7 +90,9 @@ class Measurement:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop(error)
+        record = self.stop(error)
+        if error is None:
+            enforce(record)
 
     def window(self, name: str) -> Window:
         """`with m.window("step"):`; nested, in itself and in any thread. Costs about two microseconds."""

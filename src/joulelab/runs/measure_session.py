@@ -7,7 +7,6 @@ from pathlib import Path
 
 from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.runs.context import Progress, RunContext
-from joulelab.runs.execute import idle
 from joulelab.runs.measure_program import Guarded, end_all
 from joulelab.runs.measure_result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
 from joulelab.runs.measure_signals import SignalRelay
@@ -33,10 +32,8 @@ def measure_program(
     status: Status = "done"
     try:
         run = measured.begin(spec.command)
-        idle(run, "idle.before", spec.energy.idle_before_s)
         with Guarded(relay, terminal) as group:
             run_all(run, spec, group, executable, command)
-        idle(run, "idle.after", spec.energy.idle_after_s)
     except EndedBySignal as ended:
         status, error = "truncated", ended
     except BaseException as failure:

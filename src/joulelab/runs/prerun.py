@@ -21,8 +21,8 @@ from joulelab.meter.figures import Frozen
 from joulelab.meter.load import burning
 from joulelab.meter.vitals import Vitals, load_vitals, throttle_shares
 from joulelab.runs import environment
+from joulelab.runs.attempt import idle
 from joulelab.runs.context import Progress, RunContext
-from joulelab.runs.execute import idle
 from joulelab.runs.json_file import write_json
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measuring import MeasuredRun

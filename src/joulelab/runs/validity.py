@@ -19,6 +19,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.vitals import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
+from joulelab.units import energy_text
 
 # A simulated 100 ms latch on square waves: 1 s windows (10 refreshes) err by 3.5 % at p95, 10 s windows by a tenth.
 LONG_WINDOW_REFRESHES = 50
@@ -45,8 +46,8 @@ class Evidence:
     """How many they are; each has two edges that lie somewhere between two refreshes."""
     refresh_s: float | None = None
     """The slowest refresh among the sensors behind the figure."""
-    disagreement_rel: float | None = None
-    """Integral against counter; None where there is only one of them."""
+    paths_j: tuple[float, float] | None = None
+    """Joules by counter alone and by integrated power alone; None where there is only one of them."""
     idle: tuple[IdleBaseline, ...] | None = ()
     """None where the question makes no sense, as for an idle baseline itself."""
     neighbours: tuple[str, ...] = ()
@@ -112,10 +113,12 @@ def check_coverage(evidence: Evidence) -> Answer | None:
 
 
 def check_agreement(evidence: Evidence) -> Answer | None:
-    if evidence.disagreement_rel is None:
+    if evidence.paths_j is None:
         return None
-    text = f"integrated power lies {100 * evidence.disagreement_rel:+.1f} % from the counter"
-    return _step(abs(evidence.disagreement_rel), GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL, text, "they disagree")
+    counter_j, integral_j = evidence.paths_j
+    apart = integral_j / counter_j - 1
+    text = f"counter {energy_text(counter_j)}, integrated power {energy_text(integral_j)}: {100 * apart:+.1f} %"
+    return _step(abs(apart), GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL, text, "they disagree")
 
 
 def check_idle(evidence: Evidence) -> Answer | None:
