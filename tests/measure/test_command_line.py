@@ -59,3 +59,12 @@ def test_a_misspelt_program_is_answered_with_the_nearest_one():
     with pytest.raises(CannotStart, match="pythonn3: command not found") as caught:
         find_program("pythonn3")
     assert "did you mean 'python" in caught.value.hint
+
+
+def test_any_energy_setting_can_be_given(tmp_path, joulelab):
+    words = ["--set", "energy.grid=FR", "--set", "energy.idle_after_s=0.5", "--gpus", "none", "--estimate-cpu"]
+    code, _, said = joulelab("measure", *words, "--runs-dir", tmp_path, "--", "true")
+    assert code == 0, said
+    wrong, _, said = joulelab("measure", "--set", "energy.gird=FR", "--runs-dir", tmp_path, "--", "true")
+    assert wrong == 2
+    assert "did you mean energy.grid?" in said

@@ -44,6 +44,10 @@ def measure(
     idle_before: Annotated[
         float | None, typer.Option("--idle-before", metavar="S", help="Record so many idle seconds first.")
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="energy.KEY=VALUE", help="Any other setting of `joulelab explain energy`."),
+    ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say the result as one line of JSON, the last one on stderr.")
@@ -70,7 +74,7 @@ def measure(
     from joulelab.runs.measure_session import measure_program
     from joulelab.runs.measure_spec import MeasureSpec
     from joulelab.runs.sensing import demand_sensors
-    from joulelab.runs.spec import check
+    from joulelab.runs.spec import check, merge, parse_overrides
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
 
@@ -83,7 +87,7 @@ def measure(
         "require": require,
         "require_grade": require_grade,
     }
-    settings: dict[str, Any] = {
+    spec_settings: dict[str, Any] = {
         "pipeline": "measure",
         "name": name if name is not None else default_name(command),
         "command": without_secrets(command),
@@ -91,7 +95,7 @@ def measure(
         "warmup": warmup,
         "energy": {key: value for key, value in energy.items() if value is not None},
     }
-    spec = check(settings)
+    spec = check(merge(spec_settings, parse_overrides(settings or [])))
     assert isinstance(spec, MeasureSpec)
     executable = find_program(command[0])
     demand_sensors(spec.energy)

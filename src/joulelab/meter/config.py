@@ -44,6 +44,8 @@ class EnergyConfig(BaseModel):
     """`measured`: do not start where no sensor can measure joules (exit code 3)."""
     require_grade: Literal["none", "A", "B", "C"] = "none"
     """The lowest validity grade that is accepted; a run that does not reach it ends with exit code 4."""
+    power_cap_w: float | None = Field(None, gt=0)
+    """Set this power limit on the job's GPUs while the run lasts, where the driver permits it; unset: hands off."""
     grid: str = "none"
     """Whose electricity, for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
     pue: float | None = Field(None, ge=1, le=5)

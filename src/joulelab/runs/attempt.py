@@ -14,6 +14,7 @@ from pathlib import Path
 
 from joulelab import clock, lookup
 from joulelab.errors import EndedBySignal, JoulelabError
+from joulelab.meter.power_cap import power_cap
 from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
@@ -70,6 +71,7 @@ class RunAttempt:
         write_json(self._paths.environment, facts)
         attempt, host = self._paths.next_attempt(), facts["host"]
         beside = lookup.BESIDE.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
+        self._beside.enter_context(power_cap(self._spec.energy))
         self._beside.enter_context(beside)  # before the meter: its own start-up is nobody's bill
         meter = Meter(self._paths.trace(host, attempt), self._paths.events(host, 0, attempt), self._spec.energy)
         meter.start()
