@@ -119,7 +119,7 @@ class SimGpu:
 
 class NvmlSim:
     def __init__(self, library: Path, control: Path) -> None:
-        self.library = library
+        self.built = library
         self.control = control
         self.gpus = [SimGpu()]
         self.init_error = 0
@@ -133,7 +133,7 @@ class NvmlSim:
         fresh.replace(self.control)
 
     def env(self) -> dict[str, str]:
-        return {CONTROL_VARIABLE: str(self.control), "LD_LIBRARY_PATH": str(self.library.parent)}
+        return {CONTROL_VARIABLE: str(self.control), "LD_LIBRARY_PATH": str(self.built.parent)}
 
     def true_energy_j(self, start_ns: int, end_ns: int, gpu: int = 0) -> float:
         wave = self.gpus[gpu].wave

@@ -32,6 +32,6 @@ def nvml_sim(nvml_library, tmp_path, monkeypatch):
 def nvml_here(nvml_sim, monkeypatch):
     """The same, for the real binding inside this process too; what else this process loaded is put back afterwards."""
     pynvml = pytest.importorskip("pynvml")
-    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_sim.library)))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_sim.built)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     return nvml_sim

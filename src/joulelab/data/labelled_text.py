@@ -8,22 +8,12 @@ that of a teacher trained last month.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from joulelab import lookup
-from joulelab.data import samples, sources
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
-
-TEXT_COLUMNS = ("text", "content", "review", "sentence")
-LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
-TITLE_COLUMN = "title"
-_NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
-
-_REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rotten_tomatoes", "imdb")}
+from joulelab.data.text_tables import LABEL_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN, Columns, column, pick, read_table
+from joulelab.errors import ConfigError
 
 # Out of ten. A fifth for the test leaves 1,000 and more even of the 8,530 short reviews, enough to tell students apart.
 _TRAIN_TENTHS, _VALIDATION_TENTHS = 7, 1
@@ -57,14 +47,6 @@ class Splits:
     test: LabelledText
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """A table as it was found: column name -> values, and the names of the classes where the file states them."""
-
-    values: Mapping[str, Sequence[Any]]
-    class_names: tuple[str, ...] | None = None
-
-
 def text_id(text: str) -> str:
     """Spacing and case do not make another text."""
     return hashlib.sha256(" ".join(text.split()).casefold().encode()).hexdigest()[:16]
@@ -72,16 +54,7 @@ def text_id(text: str) -> str:
 
 def load(source: str, subset: str = "all") -> LabelledText:
     """`subset`: of sample:reviews "short", "long" or "all"; of a hub dataset the name of its configuration."""
-    found = sources.parse(source)
-    if found.kind == "hub":
-        return _from_columns(_read_hub(found.name, subset), source)
-    assert found.path is not None
-    if found.kind == "sample":
-        return _from_columns(_read_sample(found.name, found.path, subset), source)
-    if subset != "all":
-        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "leave it at 'all'")
-    read = _read_folder if found.kind == "folder" else _read_file
-    return _from_columns(read(found.path), source)
+    return _from_columns(read_table(source, subset), source)
 
 
 def split(data: LabelledText, train: int, validation: int, test: int, balanced: bool = True) -> Splits:
@@ -132,40 +105,24 @@ def _balanced_rows(data: LabelledText, rows: list[int], size: int) -> list[int]:
     return [rows[place] for place in sorted(place for _, _, place in sorted(turns)[:size])]
 
 
-def _from_columns(columns: _Columns, source: str) -> LabelledText:
+def _from_columns(columns: Columns, source: str) -> LabelledText:
     """Name the columns, number the classes, drop what is there twice."""
     texts = _texts(columns, source)
-    raw_labels = [_plain_label(value) for value in columns.values[_pick(columns, LABEL_COLUMNS, "label", source)]]
+    raw_labels = [_plain_label(value) for value in columns.values[pick(columns, LABEL_COLUMNS, "label", source)]]
     _refuse_gaps(texts, raw_labels, source)
     labels, class_names = _number_classes(raw_labels, columns.class_names, source)
     return _without_duplicates(texts, labels, class_names)
 
 
-def _texts(columns: _Columns, source: str) -> list[str]:
+def _texts(columns: Columns, source: str) -> list[str]:
     texts = [
         "" if text is None else str(text).strip()
-        for text in columns.values[_pick(columns, TEXT_COLUMNS, "text", source)]
+        for text in columns.values[pick(columns, TEXT_COLUMNS, "text", source)]
     ]
-    title = _column(columns, (TITLE_COLUMN,))
+    title = column(columns, (TITLE_COLUMN,))
     if title is None:
         return texts
     return [f"{head}\n{text}" if head else text for head, text in zip(columns.values[title], texts, strict=True)]
-
-
-def _pick(columns: _Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
-    column = _column(columns, candidates)
-    if column is None:
-        raise ConfigError(
-            f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
-            f"expected one of {', '.join(candidates)}",
-            f"rename the {what} column to '{candidates[0]}'",
-        )
-    return column
-
-
-def _column(columns: _Columns, candidates: tuple[str, ...]) -> str | None:
-    by_name = {name.strip().casefold(): name for name in columns.values}
-    return next((by_name[candidate] for candidate in candidates if candidate in by_name), None)
 
 
 def _plain_label(value: Any) -> Any:
@@ -220,123 +177,3 @@ def _without_duplicates(texts: Sequence[str], labels: Sequence[int], class_names
     kept = [row for identity, row in first_row.items() if len(labels_of[identity]) == 1]
     whole = LabelledText(tuple(ids), tuple(texts), tuple(labels), class_names)
     return whole.take(kept)
-
-
-def _read_sample(name: str, path: Path, subset: str) -> _Columns:
-    sample = samples.find(name)
-    if sample.kind != "labelled-text":
-        raise ConfigError(f"sample:{name} is a model ({sample.kind}), not labelled text", "use sample:reviews")
-    if subset not in _REVIEW_SOURCES:
-        raise lookup.unknown("subset", subset, _REVIEW_SOURCES, "subsets of sample:reviews: short, long, all")
-    rows = _read_csv(path).values
-    kept = [row for row, origin in enumerate(rows["source"]) if origin in _REVIEW_SOURCES[subset]]
-    return _Columns(
-        {
-            "text": [rows["text"][row].replace("<br />", " ") for row in kept],
-            "label": [rows["label"][row] for row in kept],
-        },
-        class_names=("negative", "positive"),
-    )
-
-
-def _read_folder(folder: Path) -> _Columns:
-    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        return _read_saved_dataset(folder)
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
-    if len(files) != 1:
-        listed = ", ".join(file.name for file in files) or "none"
-        raise ConfigError(
-            f"{folder.absolute()} holds {len(files)} data files ({listed}); "
-            "expected one, or a folder saved by datasets",
-            f"name the file itself ({', '.join(_READERS)})",
-        )
-    return _read_file(files[0])
-
-
-def _read_file(path: Path) -> _Columns:
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_READERS)}")
-    import pyarrow as pa
-
-    try:
-        return reader(path)
-    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
-    except (pa.ArrowException, ValueError) as error:
-        raise ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole") from error
-
-
-def _read_csv(path: Path) -> _Columns:
-    import pyarrow.csv
-
-    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    return _Columns(pyarrow.csv.read_csv(path, parse_options=options).to_pydict())
-
-
-def _read_parquet(path: Path) -> _Columns:
-    import pyarrow.parquet
-
-    return _Columns(pyarrow.parquet.read_table(path).to_pydict())
-
-
-def _read_json(path: Path) -> _Columns:
-    """Lines of objects, or one list of objects."""
-    text = path.read_text(encoding="utf-8")
-    rows = (
-        json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x.strip()]
-    )
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("every row must be an object with a text and a label")
-    names = dict.fromkeys(name for row in rows for name in row)
-    return _Columns({name: [row.get(name) for row in rows] for name in names})
-
-
-_READERS: dict[str, Callable[[Path], _Columns]] = {
-    ".csv": _read_csv,
-    ".jsonl": _read_json,
-    ".json": _read_json,
-    ".parquet": _read_parquet,
-}
-
-
-def _read_saved_dataset(folder: Path) -> _Columns:
-    return _merge_parts(_datasets().load_from_disk(str(folder)), str(folder))
-
-
-def _read_hub(name: str, subset: str) -> _Columns:
-    datasets = _datasets()
-    try:
-        found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
-    # No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all of these.
-    except (OSError, ValueError) as error:
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise NotFoundError(
-            f"the hub did not give the dataset '{name}': {first_line}", sources.hub_hint(name)
-        ) from error
-    return _merge_parts(found, name)
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
-    return datasets
-
-
-def _merge_parts(found: Any, source: str) -> _Columns:
-    """All parts of a dataset as one table (the split is ours), without the rows the publisher left unlabelled."""
-    parts = list(found.values()) if isinstance(found, dict) else [found]
-    shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
-    header = _Columns(dict.fromkeys(shared, ()))
-    text = _pick(header, TEXT_COLUMNS, "text", source)
-    label = _pick(header, LABEL_COLUMNS, "label", source)
-    title = _column(header, (TITLE_COLUMN,))
-    # Only these are read: other columns of a hub dataset may be images.
-    columns = {name: [value for part in parts for value in part[name]] for name in (text, label, title) if name}
-    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELLED]
-    names = getattr(parts[0].features[label], "names", None)
-    return _Columns(
-        {name: [values[row] for row in kept] for name, values in columns.items()},
-        class_names=tuple(names) if names else None,
-    )

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from joulelab import lookup
 from joulelab.data import sources
+from joulelab.data.text_tables import check_source
 from joulelab.runs.spec import RunSpec, Section
 from joulelab.train.config import TrainingConfig
 
@@ -91,7 +92,8 @@ class ClassifySpec(RunSpec):
     """Texts at a time where nothing is trained."""
 
     def preflight(self) -> None:
-        for source in (self.data.source, self.teacher.model, self.student.init):
-            sources.parse(source)
+        check_source(self.data.source, self.data.subset)
+        for model in (self.teacher.model, self.student.init):
+            sources.parse(model)
         for name in (*self.teacher.training.stats, *self.training.stats):
             lookup.TRAINER_STATS.require(name)

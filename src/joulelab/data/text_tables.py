@@ -1,0 +1,184 @@
+"""Tables of text as they are found: a sample, a file, a folder, the hub. What the columns mean is decided elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab import lookup
+from joulelab.data import samples, sources
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+
+TEXT_COLUMNS = ("text", "content", "review", "sentence")
+LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
+TITLE_COLUMN = "title"
+_NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
+
+_REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rotten_tomatoes", "imdb")}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table as it was found: column name -> values, and the names of the classes where the file states them."""
+
+    values: Mapping[str, Sequence[Any]]
+    class_names: tuple[str, ...] | None = None
+
+
+def check_source(source: str, subset: str) -> sources.Source:
+    """What can be known before anything is read: that it is there, and that it has such a subset."""
+    found = sources.parse(source)
+    if found.kind in ("file", "folder") and subset != "all":
+        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "leave it at 'all'")
+    if found.kind == "sample":
+        sample = samples.find(found.name)
+        if sample.kind != "labelled-text":
+            raise ConfigError(
+                f"sample:{found.name} is a model ({sample.kind}), not labelled text", "use sample:reviews"
+            )
+        if subset not in _REVIEW_SOURCES:
+            raise lookup.unknown("subset", subset, _REVIEW_SOURCES, "subsets of sample:reviews: short, long, all")
+    return found
+
+
+def read_table(source: str, subset: str) -> Columns:
+    found = check_source(source, subset)
+    if found.path is None:
+        return _read_hub(found.name, subset)
+    if found.kind == "sample":
+        return _read_sample(found.path, subset)
+    return _read_folder(found.path) if found.kind == "folder" else _read_file(found.path)
+
+
+def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
+    name = column(columns, candidates)
+    if name is None:
+        raise ConfigError(
+            f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
+            f"expected one of {', '.join(candidates)}",
+            f"rename the {what} column to '{candidates[0]}'",
+        )
+    return name
+
+
+def column(columns: Columns, candidates: tuple[str, ...]) -> str | None:
+    by_name = {name.strip().casefold(): name for name in columns.values}
+    return next((by_name[candidate] for candidate in candidates if candidate in by_name), None)
+
+
+def _read_sample(path: Path, subset: str) -> Columns:
+    rows = _read_csv(path).values
+    kept = [row for row, origin in enumerate(rows["source"]) if origin in _REVIEW_SOURCES[subset]]
+    return Columns(
+        {
+            "text": [rows["text"][row].replace("<br />", " ") for row in kept],
+            "label": [rows["label"][row] for row in kept],
+        },
+        class_names=("negative", "positive"),
+    )
+
+
+def _read_folder(folder: Path) -> Columns:
+    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
+        return _read_saved_dataset(folder)
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
+    if len(files) != 1:
+        listed = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(
+            f"{folder.absolute()} holds {len(files)} data files ({listed}); "
+            "expected one, or a folder saved by datasets",
+            f"name the file itself ({', '.join(_READERS)})",
+        )
+    return _read_file(files[0])
+
+
+def _read_file(path: Path) -> Columns:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_READERS)}")
+    import pyarrow as pa
+
+    try:
+        return reader(path)
+    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+    except (pa.ArrowException, ValueError) as error:
+        raise ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole") from error
+
+
+def _read_csv(path: Path) -> Columns:
+    import pyarrow.csv
+
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    return Columns(pyarrow.csv.read_csv(path, parse_options=options).to_pydict())
+
+
+def _read_parquet(path: Path) -> Columns:
+    import pyarrow.parquet
+
+    return Columns(pyarrow.parquet.read_table(path).to_pydict())
+
+
+def _read_json(path: Path) -> Columns:
+    """Lines of objects, or one list of objects."""
+    text = path.read_text(encoding="utf-8")
+    rows = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x.strip()]
+    )
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("every row must be an object with a text and a label")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Columns({name: [row.get(name) for row in rows] for name in names})
+
+
+_READERS: dict[str, Callable[[Path], Columns]] = {
+    ".csv": _read_csv,
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_saved_dataset(folder: Path) -> Columns:
+    return _merge_parts(_datasets().load_from_disk(str(folder)), str(folder))
+
+
+def _read_hub(name: str, subset: str) -> Columns:
+    datasets = _datasets()
+    try:
+        found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
+    # No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all of these.
+    except (OSError, ValueError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise NotFoundError(
+            f"the hub did not give the dataset '{name}': {first_line}", sources.hub_hint(name)
+        ) from error
+    return _merge_parts(found, name)
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
+    return datasets
+
+
+def _merge_parts(found: Any, source: str) -> Columns:
+    """All parts of a dataset as one table (the split is ours), without the rows the publisher left unlabelled."""
+    parts = list(found.values()) if isinstance(found, dict) else [found]
+    shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
+    header = Columns(dict.fromkeys(shared, ()))
+    text = pick(header, TEXT_COLUMNS, "text", source)
+    label = pick(header, LABEL_COLUMNS, "label", source)
+    title = column(header, (TITLE_COLUMN,))
+    # Only these are read: other columns of a hub dataset may be images.
+    columns = {name: [value for part in parts for value in part[name]] for name in (text, label, title) if name}
+    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELLED]
+    names = getattr(parts[0].features[label], "names", None)
+    return Columns(
+        {name: [values[row] for row in kept] for name, values in columns.items()},
+        class_names=tuple(names) if names else None,
+    )
