@@ -1,6 +1,7 @@
 """What is recorded of a command line: its name, and nothing that looks like a secret."""
 
 import pytest
+from programs import measure
 
 from joulelab.runs.environment import REDACTED
 from joulelab.runs.measure_command import CannotStart, default_name, find_program, without_secrets
@@ -61,10 +62,10 @@ def test_a_misspelt_program_is_answered_with_the_nearest_one():
     assert "did you mean 'python" in caught.value.hint
 
 
-def test_any_energy_setting_can_be_given(tmp_path, joulelab):
+def test_any_energy_setting_can_be_given(tmp_path):
     words = ["--set", "energy.grid=FR", "--set", "energy.idle_after_s=0.5", "--gpus", "none", "--estimate-cpu"]
-    code, _, said = joulelab("measure", *words, "--runs-dir", tmp_path, "--", "true")
-    assert code == 0, said
-    wrong, _, said = joulelab("measure", "--set", "energy.gird=FR", "--runs-dir", tmp_path, "--", "true")
-    assert wrong == 2
-    assert "did you mean energy.grid?" in said
+    done = measure(tmp_path, *words, "--", "true")
+    assert done.returncode == 0, done.stderr
+    wrong = measure(tmp_path, "--set", "energy.gird=FR", "--", "true")
+    assert wrong.returncode == 2
+    assert "did you mean energy.grid?" in wrong.stderr

@@ -119,11 +119,11 @@ def test_the_first_repeat_that_fails_is_the_last_and_resuming_is_refused_with_th
     assert "joulelab measure -- COMMAND" in said
 
 
-def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(store, tmp_path, joulelab):
+def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(store, tmp_path):
     words = ["--require-grade", "B", "--rapl-root", tmp_path / "none", "--gpus", "none", "--estimate-cpu"]
-    code, _, said = joulelab("measure", *words, "--runs-dir", store, "--", "true")
-    assert code == 4
-    assert "grade C, and B was required" in said
+    done = measure(store, *words, "--", "true")
+    assert done.returncode == 4
+    assert "grade C, and B was required" in done.stderr
     assert len(list(store.glob("*/run.json"))) == 1
 
 
