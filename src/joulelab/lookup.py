@@ -23,7 +23,8 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFoundError:
     known = sorted(names)
     guess = nearest(name, known)
-    suggestion = f"did you mean '{guess}'?" if guess else f"known: {', '.join(known) or 'none'}"
+    listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    suggestion = f"did you mean '{guess}'?" if guess else f"known: {listed or 'none'}"
     return NotFoundError(f"unknown {kind} '{name}'; {suggestion}", hint)
 
 

@@ -95,3 +95,56 @@ def test_explain_describes_a_setting_and_answers_a_misspelt_one():
     wrong = joulelab("explain", "distill.kdT")
     assert wrong.returncode == 2
     assert "did you mean 'distill.kd_T'" in wrong.stderr
+
+
+@pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])
+def test_a_store_that_cannot_be_made_is_a_mistake_and_not_a_traceback(tmp_path, verb):
+    (tmp_path / "file").write_text("")
+    done = joulelab(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
+    assert done.returncode == 2
+    assert f"no run can be kept under {tmp_path / 'file'}" in done.stderr
+    assert "Traceback" not in done.stderr
+    listing = joulelab("runs", "--runs-dir", tmp_path / "file")
+    assert listing.returncode == 2
+
+
+def test_one_unreadable_run_does_not_hide_the_others(tmp_path):
+    done = joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path, "--name", "good", "--", "true")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "broken-1").mkdir()
+    (tmp_path / "broken-1" / "run.json").write_text("{")
+    listing = joulelab("runs", "--runs-dir", tmp_path)
+    assert listing.returncode == 0
+    assert "good-" in listing.stdout
+    assert "unreadable: " in listing.stderr
+    assert joulelab("show", "last", "--runs-dir", tmp_path).returncode == 0
+
+
+def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
+    joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path / "runs", "--", "true")
+    (tmp_path / "out").mkdir()
+    assert joulelab("report", "last", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+    wrong = joulelab("report", "last", "--runs-dir", tmp_path / "runs", "--out", "/proc/nothing/page.html")
+    assert wrong.returncode == 2
+    assert "cannot be written" in wrong.stderr
+
+
+def test_a_gpu_that_was_named_and_is_not_there_ends_with_3(tmp_path):
+    done = joulelab("measure", "--gpus", "GPU-zz", "--runs-dir", tmp_path / "runs", "--", "true")
+    assert done.returncode == 3
+    assert "the GPUs 'GPU-zz' were asked for" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_looks_for_the_files_too(tmp_path):
+    done = joulelab("run", "demo-kd", "data.source=./none.csv", "--dry-run", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2
+
+
+def test_a_subset_of_a_file_is_refused_before_anything_starts(tmp_path):
+    (tmp_path / "mine.csv").write_text("text,label\na,0\nb,1\n")
+    done = joulelab("run", "demo-kd", f"data.source={tmp_path / 'mine.csv'}", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 2
+    assert "set data.subset=all" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -68,6 +68,18 @@ def test_cpu_time_of_the_program_is_counted_and_the_recorder_s_own_is_not(tmp_pa
     assert figure.energy_j / series.facts["w_per_thread"] == pytest.approx(1.0, abs=0.15)
 
 
+def test_a_program_that_sleeps_has_an_interval_of_a_clock_tick_and_not_of_nothing(tmp_path):
+    meter = meter_in(tmp_path, estimate_cpu=True, gpus="none", sample_interval_s=0.1)
+    meter.start()
+    begin = time.monotonic_ns()
+    time.sleep(0.5)
+    end = time.monotonic_ns()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    figure = component_energy(trace, "cpu_estimate", [(begin, end)])
+    assert figure.half_width_j >= 0.01 * trace.devices[0].facts["w_per_thread"]
+
+
 def test_so_far_grows_while_the_program_runs(tmp_path):
     meter = meter_in(tmp_path, estimate_cpu=True, gpus="none", sample_interval_s=0.05)
     meter.start()

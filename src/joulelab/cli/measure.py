@@ -115,8 +115,11 @@ class _OnStderr:
 
     def advance(self, done: int, text: str = "") -> None: ...
 
+    def finish(self) -> None: ...
+
     def say(self, text: str) -> None:
-        _say(f"joulelab: {text}")
+        if not text.startswith("warning: "):  # those stand in the result, after the program's own output
+            _say(f"joulelab: {text}")
 
 
 def _say(text: str) -> None:

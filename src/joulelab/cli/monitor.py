@@ -36,7 +36,7 @@ def monitor(
     log_path: Annotated[
         Path, typer.Option("--log_path", "--log-path", "--outfile", "--out", help="The JSONL file to append to.")
     ] = Path("logs/power_log.jsonl"),
-    pid: Annotated[int | None, typer.Option("--pid", help="Also record this process and its children.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", min=1, help="Also record this process and its children.")] = None,
     duration: Annotated[
         float | None, typer.Option("--duration", help="End after so many seconds (default: at SIGINT or SIGTERM).")
     ] = None,

@@ -22,22 +22,22 @@ class PlainProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._finish()
+        self.finish()
 
     def stage(self, name: str, total: int | None) -> None:
         if name == self._stage:
             return
-        self._finish()
+        self.finish()
         self._stage, self._begun_s, self._text = name, time.monotonic(), ""
 
     def advance(self, done: int, text: str = "") -> None:
         self._text = text or self._text
 
     def say(self, text: str) -> None:
-        self._finish()
+        self.finish()
         print(text, file=sys.stderr, flush=True)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         if self._stage:
             took = duration_text(time.monotonic() - self._begun_s)
             tail = f"  {self._text}" if self._text else ""
@@ -69,14 +69,14 @@ class BarProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._finish()
+        self.finish()
         self._bars.stop()
 
     def stage(self, name: str, total: int | None) -> None:
         if name == self._stage:
             self._bars.update(self._task, total=total)
             return
-        self._finish()
+        self.finish()
         self._stage = name
         self._task = self._bars.add_task(name, total=total, text="")
 
@@ -87,10 +87,10 @@ class BarProgress:
             self._bars.update(self._task, completed=done)
 
     def say(self, text: str) -> None:
-        self._finish()
+        self.finish()
         self._bars.console.print(text, markup=False, highlight=False)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """A finished bar becomes a line above the live one, so the screen reads as a log of stages."""
         if self._stage:
             task = next(task for task in self._bars.tasks if task.id == self._task)

@@ -69,17 +69,17 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
     settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
         group, specs = check_group(settings, changes)
+        _require_inputs(specs)
         if dry_run:
             _print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
             return
-        _require_inputs(specs)
         run_group_folder(store, create_group(store, group, specs).folder, as_json)
     else:
         spec = check(merge(read_experiment(experiment), changes))
+        _require_inputs([spec])
         if dry_run:
             _print_settings(spec.model_dump(mode="json"))
             return
-        _require_inputs([spec])
         run_folder(create_run(store, spec).folder, as_json)
 
 
@@ -124,9 +124,10 @@ def run_folder(folder: Path, as_json: bool) -> None:
     try:
         with watching() as progress:
             record = execute(RunPaths(folder), progress)
-    except BaseException:
+    except BaseException as error:
         print(f"its record and joules: joulelab show {folder}", file=sys.stderr)
-        print(f"to go on with it:      joulelab run --resume {folder}", file=sys.stderr)
+        if not isinstance(error, UsageError):  # settings that do not fit are not mended by going on with them
+            print(f"to go on with it:      joulelab run --resume {folder}", file=sys.stderr)
         raise
     page = write_report(folder)
     if as_json:

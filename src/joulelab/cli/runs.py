@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from joulelab.cli.options import AsJson, RunsDir
+from joulelab.errors import UsageError
 
 
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
@@ -10,7 +13,9 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
     from joulelab.runs.store import group_folders, load_records, store_root
 
     store = store_root(runs_dir)
-    records = list(load_records(store))
+    if store.exists() and not store.is_dir():
+        raise UsageError(f"{store} is a file, not a store of runs", "--runs-dir or JOULELAB_RUNS names the folder")
+    records = list(load_records(store, lambda text: print(f"unreadable: {text}", file=sys.stderr)))
     if as_json:
         import json
 
@@ -19,8 +24,6 @@ def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
         print(json.dumps([flat_summary(record) for record in records], indent=2))
         return
     if not records:
-        import sys
-
         print(f"no runs under {store.absolute()}; `joulelab demo` makes some", file=sys.stderr)
         return
     from joulelab.cli.console import print_result

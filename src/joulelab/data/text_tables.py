@@ -32,7 +32,7 @@ def check_source(source: str, subset: str) -> sources.Source:
     """What can be known before anything is read: that it is there, and that it has such a subset."""
     found = sources.parse(source)
     if found.kind in ("file", "folder") and subset != "all":
-        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "leave it at 'all'")
+        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "set data.subset=all")
     if found.kind == "sample":
         sample = samples.find(found.name)
         if sample.kind != "labelled-text":

@@ -78,15 +78,20 @@ class EnergyCurve:
         return math.hypot(middle, float(self.even_error_j[cell]))
 
 
-def counter_curve(counter_ns: Stamps, counter_j: Floats, refresh_s: float, max_gap_s: float | None) -> EnergyCurve:
-    """Cells between readings. A reading is late by up to one refresh; a gap in which a wrap may hide is unknown."""
+def counter_curve(
+    counter_ns: Stamps, counter_j: Floats, refresh_s: float, max_gap_s: float | None, tick_j: float = 0.0
+) -> EnergyCurve:
+    """Cells between readings. A reading is late by up to one refresh; a gap in which a wrap may hide is unknown.
+
+    `tick_j` is the counter's smallest step, where that is large enough to matter.
+    """
     origin = int(counter_ns[0])
     edges = (counter_ns - origin) / NS - refresh_s / 2
     steps_s, steps_j = np.diff(edges), np.diff(counter_j)
     known = steps_s <= (max_gap_s or math.inf)
     cell_j = np.where(known, steps_j, 0.0)
     latch_j = 1.96 * refresh_s / math.sqrt(12) * cell_j / np.maximum(steps_s, 1e-9)
-    return EnergyCurve(edges, cell_j, known, origin, edge_error_j=cell_j / 2, even_error_j=latch_j)
+    return EnergyCurve(edges, cell_j, known, origin, cell_j / 2, np.hypot(latch_j, tick_j))
 
 
 def polled_curve(power_ns: Stamps, power_w: Floats) -> EnergyCurve:

@@ -42,7 +42,9 @@ class DeviceSeries:
     def counter_path(self) -> EnergyCurve | None:
         if len(self.counter_ns) < 2:
             return None
-        return counter_curve(self.counter_ns, self.counter_j, self.refresh_s, self.facts.get("max_gap_s"))
+        # CPU time comes in whole clock ticks, however little of it there is
+        tick_j = self.refresh_s * self.facts["w_per_thread"] if self.component == "cpu_estimate" else 0.0
+        return counter_curve(self.counter_ns, self.counter_j, self.refresh_s, self.facts.get("max_gap_s"), tick_j)
 
     @cached_property
     def power_path(self) -> EnergyCurve | None:

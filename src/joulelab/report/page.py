@@ -12,7 +12,7 @@ import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
-from joulelab.errors import NotFoundError
+from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.compare import accuracy_interval, compare, quality, seed_of
 from joulelab.report.facts import (
     difference_grid,
@@ -74,11 +74,17 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
         page, default = run_page(folder), RunPaths(folder).report
     else:
         raise NotFoundError(f"{folder} is neither a run nor a group", "`joulelab runs` lists both")
-    target = out or default
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target = out / default.name if out is not None and out.is_dir() else out or default
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    temporary.write_text(render(page), encoding="utf-8")
-    temporary.replace(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(render(page), encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(
+            f"the page cannot be written to {target}: {error.strerror}", "--out names another file"
+        ) from None
     return target
 
 

@@ -136,6 +136,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     peaks = [_peak_w(attempt.trace, best, windows) for attempt, windows in parts]
     samples, tokens = _most(parts, name, "samples"), _most(parts, name, "tokens")
+    mean_w = _divide(best.energy_j, duration_s)
     return StageRecord(
         name=name,
         number=number,
@@ -147,8 +148,9 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         best=best,
         energy_j=figure.energy_j,
         above_idle_j=_above_idle(figure, frame.idle_w, duration_s),
-        mean_power_w=_divide(best.energy_j, duration_s),
-        peak_power_w=max((peak for peak in peaks if peak is not None), default=None),
+        mean_power_w=mean_w,
+        # the curve's finest steps may straddle a short stage; its peak is then at least its mean
+        peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
         samples=samples,
         tokens=tokens,
         j_per_sample=_divide(best.energy_j, samples),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ class Progress(Protocol):
 
     def advance(self, done: int, text: str = "") -> None: ...
 
+    def finish(self) -> None:
+        """The stage is over; what comes next may be silent for a while."""
+
     def say(self, text: str) -> None: ...
 
 
@@ -37,6 +41,8 @@ class Silent:
     def stage(self, name: str, total: int | None) -> None: ...
 
     def advance(self, done: int, text: str = "") -> None: ...
+
+    def finish(self) -> None: ...
 
     def say(self, text: str) -> None: ...
 
@@ -110,6 +116,7 @@ class RunContext:
             self.meter.event("stage_closed", stage=name, status=status)
             self._open.pop()
             self._closed[name] = stage
+            self.progress.finish()
             if self._open:
                 self._enter(self._open.pop())
             else:
@@ -212,7 +219,8 @@ def _differences(before: Mapping[str, EnergyFigure], after: Mapping[str, EnergyF
     """A first bill from the trace so far; the closing of the run replaces it with the stages' own figures."""
     bill = {}
     for component, figure in after.items():
-        start_j = before[component].energy_j or 0.0
-        spent_j = None if figure.energy_j is None else max(0.0, figure.energy_j - start_j)
-        bill[component] = figure.model_copy(update={"energy_j": spent_j})
+        start = before[component]
+        spent_j = None if figure.energy_j is None else max(0.0, figure.energy_j - (start.energy_j or 0.0))
+        half_width_j = math.hypot(figure.half_width_j or 0.0, start.half_width_j or 0.0)
+        bill[component] = figure.model_copy(update={"energy_j": spent_j, "half_width_j": half_width_j})
     return bill

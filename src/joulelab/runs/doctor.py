@@ -157,7 +157,7 @@ def versions(sensed: Sensed) -> dict[str, str]:
 
 
 def findings(sensed: Sensed, place: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
-    writable = os.access(place, os.W_OK)
+    writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK) and not str(place).startswith("/proc")
     found = [Finding(what="store", ok=writable, text=f"{place} is {'writable' if writable else 'not writable'}")]
     if fsync is not None:
         text = f"a durable line costs {1000 * fsync.median_s:.2f} ms (p99 {1000 * fsync.p99_s:.2f} ms)"

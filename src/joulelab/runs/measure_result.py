@@ -48,7 +48,9 @@ class MeasureResult(Frozen):
     """Measured joules (mean over repeats where there are several); null where no sensor measured."""
     duration_s: float | None
     energy: EnergyFigure | None
-    """The last repetition's figure with method and interval: measured, else the estimate under its own name."""
+    """Measured, else the estimate under its own name; with repeats, the mean and its t interval."""
+    total_energy_j: float | None = None
+    """All that the run took, warm-ups and overhead included."""
     repetitions: tuple[Repetition, ...] = ()
     summary: RepeatSummary | None = None
     warnings: tuple[str, ...] = ()
@@ -131,7 +133,6 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
 def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     stages = repetitions(record)
     summary = summarise(stages)
-    last = stages[-1] if stages else None
     measured = [stage.energy_j for stage in stages if stage.energy_j is not None]
     return MeasureResult(
         run_id=record.run_id,
@@ -142,7 +143,8 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         exit_code=exit_code,
         energy_j=sum(measured) / len(measured) if measured else None,
         duration_s=sum(stage.duration_s for stage in stages) / len(stages) if stages else None,
-        energy=last.best if last else None,
+        energy=_mean_figure(stages, summary),
+        total_energy_j=record.totals.best.energy_j if record.totals else None,
         repetitions=tuple(
             Repetition(stage=stage.name, status=stage.status, duration_s=stage.duration_s, energy=stage.best)
             for stage in stages
@@ -151,3 +153,12 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         warnings=tuple(note.text for note in record.validity.notes if note.level == "warning"),
         notes=tuple(note.text for note in record.validity.notes if note.level == "info"),
     )
+
+
+def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> EnergyFigure | None:
+    if not stages:
+        return None
+    if summary is None:
+        return stages[-1].best
+    half_width_j = (summary.high_j - summary.low_j) / 2
+    return stages[-1].best.model_copy(update={"energy_j": summary.mean_j, "half_width_j": half_width_j})

@@ -60,6 +60,6 @@ def run_all(run: RunContext, spec: MeasureSpec, group: Guarded, executable: str,
     finally:
         if left := group.left_over():
             run.warn(
-                f"{len(left)} processes of the program still run (pid {', '.join(str(p.pid) for p in left[:5])}); "
-                "their joules from here on are not in this record"
+                f"still running of the program: pid {', '.join(str(p.pid) for p in left[:5])}"
+                f"{' and others' if len(left) > 5 else ''}; what they take from here on is not in this record"
             )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.clock import folder_stamp
+from joulelab.errors import UsageError
 
 GROUPS_FOLDER = "groups"
 
@@ -18,14 +20,18 @@ def slug(name: str) -> str:
 
 def make_folder(parent: Path, name: str) -> Path:
     """`<name>-<UTC time>-<4 hex>`, made here and nowhere else, so two starts in one second do not collide."""
-    parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        folder = parent / f"{slug(name)}-{folder_stamp()}-{secrets.token_hex(2)}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = parent / f"{slug(name)}-{folder_stamp()}-{secrets.token_hex(2)}"
+            with suppress(FileExistsError):
+                folder.mkdir()
+                return folder
+    except OSError as error:
+        raise UsageError(
+            f"no run can be kept under {parent.absolute()}: {error.strerror}",
+            "--runs-dir or JOULELAB_RUNS names another folder",
+        ) from None
 
 
 @dataclass(frozen=True)

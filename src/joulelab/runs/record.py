@@ -58,10 +58,13 @@ class EnergyByComponent(Frozen):
         measured = [figure for figure in figures if figure.measured]
         if measured:
             return total(measured)
+        pairs = zip(components, figures, strict=True)
         reasons = [
-            f"{name}: {figure.reason}" for name, figure in zip(components, figures, strict=True) if figure.reason
+            f"{name}: {figure.reason}" + (f" ({figure.fix})" if figure.fix else "")
+            for name, figure in pairs
+            if figure.reason and name != "dram"  # where there is no RAPL there is none for memory either
         ]
-        return missing("; ".join(reasons) or "nothing was measured", figures[0].fix)
+        return missing("; ".join(reasons) or "nothing was measured")
 
     def best(self, policy: str) -> EnergyFigure:
         """What a table shows: the measured total, else the estimate under its own label."""

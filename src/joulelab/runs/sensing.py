@@ -48,10 +48,19 @@ def sense(config: EnergyConfig) -> Sensed:
 
 
 def demand_sensors(config: EnergyConfig) -> None:
-    """Before a run: with `energy.require: measured`, exit code 3 where nothing can be measured."""
-    if config.require != "measured":
+    """Before a run: exit code 3 where a GPU was named that cannot be read, or joules are required and none can be."""
+    named = config.gpus not in ("auto", "none")
+    if config.require != "measured" and not named:
         return
     sensed = sense(config)
+    if named and not any(device.component == "gpu" for device in sensed.devices):
+        why = next((gone.reason for gone in sensed.missing if gone.component == "gpu"), "no such GPU")
+        raise SensorMissing(
+            f"the GPUs '{config.gpus}' were asked for and cannot be read: {why}; nothing was started",
+            "`joulelab doctor` lists the GPUs of this machine; auto takes those of the job",
+        )
+    if config.require != "measured":
+        return
     if sensed.measured:
         return
     reasons = "; ".join(f"{gone.component}: {gone.reason}" for gone in sensed.missing)

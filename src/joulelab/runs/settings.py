@@ -44,10 +44,18 @@ def _takes(field: FieldInfo) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return " | ".join(str(choice) for choice in typing.get_args(annotation))
     words = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text"}
-    name = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    limits = ", ".join(str(limit) for limit in field.metadata)
-    return words.get(name, name.replace("typing.", "")) + (f", {limits}" if limits else "")
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    for python, plain in (*words.items(), (" | None", " or nothing"), ("tuple[", "list of ["), (", ...]", "]")):
+        name = name.replace(python, plain)
+    bounds = [(word, getattr(limit, key, None)) for limit in field.metadata for key, word in _BOUNDS]
+    return ", ".join([name, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)])
+
+
+# attributes of pydantic's metadata, in words
+_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 
 
 def _default(field: FieldInfo) -> str:
-    return "" if field.is_required() else str(field.default)
+    if field.is_required():
+        return ""
+    return ", ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -30,13 +31,17 @@ def run_folders(store: Path) -> list[Path]:
     """Run folders, oldest first by the time in their names."""
     if not store.is_dir():
         return []
-    found = [path.parent for path in store.glob("*/run.json")]
-    return sorted(found, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+    return sorted((path.parent for path in store.glob("*/run.json")), key=_age)
 
 
 def group_folders(store: Path) -> list[Path]:
-    found = [path.parent for path in (store / GROUPS_FOLDER).glob("*/group.json")]
-    return sorted(found, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+    return sorted((path.parent for path in (store / GROUPS_FOLDER).glob("*/group.json")), key=_age)
+
+
+def _age(folder: Path) -> str:
+    """The time in a folder's name; folders that people named themselves come first."""
+    found = re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}$", folder.name)
+    return found.group() if found else ""
 
 
 def find_folder(store: Path, name: str) -> Path:
@@ -46,7 +51,7 @@ def find_folder(store: Path, name: str) -> Path:
         return path
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
-        return max(folders, key=lambda folder: folder.name.rsplit("-", 2)[-2:])
+        return max(folders, key=_age)
     matches = [folder for folder in folders if folder.name == name] or [
         folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)
     ]
@@ -97,6 +102,10 @@ def _is_process(pid: int, alive_at_s: float) -> bool:
         return False
 
 
-def load_records(store: Path) -> Iterator[RunRecord]:
+def load_records(store: Path, unreadable: Callable[[str], None]) -> Iterator[RunRecord]:
+    """Every run that can be read; one that cannot is told and does not hide the others."""
     for folder in run_folders(store):
-        yield load_record(folder)
+        try:
+            yield load_record(folder)
+        except JoulelabError as error:
+            unreadable(error.message)

@@ -132,9 +132,11 @@ def check_idle(evidence: Evidence) -> Answer | None:
     return "A", f"idle baseline measured, steady ({len(evidence.idle)} stretches)"
 
 
-def check_neighbours(evidence: Evidence) -> Answer:
+def check_neighbours(evidence: Evidence) -> Answer | None:
     if evidence.neighbours:
         return "B", f"not alone on the device: {'; '.join(evidence.neighbours)}"
+    if not any(source.startswith("gpu:") for source in evidence.figure.sources):
+        return None  # nobody looks for neighbours on anything but GPUs
     return "A", "no other process was noticed on the device"
 
 

@@ -66,6 +66,7 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
     counts: dict[str, int] = {}
     days = _Days()
     torn = 0
+    powerless: dict[str, int] = {}
     for line in lines:
         names = _names(line) or names
         if line.lstrip().startswith("#") or not line.strip():
@@ -77,6 +78,8 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
         index = cells["gpu"]
         read_at = {key: number(cells[column]) for column, key in _FIELDS.items() if column in cells}
         values = {key: value for key, value in read_at.items() if value is not None}
+        if number(cells["pwr"]) is None:
+            powerless[index] = powerless.get(index, 0) + 1
         source = Source(device=f"gpu:{index}", name=f"GPU {index}", index=int(index))
         if not stamped:
             counts[index] = counts.get(index, -1) + 1
@@ -87,6 +90,8 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
             yield Row(source, values, stamp=days.seconds(index, cells["time"]))
     if torn:
         found.notes.append(f"{torn} lines do not fit the header and were left out")
+    for index, count in powerless.items():
+        found.notes.append(f"GPU {index}: {count} lines have no power (`-`); its joules there are missing")
 
 
 class _Days:
