@@ -93,6 +93,19 @@ def test_so_far_grows_while_the_program_runs(tmp_path):
     assert 0 < early < late
 
 
+def test_a_library_that_prints_and_fails_at_import_does_not_stop_the_recorder(tmp_path, monkeypatch):
+    """As amdsmi does where its shared object is missing."""
+    (tmp_path / "amdsmi.py").write_text("print('Unable to find the library')\nraise KeyError('libamd_smi.so')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    meter = meter_in(tmp_path, sample_interval_s=0.05)
+    meter.start()
+    meter.stop()
+    trace = load_trace(tmp_path / "trace.jsonl")
+    assert trace.ended
+    assert any("libamd_smi.so" in gone.reason for gone in trace.missing)
+
+
 def test_the_cadence_does_not_drift(tmp_path):
     meter = meter_in(tmp_path, gpus="none", sample_interval_s=0.1)
     meter.start()

@@ -68,7 +68,9 @@ class _Scheduled:
 
 
 class Recorder:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, ready: int) -> None:
+        """`ready` is the descriptor on which the program waits for the word that recording has begun."""
+        self._ready = ready
         self._config = EnergyConfig.model_validate(job.config)
         self._job = job
         self._events = LineFile(Path(job.events))
@@ -82,7 +84,7 @@ class Recorder:
 
     def run(self) -> None:
         self._serve_if_elected()
-        print(READY, flush=True)
+        os.write(self._ready, f"{READY}\n".encode())
         while (reason := self._wait()) is None:
             self._serve_if_elected()
             self._read_due()
@@ -207,8 +209,11 @@ class Recorder:
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)
+    # makers' libraries print where they like; what they say must not be taken for our own word
+    ready = os.dup(1)
+    os.dup2(2, 1)
     fields = json.loads(sys.argv[1])
-    Recorder(Job(**{**fields, "sensors": tuple(fields["sensors"])})).run()
+    Recorder(Job(**{**fields, "sensors": tuple(fields["sensors"])}), ready).run()
 
 
 if __name__ == "__main__":
