@@ -90,6 +90,16 @@ def test_labels_only_needs_no_teacher():
     assert DistillConfig(kd_alpha=1.0, feat_beta=0.1).needs_teacher
 
 
+def test_without_torch_the_answer_is_what_to_install(monkeypatch):
+    from joulelab.distill import classify_config
+    from joulelab.errors import DependencyMissing
+    from joulelab.runs.spec import load_spec
+
+    monkeypatch.setattr(classify_config, "find_spec", lambda name: None)
+    with pytest.raises(DependencyMissing, match="training needs torch and transformers"):
+        load_spec("demo-kd").preflight()
+
+
 def test_the_connector_is_identity_only_where_widths_agree():
     assert isinstance(make_connector(4, 4), nn.Identity)
     assert make_connector(4, 6)(torch.zeros(2, 4)).shape == (2, 6)

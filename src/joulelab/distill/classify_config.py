@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.text_tables import check_source
+from joulelab.errors import DependencyMissing
 from joulelab.runs.spec import RunSpec, Section
 from joulelab.train.config import TrainingConfig
 
@@ -92,6 +94,9 @@ class ClassifySpec(RunSpec):
     """Texts at a time where nothing is trained."""
 
     def preflight(self) -> None:
+        absent = [name for name in ("torch", "transformers") if find_spec(name) is None]
+        if absent:
+            raise DependencyMissing(f"training needs {' and '.join(absent)}", 'pip install "joulelab[train]"')
         check_source(self.data.source, self.data.subset)
         for model in (self.teacher.model, self.student.init):
             sources.parse(model)
