@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulelab import lookup
-from joulelab.data import samples, sources
+from joulelab.data import sources
+from joulelab.data.text_sources import REVIEW_SOURCES, check_source
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
 TITLE_COLUMN = "title"
 _NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
-
-_REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rotten_tomatoes", "imdb")}
 
 
 @dataclass(frozen=True)
@@ -26,22 +24,6 @@ class Columns:
 
     values: Mapping[str, Sequence[Any]]
     class_names: tuple[str, ...] | None = None
-
-
-def check_source(source: str, subset: str) -> sources.Source:
-    """What can be known before anything is read: that it is there, and that it has such a subset."""
-    found = sources.parse(source)
-    if found.kind in ("file", "folder") and subset != "all":
-        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "set data.subset=all")
-    if found.kind == "sample":
-        sample = samples.find(found.name)
-        if sample.kind != "labelled-text":
-            raise ConfigError(
-                f"sample:{found.name} is a model ({sample.kind}), not labelled text", "use sample:reviews"
-            )
-        if subset not in _REVIEW_SOURCES:
-            raise lookup.unknown("subset", subset, _REVIEW_SOURCES, "subsets of sample:reviews: short, long, all")
-    return found
 
 
 def read_table(source: str, subset: str) -> Columns:
@@ -71,7 +53,7 @@ def column(columns: Columns, candidates: tuple[str, ...]) -> str | None:
 
 def _read_sample(path: Path, subset: str) -> Columns:
     rows = _read_csv(path).values
-    kept = [row for row, origin in enumerate(rows["source"]) if origin in _REVIEW_SOURCES[subset]]
+    kept = [row for row, origin in enumerate(rows["source"]) if origin in REVIEW_SOURCES[subset]]
     return Columns(
         {
             "text": [rows["text"][row].replace("<br />", " ") for row in kept],

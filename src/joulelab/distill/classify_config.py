@@ -9,7 +9,7 @@ from pydantic import Field
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.text_tables import check_source
+from joulelab.data.text_sources import check_source
 from joulelab.errors import DependencyMissing
 from joulelab.runs.spec import RunSpec, Section
 from joulelab.train.config import TrainingConfig
