@@ -6,7 +6,6 @@ import pytest
 
 from joulelab.data.samples import SAMPLES, installed_version
 
-
 # A shell starts its background jobs with these ignored, and children inherit that; tests of Ctrl-C need them as usual.
 for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
     if signal.getsignal(signum) is signal.SIG_IGN:
