@@ -151,8 +151,8 @@ def test_ctrl_c_reaches_the_program_which_may_go_on(store):
     program = textwrap.dedent(
         """
         import time
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(60)
         except KeyboardInterrupt:
             print("caught", flush=True)
