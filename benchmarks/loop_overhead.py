@@ -26,9 +26,10 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.stats import t_quantile
 from joulelab.train.config import TrainingConfig
-from joulelab.train.objective import ObjectiveOutput
-from joulelab.train.stats import MeterStats, NoOpStats
+from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.stats.meter import MeterStats
 from joulelab.train.trainer import SimpleTrainer, Surroundings
+from joulelab.zoo.objective import ObjectiveOutput
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,15 @@ BESIDE = Table("tool beside the meter", {"codecarbon": "joulelab.trackers.codeca
 TRAINER_STATS = Table(
     "trainer stats",
     {
-        "no-op": "joulelab.train.stats:NoOpStats",
-        "simple": "joulelab.train.stats:SimpleStats",
+        "no-op": "joulelab.train.stats.hooks:NoOpStats",
+        "simple": "joulelab.train.stats.simple:SimpleStats",
+    },
+)
+
+# The models of the zoo; what each entry says needs no framework to be read.
+ZOO = Table(
+    "model",
+    {
+        "gpt2": "joulelab.zoo.models.gpt2:MODEL",
     },
 )

@@ -10,10 +10,11 @@ from torch import nn
 from joulelab.errors import EndedBySignal, NonFiniteLoss
 from joulelab.train.checkpoint import CheckpointFolder, Position
 from joulelab.train.config import TrainingConfig
-from joulelab.train.objective import ObjectiveOutput
 from joulelab.train.schedule import linear_with_warmup
-from joulelab.train.stats import NoOpStats, SimpleStats, StatsList, TrainerStats
+from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
+from joulelab.train.stats.simple import SimpleStats
 from joulelab.train.trainer import SimpleTrainer, Surroundings
+from joulelab.zoo.objective import ObjectiveOutput
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Journal(TrainerStats):
 def test_the_hooks_tell_the_story_of_a_step_in_order():
     journal = Journal()
     trainer(Ragged([8, 8]), stats=journal, accumulate=2).train()
-    forward_backward = ["start forward", "stop forward", "start backward", "stop backward"]
+    forward_backward = ["start input", "stop input", "start forward", "stop forward", "start backward", "stop backward"]
     assert journal.lines == [
         "start train", "start step", *forward_backward, *forward_backward,
         "start optimiser_step", "stop optimiser_step", "stop step", "step 1", "stop train",

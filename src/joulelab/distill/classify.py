@@ -21,7 +21,8 @@ from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.record import Result
 from joulelab.train.checkpoint import CheckpointFolder, Position
 from joulelab.train.config import TrainingConfig
-from joulelab.train.stats import MeterStats, StatsList
+from joulelab.train.stats.hooks import StatsList
+from joulelab.train.stats.meter import MeterStats
 from joulelab.train.trainer import SimpleTrainer, StepReport, Surroundings
 from joulelab.zoo.pretrained import load_classifier, load_tokenizer, save_hf, weights_identity
 from joulelab.zoo.students import take_layers

@@ -12,7 +12,7 @@ from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.distill.pooling import pool
 from joulelab.distill.teacher_cache import TeacherCache
-from joulelab.train.objective import ObjectiveOutput, PhaseMaker
+from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 
 LABELS_ONLY = DistillConfig(kd_alpha=1.0, feat_beta=0.0)
 

@@ -18,12 +18,13 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from joulelab.data.batch_source import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
 from joulelab.train.checkpoint import CheckpointFolder, Position
 from joulelab.train.config import TrainingConfig
-from joulelab.train.objective import BatchSource, Objective, ObjectiveOutput, PhaseMaker, TrainingBatch
 from joulelab.train.schedule import linear_with_warmup
-from joulelab.train.stats import TrainerStats
+from joulelab.train.stats.hooks import TrainerStats
+from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
 B = TypeVar("B", bound=TrainingBatch)
 
@@ -109,7 +110,9 @@ class Trainer(ABC, Generic[B]):
         self._set_learning_rate()
         count, samples, tokens = 0, 0, 0
         for _ in range(self.config.accumulate):
+            self.stats.start_input()
             batch = self._next_batch()
+            self.stats.stop_input()
             self.stats.start_forward()
             output = self.forward(batch)
             self.stats.stop_forward()

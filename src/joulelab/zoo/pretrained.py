@@ -68,6 +68,14 @@ def load_causal_lm(name: str) -> torch.nn.Module:
     return model
 
 
+def explained_load(kind: Any, name: str) -> torch.nn.Module:
+    """`kind.from_pretrained` on what the user named, with its failures told in our words."""
+    place = _place(name)
+    with _quiet(import_transformers()), _explained(place):
+        model: torch.nn.Module = kind.from_pretrained(place.folder_or_id)
+    return model
+
+
 def weights_identity(name: str) -> str:
     """What the weights are, for an artefact's key: the hash of their files, or the hub id where we hold no files."""
     source = sources.parse(name)

@@ -1,23 +1,50 @@
 """Hooks around every phase of the loop. A tracker is one class that overrides what it wants to see.
 
-The loop calls `start_*` and `stop_*` around train, step, forward, backward, optimiser step and checkpoint. By default
-each of them calls `start(phase)` or `stop(phase)`, which do nothing: a tracker that treats phases alike overrides those
-two, one that cares for a single phase overrides its pair.
+The loop calls `start_*` and `stop_*` around train, step, input (waiting for the next batch), forward, backward,
+optimiser step and checkpoint. By default each of them calls `start(phase)` or `stop(phase)`, which do nothing: a
+tracker that treats phases alike overrides those two, one that cares for a single phase overrides its pair.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from joulelab.train.objective import PhaseMaker
+import torch
 
-PHASES = ("train", "step", "forward", "backward", "optimiser_step", "checkpoint")
+if TYPE_CHECKING:
+    from joulelab.meter.session import Meter
+    from joulelab.train.trainer import Trainer
+
+PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a tracker may use, given to it before training starts."""
+
+    trainer: Trainer[Any]
+    device: torch.device
+    folder: Path | None = None
+    """Where it may write files; None where the loop runs without a run folder."""
+    meter: Meter | None = None
+    """The run's own meter, where there is one."""
+    aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
+    """`with bench.aside("train.phases"):` bills what a tracker computes for itself to a stage of its own."""
+    say: Callable[[str], None] = lambda text: None
+    """A line for whoever watches."""
+    result: Callable[[str, dict[str, Any]], None] = lambda name, values: None
+    """A finding that belongs into the run's record, under the tracker's name."""
 
 
 class TrainerStats:
     """Every hook, doing nothing."""
+
+    def attach(self, bench: Bench) -> None:
+        """Called once, before training starts."""
 
     def start(self, phase: str) -> None: ...
 
@@ -34,6 +61,12 @@ class TrainerStats:
 
     def stop_step(self) -> None:
         self.stop("step")
+
+    def start_input(self) -> None:
+        self.start("input")
+
+    def stop_input(self) -> None:
+        self.stop("input")
 
     def start_forward(self) -> None:
         self.start("forward")
@@ -74,41 +107,6 @@ class NoOpStats(TrainerStats):
     """Tracks nothing: what the others are compared with."""
 
 
-class MeterStats(TrainerStats):
-    """Leaves the phases as marks for our own recorder; about a microsecond each."""
-
-    def __init__(self, phase: PhaseMaker) -> None:
-        self._phases = {name: phase(name) for name in PHASES}
-
-    def start(self, phase: str) -> None:
-        self._phases[phase].__enter__()
-
-    def stop(self, phase: str) -> None:
-        self._phases[phase].__exit__(None, None, None)
-
-
-class SimpleStats(TrainerStats):
-    """Mean and quantiles of the host's time in each phase, kept in memory and told at the end."""
-
-    def __init__(self) -> None:
-        self._begun: dict[str, float] = {}
-        self._durations_s: dict[str, list[float]] = {}
-
-    def start(self, phase: str) -> None:
-        self._begun[phase] = time.perf_counter()
-
-    def stop(self, phase: str) -> None:
-        self._durations_s.setdefault(phase, []).append(time.perf_counter() - self._begun.pop(phase))
-
-    def log_stats(self) -> str:
-        lines = [f"{'phase':<16}{'count':>7}{'mean ms':>11}{'p50 ms':>11}{'p95 ms':>11}"]
-        for phase, durations in self._durations_s.items():
-            p95 = statistics.quantiles(durations, n=20)[-1] if len(durations) > 1 else durations[0]
-            numbers = (statistics.fmean(durations), statistics.median(durations), p95)
-            lines.append(f"{phase:<16}{len(durations):>7}" + "".join(f"{1e3 * number:>11.2f}" for number in numbers))
-        return "\n".join(lines)
-
-
 class StatsList(TrainerStats):
     """Several trackers at once; they stop in the reverse order of their start, so that they nest."""
 
@@ -116,6 +114,10 @@ class StatsList(TrainerStats):
         self._members = tuple(members)
         self._starts = {phase: _hooks(members, f"start_{phase}") for phase in PHASES}
         self._stops = {phase: _hooks(members[::-1], f"stop_{phase}") for phase in PHASES}
+
+    def attach(self, bench: Bench) -> None:
+        for member in self._members:
+            member.attach(bench)
 
     def start(self, phase: str) -> None:
         for hook in self._starts[phase]:

@@ -1,0 +1,1 @@
+"""Trackers of the loop's phases: one class each, several at once."""

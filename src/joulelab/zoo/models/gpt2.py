@@ -1,0 +1,31 @@
+"""GPT-2: the decoder that the course starts with."""
+
+from joulelab.zoo.entry import Size, ZooEntry
+
+MODEL = ZooEntry(
+    name="gpt2",
+    family="language",
+    task="causal LM",
+    item="sequence",
+    about="decoder-only transformer with learned positions",
+    architecture="GPT2LMHeadModel",
+    sizes={
+        "base": Size(124_439_808, {}, {"tokens": 1024}, batch_size=8, hub_id="openai-community/gpt2"),
+        "tiny": Size(
+            136_960,
+            {
+                "n_layer": 2,
+                "n_embd": 64,
+                "n_head": 2,
+                "vocab_size": 512,
+                "n_positions": 64,
+                "bos_token_id": None,
+                "eos_token_id": None,
+            },
+            {"tokens": 32},
+            batch_size=8,
+        ),
+    },
+    prepare="joulelab.zoo.tasks.causal_lm:prepare",
+    dataset="text by path or hub id (allenai/c4)",
+)
