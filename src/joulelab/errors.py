@@ -2,6 +2,7 @@
 
     JoulelabError                 1   the run failed
     ├── NonFiniteLoss             1   training produced NaN or infinity
+    ├── OutOfMemory               1   the model and its batch do not fit into the GPU
     ├── UsageError                2   what was typed cannot be done
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
     │   ├── NotFoundError         2   no such experiment, run, file or sample
@@ -35,6 +36,10 @@ class JoulelabError(Exception):
 
 
 class NonFiniteLoss(JoulelabError):
+    pass
+
+
+class OutOfMemory(JoulelabError):
     pass
 
 

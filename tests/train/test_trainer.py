@@ -1,6 +1,7 @@
 """The loop: the same gradient for every split, the same run after every interruption, and an end to every NaN."""
 
 import math
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -8,12 +9,14 @@ import torch
 from torch import nn
 
 from joulelab.errors import EndedBySignal, NonFiniteLoss
-from joulelab.train.checkpoint import CheckpointFolder, Position
+from joulelab.train.checkpoint import CheckpointFolder, Heavy
 from joulelab.train.config import TrainingConfig
-from joulelab.train.schedule import linear_with_warmup
+from joulelab.train.position import Position
+from joulelab.train.schedule import rate_factor
+from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.simple import SimpleStats
-from joulelab.train.trainer import SimpleTrainer, Surroundings
+from joulelab.train.trainer import Surroundings
 from joulelab.zoo.objective import ObjectiveOutput
 
 
@@ -152,7 +155,7 @@ def test_a_broken_state_is_never_saved(tmp_path):
     )
     with pytest.raises(NonFiniteLoss):
         broken.train()
-    assert checkpoints.latest() is None
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
@@ -165,10 +168,10 @@ def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_to_zero():
-    assert linear_with_warmup(0.05, 0.1) == pytest.approx(0.5)
-    assert linear_with_warmup(0.1, 0.1) == pytest.approx(1.0)
-    assert linear_with_warmup(1.0, 0.1) == 0.0
-    assert linear_with_warmup(0.0, 0.0) == 1.0
+    assert rate_factor("linear", 0.05, 0.1) == pytest.approx(0.5)
+    assert rate_factor("linear", 0.1, 0.1) == pytest.approx(1.0)
+    assert rate_factor("linear", 1.0, 0.1) == 0.0
+    assert rate_factor("linear", 0.0, 0.0) == 1.0
 
 
 def test_leftover_gradients_do_not_leak_into_the_next_step():
@@ -222,17 +225,56 @@ def test_simple_stats_tell_mean_and_quantiles_per_phase():
     assert "p95 ms" in told
 
 
+def heavy(value=0.0):
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(module.weight, value)
+    return Heavy(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
 def test_checkpoints_keep_the_newest_two_and_load_without_pickled_code(tmp_path):
     folder = CheckpointFolder(tmp_path)
     for step in (1, 2, 3):
-        folder.save(Position(step=step), {"w": torch.ones(1) * step})
+        folder.save(Position(step=step), heavy(step), {"seen": step}, wait=True)
     assert len(list(tmp_path.glob("*.pt"))) == 2
-    position, state = folder.latest()
-    assert (position.step, float(state["w"])) == (3, 3.0)
+    into = heavy()
+    position, light = folder.load(into)
+    assert (position.step, float(into.trained.weight.detach()), light) == (3, 3.0, {"seen": 3})
 
 
 def test_a_half_written_checkpoint_is_not_taken(tmp_path):
     folder = CheckpointFolder(tmp_path)
-    folder.save(Position(step=1), {})
+    folder.save(Position(step=1), heavy(), {}, wait=True)
     (tmp_path / "step-000000002.tmp").write_bytes(b"half")
-    assert folder.latest()[0].step == 1
+    assert folder.load(heavy())[0].step == 1
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it(tmp_path):
+    folder, saved = CheckpointFolder(tmp_path), heavy(1.0)
+    released = threading.Event()
+    folder._pool.submit(released.wait)  # the disk is busy
+    folder.save(Position(step=1), saved, {}, wait=False)
+    nn.init.constant_(saved.trained.weight, 2.0)  # the next step changes the weights in place
+    assert not list(tmp_path.iterdir())
+    released.set()
+    into = heavy()
+    folder.load(into)
+    assert float(into.trained.weight.detach()) == 1.0
+
+
+def test_finished_training_leaves_no_empty_folder(tmp_path):
+    folder = CheckpointFolder(tmp_path / "student.train")
+    folder.save(Position(step=1), heavy(), {}, wait=True)
+    folder.clear()
+    assert not (tmp_path / "student.train").exists()
+
+
+def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
+    class Full(CheckpointFolder):
+        def _write(self, position, state):
+            raise OSError(28, "No space left on device")
+
+    warnings = []
+    around = Surroundings(checkpoints=Full(tmp_path), warn=warnings.append)
+    trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=1).train()
+    assert len(warnings) == 4
+    assert "No space left" in warnings[0]

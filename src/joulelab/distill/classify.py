@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from joulelab import lookup
 from joulelab.data import labelled_text, sources, tokenised
 from joulelab.data.batches import BatchStream
 from joulelab.distill.classify_config import ClassifySpec
@@ -18,12 +17,8 @@ from joulelab.evaluate.classification import load_predictions, predict
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext, Stage
-from joulelab.runs.record import Result
-from joulelab.train.checkpoint import CheckpointFolder, Position
 from joulelab.train.config import TrainingConfig
-from joulelab.train.stats.hooks import StatsList
-from joulelab.train.stats.meter import MeterStats
-from joulelab.train.trainer import SimpleTrainer, StepReport, Surroundings
+from joulelab.train.session import Assignment, train_in_run
 from joulelab.zoo.pretrained import load_classifier, load_tokenizer, save_hf, weights_identity
 from joulelab.zoo.students import take_layers
 
@@ -166,48 +161,8 @@ class _Lab:
         config: TrainingConfig,
         seed: int,
     ) -> None:
-        train = tokenised.open_set(data.folder / "train")
-        torch.manual_seed(seed)
-        checkpoints = CheckpointFolder(self.run.paths.checkpoints / stage_name)
-        meter_stats = MeterStats(self.run.meter.phase)
-        trackers = [lookup.TRAINER_STATS.resolve(name)() for name in config.stats]
-        with self.run.stage(stage_name) as stage:
-            trainer = SimpleTrainer(
-                model.to(self.device),
-                BatchStream(train, config.batch_size, seed),
-                objective,
-                config,
-                StatsList([meter_stats, *trackers]),
-                Surroundings(
-                    checkpoints=checkpoints,
-                    phase=self.run.meter.phase,
-                    check_stop=self.run.stop.check,
-                    report=lambda report: self._report(stage_name, report),
-                    advance=lambda position: self._advance(stage, position),
-                ),
-            )
-            self.run.progress.stage(stage_name, trainer.total_steps)
-            loss = trainer.train()
-        self.run.result(f"{stage_name}.final_loss", Result(value=loss))
-        checkpoints.clear()
-        if told := trainer.stats.log_stats():
-            self.run.progress.say(told)
-
-    def _report(self, stage_name: str, report: StepReport) -> None:
-        self.run.log(
-            report.position.step,
-            stage=stage_name,
-            loss=report.loss,
-            learning_rate=report.learning_rate,
-            samples=report.position.samples,
-            tokens=report.position.tokens,
-            **{f"loss.{name}": value for name, value in report.parts.items()},
-        )
-        self.run.progress.advance(report.position.step, f"loss {report.loss:.4f}")
-
-    def _advance(self, stage: Stage, position: Position) -> None:
-        stage.count(samples=position.samples, tokens=position.tokens)
-        self.run.progress.advance(position.step)
+        batches = BatchStream(tokenised.open_set(data.folder / "train"), config.batch_size, seed)
+        train_in_run(self.run, Assignment(stage_name, model.to(self.device), batches, objective, config, seed))
 
     def _tick(self, stage: Stage, samples: int, tokens: int) -> None:
         stage.count(samples=samples, tokens=tokens)

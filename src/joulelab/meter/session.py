@@ -18,6 +18,7 @@ from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy
+from joulelab.meter.live import LiveJoules
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.recorder import READY, STOP, Job
 from joulelab.meter.sensors import amd, apple
@@ -147,6 +148,10 @@ class Meter:
             numbers[name] = len(numbers) + 1
             self.event("name", of=of, number=numbers[name], name=name)
         return numbers[name]
+
+    def live(self) -> LiveJoules:
+        """For who must know joules every second while the run runs."""
+        return LiveJoules(self._trace_path)
 
     def so_far(self, components: Sequence[str] = COMPONENTS) -> dict[str, EnergyFigure]:
         """Joules since `start()`, by component, as far as the trace is written."""

@@ -1,29 +1,36 @@
 """The training loop: one story, top to bottom, for teachers, students and every model of the zoo.
 
-    train: resume -> (step -> log -> save or stop)* -> done
+    train: resume -> (step -> log, evaluate, save or stop)* -> done
     step:  draw micro-batches -> forward -> backward, each -> one optimiser step
 
 Gradients of summed losses are accumulated and divided by the true count once per step, so that every split into
-micro-batches gives the same gradient. The loss stays on the device between log lines: looking at it costs a wait.
+micro-batches and ranks gives the same gradient. The loss stays on the device between log lines: looking at it costs a
+wait.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from joulelab.data.batch_source import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
-from joulelab.train.checkpoint import CheckpointFolder, Position
+from joulelab.train.budget import Budget, EarlyStopping, Look
+from joulelab.train.checkpoint import Checkpoints, Heavy, Light
 from joulelab.train.config import TrainingConfig
-from joulelab.train.schedule import linear_with_warmup
+from joulelab.train.position import Position
+from joulelab.train.precision import matrix_products
+from joulelab.train.prefetch import Prefetcher
+from joulelab.train.ranks import ALONE, Ranks
+from joulelab.train.schedule import rate_factor
 from joulelab.train.stats.hooks import TrainerStats
+from joulelab.train.tally import Tally
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
 B = TypeVar("B", bound=TrainingBatch)
@@ -34,7 +41,8 @@ class StepReport:
     """What the loop tells its surroundings every `log_every_steps` steps."""
 
     position: Position
-    total_steps: int
+    fraction: float
+    """Of the budget, spent."""
     loss: float
     parts: dict[str, float]
     learning_rate: float
@@ -44,11 +52,19 @@ class StepReport:
 class Surroundings:
     """What the loop needs from the run around it; the defaults make it work alone."""
 
-    checkpoints: CheckpointFolder | None = None
+    checkpoints: Checkpoints | None = None
     phase: PhaseMaker = lambda name: torch.autograd.profiler.record_function(name)
     check_stop: Callable[[], None] = lambda: None
     report: Callable[[StepReport], None] = lambda report: None
     advance: Callable[[Position], None] = lambda position: None
+    evaluate: Callable[[], float] | None = None
+    """Held-out loss, computed in a stage of its own."""
+    energy_j: Callable[[], float | None] = lambda: None
+    """Joules that training has taken so far in this attempt."""
+    budget_look: Callable[[int, float], None] = lambda step, fraction: None
+    replayed_looks: Sequence[Look] | None = None
+    warn: Callable[[str], None] = lambda text: None
+    ranks: Ranks = ALONE
 
 
 class Trainer(ABC, Generic[B]):
@@ -64,17 +80,31 @@ class Trainer(ABC, Generic[B]):
         surroundings: Surroundings | None = None,
     ) -> None:
         self.model = model
-        self.batches = batches
         self.objective = objective
         self.config = config
         self.stats = stats
         self.around = surroundings or Surroundings()
+        self.ranks = self.around.ranks
         self.device = next(model.parameters()).device
         self.trained = nn.ModuleDict({"model": model, **objective.modules()})
-        self.optimizer = self.make_optimizer()
+        self.optimizer = self.set_up()
         self.position = Position()
-        self.total_steps = self._count_steps()
-        self._tally = _Tally(self.device)
+        self.early_stopping = EarlyStopping(config.early_stopping_patience)
+        self.budget = Budget(
+            config,
+            batches.batches_per_epoch,
+            config.accumulate * self.ranks.world,
+            self.around.energy_j,
+            self.around.budget_look,
+            self.around.replayed_looks,
+        )
+        self._input = Prefetcher(batches, self.device, config.prefetch, stride=self.ranks.world)
+        self._tally = Tally(self.device)
+        self._stop: EndedBySignal | None = None
+
+    @abstractmethod
+    def set_up(self) -> torch.optim.Optimizer:
+        """Make the modules ready for forward passes, and the optimiser of their parameters."""
 
     @abstractmethod
     def forward(self, batch: B) -> ObjectiveOutput: ...
@@ -85,34 +115,47 @@ class Trainer(ABC, Generic[B]):
     @abstractmethod
     def optimizer_step(self, count: int) -> None: ...
 
-    @abstractmethod
-    def make_optimizer(self) -> torch.optim.Optimizer: ...
-
     def train(self) -> float:
         """Train to the end of the budget; the mean loss of the last stretch of steps."""
         self.resume()
         self.trained.train()
         loss = math.nan
-        self.stats.start_train()
-        while self.position.step < self.total_steps:
-            self.step()
-            if self._due(self.config.log_every_steps):
-                loss = self.log()
-            if self._due(self.config.checkpoint_every_steps):
-                self.save()
-            self._stop_if_asked()
-        self.stats.stop_train()
+        with matrix_products(self.config.precision):
+            self.budget.start()
+            self.stats.start_train()
+            while not self.over:
+                self.step()
+                if self._due(self.config.log_every_steps):
+                    loss = self.log()
+                if self.around.evaluate and self._due(self.config.evaluate_every_steps):
+                    self.evaluate()
+                if self._due(self.config.checkpoint_every_steps):
+                    self.save()
+                if self._stop is not None:
+                    self._leave_off(self._stop)
+            self.stats.stop_train()
+        self.close()
         return loss
 
+    @property
+    def over(self) -> bool:
+        return self.budget.over(self.position) or self.early_stopping.over
+
+    @property
+    def total_steps(self) -> int | None:
+        """Where it is known in advance."""
+        return self.budget.steps
+
     def step(self) -> None:
-        """One optimiser step over `accumulate` micro-batches."""
+        """One optimiser step over `accumulate` micro-batches on every rank."""
         self.stats.start_step()
         self._set_learning_rate()
         count, samples, tokens = 0, 0, 0
-        for _ in range(self.config.accumulate):
+        for number in range(self.config.accumulate):
             self.stats.start_input()
-            batch = self._next_batch()
+            batch = self.next_batch()
             self.stats.stop_input()
+            self.last_of_step = number == self.config.accumulate - 1
             self.stats.start_forward()
             output = self.forward(batch)
             self.stats.stop_forward()
@@ -121,30 +164,89 @@ class Trainer(ABC, Generic[B]):
             self.stats.stop_backward()
             self._tally.add(output)
             count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
+        count, samples, tokens = self._agree(count, samples, tokens)
         self.stats.start_optimiser_step()
         self.optimizer_step(count)
         self.objective.after_step(self.model)
         self.stats.stop_optimiser_step()
-        self._advance(samples, tokens)
+        self.position = self.position.after_step(samples, tokens)
+        self.around.advance(self.position)
         self.stats.stop_step()
         self.stats.log_step(self.position.step)
 
+    def next_batch(self) -> B:
+        """This rank's next micro-batch, on the device."""
+        batch = self._input.take(self.position.drawn + self.ranks.rank)
+        self.position = replace(self.position, drawn=self.position.drawn + self.ranks.world)
+        return batch
+
+    def rewind(self, position: Position) -> None:
+        """Stand at an earlier position again; the batches after it come again."""
+        self.position = position
+
+    def _agree(self, count: int, samples: int, tokens: int) -> tuple[int, int, int]:
+        """Counts over all ranks, the first one's reading of clock and meter, and whether anyone was asked to stop."""
+        seen = self.budget.look(self.position) if self.ranks.is_first else 0.0
+        asked = self._asked_to_stop()
+        found = self.ranks.sum([count, samples, tokens, seen, asked is not None])
+        self.budget.see(self.position, found[3])
+        if found[4]:
+            self._stop = asked or EndedBySignal(15)
+        return int(found[0]), int(found[1]), int(found[2])
+
+    def _asked_to_stop(self) -> EndedBySignal | None:
+        try:
+            self.around.check_stop()
+        except EndedBySignal as ended:
+            return ended
+        return None
+
+    def _leave_off(self, ended: EndedBySignal) -> None:
+        self.save(wait=True)
+        self.close()
+        raise ended
+
     def log(self) -> float:
         """Look at the losses since the last look; a loss that is not finite ends the run here."""
-        loss, parts = self._tally.take()
+        loss, parts = self._tally.take(self.ranks)
         self._require_finite(loss)
         self.stats.log_loss(loss)
         rate = self.optimizer.param_groups[0]["lr"]
-        self.around.report(StepReport(self.position, self.total_steps, loss, parts, rate))
+        self.around.report(StepReport(self.position, self.budget.fraction(self.position), loss, parts, rate))
         return loss
 
-    def save(self) -> None:
+    def evaluate(self) -> None:
+        """Held-out loss, on the way; the model is as it was afterwards."""
+        assert self.around.evaluate is not None
+        self.trained.eval()
+        held_out = self.around.evaluate()
+        self.trained.train()
+        self.early_stopping.take(held_out)
+
+    def save(self, wait: bool = False) -> None:
         if self.around.checkpoints is None:
             return
         self._require_finite(self._tally.peek())  # a broken state must not become what a resume starts from
         self.stats.start_checkpoint()
-        self.around.checkpoints.save(self.position, self.state())
+        self._settle_checkpoint()
+        wait = wait or not self.config.checkpoint_async
+        self.around.checkpoints.save(self.position, self._heavy, self.light_state(), wait=False)
+        if wait:
+            self._settle_checkpoint()
         self.stats.stop_checkpoint()
+
+    def _settle_checkpoint(self) -> None:
+        """A full disk must not end hours of training that can still be finished: it is told, and training goes on."""
+        try:
+            if self.around.checkpoints is not None:
+                self.around.checkpoints.finish()
+        except OSError as error:
+            self.around.warn(f"a checkpoint could not be written: {error}")
+
+    def close(self) -> None:
+        """Wait for what is still being written, and end the input's thread."""
+        self._input.close()
+        self._settle_checkpoint()
 
     def _require_finite(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -155,115 +257,52 @@ class Trainer(ABC, Generic[B]):
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
-        found = self.around.checkpoints.latest() if self.around.checkpoints else None
+        found = self.around.checkpoints.load(self._heavy) if self.around.checkpoints else None
         if found is not None:
-            self.position, state = found
-            self.load_state(state)
+            self.position, light = found
+            self.load_light_state(light)
             self.around.advance(self.position)
 
+    @property
+    def _heavy(self) -> Heavy:
+        return Heavy(self.trained, self.optimizer)
+
     def state(self) -> dict[str, Any]:
+        """All that training changes, by reference; `position` apart."""
         return {
             "trained": self.trained.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if self.device.type == "cuda" else [],
-            "tally": self._tally.state(),
+            "light": self.light_state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.trained.load_state_dict(state["trained"])
         self.optimizer.load_state_dict(state["optimizer"])
-        torch.set_rng_state(state["rng"])
-        if state["cuda_rng"]:
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
-        self._tally.load_state(state["tally"])
+        self.load_light_state(state["light"])
 
-    def _count_steps(self) -> int:
-        steps = math.ceil(self.config.epochs * self.batches.batches_per_epoch / self.config.accumulate)
-        return min(steps, self.config.max_steps or steps)
+    def light_state(self) -> Light:
+        return {
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "tally": self._tally.state(),
+            "budget": self.budget.state(),
+            "early_stopping": self.early_stopping.state(),
+        }
 
-    def _next_batch(self) -> B:
-        position = self.position
-        batch = self.batches.at(position.epoch, position.index).to(self.device)
-        epoch, index = position.epoch, position.index + 1
-        if index == self.batches.batches_per_epoch:
-            epoch, index = epoch + 1, 0
-        self.position = Position(epoch, index, position.step, position.samples, position.tokens)
-        return batch
-
-    def _advance(self, samples: int, tokens: int) -> None:
-        now = self.position
-        self.position = Position(now.epoch, now.index, now.step + 1, now.samples + samples, now.tokens + tokens)
-        self.around.advance(self.position)
+    def load_light_state(self, light: Light) -> None:
+        torch.set_rng_state(light["rng"].cpu())
+        if light["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(light["cuda_rng"].cpu(), self.device)
+        self._tally.load_state(light["tally"])
+        self.budget.load_state(light["budget"])
+        self.early_stopping.load_state(light["early_stopping"])
 
     def _set_learning_rate(self) -> None:
         # the middle of the step: the first one has a rate above 0, and so has the last
-        fraction = (self.position.step + 0.5) / self.total_steps
-        factor = linear_with_warmup(fraction, self.config.warmup_share)
+        fraction = min(1.0, self.budget.fraction(self.position, ahead=0.5))
+        factor = rate_factor(self.config.schedule, fraction, self.config.warmup_share)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor
 
-    def _due(self, every: int) -> bool:
-        return self.position.step % every == 0 or self.position.step == self.total_steps
-
-    def _stop_if_asked(self) -> None:
-        try:
-            self.around.check_stop()
-        except EndedBySignal:
-            self.save()
-            raise
-
-
-class _Tally:
-    """Loss and its parts since the last look, summed on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sums: dict[str, Tensor] = {}
-        self._count = 0
-
-    def add(self, output: ObjectiveOutput) -> None:
-        for name, value in {"loss": output.loss_sum.detach(), **output.parts}.items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
-        self._count += output.count
-
-    def take(self) -> tuple[float, dict[str, float]]:
-        means = {name: float(value) / max(1, self._count) for name, value in self._sums.items()}
-        self._sums, self._count = {}, 0
-        return means.pop("loss", math.nan), means
-
-    def peek(self) -> float:
-        return float(self._sums["loss"]) if self._sums else 0.0
-
-    def state(self) -> dict[str, Any]:
-        return {"sums": dict(self._sums), "count": self._count}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self._sums = {name: value.to(self._device) for name, value in state["sums"].items()}
-        self._count = state["count"]
-
-
-class SimpleTrainer(Trainer[B]):
-    """One device, full precision, AdamW."""
-
-    def forward(self, batch: B) -> ObjectiveOutput:
-        return self.objective(self.model, batch, self.around.phase)
-
-    def backward(self, output: ObjectiveOutput) -> None:
-        output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
-
-    def optimizer_step(self, count: int) -> None:
-        gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
-        torch._foreach_div_(gradients, float(max(1, count)))
-        nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def make_optimizer(self) -> torch.optim.Optimizer:
-        decayed = [p for p in self.trained.parameters() if p.requires_grad and p.ndim >= 2]
-        others = [p for p in self.trained.parameters() if p.requires_grad and p.ndim < 2]
-        groups = [
-            {"params": decayed, "weight_decay": self.config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(groups, lr=self.config.learning_rate, fused=True)
+    def _due(self, every: int | None) -> bool:
+        return every is not None and (self.position.step % every == 0 or self.over)

@@ -45,6 +45,9 @@ class Objective(Protocol[B_contra]):
 class PlainObjective:
     """An objective of one function, with nothing that trains along and nothing to do after a step."""
 
+    is_one_graph = True
+    """It marks no phases, so model and loss can be compiled together."""
+
     def __init__(self, loss: Callable[[nn.Module, Any], ObjectiveOutput]) -> None:
         self._loss = loss
 

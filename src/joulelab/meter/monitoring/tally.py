@@ -32,6 +32,11 @@ class Joules:
     _counter: tuple[int, float] | None = None
     _polled: tuple[int, float] | None = None
 
+    @property
+    def told(self) -> bool:
+        """Whether its sensor has said anything at all."""
+        return self._counter is not None or self._polled is not None
+
     def take_counter(self, mono_ns: int, counter_j: float) -> None:
         self.method = "counter"
         if self._counter is not None:

@@ -28,12 +28,14 @@ class Bench:
 
     trainer: Trainer[Any]
     device: torch.device
+    stage: str = "train"
+    """Where the loop's own joules go; a tracker's own work belongs into a stage named after it."""
     folder: Path | None = None
     """Where it may write files; None where the loop runs without a run folder."""
     meter: Meter | None = None
     """The run's own meter, where there is one."""
     aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
-    """`with bench.aside("train.phases"):` bills what a tracker computes for itself to a stage of its own."""
+    """`with bench.aside(f"{bench.stage}.phases"):` bills what a tracker computes for itself to a stage of its own."""
     say: Callable[[str], None] = lambda text: None
     """A line for whoever watches."""
     result: Callable[[str, dict[str, Any]], None] = lambda name, values: None

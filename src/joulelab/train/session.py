@@ -1,0 +1,202 @@
+"""The loop inside a run: its stage, its checkpoints, its trackers, its budget, and what the record learns from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from joulelab.data.batch_source import BatchSource
+from joulelab.errors import ConfigError, OutOfMemory
+from joulelab.meter.trace import read_lines
+from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Result
+from joulelab.runs.store import find_folder
+from joulelab.train.budget import Look
+from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
+from joulelab.train.config import TrainingConfig
+from joulelab.train.position import Position
+from joulelab.train.ranks import ALONE, Ranks
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import Bench, StatsList
+from joulelab.train.stats.meter import MeterStats
+from joulelab.train.stats.registry import load_tracker
+from joulelab.train.trainer import StepReport, Surroundings
+from joulelab.zoo.objective import Objective
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is trained in one stage."""
+
+    stage: str
+    model: nn.Module
+    """On its device."""
+    batches: BatchSource[Any]
+    objective: Objective[Any]
+    config: TrainingConfig
+    seed: int
+    evaluate: Callable[[], float] | None = None
+    """Held-out loss, without a stage of its own around it."""
+    evaluate_stage: str = ""
+    ranks: Ranks = ALONE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    loss: float
+    position: Position
+    told: str
+    """What the trackers had to say."""
+
+
+def train_in_run(run: RunContext, task: Assignment) -> Outcome:
+    return _Session(run, task).train()
+
+
+class _Session:
+    def __init__(self, run: RunContext, task: Assignment) -> None:
+        self.run = run
+        self.task = task
+        self.checkpoints = self._make_checkpoints()
+
+    def train(self) -> Outcome:
+        run, task = self.run, self.task
+        torch.manual_seed(task.seed + task.ranks.rank)
+        with run.stage(task.stage) as stage, _explained(task):
+            trainer = self._trainer(stage)
+            trainer.stats.attach(self._bench(trainer))
+            run.progress.stage(task.stage, trainer.total_steps)
+            loss = trainer.train()
+            told = trainer.stats.log_stats()
+        run.result(f"{task.stage}.final_loss", Result(value=loss))
+        run.result(f"{task.stage}.steps", Result(value=float(trainer.position.step)))
+        self.checkpoints.clear()
+        if told:
+            run.progress.say(told)
+        return Outcome(loss, trainer.position, told)
+
+    def _trainer(self, stage: Stage) -> SimpleTrainer[Any]:
+        run, task = self.run, self.task
+        trackers = [load_tracker(name) for name in task.config.stats]
+        surroundings = Surroundings(
+            checkpoints=self.checkpoints,
+            phase=run.meter.phase,
+            check_stop=run.stop.check,
+            report=self._report,
+            advance=lambda position: self._advance(stage, position),
+            evaluate=self._evaluate if task.evaluate else None,
+            energy_j=self._energy(),
+            budget_look=lambda step, fraction: run.log(step, stage=task.stage, budget_fraction=fraction),
+            replayed_looks=self._replayed(),
+            warn=run.warn,
+            ranks=task.ranks,
+        )
+        stats = StatsList([MeterStats(run.meter.phase), *trackers])
+        return SimpleTrainer(task.model, task.batches, task.objective, task.config, stats, surroundings)
+
+    def _make_checkpoints(self) -> Checkpoints:
+        folder = self.run.paths.checkpoints / self.task.stage
+        if self.task.ranks.world == 1:
+            return CheckpointFolder(folder)
+        from joulelab.train.sharded_checkpoint import ShardedCheckpoints  # torch.distributed, seconds to import
+
+        return ShardedCheckpoints(folder, self.task.ranks)
+
+    def _bench(self, trainer: SimpleTrainer[Any]) -> Bench:
+        return Bench(
+            trainer=trainer,
+            device=trainer.device,
+            folder=self.run.paths.folder / "stats",
+            meter=self.run.meter,
+            aside=self._aside,
+            say=self.run.progress.say,
+            result=self._note,
+        )
+
+    def _note(self, name: str, values: dict[str, Any]) -> None:
+        self.run.meter.event("tracker", stage=self.task.stage, name=name, values=values)
+
+    def _aside(self, name: str) -> AbstractContextManager[Stage]:
+        return self.run.stage(name, again=True)
+
+    def _evaluate(self) -> float:
+        assert self.task.evaluate is not None
+        with self.run.stage(self.task.evaluate_stage, again=True):
+            return self.task.evaluate()
+
+    def _energy(self) -> Callable[[], float | None]:
+        """Joules of this attempt's training, for a joule budget; demands a sensor where there is such a budget."""
+        config = self.task.config
+        if config.max_energy_j is None:
+            return lambda: None
+        live = self.run.meter.live()
+        before = live.read(config.budget_counts_estimates)
+        if before is None:
+            raise ConfigError(
+                "a joule budget was set and no sensor tells joules here",
+                "`joulelab doctor` says why; or let estimates count: energy.estimate_cpu=true "
+                "training.budget_counts_estimates=true",
+            )
+        return lambda: (live.read(config.budget_counts_estimates) or before) - before
+
+    def _replayed(self) -> list[Look] | None:
+        name = self.task.config.replay_budget_of
+        if name is None:
+            return None
+        folder = find_folder(self.run.paths.folder.parent, name)
+        looks = _looks(read_lines(RunPaths(folder).metrics), self.task.stage)
+        if not looks:
+            raise ConfigError(
+                f"{folder.name} noted no budget of time or joules for {self.task.stage}",
+                "name a run that was trained with max_time_s or max_energy_j",
+            )
+        return looks
+
+    def _report(self, report: StepReport) -> None:
+        self.run.log(
+            report.position.step,
+            stage=self.task.stage,
+            loss=report.loss,
+            learning_rate=report.learning_rate,
+            samples=report.position.samples,
+            tokens=report.position.tokens,
+            **{f"loss.{name}": value for name, value in report.parts.items()},
+        )
+        self.run.progress.advance(report.position.step, f"loss {report.loss:.4f}")
+
+    def _advance(self, stage: Stage, position: Position) -> None:
+        stage.count(samples=position.samples, tokens=position.tokens)
+        self.run.progress.advance(position.step)
+
+
+def _looks(lines: Iterable[dict[str, Any]], stage: str) -> list[Look]:
+    found = {
+        line["step"]: line["budget_fraction"]
+        for line in lines
+        if line.get("stage") == stage and "budget_fraction" in line
+    }
+    return sorted(found.items())
+
+
+class _explained:  # noqa: N801  # reads as a word in a `with`
+    """Out of memory is the user's to mend, so it comes with the ways to mend it."""
+
+    def __init__(self, task: Assignment) -> None:
+        self._task = task
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise OutOfMemory(
+                f"{self._task.stage} does not fit into the GPU's memory with micro-batches of "
+                f"{self._task.config.batch_size}",
+                "lower batch_size and raise accumulate by the same factor (the same gradient), or set precision=bf16, "
+                "activation_checkpointing=true or optimizer=adafactor",
+            ) from error

@@ -1,0 +1,70 @@
+"""Joules of windows in the past of a run that is still going on, from the trace its recorder writes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from joulelab.clock import NS
+from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.integrate import COMPONENTS, Window, component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+from joulelab.runs.record import EnergyByComponent
+
+# The recorder reads the driver's buffer every 0.5 to 2 s and the buffer itself runs late.
+LAG_NS = int(2.2 * NS)
+PATIENCE_S = 6.0
+NO_METER = missing("this training runs without a meter", "train inside a run: `joulelab train`")
+
+Reader = Callable[[Sequence[Window]], EnergyFigure]
+
+
+def reader_of(meter: Meter | None, until_ns: int) -> Reader:
+    """A function from windows to joules, after waiting until the trace covers them."""
+    if meter is None:
+        return lambda windows: NO_METER
+    path = meter._trace_path
+    _wait_for(path, until_ns + LAG_NS)
+    trace = load_trace(path)
+
+    def read(windows: Sequence[Window]) -> EnergyFigure:
+        """What sensors measured, else the estimate under its own label, else why there is nothing."""
+        figures = {name: component_energy(trace, name, windows) for name in COMPONENTS}
+        return EnergyByComponent(**figures).best("measured")
+
+    return read
+
+
+def why_no_joules(meter: Meter | None) -> str | None:
+    """The reason where no sensor, and no estimate, will ever tell joules here."""
+    if meter is None:
+        return NO_METER.reason
+    trace = load_trace(meter._trace_path)
+    if any(series.counted and series.component in COMPONENTS for series in trace.devices):
+        return None
+    return reader_of(meter, 0)([(trace.first_ns, trace.last_ns + 1)]).reason
+
+
+def _wait_for(trace: Path, moment_ns: int) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while last_stamp_ns(trace) < moment_ns and time.monotonic() < end_s:
+        time.sleep(0.05)
+
+
+def last_stamp_ns(trace: Path, tail_bytes: int = 1 << 16) -> int:
+    """When the newest whole line was written, without reading the others."""
+    try:
+        with trace.open("rb") as file:
+            file.seek(max(0, trace.stat().st_size - tail_bytes))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return 0
+    for raw in reversed(lines):
+        try:
+            return int(json.loads(raw)["mono_ns"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0

@@ -1,0 +1,162 @@
+"""The pipeline `train`, as a story of stages: a model of the zoo is made ready, trained, and looked at.
+
+What it costs to make the model and to look at held-out data is billed apart, so that `model.train` is training alone.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from joulelab.data import sources
+from joulelab.errors import ConfigError
+from joulelab.runs.bills import Bill, external
+from joulelab.runs.context import RunContext
+from joulelab.runs.record import Result
+from joulelab.train.held_out import held_out_loss
+from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.zoo_config import PUBLISHED, TrainSpec
+from joulelab.train.zoo_results import Speed, peak_memory_bytes, read_speed, share_of_peak, start_memory_peak
+from joulelab.zoo.paper_cost import PaperCost, paper_cost
+from joulelab.zoo.registry import is_file
+from joulelab.zoo.request import SYNTHETIC
+from joulelab.zoo.saving import load_weights, save_weights
+from joulelab.zoo.workload import Workload, count_parameters, prepare
+
+PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
+
+
+def run_train(run: RunContext) -> None:
+    lab = _Lab(run, cast(TrainSpec, run.spec))
+    if lab.spec.save_model:
+        lab.final_model()
+    else:
+        lab.train()
+    lab.evaluate()
+    lab.tell()
+
+
+class _Lab:
+    """One run's stages."""
+
+    def __init__(self, run: RunContext, spec: TrainSpec) -> None:
+        self.run = run
+        self.spec = spec
+        self.device = _device(spec.device)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """Model, data and objective, on the device; and what the model should cost, on paper."""
+        with self.run.stage(PREPARE):
+            self.cost: PaperCost = paper_cost(self.spec.request)
+            workload = prepare(self.spec.request)
+            for module in (workload.model, *workload.objective.modules().values()):
+                module.to(self.device)
+        return workload
+
+    def train(self) -> None:
+        """The one place where the loop is entered."""
+        workload = self.workload
+        start_memory_peak(self.device)
+        looks = workload.validation is not None and self.spec.evaluate_batches > 0
+        train_in_run(
+            self.run,
+            Assignment(
+                stage=TRAIN,
+                model=workload.model,
+                batches=workload.batches,
+                objective=workload.objective,
+                config=self.spec.training,
+                seed=self.spec.seed,
+                evaluate=self._held_out if looks else None,
+                evaluate_stage=EVALUATE,
+            ),
+        )
+        self.run.result("model.peak_memory_bytes", Result(value=float(peak_memory_bytes(self.device))))
+
+    def final_model(self) -> None:
+        """Train and keep the weights, or take those an earlier attempt of this run has kept."""
+
+        def make(folder: Path) -> None:
+            self.train()
+            save_weights(self.workload.model, folder)
+
+        settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name"})
+        code = sources.content_hash(Path(self.spec.model)) if is_file(self.spec.model) else ""
+        made = self.run.artifact(
+            "final_model",
+            kind="trained-model",
+            inputs={**settings, "model_file": code},
+            parents=self._parents(),
+            make=make,
+            reuse=False,  # its joules are what the run is for
+        )
+        if "workload" not in self.__dict__:
+            load_weights(self.workload.model, made.folder)
+
+    def evaluate(self) -> None:
+        if self.workload.validation is None or self.spec.evaluate_batches == 0:
+            return
+        with self.run.stage(EVALUATE, total=self.spec.evaluate_batches, again=True):
+            loss = self._held_out()
+        self.run.result(f"{EVALUATE}.loss", Result(value=loss))
+
+    def _held_out(self) -> float:
+        """Inside a stage that somebody else has opened."""
+        spec = self.spec
+        done = 0
+
+        def tick(batch: Any) -> None:
+            nonlocal done
+            done += 1
+            self.run.progress.advance(done)
+            self.run.stop.check()
+
+        return held_out_loss(self.workload, spec.evaluate_batches, self.device, spec.training.precision, tick)
+
+    def tell(self) -> None:
+        """What the record keeps beside time and joules."""
+        model = self.workload.model
+        cost, speed = self.cost, read_speed(self.run.paths.metrics, TRAIN)
+        found = {
+            "model.parameters": count_parameters(model),
+            "model.forward_flops_per_item": cost.forward_flops,
+            "model.training_flops_per_item": cost.training_flops,
+            f"{TRAIN}.first_loss": speed.first_loss,
+            f"{TRAIN}.items_per_s": speed.items_per_s,
+        }
+        mfu, why_not = self._mfu(speed)
+        for name, value in {**found, f"{TRAIN}.mfu": mfu}.items():
+            if value is not None:
+                self.run.result(name, Result(value=float(value)))
+        values = {"item": self.spec.entry.item, "flops_counted_on": cost.how, "mfu_missing": why_not}
+        self.run.meter.event("tracker", stage=TRAIN, name="model", values=values)
+
+    def _mfu(self, speed: Speed) -> tuple[float | None, str]:
+        if self.device.type != "cuda":
+            return None, "no peak is known for a CPU"
+        name = torch.cuda.get_device_name(self.device)
+        return share_of_peak(self.cost, speed, name, self.spec.training.precision)
+
+    def _parents(self) -> list[Bill]:
+        """What came from elsewhere: weights to start from, a dataset."""
+        request = self.spec.request
+        weights = request.size.hub_id if request.weights == PUBLISHED else request.weights
+        dataset = "" if request.dataset == SYNTHETIC else request.dataset
+        return [self._external(kind, name) for kind, name in (("model", weights), ("dataset", dataset)) if name]
+
+    def _external(self, kind: str, name: str) -> Bill:
+        place = sources.parse(name)
+        identity = name if place.path is None else f"{name}@{sources.content_hash(place.path)[:16]}"
+        return self.run.uses(name, external(name, kind, identity))
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or write --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
