@@ -21,5 +21,5 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=rate)
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.betas[0], fused=True)
+        return torch.optim.SGD(groups, lr=rate, momentum=config.betas[0], foreach=True)  # fused has no shards
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True)

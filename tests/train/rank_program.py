@@ -1,0 +1,68 @@
+"""What each rank runs in the tests of DDP and FSDP: `torchrun rank_program.py ddp|fsdp FOLDER`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from joulelab.errors import EndedBySignal
+from joulelab.train import ranks as rank_group
+from joulelab.train.sharded_checkpoint import ShardedCheckpoints
+from joulelab.train.trainer import Surroundings
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ragged_language import language_trainer
+
+
+def one_step(kind, ranks):
+    """2 ranks x 4 micro-batches x 4 rows = the 32 rows of one epoch."""
+    trainer = language_trainer(4, Surroundings(ranks=ranks), parallel=kind, accumulate=4)
+    trainer.train()
+    state = get_model_state_dict(trainer.trained, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name.removeprefix("model."): value for name, value in state.items()}, trainer.position
+
+
+def losses_of(kind, ranks, folder, stop_at=None):
+    losses, calls = {}, []
+
+    def check_stop():
+        calls.append(1)
+        if ranks.rank == 1 and len(calls) == stop_at:  # one rank alone is told to stop
+            raise EndedBySignal(15)
+
+    around = Surroundings(
+        ranks=ranks,
+        checkpoints=ShardedCheckpoints(folder, ranks),
+        check_stop=check_stop,
+        report=lambda report: losses.setdefault(report.position.step, report.loss),
+    )
+    trainer = language_trainer(
+        4, around, dropout=0.2, parallel=kind, accumulate=2, max_steps=8, optimizer="adamw", learning_rate=0.01,
+        checkpoint_every_steps=3, log_every_steps=2,
+    )  # fmt: skip
+    torch.manual_seed(7 + ranks.rank)
+    try:
+        trainer.train()
+    except EndedBySignal:
+        losses["stopped_at"] = trainer.position.step
+    return losses
+
+
+def main():
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    ranks = rank_group.join()
+    weights, position = one_step(kind, ranks)
+    whole = losses_of(kind, ranks, folder / "whole")
+    cut = losses_of(kind, ranks, folder / "cut", stop_at=5)
+    rest = losses_of(kind, ranks, folder / "cut")
+    if ranks.is_first:
+        torch.save(weights, folder / "weights.pt")
+        found = {"position": vars(position), "whole": whole, "cut": cut, "rest": rest}
+        (folder / "found.json").write_text(json.dumps(found))
+    rank_group.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""How a step is computed changes its speed and its rounding, not what is learnt."""
+
+import pytest
+import torch
+from ragged_language import language_trainer
+
+from joulelab.train.blocks import checkpoint_activations, repeated_blocks
+from joulelab.train.checkpoint import CheckpointFolder
+from joulelab.train.precision import make_scaler, matrix_products
+from joulelab.train.trainer import Surroundings
+
+
+def weights(**config):
+    trainer = language_trainer(8, max_steps=3, **config)
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+def gap(a, b):
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_bf16_stays_near_fp32_and_keeps_fp32_weights():
+    whole, half = weights(), weights(precision="bf16")
+    assert all(value.dtype == torch.float32 for value in half.values())
+    assert 0 < gap(whole, half) < 0.02
+
+
+def test_fp16_scales_the_loss_and_its_scale_survives_a_resume(tmp_path):
+    around = Surroundings(checkpoints=CheckpointFolder(tmp_path))
+    trainer = language_trainer(8, around, max_steps=3, precision="fp16", checkpoint_every_steps=1)
+    trainer.train()
+    assert gap(weights(), trainer.model.state_dict()) < 0.02
+    trainer.scaler.update(64.0)
+    trainer.save(wait=True)
+    later = language_trainer(8, around, max_steps=4, precision="fp16")
+    later.resume()
+    assert later.scaler.get_scale() == 64.0
+
+
+def test_the_scale_of_a_sum_is_smaller_than_that_of_a_mean():
+    device = torch.device("cpu")
+    assert make_scaler("fp16", device, 1).get_scale() == 2.0**16
+    assert make_scaler("fp16", device, 5000).get_scale() == 2.0**4
+
+
+def test_fp32_means_fp32_and_the_setting_is_put_back():
+    torch.backends.cudnn.allow_tf32 = True
+    before = torch.get_float32_matmul_precision()
+    with matrix_products("fp32"):
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.allow_tf32
+    with matrix_products("tf32"):
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (before, True)
+
+
+def test_forgetting_activations_changes_no_weight():
+    whole, frugal = weights(), weights(activation_checkpointing=True)
+    assert gap(whole, frugal) < 1e-6
+    assert whole.keys() == frugal.keys()
+
+
+def test_activations_are_really_recomputed():
+    trainer = language_trainer(8)
+    calls = []
+    block = trainer.model.blocks[0]
+    block.inner.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert checkpoint_activations(trainer.model) == len(repeated_blocks(trainer.model)) == 2
+    trainer.step()
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
+def test_every_optimiser_lowers_the_loss(optimizer):
+    losses = []
+    around = Surroundings(report=lambda report: losses.append(report.loss))
+    rate = {"adamw": 0.03, "adafactor": 0.1, "sgd": 0.1}[optimizer]
+    trainer = language_trainer(32, around, optimizer=optimizer, learning_rate=rate, max_steps=30, schedule="constant")
+    same = trainer._input._source.at(0, 0)
+    trainer._input._source.at = lambda epoch, index: same
+    trainer.train()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_no_clipping_where_none_is_asked():
+    assert gap(weights(clip_norm=None, learning_rate=1.0), weights(clip_norm=0.01, learning_rate=1.0)) > 0.01
+
+
+def test_a_compiled_step_gives_the_same_weights():
+    assert gap(weights(), weights(compile="default")) < 1e-5

@@ -1,0 +1,63 @@
+"""Several ranks train as one: the same gradient for every split, the same run after every interruption."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ragged_language import language_trainer
+
+from joulelab.errors import ConfigError
+
+PROGRAM = Path(__file__).parent / "rank_program.py"
+
+
+def one_process(batch_size, accumulate):
+    trainer = language_trainer(batch_size, accumulate=accumulate)
+    trainer.train()
+    return trainer.model.state_dict(), trainer.position
+
+
+def test_one_times_32_and_four_times_8_give_the_same_step():
+    whole, position = one_process(32, 1)
+    split, split_position = one_process(8, 4)
+    assert (position.samples, position.tokens) == (split_position.samples, split_position.tokens)
+    for name, value in whole.items():
+        torch.testing.assert_close(value, split[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def two_ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(PROGRAM), request.param, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=None)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder, json.loads((folder / "found.json").read_text())
+
+
+def test_two_ranks_give_the_gradient_of_one_process(two_ranks):
+    folder, found = two_ranks
+    whole, position = one_process(32, 1)
+    assert found["position"]["samples"] == position.samples == 32
+    assert found["position"]["tokens"] == position.tokens
+    weights = torch.load(folder / "weights.pt", weights_only=True)
+    assert weights.keys() == whole.keys()
+    for name, value in whole.items():
+        torch.testing.assert_close(value, weights[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_has_the_same_loss_curve(two_ranks):
+    _, found = two_ranks
+    assert found["cut"]["stopped_at"] == 5
+    told = {**{step: loss for step, loss in found["cut"].items() if step != "stopped_at"}, **found["rest"]}
+    assert told == found["whole"]
+    assert len(told) == 4
+
+
+def test_a_parallel_kind_without_ranks_is_refused_with_the_way_out():
+    with pytest.raises(ConfigError, match="needs several ranks") as refused:
+        language_trainer(8, parallel="fsdp")
+    assert "torchrun" in refused.value.hint
