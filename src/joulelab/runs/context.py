@@ -79,7 +79,7 @@ class RunContext:
         self.stop = stop
         self.attempt = attempt
         self.progress = progress
-        self._metrics = LineFile(paths.metrics)
+        self._metrics = self._open_metrics(paths.metrics)
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[list[str]] = []
@@ -153,6 +153,12 @@ class RunContext:
         self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
         return found
 
+    def _open_metrics(self, path: Path) -> LineFile:
+        return LineFile(path)
+
+    def _artifact_place(self, name: str) -> Path:
+        return self.paths.artifacts / name
+
     def _own(self, name: str, key: str) -> Artifact | None:
         """What an earlier attempt of this very run finished."""
         bill = read_bill(self.paths.artifacts / name)
@@ -168,7 +174,7 @@ class RunContext:
         parents: Sequence[Bill],
         make: Callable[[Path], None],
     ) -> Artifact:
-        folder = fresh_folder(self.paths.artifacts / name)
+        folder = fresh_folder(self._artifact_place(name))
         before = self.meter.so_far()
         self._making.append([])
         try:
@@ -213,6 +219,22 @@ class RunContext:
 
     def close(self) -> None:
         self._metrics.close()
+
+
+class FollowingContext(RunContext):
+    """The same run as a following rank sees it: it works along, and keeps nothing that the first rank keeps."""
+
+    def __init__(
+        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, scratch: Path
+    ) -> None:
+        self._scratch = scratch
+        super().__init__(paths, spec, meter, stop, attempt, Silent())
+
+    def _open_metrics(self, path: Path) -> LineFile:
+        return LineFile(self._scratch / path.name)
+
+    def _artifact_place(self, name: str) -> Path:
+        return self._scratch / name
 
 
 def _differences(before: Mapping[str, EnergyFigure], after: Mapping[str, EnergyFigure]) -> dict[str, EnergyFigure]:

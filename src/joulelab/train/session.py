@@ -114,6 +114,7 @@ class _Session:
             device=trainer.device,
             folder=self.run.paths.folder / "stats",
             meter=self.run.meter,
+            stage=self.task.stage,
             aside=self._aside,
             say=self.run.progress.say,
             result=self._note,

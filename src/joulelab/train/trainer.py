@@ -221,7 +221,8 @@ class Trainer(ABC, Generic[B]):
         self.trained.eval()
         held_out = self.around.evaluate()
         self.trained.train()
-        self.early_stopping.take(held_out)
+        # the first rank's figure, so that rounding cannot make one rank stop and another go on
+        self.early_stopping.take(self.ranks.sum([held_out if self.ranks.is_first else 0.0])[0])
 
     def save(self, wait: bool = False) -> None:
         if self.around.checkpoints is None:

@@ -1,0 +1,215 @@
+"""How fast is every published size of the zoo on this GPU, at how many joules an item, beside what others report?
+
+Each model trains in our loop on synthetic batches of the stated size and shape: a warm-up, then an undisturbed window
+of `--seconds` between two synchronisations, its joules from the meter's trace. `beside` is milabench's figure for one H200
+(one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
+
+    python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from joulelab import lookup
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.integrate import component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+from joulelab.train.config import TrainingConfig
+from joulelab.train.peak_flops import peak_flops
+from joulelab.train.precision import matrix_products
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import NoOpStats
+from joulelab.zoo.paper_cost import paper_cost
+from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.workload import prepare
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    batch_size: int
+    precision: str = "fp16"
+    size: str = ""
+    shape: dict[str, int] = field(default_factory=dict)
+    optimizer: str = "adamw"
+    beside: float | None = None
+    unit: str = "items"
+    note: str = ""
+
+
+ROWS = (
+    Row("gpt2", 32, "bf16"),
+    Row("bert", 32, beside=516.0),
+    Row("bert", 32, "tf32", beside=273.0),
+    Row("bert", 32, "fp32", beside=113.6),
+    Row("reformer", 32, beside=121.0),
+    Row("t5", 16, size="small", shape={"tokens": 1024}, beside=109.0),
+    Row("opt", 16, "bf16"),
+    Row("bart", 32, "bf16"),
+    Row("bigbird", 8, "bf16"),
+    Row("albert", 32, "bf16"),
+    Row("distilbert", 64, "bf16"),
+    Row("longformer", 8, "bf16"),
+    Row("llava", 1, "bf16", beside=4.35),
+    Row("whisper", 64, beside=854.0, note="task differs: theirs is an 8.3 M audio classifier, ours speech to text"),
+    Row("dinov2", 32, "bf16"),
+    Row("vjepa2", 24, "bf16", note="theirs (42.5) is V-JEPA 1 vit-huge", beside=42.5),
+    Row("resnet50", 256, beside=4868.0),
+    Row("resnet152", 256, beside=1175.0),
+    Row("convnext-large", 128, beside=737.0),
+    Row("convnext-large", 128, "tf32", beside=297.0),
+    Row("convnext-large", 128, "fp32", beside=111.0),
+    Row("regnet-y-128gf", 64, beside=218.0),
+    Row("vit-g14", 32, beside=117.0),
+    Row("pna", 4096, "tf32", beside=6760.0, note="theirs on an H100"),
+    Row("dimenet", 32, "tf32", beside=700.0, note="theirs on an H100"),
+    Row("gflownet", 64, "fp32", unit="nodes", beside=8700.0, note="theirs on an H100"),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    row: Row
+    compiled: str
+    parameters: int
+    items_per_s: float
+    j_per_item: float | None
+    mean_w: float | None
+    mfu: float | None
+    memory_gib: float
+    first_loss: float
+    last_loss: float
+    ratio: float | None
+
+
+def measure(row: Row, compiled: str, seconds: float, meter: Meter, trace: Path, device: torch.device) -> Measured:
+    request = WorkloadRequest(lookup.ZOO.resolve(row.model), row.size, batch_size=row.batch_size, asked_shape=row.shape)
+    cost = paper_cost(request)
+    with device:  # large models are drawn on the GPU in a second, on the CPU in minutes
+        workload = prepare(request)
+    for module in (workload.model, *workload.objective.modules().values()):
+        module.to(device)
+    config = TrainingConfig(
+        epochs=None, max_steps=10**9, batch_size=row.batch_size, precision=row.precision, compile=compiled,
+        optimizer=row.optimizer, learning_rate=1e-5, prefetch=4,
+    )  # fmt: skip
+    trainer = SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats())
+    workload.model.train()
+    torch.cuda.reset_peak_memory_stats()
+    with matrix_products(row.precision):
+        first_loss = warm_up(trainer)
+        window, before, after, last_loss = undisturbed(trainer, seconds)
+    trainer.close()
+    energy_j = joules(meter, trace, window)
+    items = after.samples - before.samples
+    amount = after.tokens - before.tokens if row.unit == "nodes" else items
+    span_s = (window[1] - window[0]) / 1e9
+    peak = peak_flops(torch.cuda.get_device_name(), row.precision)
+    mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
+    return Measured(
+        row=row, compiled=compiled, parameters=cost.parameters, items_per_s=amount / span_s,
+        j_per_item=energy_j and energy_j / amount, mean_w=energy_j and energy_j / span_s, mfu=mfu,
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30, first_loss=first_loss, last_loss=last_loss,
+        ratio=row.beside and amount / span_s / row.beside,
+    )  # fmt: skip
+
+
+def warm_up(trainer: SimpleTrainer[Any]) -> float:
+    """Until compiling, tuning and the allocator have settled: 3 s after the fifth step."""
+    for _ in range(5):
+        trainer.step()
+    torch.cuda.synchronize()
+    loss, _ = trainer._tally.take(trainer.ranks)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        trainer.step()
+        torch.cuda.synchronize()
+    return loss
+
+
+def undisturbed(trainer: SimpleTrainer[Any], seconds: float) -> tuple[tuple[int, int], Any, Any, float]:
+    trainer._tally.take(trainer.ranks)
+    torch.cuda.synchronize()
+    before, begin_ns = trainer.position, time.monotonic_ns()
+    events: list[torch.cuda.Event] = []
+    while time.monotonic_ns() - begin_ns < seconds * 1e9:
+        trainer.step()
+        events.append(torch.cuda.Event())
+        events[-1].record()
+        if len(events) > 8:  # as far ahead as a loop that logs now and then runs, and the clock still means something
+            events.pop(0).synchronize()
+    torch.cuda.synchronize()
+    window = (begin_ns, time.monotonic_ns())
+    loss, _ = trainer._tally.take(trainer.ranks)
+    return window, before, trainer.position, loss
+
+
+def joules(meter: Meter, trace: Path, window: tuple[int, int]) -> float | None:
+    """Once the trace has passed the window's end."""
+    for _ in range(20):
+        loaded = load_trace(trace)
+        if loaded.last_ns > window[1] + int(2.5e9):
+            break
+        time.sleep(0.5)
+    return component_energy(loaded, "gpu", [window]).energy_j
+
+
+def told(found: Measured) -> str:
+    row = found.row
+    name = f"{row.model}{' ' + row.size if row.size else ''} {row.batch_size} {row.precision} compile={found.compiled}"
+    joule = "missing" if found.j_per_item is None else f"{found.j_per_item:.4g} J/{row.unit[:-1]}, {found.mean_w:.0f} W"
+    mfu = "MFU ?" if found.mfu is None else f"MFU {100 * found.mfu:.1f} %"
+    beside = f"; {found.ratio:.2f}x of {row.beside:g} {row.note}" if found.ratio else ""
+    return (
+        f"{name}: {found.parameters / 1e6:.1f} M, {found.items_per_s:.4g} {row.unit}/s, {joule}, {mfu}, "
+        f"{found.memory_gib:.1f} GiB, loss {found.first_loss:.3f} -> {found.last_loss:.3f}{beside}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="", help="by commas; default: all rows")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the undisturbed window")
+    parser.add_argument("--compile", default="off", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--precision", default="", help="only rows of this precision")
+    parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
+    options = parser.parse_args()
+    wanted = [name for name in options.models.split(",") if name]
+    rows = [row for row in ROWS if not wanted or row.model in wanted]
+    rows = [row for row in rows if not options.precision or row.precision == options.precision]
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a GPU")
+    device = torch.device("cuda", 0)
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.jsonl"
+        meter = Meter(trace, Path(folder) / "events.jsonl", EnergyConfig())
+        meter.start()
+        for row in rows:
+            row = replace(row, batch_size=options.batch_size or row.batch_size)
+            try:
+                found = measure(row, options.compile, options.seconds, meter, trace, device)
+                print(told(found), flush=True)
+                print(json.dumps({"benchmark": "zoo_rows", **asdict(found)}), flush=True)
+            except Exception:
+                print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+        meter.stop()
+
+
+if __name__ == "__main__":
+    main()
