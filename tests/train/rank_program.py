@@ -52,7 +52,11 @@ def losses_of(kind, ranks, folder, stop_at=None):
 
 def main():
     kind, folder = sys.argv[1], Path(sys.argv[2])
-    ranks = rank_group.join()
+    with rank_group.joined() as ranks:
+        check(kind, folder, ranks)
+
+
+def check(kind, folder, ranks):
     weights, position = one_step(kind, ranks)
     whole = losses_of(kind, ranks, folder / "whole")
     cut = losses_of(kind, ranks, folder / "cut", stop_at=5)
@@ -61,7 +65,6 @@ def main():
         torch.save(weights, folder / "weights.pt")
         found = {"position": vars(position), "whole": whole, "cut": cut, "rest": rest}
         (folder / "found.json").write_text(json.dumps(found))
-    rank_group.leave()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,6 +39,8 @@ def kind_of(config: TrainingConfig, ranks: Ranks) -> str:
 def shard(modules: Iterable[nn.Module]) -> None:
     """In place, before the optimiser is made: what it holds is then sharded too."""
     for module in modules:
+        for parameter in module.parameters():
+            parameter.data = parameter.data.contiguous()  # channels-last weights cannot be cut into shards
         for block in repeated_blocks(module):
             fully_shard(block)
         fully_shard(module)
@@ -63,3 +65,13 @@ def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= ranks.world
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
+    """Of a model in shards, gathered on the CPU of the first rank; None for a model that has all of itself."""
+    if not isinstance(model, FSDPModule):
+        return None
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}

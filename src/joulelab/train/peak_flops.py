@@ -16,7 +16,7 @@ def _card(fp32: float, tf32: float | None, half: float | None) -> Mapping[str, f
     return {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
 
 
-# Words of the name the driver tells -> TFLOP/s; the first row that fits counts, so special forms stand above plain ones.
+# Words of the name the driver tells -> TFLOP/s; the first row that fits counts, special forms above plain ones.
 # Sources: NVIDIA's data sheets of the B200 (HGX), H200, H100, A100, V100, L40S, L4, A40, A10 and T4.
 _PEAKS: tuple[tuple[str, Mapping[str, float | None]], ...] = (
     ("B200", _card(75.0, 1125.0, 2250.0)),

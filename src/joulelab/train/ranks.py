@@ -7,7 +7,8 @@ sent while the device still works off its queue, and it keeps every decision of 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -46,6 +47,17 @@ def started_by_torchrun() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """This process's place among those torchrun started, for as long as they work together."""
+    ranks = join()
+    try:
+        yield ranks
+    finally:
+        if ranks.world > 1:
+            dist.destroy_process_group()
+
+
 def join() -> Ranks:
     """This process's place among those torchrun started."""
     if not started_by_torchrun():
@@ -57,8 +69,3 @@ def join() -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(ranks.local_rank)
     return ranks
-
-
-def leave() -> None:
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()

@@ -40,6 +40,8 @@ class SimpleTrainer(Trainer[B]):
         if self.config.compile == "off":
             return lambda batch: objective(called, batch, phase)
         mode = None if self.config.compile == "default" else self.config.compile
+        for module in objective.modules().values():
+            module.compile(mode=mode)
         if getattr(objective, "is_one_graph", False):  # it marks no phases of its own
             whole = torch.compile(lambda batch: objective(called, batch, lambda name: nullcontext()), mode=mode)
             return lambda batch: whole(batch)

@@ -17,6 +17,8 @@ from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.held_out import held_out_loss
+from joulelab.train.parallel import whole_weights
+from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, train_in_run
 from joulelab.train.zoo_config import PUBLISHED, TrainSpec
 from joulelab.train.zoo_results import Speed, peak_memory_bytes, read_speed, share_of_peak, start_memory_peak
@@ -30,21 +32,23 @@ PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 
 
 def run_train(run: RunContext) -> None:
-    lab = _Lab(run, cast(TrainSpec, run.spec))
-    if lab.spec.save_model:
-        lab.final_model()
-    else:
-        lab.train()
-    lab.evaluate()
-    lab.tell()
+    with joined() as ranks:
+        lab = _Lab(run, cast(TrainSpec, run.spec), ranks)
+        if lab.spec.save_model:
+            lab.final_model()
+        else:
+            lab.train()
+        lab.evaluate()
+        lab.tell()
 
 
 class _Lab:
     """One run's stages."""
 
-    def __init__(self, run: RunContext, spec: TrainSpec) -> None:
+    def __init__(self, run: RunContext, spec: TrainSpec, ranks: Ranks) -> None:
         self.run = run
         self.spec = spec
+        self.ranks = ranks
         self.device = _device(spec.device)
 
     @cached_property
@@ -55,6 +59,8 @@ class _Lab:
             workload = prepare(self.spec.request)
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
+        for note in workload.notes:
+            self.run.progress.say(note)
         return workload
 
     def train(self) -> None:
@@ -73,6 +79,7 @@ class _Lab:
                 seed=self.spec.seed,
                 evaluate=self._held_out if looks else None,
                 evaluate_stage=EVALUATE,
+                ranks=self.ranks,
             ),
         )
         self.run.result("model.peak_memory_bytes", Result(value=float(peak_memory_bytes(self.device))))
@@ -82,7 +89,9 @@ class _Lab:
 
         def make(folder: Path) -> None:
             self.train()
-            save_weights(self.workload.model, folder)
+            weights = whole_weights(self.workload.model)
+            if self.ranks.is_first:
+                save_weights(self.workload.model, folder, weights)
 
         settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name"})
         code = sources.content_hash(Path(self.spec.model)) if is_file(self.spec.model) else ""
@@ -133,6 +142,7 @@ class _Lab:
             if value is not None:
                 self.run.result(name, Result(value=float(value)))
         values = {"item": self.spec.entry.item, "flops_counted_on": cost.how, "mfu_missing": why_not}
+        values["notes"] = "; ".join(self.workload.notes)
         self.run.meter.event("tracker", stage=TRAIN, name="model", values=values)
 
     def _mfu(self, speed: Speed) -> tuple[float | None, str]:

@@ -6,28 +6,34 @@ Nothing is measured step by step, so nothing is below the sensor's refresh. How 
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from joulelab.train.stats.energy_text import HEAD, row_text
 from joulelab.train.stats.hooks import Bench, TrainerStats
 from joulelab.train.stats.phase_times import PhaseTimes
 from joulelab.train.stats.step_energy import Found, PerStep, as_values, by_time, energy_per_step
-from joulelab.train.stats.stretches import Stretches
+from joulelab.train.stats.stretches import INTERRUPTIONS, Stretches
 from joulelab.train.stats.sync import waiter
 from joulelab.train.stats.window_energy import reader_of
 from joulelab.units import duration_text
 
 
 class AveragedEnergyStats(TrainerStats):
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now_ns = now_ns
+
     def attach(self, bench: Bench) -> None:
         self._bench = bench
         self._wait = waiter(bench.device)
         self._times = PhaseTimes(bench.device)
-        self._stretches = Stretches()
+        self._stretches = Stretches(self._now_ns)
 
     def start(self, phase: str) -> None:
         if phase == "step":
             self._stretches.start_step()
-        elif phase == "checkpoint":
-            self._stretches.touch()
+        elif phase in INTERRUPTIONS:
+            self._interrupt()
         self._times.start(phase)
 
     def stop(self, phase: str) -> None:
@@ -42,7 +48,10 @@ class AveragedEnergyStats(TrainerStats):
         self._times.harvest()
 
     def stop_train(self) -> None:
-        self._wait()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._wait()  # the training's stretch ends when the device has done it
         self._stretches.touch()
         self._stretches.interrupt()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-# Exact up to this many. Beyond it a uniform sample: the p99 of it lies between the true p98.7 and p99.3, 19 times of 20.
+# Exact up to this many. Beyond it a uniform sample: its p99 lies between the true p98.7 and p99.3, 19 times of 20.
 KEPT = 4096
 
 

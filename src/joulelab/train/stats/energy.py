@@ -23,9 +23,11 @@ from joulelab.train.stats.long_phases import LongPhases
 from joulelab.train.stats.phase_times import PhaseTimes
 from joulelab.train.stats.snapshot import Snapshot
 from joulelab.train.stats.step_energy import by_time, energy_per_step
-from joulelab.train.stats.stretches import Piece, Stretches, Window
+from joulelab.train.stats.stretches import INTERRUPTIONS, Piece, Stretches, Window
 from joulelab.train.stats.sync import waiter
 from joulelab.train.stats.window_energy import Reader, reader_of, why_no_joules
+
+ASKED_TO_STOP = "the run was asked to stop meanwhile"
 
 
 class EnergyStats(TrainerStats):
@@ -54,8 +56,8 @@ class EnergyStats(TrainerStats):
     def start(self, phase: str) -> None:
         if phase == "step":
             self._stretches.start_step()
-        elif phase == "checkpoint":
-            self._stretches.touch()
+        elif phase in INTERRUPTIONS:
+            self._interrupt()
         self._times.start(phase)
         if self._times.watching:
             self._long.start(phase)
@@ -74,45 +76,52 @@ class EnergyStats(TrainerStats):
         self._steps += 1
         self._times.harvest()
         if self._steps == self.warmup_steps:
-            self._stretches.interrupt()
+            self._interrupt()
             self._first_pieces = self._stretches.pieces
             self._long.choose(self._times.per_step_s(), self._bench.trainer.config.accumulate)
             self._isolate()
             self._stretches = Stretches(self._now_ns)
 
     def stop_train(self) -> None:
-        self._wait()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        self._wait()  # the training's stretch ends when the device has done it
         self._stretches.touch()
         self._stretches.interrupt()
 
     def _isolate(self) -> None:
         bench = self._bench
         self._not_isolated = why_no_joules(bench.meter) or ""
-        if self._not_isolated:
+        # ranks repeat together or not at all; one with a sensor is enough
+        if not bench.trainer.ranks.sum([not self._not_isolated])[0]:
             return
+        bench.trainer.stats.start_aside()
         try:
             with bench.aside(f"{bench.stage}.phases"):
-                self._windows = self._run_loops()
-        except EndedBySignal:  # nothing is lost: the loop looks for itself right after this, and saves before it leaves
-            self._not_isolated = "the run was asked to stop meanwhile"
-        except Exception as error:  # a measurement that fails must not end hours of training
-            self._not_isolated = f"{type(error).__name__}: {error}"
-            bench.say(f"energy: the step could not be taken apart ({self._not_isolated})")
+                bench.say(f"energy: taking the step apart for a while, billed to {bench.stage}.phases")
+                begin_ns = self._now_ns()
+                self._take_apart()
+                self._aside = (begin_ns, self._now_ns())
+        except EndedBySignal:  # raised on entering, before anything was done
+            self._not_isolated = ASKED_TO_STOP
+        bench.trainer.stats.stop_aside()
 
-    def _run_loops(self) -> list[LoopWindow]:
-        bench, begin_ns = self._bench, self._now_ns()
-        bench.say(f"energy: taking the step apart for a while, billed to {bench.stage}.phases")
-        self._wait()
+    def _take_apart(self) -> None:
+        """A measurement that fails must not end hours of training; one that cannot be undone must."""
+        bench = self._bench
         before = Snapshot(bench.trainer)
         try:
-            windows = Isolation(bench.trainer, self.plan, self._now_ns, self._wait).run()
-        finally:
-            before.restore()
-            self._wait()
-            self._aside = (begin_ns, self._now_ns())
-        if bench.meter is not None:  # durable, so that a killed run can still be computed from its trace
-            bench.meter.event("isolated", stage=bench.stage, windows=[window.fields() for window in windows])
-        return windows
+            self._windows = Isolation(bench.trainer, self.plan, self._now_ns, self._wait).run()
+        except EndedBySignal:  # nothing is lost: the loop looks for itself right after this, and saves before it leaves
+            self._not_isolated = ASKED_TO_STOP
+        except Exception as error:
+            self._not_isolated = f"{type(error).__name__}: {error}"
+            bench.say(f"energy: the step could not be taken apart ({self._not_isolated})")
+        before.restore()
+        self._wait()
+        if self._windows and bench.meter is not None:  # durable: a killed run can still be computed from its trace
+            bench.meter.event("isolated", stage=bench.stage, windows=[window.fields() for window in self._windows])
 
     def log_stats(self) -> str:
         self._wait()

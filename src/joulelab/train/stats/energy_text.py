@@ -72,8 +72,8 @@ class EnergyFindings:
         if agrees(isolated, direct):
             return f"The isolated step agrees with undisturbed training ({100 * difference:+.1f} %, within intervals)."
         return (
-            f"The isolated step differs from undisturbed training by {100 * difference:+.1f} %, more than the intervals "
-            "allow: read the isolated joules as shares of a step, not as its joules."
+            f"The isolated step differs from undisturbed training by {100 * difference:+.1f} %, more than the "
+            "intervals allow: read the isolated joules as shares of a step, not as its joules."
         )
 
     def values(self) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Hooks around every phase of the loop. A tracker is one class that overrides what it wants to see.
 
 The loop calls `start_*` and `stop_*` around train, step, input (waiting for the next batch), forward, backward,
-optimiser step and checkpoint. By default each of them calls `start(phase)` or `stop(phase)`, which do nothing: a
-tracker that treats phases alike overrides those two, one that cares for a single phase overrides its pair.
+optimiser step, checkpoint, and aside (what interrupts the training: an evaluation, a tracker's own measurement). By
+default each of them calls `start(phase)` or `stop(phase)`, which do nothing: a tracker that treats phases alike
+overrides those two, one that cares for a single phase overrides its pair.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from joulelab.meter.session import Meter
     from joulelab.train.trainer import Trainer
 
-PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "checkpoint")
+PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "checkpoint", "aside")
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,12 @@ class TrainerStats:
 
     def stop_checkpoint(self) -> None:
         self.stop("checkpoint")
+
+    def start_aside(self) -> None:
+        self.start("aside")
+
+    def stop_aside(self) -> None:
+        self.stop("aside")
 
     def log_loss(self, loss: float) -> None:
         """The mean loss since the last call, every `log_every_steps` steps."""

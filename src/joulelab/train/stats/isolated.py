@@ -67,6 +67,9 @@ class LoopWindow:
         return asdict(self)
 
 
+_begin_captured_round: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
+
+
 class Isolation:
     """Runs the loops on a trainer and says when each ran. Whoever calls it puts the trainer's state back."""
 
@@ -151,7 +154,7 @@ class Isolation:
             batch = trainer.next_batch() if ready is None else ready[number]
             trainer.last_of_step = number == self._accumulate - 1
             if self._captured and depth < _BACKWARD:
-                torch.compiler.cudagraph_mark_step_begin()
+                _begin_captured_round()
             output = trainer.forward(batch)
             if depth >= _BACKWARD:
                 trainer.backward(output)

@@ -42,17 +42,14 @@ def _only_tracker(path: Path) -> type[TrainerStats]:
     if path.suffix != ".py":
         raise NotFoundError(f"{path} is not a Python file", f"a tracker is a class in a .py file; {GUIDE}")
     module = _imported(path.resolve())
-    found = [kind for kind in vars(module).values() if _is_tracker(kind) and kind.__module__ == module.__name__]
+    kinds: list[type] = [value for value in vars(module).values() if isinstance(value, type)]
+    found = [kind for kind in kinds if issubclass(kind, TrainerStats) and kind.__module__ == module.__name__]
     if not found:
         raise ConfigError(f"{path} holds no tracker", f"write one class that extends TrainerStats; {GUIDE}")
     if len(found) > 1:
         names = " and ".join(kind.__name__ for kind in found)
         raise ConfigError(f"{path} holds several trackers: {names}", "put each into a file of its own")
     return found[0]
-
-
-def _is_tracker(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, TrainerStats)
 
 
 def _imported(path: Path) -> ModuleType:

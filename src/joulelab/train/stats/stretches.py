@@ -1,6 +1,7 @@
 """Which stretches of time were training and nothing else: what joules per step may be divided from.
 
-Whatever keeps the loop from its next step (a checkpoint, an evaluation, a tracker's own measurement) ends a stretch.
+Whatever keeps the loop from its next step (a checkpoint, an evaluation, a tracker's own measurement) ends a stretch,
+whether its hooks tell of it or the time between two steps does.
 The host knows when it has handed a step over, not when the device has done it. It does know at the log lines, where it
 waits for the losses; so a stretch that is interrupted ends at the last hook at which the device was caught up with.
 Between two pieces of one stretch the device lies behind by about the same, which cancels.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from joulelab.clock import NS
 
 Window = tuple[int, int]
+INTERRUPTIONS = ("checkpoint", "aside")
 # Longer than a line of metrics takes, shorter than anything worth setting apart.
 PAUSE_NS = NS // 10
 # Long against the sensor's refresh (100 ms), so that pieces can be compared with one another.
