@@ -219,6 +219,8 @@ def main() -> None:
             try:
                 found.append(measure(row, cost, options.compile, options.seconds, device))
                 print(told(found[-1]), flush=True)
+            except KeyboardInterrupt:  # what was measured so far still gets its joules
+                break
             except Exception:
                 print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             gc.collect()

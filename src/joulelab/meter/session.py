@@ -149,6 +149,10 @@ class Meter:
             self.event("name", of=of, number=numbers[name], name=name)
         return numbers[name]
 
+    @property
+    def trace_path(self) -> Path:
+        return self._trace_path
+
     def live(self) -> LiveJoules:
         """For who must know joules every second while the run runs."""
         return LiveJoules(self._trace_path)

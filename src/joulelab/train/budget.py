@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from joulelab.train.config import TrainingConfig
@@ -86,6 +87,15 @@ class Budget:
         if seen != self._seen:
             self.note(position.step, seen)
         self._seen = seen
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is spent meanwhile is not training's; joules are told with a lag of a second, so to within that."""
+        before = self.state()
+        yield
+        after = self.state()
+        for name in self._earlier:
+            self._earlier[name] -= after[name] - before[name]
 
     def state(self) -> dict[str, float]:
         """Spent over all attempts, for a checkpoint."""

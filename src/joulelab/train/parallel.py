@@ -43,7 +43,9 @@ def shard(modules: Iterable[nn.Module]) -> None:
             parameter.data = parameter.data.contiguous()  # channels-last weights cannot be cut into shards
         for block in repeated_blocks(module):
             fully_shard(block)
-        fully_shard(module)
+        # what is never trained sees no backward pass, which is where a root gives back what it gathered
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        fully_shard(module, reshard_after_forward=None if trained else True)
 
 
 def copy_on_ranks(model: nn.Module, device: torch.device) -> nn.Module:

@@ -73,7 +73,7 @@ class _Session:
             trainer.stats.attach(self._bench(trainer))
             run.progress.stage(task.stage, trainer.total_steps)
             loss = trainer.train()
-            told = trainer.stats.log_stats()
+        told = trainer.stats.log_stats()  # may wait for the recorder, which is nobody's training
         run.result(f"{task.stage}.final_loss", Result(value=loss))
         run.result(f"{task.stage}.steps", Result(value=float(trainer.position.step)))
         self.checkpoints.clear()

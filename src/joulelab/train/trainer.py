@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -215,12 +216,21 @@ class Trainer(ABC, Generic[B]):
         self.around.report(StepReport(self.position, self.budget.fraction(self.position), loss, parts, rate))
         return loss
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Work that is not training, between two steps: trackers and budgets look away."""
+        self.stats.start_aside()
+        with self.budget.paused():
+            yield
+        self.stats.stop_aside()
+
     def evaluate(self) -> None:
         """Held-out loss, on the way; the model is as it was afterwards."""
         assert self.around.evaluate is not None
-        self.trained.eval()
-        held_out = self.around.evaluate()
-        self.trained.train()
+        with self.aside():
+            self.trained.eval()
+            held_out = self.around.evaluate()
+            self.trained.train()
         # the first rank's figure, so that rounding cannot make one rank stop and another go on
         self.early_stopping.take(self.ranks.sum([held_out if self.ranks.is_first else 0.0])[0])
 

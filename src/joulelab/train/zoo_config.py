@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.text import SAMPLES
-from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.train.config import TrainingConfig
@@ -117,6 +118,10 @@ def _derived(training: Mapping[str, Any]) -> dict[str, Any]:
 def _check_tracker(name: str) -> None:
     if not is_file(name):
         lookup.TRAINER_STATS.require(name)
+        if name == "codecarbon" and find_spec("codecarbon") is None:
+            raise DependencyMissing(
+                "the tracker codecarbon needs CodeCarbon, not installed here", 'pip install "joulelab[codecarbon]"'
+            )
     elif not Path(name).is_file():
         raise NotFoundError(f"there is no file {name}", "name one of our trackers or a .py file of yours")
 

@@ -121,8 +121,7 @@ class _Lab:
         def tick(batch: Any) -> None:
             nonlocal done
             done += 1
-            self.run.progress.advance(done)
-            self.run.stop.check()
+            self.run.progress.advance(done)  # whoever asked to stop waits these few batches: the loop can then save
 
         return held_out_loss(self.workload, spec.evaluate_batches, self.device, spec.training.precision, tick)
 
@@ -149,7 +148,7 @@ class _Lab:
         if self.device.type != "cuda":
             return None, "no peak is known for a CPU"
         name = torch.cuda.get_device_name(self.device)
-        return share_of_peak(self.cost, speed, name, self.spec.training.precision)
+        return share_of_peak(self.cost, speed, name, self.spec.training.precision, self.ranks.world)
 
     def _parents(self) -> list[Bill]:
         """What came from elsewhere: weights to start from, a dataset."""

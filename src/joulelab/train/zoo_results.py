@@ -36,7 +36,7 @@ def _typical_rate(lines: Sequence[dict[str, Any]]) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str) -> tuple[float | None, str]:
+def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str, gpus: int) -> tuple[float | None, str]:
     """Model FLOPs utilisation: FLOPs on paper per second over the data sheet's peak; or why it is not known."""
     peak = peak_flops(gpu_name, precision)
     if peak is None:
@@ -45,7 +45,7 @@ def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str) 
         return None, f"FLOPs not counted: {cost.how}"
     if speed.items_per_s is None:
         return None, "too few steps to tell a speed"
-    return cost.training_flops * speed.items_per_s / peak, ""
+    return cost.training_flops * speed.items_per_s / (gpus * peak), ""
 
 
 def start_memory_peak(device: torch.device) -> None:

@@ -105,7 +105,6 @@ class EnergyStats(TrainerStats):
                 self._aside = (begin_ns, self._now_ns())
         except EndedBySignal:  # raised on entering, before anything was done
             self._not_isolated = ASKED_TO_STOP
-        bench.trainer.stats.stop_aside()
 
     def _take_apart(self) -> None:
         """A measurement that fails must not end hours of training; one that cannot be undone must."""

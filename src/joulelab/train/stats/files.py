@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
 def fresh_path(folder: Path, stem: str, suffix: str) -> Path:
-    """`phases.csv`, or `phases_2.csv` where that is taken."""
+    """`phases.csv`, or `phases_2.csv` where that is taken; made at once, as ranks may ask at the same moment."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = 1
-    while (path := folder / (f"{stem}{suffix}" if number == 1 else f"{stem}_{number}{suffix}")).exists():
-        number += 1
-    return path
+    for number in itertools.count(1):
+        path = folder / (f"{stem}{suffix}" if number == 1 else f"{stem}_{number}{suffix}")
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("numbers do not end")
 
 
 class CsvFile:

@@ -26,7 +26,7 @@ def reader_of(meter: Meter | None, until_ns: int) -> Reader:
     """A function from windows to joules, after waiting until the trace covers them."""
     if meter is None:
         return lambda windows: NO_METER
-    path = meter._trace_path
+    path = meter.trace_path
     _wait_for(path, until_ns + LAG_NS)
     trace = load_trace(path)
 
@@ -42,7 +42,7 @@ def why_no_joules(meter: Meter | None) -> str | None:
     """The reason where no sensor, and no estimate, will ever tell joules here."""
     if meter is None:
         return NO_METER.reason
-    trace = load_trace(meter._trace_path)
+    trace = load_trace(meter.trace_path)
     if any(series.counted and series.component in COMPONENTS for series in trace.devices):
         return None
     return reader_of(meter, 0)([(trace.first_ns, trace.last_ns + 1)]).reason

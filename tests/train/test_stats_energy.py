@@ -1,0 +1,284 @@
+"""Joules per phase on a machine where the right answer is known, and a training that never notices it was measured."""
+
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from stats_training import (
+    Machine,
+    MachineTrainer,
+    all_numbers,
+    assert_same_numbers,
+    make_trainer,
+    trained,
+)
+
+from joulelab.errors import EndedBySignal
+from joulelab.train.stats import phase_clock
+from joulelab.train.stats.averaged_energy import AveragedEnergyStats
+from joulelab.train.stats.energy import EnergyStats
+from joulelab.train.stats.hooks import StatsList
+from joulelab.train.stats.isolated import Isolation, LoopPlan
+from joulelab.train.stats.snapshot import Snapshot
+from joulelab.train.stats.window_energy import last_stamp_ns
+from joulelab.train.trainer import Surroundings
+
+QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    machine = Machine(tmp_path)
+    monkeypatch.setattr(phase_clock, "time", SimpleNamespace(perf_counter=machine.perf_counter))
+    monkeypatch.setattr(MachineTrainer, "machine", machine)
+    return machine
+
+
+def measured(machine, steps=40, costs=None, meter=None, plan=QUICK, **config):
+    """What the tracker found, its text, and its stages."""
+    results, stages = {}, []
+
+    @contextmanager
+    def aside(name):
+        stages.append(name)
+        yield
+
+    stats = EnergyStats(plan=plan, now_ns=machine.now_ns)
+    trainer = make_trainer(stats, kind=MachineTrainer, max_steps=steps, **config)
+    trainer.costs = {**MachineTrainer.costs, **(costs or {})}
+    meter = meter or machine.meter()
+    text = trained(trainer, meter=meter, aside=aside, result=results.__setitem__)
+    return results["energy"], text, stages, meter
+
+
+def phases(found, way="isolated"):
+    return {phase: row["energy_j"] for phase, row in found[way]["phases"].items()}
+
+
+def per_step(costs, accumulate=2):
+    joules = {phase: seconds * watts for phase, (seconds, watts) in costs.items()}
+    return {phase: value * (1 if phase == "optimiser_step" else accumulate) for phase, value in joules.items()}
+
+
+def test_the_isolated_split_finds_what_each_phase_costs_and_closes_on_the_step(machine):
+    found, text, stages, meter = measured(machine)
+    truth = per_step(MachineTrainer.costs)
+    split = phases(found)
+    assert split == pytest.approx(truth, rel=0.01)
+    assert sum(split.values()) == pytest.approx(found["isolated"]["step"]["energy_j"], rel=1e-12)
+    assert stages == ["train.phases"]
+    assert found["isolated"]["agrees"] is True
+    assert found["direct"]["step"]["energy_j"] == pytest.approx(sum(truth.values()), rel=0.01)
+    assert "agrees with undisturbed training" in text
+    assert [kind for kind, _ in meter.events] == ["isolated"]
+
+
+def test_powers_are_told_where_time_is_resolved(machine):
+    found, text, _, _ = measured(machine)
+    rows = found["isolated"]["phases"]
+    assert rows["forward"]["power_w"] == pytest.approx(300, rel=0.02)
+    assert rows["optimiser_step"]["power_w"] == pytest.approx(700, rel=0.02)
+    assert [line.split()[0] for line in text.splitlines()[2:7]] == [
+        "input", "forward", "backward", "optimiser_step", "step",
+    ]  # fmt: skip
+
+
+def test_ten_optimiser_steps_raise_that_phase_and_no_other(machine):
+    once, _, _, _ = measured(machine)
+    seconds, watts = MachineTrainer.costs["optimiser_step"]
+    tenfold, _, _, _ = measured(machine, costs={"optimiser_step": (10 * seconds, watts)})
+    before, after = phases(once), phases(tenfold)
+    assert after["optimiser_step"] == pytest.approx(10 * before["optimiser_step"], rel=0.01)
+    for phase in ("input", "forward", "backward"):
+        assert after[phase] == pytest.approx(before[phase], rel=0.02)
+
+
+def test_time_shares_are_wrong_where_phases_draw_unlike_power_and_say_what_they_are(machine):
+    found, text, _, _ = measured(machine)
+    shares = phases(found, "time-share")
+    assert sum(shares.values()) == pytest.approx(found["direct"]["step"]["energy_j"])
+    assert shares["forward"] > 1.2 * phases(found)["forward"]
+    assert found["time-share"]["phases"]["forward"]["method"] == "time-share"
+    assert "time-share" in text
+
+
+def test_a_step_that_isolation_does_not_repeat_faithfully_is_flagged(machine, monkeypatch):
+    """A card that throttles in training and not in the loops, say."""
+    run = Isolation.run
+
+    def cheaper(self):
+        self._trainer.costs = {**MachineTrainer.costs, "backward": (0.09, 400.0)}
+        windows = run(self)
+        self._trainer.costs = MachineTrainer.costs
+        return windows
+
+    monkeypatch.setattr(Isolation, "run", cheaper)
+    found, text, _, _ = measured(machine)
+    assert found["isolated"]["agrees"] is False
+    assert "differs from undisturbed training by -1" in text
+    assert "read the isolated joules as shares" in text
+
+
+def test_drift_cancels_in_the_mirrored_order(machine):
+    """A card that draws 0.2 % more with every second."""
+    spend = machine.spend
+    machine.spend = lambda seconds, watts: spend(seconds, watts * (1 + 0.002 * (machine.seconds - 1000)))
+    found, _, _, _ = measured(machine, steps=20)
+    split = phases(found)
+    truth = per_step(MachineTrainer.costs)
+    for phase in ("forward", "backward", "optimiser_step"):
+        assert split[phase] / split["forward"] == pytest.approx(truth[phase] / truth["forward"], rel=0.01)
+
+
+def test_phases_of_seconds_are_read_directly(machine):
+    costs = {"forward": (1.5, 300.0), "backward": (2.5, 500.0)}
+    found, _, _, _ = measured(machine, steps=41, costs=costs)
+    direct = phases(found, "direct")
+    assert set(direct) == {"forward", "backward"}
+    assert direct["backward"] == pytest.approx(2 * 2.5 * 500, rel=0.01)
+
+
+def test_without_a_sensor_nothing_is_taken_apart_and_nothing_is_zero(machine):
+    meter = machine.meter(reason="no NVIDIA GPU")
+    found, text, stages, _ = measured(machine, meter=meter)
+    assert stages == []
+    assert found["direct"]["step"] is None
+    assert found["isolated"]["step"] is None
+    assert phases(found, "time-share") == {}
+    assert text == "energy per phase: missing. gpu: no NVIDIA GPU (buy one); cpu: no sensor for it was found"
+
+
+def test_without_a_meter_it_says_so():
+    text = trained(make_trainer(EnergyStats(), max_steps=12))
+    assert (
+        text == "energy per phase: missing. this training runs without a meter (train inside a run: `joulelab train`)"
+    )
+
+
+def test_an_estimate_is_called_one(machine):
+    found, text, _, _ = measured(machine, meter=machine.meter("cpu_estimate"))
+    assert found["figure"]["method"] == "estimated"
+    assert "These joules are an estimate from CPU time" in text
+    assert phases(found)["backward"] == pytest.approx(90.0, rel=0.05)
+
+
+def test_a_training_shorter_than_the_warm_up_keeps_its_average(machine):
+    costs = {"backward": (0.2, 500.0)}
+    found, text, stages, _ = measured(machine, steps=8, costs=costs)
+    assert stages == []
+    assert found["direct"]["step"]["energy_j"] == pytest.approx(
+        sum(per_step({**MachineTrainer.costs, **costs}).values()), rel=0.02
+    )
+    assert "Not taken apart: training ended before its 10 steps of warm-up did" in text
+
+
+def reporting(losses):
+    return Surroundings(report=lambda report: losses.append((report.loss, report.parts, report.learning_rate)))
+
+
+def test_the_training_is_bit_for_bit_the_one_without_the_tracker(machine):
+    losses = {"plain": [], "watched": []}
+    plain = make_trainer(around=reporting(losses["plain"]), kind=MachineTrainer)
+    plain.train()
+    expected = all_numbers(plain)
+    stats = EnergyStats(plan=QUICK, now_ns=machine.now_ns)
+    watched = make_trainer(stats, reporting(losses["watched"]), kind=MachineTrainer, prefetch=2)
+    assert "isolated" in trained(watched, meter=machine.meter())
+    assert losses["watched"] == losses["plain"]
+    assert_same_numbers(all_numbers(watched), expected)
+    assert watched.position == plain.position
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"optimizer": "sgd"}, {"optimizer": "adafactor"}, {"precision": "fp16"}],
+    ids=["adamw", "sgd", "adafactor", "fp16"],
+)
+def test_a_snapshot_undoes_steps_that_never_were(config):
+    trainer = make_trainer(schedule="constant", **config)
+    for _ in range(3):
+        trainer.step()
+    before, scaler = all_numbers(trainer), trainer.light_state()["scaler"]
+    position, rates = trainer.position, [group["lr"] for group in trainer.optimizer.param_groups]
+    snapshot = Snapshot(trainer)
+    Isolation(trainer, LoopPlan(window_s=0.005, settle_s=0.005, rounds=2), time.monotonic_ns, lambda: None).run()
+    assert not torch.equal(all_numbers(trainer)["rng"], before["rng"])
+    snapshot.restore()
+    assert_same_numbers(all_numbers(trainer), before)
+    assert trainer.light_state()["scaler"] == scaler
+    assert trainer.position == position
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == rates
+    assert all(parameter.grad is None for parameter in trainer.trained.parameters())
+
+
+def test_a_snapshot_forgets_what_the_optimiser_first_saw_meanwhile():
+    trainer = make_trainer()
+    snapshot = Snapshot(trainer)
+    trainer.step()
+    assert trainer.optimizer.state
+    snapshot.restore()
+    assert not trainer.optimizer.state
+
+
+def test_a_loop_that_fails_is_told_and_training_goes_on(machine, monkeypatch):
+    def fail(self):
+        self._trainer.forward(self._trainer.next_batch())
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Isolation, "run", fail)
+    plain = make_trainer(kind=MachineTrainer)
+    plain.train()
+    watched = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), kind=MachineTrainer)
+    text = trained(watched, meter=machine.meter())
+    assert "Not taken apart: OutOfMemoryError: no room" in text
+    assert_same_numbers(all_numbers(watched), all_numbers(plain))
+
+
+def test_a_run_asked_to_stop_leaves_the_loops_and_then_saves_as_ever(machine):
+    asked = []
+
+    def check_stop():
+        if machine.seconds > 1020:  # in the middle of the loops
+            asked.append(1)
+            raise EndedBySignal(15)
+
+    around = Surroundings(check_stop=check_stop)
+    trainer = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), around, kind=MachineTrainer)
+    with pytest.raises(EndedBySignal):
+        trained(trainer, meter=machine.meter())
+    assert len(asked) == 2  # once in the loops, once by the loop itself
+    assert trainer.position.step == 11
+    plain = make_trainer(kind=MachineTrainer)
+    for _ in range(11):
+        plain.step()
+    assert_same_numbers(all_numbers(trainer), all_numbers(plain))
+
+
+def test_averaged_energy_is_the_whole_over_the_steps_and_its_phases_a_share_of_time(machine):
+    results = {}
+    stats = AveragedEnergyStats(now_ns=machine.now_ns)
+    trainer = make_trainer(stats, kind=MachineTrainer, max_steps=50)
+    text = trained(trainer, meter=machine.meter(), result=results.__setitem__)
+    found = results["averaged-energy"]
+    assert found["step"]["energy_j"] == pytest.approx(sum(per_step(MachineTrainer.costs).values()), rel=0.01)
+    assert sum(row["energy_j"] for row in found["phases"].values()) == pytest.approx(found["step"]["energy_j"])
+    assert {row["method"] for row in found["phases"].values()} == {"time-share"}
+    assert "50 steps" in text
+
+
+def test_what_another_tracker_spends_between_steps_is_not_the_training_s(machine):
+    results = {}
+    both = StatsList([AveragedEnergyStats(machine.now_ns), EnergyStats(plan=QUICK, now_ns=machine.now_ns)])
+    trained(make_trainer(both, kind=MachineTrainer, max_steps=50), meter=machine.meter(), result=results.__setitem__)
+    averaged = results["averaged-energy"]
+    assert averaged["step"]["energy_j"] == pytest.approx(sum(per_step(MachineTrainer.costs).values()), rel=0.01)
+    assert averaged["duration_s"] < 20
+
+
+def test_the_last_line_of_a_trace_is_found_behind_a_torn_one(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    assert last_stamp_ns(trace) == 0
+    trace.write_text('{"mono_ns": 5}\n{"mono_ns": 7}\n{"mono_')
+    assert last_stamp_ns(trace) == 7

@@ -1,0 +1,233 @@
+"""The trackers of the loop, one by one and all at once; none of them changes what is trained."""
+
+import csv
+import gzip
+import json
+import random
+import statistics
+
+import pytest
+import torch
+from stats_training import all_numbers, assert_same_numbers, make_trainer, trained
+
+from joulelab import lookup
+from joulelab.train.stats import phase_clock, sync
+from joulelab.train.stats.durations import KEPT, Durations
+from joulelab.train.stats.files import fresh_path
+from joulelab.train.stats.hooks import Bench, StatsList, TrainerStats
+from joulelab.train.stats.phase_clock import CudaClock, HostClock
+from joulelab.train.stats.registry import load_tracker
+from joulelab.train.stats.simple import SimpleStats
+from joulelab.train.stats.stretches import MOST_PIECES, Stretches
+from joulelab.train.stats.torch_profiler import TorchProfilerStats
+
+
+def test_all_trackers_at_once_leave_the_training_as_it_is(tmp_path):
+    pytest.importorskip("codecarbon")
+    plain = make_trainer(max_steps=12)
+    plain.train()
+    results = {}
+    everything = StatsList([load_tracker(name) for name in lookup.TRAINER_STATS.names()])
+    watched = make_trainer(everything, max_steps=12)
+    told = trained(watched, folder=tmp_path, result=results.__setitem__)
+    assert_same_numbers(all_numbers(watched), all_numbers(plain))
+    assert set(results) == {"simple", "codecarbon", "averaged-energy", "torch-profiler", "energy"}
+    json.dumps(results)  # it goes into the run's events
+    for words in ("p95 ms", "codecarbon, its own", "averaged energy: missing", "torch profiler", "energy per phase"):
+        assert words in told
+    assert {path.name for path in tmp_path.iterdir()} == {"simple", "codecarbon", "torch-profiler"}
+
+
+def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path):
+    results = {}
+    told = trained(make_trainer(SimpleStats()), folder=tmp_path, result=results.__setitem__)
+    assert [row["phase"] for row in results["simple"]["phases"]] == [
+        "train", "step", "input", "forward", "backward", "optimiser_step",
+    ]  # fmt: skip
+    heads = "phase clock count mean ms p50 ms p95 ms p99 ms max ms"
+    assert told.splitlines()[0].split() == heads.split()
+    rows = {row["phase"]: row for row in csv.DictReader((tmp_path / "simple" / "phases.csv").open())}
+    assert (rows["forward"]["count"], rows["optimiser_step"]["count"]) == ("60", "30")  # two micro-batches a step
+    assert float(rows["forward"]["p50_s"]) <= float(rows["forward"]["p99_s"]) <= float(rows["forward"]["max_s"])
+    assert json.loads((tmp_path / "simple" / "phases.json").read_text())["phases"] == results["simple"]["phases"]
+    losses = list(csv.DictReader((tmp_path / "simple" / "losses.csv").open()))
+    assert [row["step"] for row in losses] == ["5", "10", "15", "20", "25", "30"]
+    assert told.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first line")
+
+
+def test_a_second_training_writes_beside_the_first(tmp_path):
+    for _ in range(2):
+        trained(make_trainer(SimpleStats(), max_steps=2), folder=tmp_path)
+    assert {path.name for path in (tmp_path / "simple").glob("*.csv")} == {
+        "losses.csv", "losses_2.csv", "phases.csv", "phases_2.csv",
+    }  # fmt: skip
+    assert fresh_path(tmp_path / "simple", "phases", ".csv").name == "phases_3.csv"
+
+
+def test_durations_are_exact_while_few_and_a_fair_sample_beyond():
+    few, many, state = Durations(), Durations(), random.getstate()
+    values = [random.Random(1).lognormvariate(0, 1) for _ in range(101)]
+    for value in values:
+        few.add(value)
+    assert few.quantiles_s(0.5) == [statistics.median(values)]
+    for number in range(100_000):
+        many.add(number / 100_000)
+    assert many.mean_s == pytest.approx(0.5, rel=1e-4)
+    assert many.quantiles_s(0.5, 0.99) == [pytest.approx(0.5, abs=0.03), pytest.approx(0.99, abs=0.006)]
+    assert len(many._kept) == KEPT
+    assert random.getstate() == state
+
+
+class FakeEvents:
+    """A device that runs behind: events are passed only when the test says so."""
+
+    def __init__(self):
+        self.made, self.recorded, self.passed = 0, 0, 0
+
+    def __call__(self, enable_timing):
+        assert enable_timing
+        self.made += 1
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, device):
+        self._device = device
+
+    def record(self):
+        self._device.recorded += 1
+        self.place = self._device.recorded
+
+    def query(self):
+        return self.place <= self._device.passed
+
+    def elapsed_time(self, end):
+        assert end.query()
+        return 10.0 * (end.place - self.place)  # ms
+
+
+def test_device_times_come_late_and_without_waiting(monkeypatch):
+    device = FakeEvents()
+    monkeypatch.setattr(torch.cuda, "Event", device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("a tracker waited for the device"))
+    clock = CudaClock()
+    for phase in ("forward", "backward"):
+        clock.start(phase)
+        clock.stop(phase)
+    assert clock.harvest() == []
+    device.passed = 3  # all of the forward pass, the begin of the backward pass
+    assert [(timed.phase, timed.device_s) for timed in clock.harvest()] == [("forward", 0.01)]
+    device.passed = 4
+    (backward,) = clock.harvest()
+    assert (backward.phase, backward.best_s) == ("backward", 0.01)
+    assert backward.host_s < 0.01
+    clock.start("forward")
+    clock.stop("forward")
+    assert device.made == 4  # the next phases use the same events again
+
+
+def test_a_device_far_behind_costs_no_memory_without_end(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvents())
+    monkeypatch.setattr(phase_clock, "MOST_PENDING", 3)
+    clock = CudaClock()
+    for _ in range(5):
+        clock.start("forward")
+        clock.stop("forward")
+    assert clock.untimed == 2
+
+
+def test_a_phase_that_never_began_is_passed_over():
+    clock = HostClock()
+    clock.stop("forward")
+    assert clock.harvest() == []
+
+
+def test_no_op_sync_waits_at_every_hook(monkeypatch):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
+    stats = sync.NoOpSyncStats()
+    stats.attach(Bench(trainer=None, device=torch.device("cuda")))
+    for phase in ("step", "forward"):
+        stats.start(phase)
+        stats.stop(phase)
+    assert waits == [torch.device("cuda")] * 4
+
+
+def test_the_profiler_writes_a_trace_of_a_few_steps_and_is_gone(tmp_path):
+    stats = TorchProfilerStats(wait=1, warmup=1, active=2)
+    told = trained(make_trainer(stats, max_steps=6), folder=tmp_path)
+    assert stats._profiler is None
+    (trace,) = (tmp_path / "torch-profiler").iterdir()
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    steps = {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep#")}
+    assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
+    assert "steps 3 to 4 of this attempt" in told
+    assert "aten::" in told
+
+
+def test_the_profiler_says_so_when_training_was_too_short():
+    told = trained(make_trainer(TorchProfilerStats(), max_steps=3))
+    assert told == "torch profiler: training ended before the 4 steps it waits were over"
+
+
+def test_an_interruption_is_a_hook_of_its_own():
+    class Journal(TrainerStats):
+        lines = ()
+
+        def start(self, phase):
+            self.lines += (f"start {phase}",)
+
+        def stop(self, phase):
+            self.lines += (f"stop {phase}",)
+
+    journal = Journal()
+    several = StatsList([journal])
+    several.start_aside()
+    several.stop_aside()
+    assert journal.lines == ("start aside", "stop aside")
+
+
+class Clock:
+    ns = 0
+
+    def __call__(self):
+        return self.ns
+
+
+def steps(stretches, clock, count, each_s=0.5):
+    for _ in range(count):
+        stretches.start_step()
+        clock.ns += round(each_s * 1e9)
+        stretches.stop_step()
+
+
+def test_a_stretch_is_cut_where_something_else_happened():
+    clock = Clock()
+    stretches = Stretches(clock)
+    steps(stretches, clock, 4)
+    clock.ns += 1_000_000_000  # an evaluation that no hook told of
+    steps(stretches, clock, 4)
+    stretches.interrupt()
+    assert [(piece.steps, piece.duration_s) for piece in stretches.pieces] == [(4, 2.0), (4, 2.0)]
+
+
+def test_waiting_for_the_losses_belongs_to_the_steps():
+    clock = Clock()
+    stretches = Stretches(clock)
+    steps(stretches, clock, 4)
+    clock.ns += 1_000_000_000  # the device does what it was given
+    stretches.touch()
+    steps(stretches, clock, 2)
+    stretches.interrupt()
+    assert [(piece.steps, piece.duration_s) for piece in stretches.pieces] == [(6, 4.0)]
+
+
+def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
+    clock = Clock()
+    stretches = Stretches(clock)
+    steps(stretches, clock, 20_000, each_s=1.0)
+    stretches.interrupt()
+    assert len(stretches.pieces) <= MOST_PIECES + 1
+    assert sum(piece.steps for piece in stretches.pieces) == 20_000
+    assert sum(piece.duration_s for piece in stretches.pieces) == 20_000
+    assert all(len(piece.windows) == 1 for piece in stretches.pieces)
