@@ -16,8 +16,9 @@ from joulelab.errors import NotFoundError
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name that was probably meant, or None where nothing comes close."""
-    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
-    return found[0] if found else None
+    by_lower = {known.lower(): known for known in names}
+    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
 
 
 def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFoundError:
@@ -67,6 +68,7 @@ PIPELINE_SPECS = Table(
     {
         "classify": "joulelab.distill.classify_config:ClassifySpec",
         "measure": "joulelab.runs.measure_spec:MeasureSpec",
+        "train": "joulelab.train.zoo_config:TrainSpec",
     },
 )
 PIPELINES = Table(
@@ -74,6 +76,7 @@ PIPELINES = Table(
     {
         "classify": "joulelab.distill.classify:run_classify",
         "measure": "joulelab.runs.measure_spec:refuse",
+        "train": "joulelab.train.zoo_pipeline:run_train",
     },
 )
 
@@ -84,7 +87,12 @@ TRAINER_STATS = Table(
     "trainer stats",
     {
         "no-op": "joulelab.train.stats.hooks:NoOpStats",
+        "no-op-sync": "joulelab.train.stats.sync:NoOpSyncStats",
         "simple": "joulelab.train.stats.simple:SimpleStats",
+        "codecarbon": "joulelab.train.stats.codecarbon:CodeCarbonStats",
+        "averaged-energy": "joulelab.train.stats.averaged_energy:AveragedEnergyStats",
+        "torch-profiler": "joulelab.train.stats.torch_profiler:TorchProfilerStats",
+        "energy": "joulelab.train.stats.energy:EnergyStats",
     },
 )
 
@@ -93,5 +101,29 @@ ZOO = Table(
     "model",
     {
         "gpt2": "joulelab.zoo.models.gpt2:MODEL",
+        "bert": "joulelab.zoo.models.bert:MODEL",
+        "reformer": "joulelab.zoo.models.reformer:MODEL",
+        "t5": "joulelab.zoo.models.t5:MODEL",
+        "opt": "joulelab.zoo.models.opt:MODEL",
+        "bart": "joulelab.zoo.models.bart:MODEL",
+        "bigbird": "joulelab.zoo.models.bigbird:MODEL",
+        "albert": "joulelab.zoo.models.albert:MODEL",
+        "distilbert": "joulelab.zoo.models.distilbert:MODEL",
+        "longformer": "joulelab.zoo.models.longformer:MODEL",
+        "resnet50": "joulelab.zoo.models.resnet50:MODEL",
+        "resnet152": "joulelab.zoo.models.resnet152:MODEL",
+        "convnext-large": "joulelab.zoo.models.convnext_large:MODEL",
+        "regnet-y-128gf": "joulelab.zoo.models.regnet_y_128gf:MODEL",
+        "vit-g14": "joulelab.zoo.models.vit_g14:MODEL",
+        "dinov2": "joulelab.zoo.models.dinov2:MODEL",
+        "vjepa2": "joulelab.zoo.models.vjepa2:MODEL",
+        "whisper": "joulelab.zoo.models.whisper:MODEL",
+        "llava": "joulelab.zoo.models.llava:MODEL",
+        "pna": "joulelab.zoo.models.pna:MODEL",
+        "dimenet": "joulelab.zoo.models.dimenet:MODEL",
+        "gflownet": "joulelab.zoo.models.gflownet:MODEL",
     },
 )
+
+# What a verb computes with a framework, so that the verbs themselves import none.
+CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.paper_cost:told"})

@@ -15,9 +15,9 @@ from joulelab.data import samples
 from joulelab.errors import ConfigError, NotFoundError
 
 SAMPLE_PREFIX = "sample:"
-_DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json")
+_DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
 _WHAT_IS_EXPECTED = "write sample:NAME (see `joulelab samples list`), an existing path, or a hub id such as org/name"
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*(:\w[\w.-]*)?)?")  # datasets may name one of their configurations
 
 
 @dataclass(frozen=True)

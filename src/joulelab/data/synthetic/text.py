@@ -23,26 +23,29 @@ class SyntheticText:
         random = np.random.default_rng(_LANGUAGE_SEED)
         count = min(IN_USE, vocabulary - reserved)
         self._ids = reserved + random.choice(vocabulary - reserved, size=count, replace=False)
-        self._successor = random.permutation(count)
         self._tokens, self._seed = tokens, seed
+        self._powers = _powers(random.permutation(count), tokens)
 
     def sequences(self, rows: NDArray[np.int64]) -> Ids:
-        return np.stack([self._sequence(int(row)) for row in rows]).astype(np.int64)
+        # Each row has a generator of its own; everything after the drawing is done for all rows at once.
+        surprise_BT = np.empty((len(rows), self._tokens), dtype=bool)
+        fresh_BT = np.empty((len(rows), self._tokens), dtype=np.int64)
+        for place, row in enumerate(rows):
+            random = np.random.default_rng([self._seed, int(row)])
+            surprise_BT[place] = random.random(self._tokens) > FAITHFUL
+            fresh_BT[place] = random.integers(len(self._ids), size=self._tokens)
+        surprise_BT[:, 0] = True
+        # positions since the last surprise, so that a sequence is one gather from the successors' powers
+        here_T = np.arange(self._tokens)
+        starts_BT = np.maximum.accumulate(np.where(surprise_BT, here_T, 0), axis=1)
+        said_BT = np.take_along_axis(fresh_BT, starts_BT, axis=1)
+        return self._ids[self._powers[here_T - starts_BT, said_BT]].astype(np.int64)
 
-    def _sequence(self, row: int) -> Ids:
-        random = np.random.default_rng([self._seed, row])
-        surprise = random.random(self._tokens) > FAITHFUL
-        fresh = random.integers(len(self._ids), size=self._tokens)
-        surprise[0] = True
-        # positions since the last surprise, so that a whole sequence is one gather from the successors' powers
-        starts = np.maximum.accumulate(np.where(surprise, np.arange(self._tokens), 0))
-        steps = np.arange(self._tokens) - starts
-        return self._ids[self._powers(int(steps.max()))[steps, fresh[starts]]]
 
-    def _powers(self, highest: int) -> Ids:
-        """Row k: where each id leads after k faithful steps."""
-        powers = np.empty((highest + 1, len(self._ids)), dtype=np.int64)
-        powers[0] = np.arange(len(self._ids))
-        for step in range(highest):
-            powers[step + 1] = self._successor[powers[step]]
-        return powers
+def _powers(successor: Ids, steps: int) -> Ids:
+    """Row k: where each id leads after k faithful steps."""
+    powers = np.empty((steps, len(successor)), dtype=np.int64)
+    powers[0] = np.arange(len(successor))
+    for step in range(1, steps):
+        powers[step] = successor[powers[step - 1]]
+    return powers

@@ -11,6 +11,27 @@ MODEL = ZooEntry(
     architecture="GPT2LMHeadModel",
     sizes={
         "base": Size(124_439_808, {}, {"tokens": 1024}, batch_size=8, hub_id="openai-community/gpt2"),
+        "medium": Size(
+            354_823_168,
+            {"n_layer": 24, "n_embd": 1024, "n_head": 16},
+            {"tokens": 1024},
+            batch_size=8,
+            hub_id="openai-community/gpt2-medium",
+        ),
+        "large": Size(
+            774_030_080,
+            {"n_layer": 36, "n_embd": 1280, "n_head": 20},
+            {"tokens": 1024},
+            batch_size=4,
+            hub_id="openai-community/gpt2-large",
+        ),
+        "xl": Size(
+            1_557_611_200,
+            {"n_layer": 48, "n_embd": 1600, "n_head": 25},
+            {"tokens": 1024},
+            batch_size=4,
+            hub_id="openai-community/gpt2-xl",
+        ),
         "tiny": Size(
             136_960,
             {

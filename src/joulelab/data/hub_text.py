@@ -1,0 +1,87 @@
+"""Documents of text in a dataset on the Hugging Face hub, streamed: C4 has 365 million, and a run reads a few."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from joulelab.data import hub, sources
+from joulelab.data.text_files import text_column
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+
+_USUAL_CONFIG = {"allenai/c4": "en"}
+
+
+class HubText:
+    """`org/name`, or `org/name:config` where a dataset has several."""
+
+    def __init__(self, name: str) -> None:
+        self.name, _, config = name.partition(":")
+        self.config = config or _USUAL_CONFIG.get(self.name)
+        # What a user who switched the network off has on disk is read from there, whole.
+        self._streaming = not hub.offline_by_choice()
+        if self._streaming:
+            hub.require_reachable(self.name)
+        self._datasets = _import_datasets()
+
+    def splits(self) -> tuple[str, ...]:
+        with _explained(self.name):
+            return tuple(self._datasets.get_dataset_split_names(self.name, self.config))
+
+    def read(self, split: str) -> Iterator[str]:
+        with _explained(self.name):
+            column = ""
+            for row in self._load(split):
+                column = column or text_column(row, self.name)
+                yield str(row[column] or "")
+
+    def count(self, split: str) -> int:
+        with _explained(self.name):
+            known = self._load(split).info.splits
+        if not known or not known[split].num_examples:
+            raise ConfigError(f"how many documents {self.name} has is not known", "slice it by numbers: train[:1000]")
+        return int(known[split].num_examples)
+
+    def _load(self, split: str) -> Any:
+        return self._datasets.load_dataset(self.name, self.config, split=split, streaming=self._streaming)
+
+
+class SavedText:
+    """A folder that `datasets` wrote with save_to_disk."""
+
+    def __init__(self, folder: Path) -> None:
+        loaded = _import_datasets().load_from_disk(str(folder))
+        self.name = str(folder)
+        self._parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._parts)
+
+    def read(self, split: str) -> Iterator[str]:
+        part = self._parts[split]
+        column = text_column(part.column_names, self.name)
+        yield from (str(row[column] or "") for row in part.select_columns([column]))
+
+    def count(self, split: str) -> int:
+        return len(self._parts[split])
+
+
+def _import_datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
+    return datasets
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text = " ".join((str(error) or type(error).__name__).split())
+        hint = f"write {name}:CONFIG" if "config name is missing" in text.lower() else sources.hub_hint(name)
+        raise NotFoundError(f"the hub did not give the dataset '{name}': {text[:300]}", hint) from error
