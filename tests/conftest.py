@@ -1,8 +1,9 @@
-"""What needs the sample wheels or a GPU says so when it is skipped."""
+"""What needs the sample wheels or a GPU says so when it is skipped; what a fake RAPL tree is made of is made here."""
 
 import signal
 
 import pytest
+from rapl_tree import domain
 
 from joulelab.data.samples import SAMPLES, installed_version
 
@@ -10,6 +11,13 @@ from joulelab.data.samples import SAMPLES, installed_version
 for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, usual)
+
+
+@pytest.fixture
+def rapl_tree(tmp_path):
+    """The root of a tree with one package, which stands at 0 J until a test moves it."""
+    domain(tmp_path / "powercap")
+    return tmp_path / "powercap"
 
 
 def pytest_collection_modifyitems(items):

@@ -6,7 +6,7 @@ J_PER_WH = 3_600.0
 J_PER_KWH = 3_600_000.0
 BYTES_PER_MB = 1024.0**2  # operators' `memory_used_MB` has always meant MiB
 
-_SI_STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
+_SI_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
 def three_digits(value: float) -> str:
@@ -49,3 +49,12 @@ def percent_text(share: float | None, decimals: int = 1) -> str:
 
 def size_text(size_bytes: float) -> str:
     return with_prefix(size_bytes, "B")
+
+
+def count_text(count: float) -> str:
+    """124,439,808 -> '124 M'; billions are B, as everyone says of models."""
+    return with_prefix(count, "").strip().replace("G", "B")
+
+
+def flops_text(flops: float) -> str:
+    return with_prefix(flops, "FLOP")

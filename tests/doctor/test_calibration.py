@@ -99,16 +99,6 @@ def test_a_recorded_h200_comes_out_as_facts_say_it_is():
     assert found.idle[0].power_w == pytest.approx(80, abs=2)
 
 
-@pytest.fixture
-def rapl_tree(tmp_path):
-    domain = tmp_path / "powercap" / "intel-rapl:0"
-    domain.mkdir(parents=True)
-    (domain / "name").write_text("package-0\n")
-    (domain / "energy_uj").write_text("1000000\n")
-    (domain / "max_energy_range_uj").write_text("262143328850\n")
-    return tmp_path / "powercap"
-
-
 def test_rapl_is_calibrated_as_far_as_it_answers(rapl_tree):
     notes = []
     (found,) = calibrate_rapl(EnergyConfig(rapl_root=str(rapl_tree)), notes, seconds=0.05)

@@ -9,10 +9,11 @@ from joulelab.cli.main import app
 from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
-from joulelab.runs.doctor import component_states
+from joulelab.runs.doctor import component_states, findings
 from joulelab.runs.sensing import Sensed, demand_sensors, sense
 
 ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
+H200 = Device("gpu:A", "gpu", "H200", refresh_s=0.1, gain_error_rel=0.05)
 NO_GPU = SensorUnavailable("gpu", "NVML does not answer", "install the driver")
 NO_RAPL = SensorUnavailable("cpu", "energy_uj is not readable", "sudo chmod a+r")
 
@@ -22,7 +23,7 @@ def states(*devices, missing=()):
 
 
 def test_a_component_with_a_counted_sensor_is_measured():
-    found = states(Device("gpu:A", "gpu", "H200", refresh_s=0.1, gain_error_rel=0.05))["gpu"]
+    found = states(H200)["gpu"]
     assert (found.status, found.by) == ("measured", "H200")
     assert "every 100 ms" in found.why
 
@@ -49,6 +50,22 @@ def test_a_sensor_of_the_whole_node_does_not_measure_this_job():
     assert states(node)["cpu"].why == "shared node"
 
 
+@pytest.mark.parametrize(
+    ("known", "devices", "ok", "words"),
+    [
+        (0, (), False, "none: no NVIDIA driver"),
+        (8, (H200,), True, "8 known to the driver, 1 of them metered"),
+        (2, (), False, "2 known to the driver, 0 of them metered"),
+        (0, (H200,), True, "1 metered"),
+    ],
+)
+def test_a_machine_whose_gpus_nobody_meters_is_not_ok(monkeypatch, tmp_path, known, devices, ok, words):
+    monkeypatch.setattr("joulelab.runs.environment.gpus", lambda: [{}] * known)
+    (found,) = [f for f in findings(Sensed(devices, ()), tmp_path, None, 0.001) if f.what == "GPUs"]
+    assert found.ok is ok
+    assert words in found.text
+
+
 def test_a_sensor_that_breaks_on_opening_does_not_hide_the_others(monkeypatch):
     class Broken:
         def __init__(self, config, pid): ...
@@ -68,16 +85,6 @@ def test_required_sensors_that_are_not_there_stop_before_anything_starts(tmp_pat
         demand_sensors(config)
     assert refused.value.exit_code == 3
     demand_sensors(config.model_copy(update={"require": "nothing"}))
-
-
-@pytest.fixture
-def rapl_tree(tmp_path):
-    domain = tmp_path / "powercap" / "intel-rapl:0"
-    domain.mkdir(parents=True)
-    (domain / "name").write_text("package-0\n")
-    (domain / "energy_uj").write_text("1000000\n")
-    (domain / "max_energy_range_uj").write_text("262143328850\n")
-    return tmp_path / "powercap"
 
 
 @pytest.fixture

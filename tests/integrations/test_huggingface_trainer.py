@@ -139,6 +139,26 @@ def test_evaluation_every_few_steps_suspends_the_training_each_time(tmp_path):
     assert callback.record.stage("model.train").samples == 6 * 8
 
 
+def test_a_resumed_training_counts_what_its_own_joules_paid_for(tmp_path):
+    settings = {"num_train_epochs": 1, "eval_strategy": "no", "save_strategy": "steps", "save_steps": 4}
+    trainer(tmp_path, JoulelabCallback("first", energy=ENERGY, runs_dir=tmp_path / "runs"), **settings).train()
+    callback = JoulelabCallback("second", energy=ENERGY, runs_dir=tmp_path / "runs")
+    trainer(tmp_path, callback, **settings).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
+    train = callback.record.stage("model.train")
+    assert train.phases["step"].count == 2  # of 6
+    assert (train.samples, train.tokens) == (6, 6 * 16)
+
+
+def test_an_evaluation_before_the_first_step_is_not_training(tmp_path):
+    callback = JoulelabCallback("start", energy=ENERGY, runs_dir=tmp_path / "runs")
+    trainer(tmp_path, callback, eval_on_start=True, eval_strategy="no", max_steps=1).train()
+    stages = {name: callback.record.stage(name).segments for name in ("model.train", "model.evaluate")}
+    assert len(stages["model.evaluate"]) == 1
+    # what training there was before it took no time worth the name
+    before = [s for s in stages["model.train"] if s.end_ns <= stages["model.evaluate"][0].start_ns]
+    assert sum(s.end_ns - s.start_ns for s in before) < 20e6
+
+
 def test_another_rank_measures_nothing(tmp_path):
     callback = JoulelabCallback("rank", energy=ENERGY, runs_dir=tmp_path / "runs")
     state = transformers.TrainerState(is_world_process_zero=False)

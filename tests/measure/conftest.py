@@ -26,14 +26,3 @@ def joulelab(capfd, monkeypatch):
         return ended.value.code or 0, out, err
 
     return run
-
-
-@pytest.fixture
-def rapl_tree(tmp_path):
-    """A package whose counter stands still until a test moves it."""
-    place = tmp_path / "powercap" / "intel-rapl:0"
-    place.mkdir(parents=True)
-    (place / "name").write_text("package-0")
-    (place / "energy_uj").write_text("1000000")
-    (place / "max_energy_range_uj").write_text("1000000000")
-    return tmp_path / "powercap"

@@ -71,7 +71,7 @@ def test_rapl_joules_are_measured_from_another_tree(store, rapl_tree):
     counter = rapl_tree / "intel-rapl:0" / "energy_uj"
     program = (
         "import pathlib, sys, time\n"
-        "for joule in range(1, 11): pathlib.Path(sys.argv[1]).write_text(str((1 + joule) * 1000000)); time.sleep(0.1)"
+        "for joule in range(1, 11): pathlib.Path(sys.argv[1]).write_text(str(joule * 1000000)); time.sleep(0.1)"
     )
     words = ["--require", "measured", "--rapl-root", rapl_tree, "--interval", "0.05", "--json"]
     done = measure(store, *words, "--", sys.executable, "-c", program, counter)
@@ -94,6 +94,17 @@ calls.write_text(str(number))
 end = time.process_time() + (0.6 if number > 2 else 0.2)
 while time.process_time() < end: sum(range(500))
 """
+
+
+def test_a_signal_is_told_by_its_name_also_where_a_shell_stood_between(store):
+    killed = measure(store, "--", "sh", "-c", "kill -SEGV $$")
+    assert killed.returncode == 139
+    assert "failed: the program was killed by signal SIGSEGV (exit code 139)" in killed.stderr
+    between = measure(store, "--", "sh", "-c", "sh -c 'kill -SEGV $$'; exit $?")
+    assert between.returncode == 139
+    assert "exit code 139, with which a shell says that SIGSEGV killed its program" in between.stderr
+    plain = measure(store, "--", "sh", "-c", "exit 7")
+    assert "failed: the program ended with exit code 7\n" in plain.stderr
 
 
 def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where_they_spread(store):

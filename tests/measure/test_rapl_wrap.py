@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-
-WRAP_UJ = 262_143_328_850
+from rapl_tree import WRAP_UJ, domain
 
 PROGRAM = """
 import sys, time
@@ -21,13 +20,10 @@ time.sleep(0.6)
 
 @pytest.fixture
 def two_packages(tmp_path):
-    for number, (energy_uj, wrap_uj) in enumerate([(WRAP_UJ - 20_000_000, WRAP_UJ), (100_000_000, 65_712_999_613)]):
-        place = tmp_path / "powercap" / f"intel-rapl:{number}"
-        place.mkdir(parents=True)
-        (place / "name").write_text(f"package-{number}")
-        (place / "energy_uj").write_text(str(energy_uj))
-        (place / "max_energy_range_uj").write_text(str(wrap_uj))
-    return tmp_path / "powercap"
+    root = tmp_path / "powercap"
+    domain(root, "intel-rapl:0", "package-0", WRAP_UJ - 20_000_000)
+    domain(root, "intel-rapl:1", "package-1", 100_000_000, wrap_uj=65_712_999_613)
+    return root
 
 
 def test_the_joules_of_two_packages_come_out_right_from_the_command_line(tmp_path, two_packages):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from traces import at, device, gpu_line, header, write
 
 from joulelab.meter.curve import SAMPLE_LAG_S
-from joulelab.meter.integrate import component_energy, device_energy, peak_power_w
+from joulelab.meter.integrate import both_paths, component_energy, device_energy, peak_power_w
 from joulelab.meter.series import load_trace
 
 
@@ -66,12 +66,81 @@ def test_two_packages_with_their_own_wraps_give_the_true_joules(tmp_path):
     assert figure.energy_j == pytest.approx((22 + 22 + 260 + 20) + (240 + 260 + 240 + 258))
 
 
-def test_a_counter_that_was_set_back_leaves_a_gap_and_no_negative_joules(tmp_path):
-    values = [1000, 1100, 1200, 5, 105, 205]
-    lines = [gpu_line(t, 100, value) for t, value in enumerate(values)]
-    trace = load_trace(write(tmp_path / "t.jsonl", [header(device(refresh_s=1e-9)), *lines]))
-    assert component_energy(trace, "gpu", [(at(0), at(5))]).energy_j == pytest.approx(400)
+def set_back(path, samples=(), sample_mw=100_000):
+    """100 W for 20 s; the counter is set back between the readings at 10 and 11 s."""
+    lines = [gpu_line(t, 100, 1000 + 100 * t if t <= 10 else 100 * t - 1050) for t in range(21)]
+    lines += [samples_line(20, samples, sample_mw)] if samples else []
+    return load_trace(write(path, [header(device(refresh_s=1e-9)), *lines]))
+
+
+def samples_line(second, ends_s, power_mw):
+    """What the 20 ms that ended at these seconds drew."""
+    stamps = [at(end + SAMPLE_LAG_S) for end in ends_s]
+    return {
+        "kind": "samples",
+        "mono_ns": at(second),
+        "device": "gpu:A",
+        "wall_us": at(second) // 1000,
+        "wall_us_mono_ns": at(second),
+        "sample_us": [stamp // 1000 for stamp in stamps],
+        "sample_mw": [power_mw] * len(stamps),
+    }
+
+
+def test_the_step_in_which_a_counter_was_set_back_is_unknown_and_never_0_joules(tmp_path):
+    trace = set_back(tmp_path / "t.jsonl")
+    figure = component_energy(trace, "gpu", [(at(0), at(20))])
+    assert figure.energy_j == pytest.approx(1900)
+    assert figure.coverage == pytest.approx(19 / 20)
+    assert figure.reason == "the energy counter was set back"
     assert [gap.reason for gap in trace.gaps] == ["the energy counter was set back"]
+    assert peak_power_w(trace, "gpu", [(at(0), at(20))]) == 100
+
+
+def test_windows_beside_the_set_back_are_untouched_and_one_inside_it_is_missing(tmp_path):
+    trace = set_back(tmp_path / "t.jsonl")
+    for window in ((at(0), at(10)), (at(11), at(20))):
+        figure = component_energy(trace, "gpu", [window])
+        assert (figure.energy_j, figure.coverage) == pytest.approx((100 * (window[1] - window[0]) / 1e9, 1.0))
+        assert figure.reason is None
+    inside = component_energy(trace, "gpu", [(at(10.2), at(10.8))])
+    assert (inside.energy_j, inside.method, inside.reason) == (None, "missing", "the energy counter was set back")
+
+
+def test_samples_go_on_at_the_counter_s_scale_where_it_was_set_back(tmp_path):
+    """The samples read 2 % high here, as those of a card may: the counter on both sides sets that right."""
+    trace = set_back(tmp_path / "t.jsonl", samples=[0.02 * (k + 1) for k in range(1000)], sample_mw=102_000)
+    figure = component_energy(trace, "gpu", [(at(0), at(20))])
+    assert figure.energy_j == pytest.approx(2000, rel=0.002)
+    assert figure.coverage == pytest.approx(1.0)
+    assert figure.reason == "the energy counter was set back"
+    assert component_energy(trace, "gpu", [(at(10), at(11))]).energy_j == pytest.approx(100, rel=0.002)
+
+
+def test_where_the_samples_failed_with_the_counter_the_joules_are_unknown(tmp_path):
+    """No samples from 10.2 to 10.8 s, while the driver was reloaded; elsewhere a hole is the counter's to fill."""
+    ends = [0.02 * (k + 1) for k in range(1000)]
+    left = [end for end in ends if not (10.2 < end < 10.81 or 5 < end < 5.5)]
+    figure = component_energy(set_back(tmp_path / "t.jsonl", samples=left), "gpu", [(at(0), at(20))])
+    assert figure.coverage == pytest.approx(1 - 0.6 / 20, abs=0.002)
+    assert figure.energy_j == pytest.approx(2000 - 60, rel=0.005)
+
+
+def test_the_two_paths_are_compared_where_the_counter_was_not_set_back(tmp_path):
+    paths = both_paths(set_back(tmp_path / "t.jsonl"), "gpu", [(at(8), at(14))])
+    assert paths.counter.energy_j == pytest.approx(500)
+    assert paths.disagreement_rel == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_wrapping_counter_that_fell_too_far_for_a_wrap_was_set_back(tmp_path):
+    """From 5,000 J to 7 J within half a second: as a wrap that were half a megawatt."""
+    package = device("rapl:package-0", "cpu", wrap_j=262_143.0, refresh_s=1e-9, facts={"max_gap_s": 131.0})
+    rows = [4_900.0, 4_950.0, 5_000.0, 7.0, 57.0]
+    lines = [{"kind": "rapl", "mono_ns": at(k / 2), "rapl": {"package-0": value}} for k, value in enumerate(rows)]
+    trace = load_trace(write(tmp_path / "t.jsonl", [header(package), *lines]))
+    figure = component_energy(trace, "cpu", [(at(0), at(2))])
+    assert (figure.energy_j, figure.coverage) == (pytest.approx(150), pytest.approx(0.75))
+    assert figure.reason == "the energy counter was set back"
 
 
 def test_an_estimate_keeps_its_name_and_its_wide_gain(tmp_path):
@@ -101,16 +170,8 @@ def test_a_hole_in_polled_power_is_not_filled_in(tmp_path):
 def test_the_20_ms_samples_place_an_edge_inside_a_burst(tmp_path):
     """1 s at 100 W, 1 s at 500 W, read once in 2 s: the samples tell which second took the energy."""
     lines = [gpu_line(0.05, 100, 0.0), gpu_line(2.05, 500, 600.0)]
-    stamps = [at(0.02 * (k + 1) + SAMPLE_LAG_S) for k in range(100)]
-    samples = {
-        "kind": "samples",
-        "mono_ns": at(2),
-        "device": "gpu:A",
-        "wall_us": at(2) // 1000,
-        "wall_us_mono_ns": at(2),
-        "sample_us": [stamp // 1000 for stamp in stamps],
-        "sample_mw": [100_000 if k < 50 else 500_000 for k in range(100)],
-    }
+    samples = samples_line(2, [0.02 * (k + 1) for k in range(100)], 100_000)
+    samples["sample_mw"][50:] = [500_000] * 50
     trace = load_trace(write(tmp_path / "t.jsonl", [header(device()), *lines, samples]))
     figure = component_energy(trace, "gpu", [(at(0), at(1))])
     assert figure.energy_j == pytest.approx(100, rel=0.01)
@@ -128,6 +189,6 @@ def test_windows_that_partition_a_run_sum_to_it(tmp_path_factory, cuts, powers):
         lines.append(gpu_line(k / 2, watts, energy))
         energy += watts / 2
     trace = load_trace(write(tmp_path_factory.mktemp("t") / "t.jsonl", [header(device()), *lines]))
-    edges = [at(0.5), *sorted(at(cut) for cut in cuts), at(19.5)]
+    edges = sorted({at(0.5), *(at(cut) for cut in cuts), at(19.5)})
     parts = [component_energy(trace, "gpu", [pair]).energy_j for pair in itertools.pairwise(edges)]
     assert sum(parts) == pytest.approx(component_energy(trace, "gpu", [(at(0.5), at(19.5))]).energy_j)

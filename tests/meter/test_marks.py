@@ -6,6 +6,9 @@ import subprocess
 import sys
 import textwrap
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from joulelab.meter.marks import Phase, RingReader, RingWriter
 from joulelab.meter.phases import PhaseBook
 
@@ -26,6 +29,40 @@ def test_a_reader_that_falls_behind_says_how_many_it_lost(tmp_path):
         ring.write(1, k, k + 1)
     assert len(list(reader.drain())) == 8
     assert reader.lost == 12
+
+
+@settings(max_examples=60, deadline=None)
+@given(bursts=st.lists(st.integers(0, 25), max_size=12))
+def test_every_mark_is_read_once_and_in_order_or_counted_as_lost(tmp_path_factory, bursts):
+    path = tmp_path_factory.mktemp("ring") / "a.ring"
+    ring, reader = RingWriter(path, capacity=8), RingReader(path)
+    written = 0
+    for burst in bursts:
+        lost_before = reader.lost
+        for _ in range(burst):
+            ring.write(1, written, written + 1)
+            written += 1
+        read = [mark.begin_ns for mark in reader.drain()]
+        assert read == list(range(written - min(burst, 8), written))
+        assert reader.lost - lost_before == max(0, burst - 8)
+
+
+def test_a_recorder_that_takes_over_goes_on_where_the_last_one_stopped(tmp_path):
+    ring = RingWriter(tmp_path / "a.ring", capacity=8)
+    for k in range(21):
+        ring.write(1, k, k + 1)
+    later = RingReader(tmp_path / "a.ring", already_read=16)
+    assert [mark.begin_ns for mark in later.drain()] == [16, 17, 18, 19, 20]
+    assert later.lost == 0
+
+
+def test_the_ring_has_its_room_on_the_disk_before_the_first_mark(tmp_path):
+    """A mapped page that finds the disk full would end the program with SIGBUS."""
+    RingWriter(tmp_path / "a.ring")
+    with (tmp_path / "a.ring").open("rb") as file:
+        os.fsync(file.fileno())
+        found = os.fstat(file.fileno())
+    assert found.st_blocks * 512 >= found.st_size
 
 
 def test_marks_survive_sigkill_of_the_program(tmp_path):

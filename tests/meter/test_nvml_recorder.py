@@ -1,6 +1,8 @@
 """The recorder, a real child process, on the simulated driver: joules against a truth that is exactly known."""
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,7 +10,8 @@ from nvml_sim.driver import GPU_IS_LOST, SimGpu, constant, square
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy, device_energy
-from joulelab.meter.series import load_trace
+from joulelab.meter.sensors.nvml import NvmlSensor
+from joulelab.meter.series import SET_BACK, load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_lines
 
@@ -90,6 +93,36 @@ def test_a_counter_that_fails_for_a_while_leaves_the_samples(nvml_sim, tmp_path)
     assert figure.coverage == pytest.approx(1.0, abs=0.01)
 
 
+def set_back_after(sim, seconds):
+    """The counter counts on from another value, as after a reset of the card."""
+    time.sleep(seconds)
+    sim.gpus[0].settings = {**sim.gpus[0].settings, "base_j": 0}
+    sim.write()
+
+
+def test_a_counter_that_is_set_back_leaves_the_samples_and_says_so(nvml_sim, tmp_path):
+    nvml_sim.gpus = [SimGpu(wave=constant(400), settings={"base_j": 1e6})]
+    nvml_sim.write()
+    trace, window = recorded(tmp_path, 3.0, lambda: set_back_after(nvml_sim, 1.2), counter_interval_s=0.5)
+    assert [gap.reason for gap in trace.gaps] == [SET_BACK]
+    figure = component_energy(trace, "gpu", [window])
+    assert figure.energy_j == pytest.approx(nvml_sim.true_energy_j(*window), rel=0.02)
+    assert figure.reason == SET_BACK
+
+
+def test_without_samples_the_step_in_which_the_counter_was_set_back_is_unknown(nvml_sim, tmp_path):
+    nvml_sim.gpus = [SimGpu(wave=constant(400), settings={"base_j": 1e6}, errors={"samples": 3})]
+    nvml_sim.write()
+    trace, window = recorded(tmp_path, 3.0, lambda: set_back_after(nvml_sim, 1.2), counter_interval_s=0.5)
+    figure = component_energy(trace, "gpu", [window])
+    (lost,) = trace.devices[0].set_back_windows
+    lost_s = (lost[1] - lost[0]) / 1e9
+    assert 0.2 < lost_s < 1.0
+    assert figure.coverage == pytest.approx(1 - lost_s / 3.0, abs=0.02)
+    assert figure.energy_j == pytest.approx(nvml_sim.true_energy_j(*window) - 400 * lost_s, rel=0.05)
+    assert figure.reason == SET_BACK
+
+
 def test_a_card_without_counter_or_buffer_is_polled_and_integrated(nvml_sim, tmp_path):
     nvml_sim.gpus = [SimGpu(wave=constant(250), errors={"counter": 3, "samples": 3})]
     nvml_sim.write()
@@ -112,3 +145,45 @@ def test_a_mig_job_with_a_neighbour_is_labelled_and_warned(nvml_sim, tmp_path, m
     assert component_energy(trace, "gpu", [window]).energy_j == pytest.approx(100, rel=0.05)
     warnings = [line for line in read_lines(tmp_path / "trace.jsonl") if line["kind"] == "warning"]
     assert [(line["device"], line["pid"]) for line in warnings] == [(f"gpu:{OTHER}", 4_000_000)]
+
+
+RANK = """
+import sys, time
+from pathlib import Path
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.session import Meter
+folder, rank, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+meter = Meter(folder / "trace.jsonl", folder / f"events.{rank}.jsonl", EnergyConfig(counter_interval_s=0.5))
+meter.start()
+time.sleep(seconds)
+meter.stop()
+"""
+
+
+def test_ranks_that_were_given_a_gpu_each_have_them_all_in_the_one_trace_also_after_the_recorder_changed(
+    nvml_sim, tmp_path
+):
+    nvml_sim.gpus = [SimGpu(wave=constant(300)), SimGpu(uuid=OTHER, wave=constant(500))]
+    nvml_sim.write()
+    ranks = []
+    for rank, seconds in (("0", "3"), ("1", "6")):  # the first is elected and leaves first
+        env = {**os.environ, "CUDA_VISIBLE_DEVICES": rank}
+        ranks.append(subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), rank, seconds], env=env))
+        while not (tmp_path / "trace.jsonl").exists():
+            time.sleep(0.05)
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    trace = load_trace(tmp_path / "trace.jsonl")
+    gpus = {series.device: series for series in trace.devices if series.component == "gpu"}
+    assert len(gpus) == 2
+    both = (max(int(series.counter_ns[0]) for series in gpus.values()), trace.last_ns - int(1e9))
+    truth = sum(nvml_sim.true_energy_j(*both, gpu=index) for index in (0, 1))
+    assert component_energy(trace, "gpu", [both]).energy_j == pytest.approx(truth, rel=0.02)
+
+
+def test_a_card_of_another_rank_that_a_cgroup_hides_is_said_to_be_missing(nvml_here):
+    sensor = NvmlSensor(EnergyConfig(), os.getpid())
+    sensor.open()
+    devices, lines = sensor.adopt(["GPU-hidden"])
+    assert devices == []
+    assert "GPU-hidden cannot be opened" in lines[0]["text"]
+    sensor.close()

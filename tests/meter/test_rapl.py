@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from rapl_tree import domain
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
@@ -21,14 +22,6 @@ def outside_slurm(monkeypatch):
 def opened(root, **config):
     sensor = RaplSensor(EnergyConfig(rapl_root=str(root), **config), pid=1)
     return sensor, {device.device: device for device in sensor.open()}
-
-
-def domain(root, folder, name, energy_uj, wrap_uj=262_143_328_850):
-    place = root / folder
-    place.mkdir(parents=True)
-    (place / "name").write_text(name + "\n")
-    (place / "energy_uj").write_text(f"{energy_uj}\n")
-    (place / "max_energy_range_uj").write_text(f"{wrap_uj}\n")
 
 
 @pytest.fixture

@@ -82,14 +82,3 @@ def read_log_so_far(path):
 
 def count(kind, at_least):
     return lambda log: sum(line["kind"] == kind for line in log) >= at_least
-
-
-def rapl_tree(root, energy_uj=5_000_000, wrap_uj=262_143_328_850):
-    """One package and its core domain; returns the package's counter file."""
-    for folder, name in (("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "core")):
-        place = root / folder
-        place.mkdir(parents=True)
-        (place / "name").write_text(name + "\n")
-        (place / "energy_uj").write_text(f"{energy_uj}\n")
-        (place / "max_energy_range_uj").write_text(f"{wrap_uj}\n")
-    return root / "intel-rapl:0" / "energy_uj"

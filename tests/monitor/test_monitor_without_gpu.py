@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from monitor_process import Running, count, monitor, monitor_here, rapl_tree, read_log, records
+from monitor_process import Running, count, monitor, monitor_here, read_log, records
+from rapl_tree import domain
 
 from joulelab.clock import wall_seconds
 
@@ -143,7 +144,8 @@ def test_a_full_disk_is_told_and_the_monitor_goes_on(tmp_path):
 
 
 def test_rapl_joules_are_recorded_per_domain_and_a_failing_counter_is_a_gap_that_ends(tmp_path):
-    counter = rapl_tree(tmp_path / "powercap")
+    counter = domain(tmp_path / "powercap", energy_uj=5_000_000)
+    domain(tmp_path / "powercap", "intel-rapl:0:0", "core", energy_uj=3_000_000)
     with Running("--interval", 0.1, "--rapl-root", tmp_path / "powercap", cwd=tmp_path) as running:
         running.until(count("rapl", 2))
         counter.rename(counter.with_name("hidden"))
@@ -156,7 +158,7 @@ def test_rapl_joules_are_recorded_per_domain_and_a_failing_counter_is_a_gap_that
     assert said.count("rapl cannot be read") == 1
     assert "rapl answers again after" in said
     line = records(running.log, "rapl")[-1]
-    assert line["rapl"] == {"package-0": 5.0, "package-0/core": 5.0}
+    assert line["rapl"] == {"package-0": 5.0, "package-0/core": 3.0}
     assert line["cpu_utilization_percent"] is not None
     assert "FileNotFoundError" in records(running.log, "gap")[0]["reason"]
     assert len(records(running.log, "host")) >= 3  # the CPU's use goes on while its joules fail
@@ -164,7 +166,7 @@ def test_rapl_joules_are_recorded_per_domain_and_a_failing_counter_is_a_gap_that
 
 def test_a_counter_that_wraps_twice_between_two_ticks_loses_nothing(tmp_path):
     """The log has a line for each wrap: 20 J at the start, wraps at 40 J, 10 J at the end after two of them."""
-    counter = rapl_tree(tmp_path / "powercap", energy_uj=20_000_000, wrap_uj=40_000_000)
+    counter = domain(tmp_path / "powercap", energy_uj=20_000_000, wrap_uj=40_000_000)
     with Running("--interval", 60, "--rapl-root", tmp_path / "powercap", cwd=tmp_path) as running:
         running.until(count("rapl", 1))
         counter.write_text("5000000\n")

@@ -73,7 +73,11 @@ def test_every_row_of_the_table_has_source_year_and_a_possible_value():
     ("value", "words"),
     [
         ("Franc", "did you mean France"),
-        ("ZZ", "give an ISO code"),
+        ("swedn", "did you mean Sweden"),
+        ("uk", "did you mean GB"),
+        ("ZZ", "no grid 'ZZ'; give an ISO code"),
+        ("Mars", "no grid 'Mars'; give an ISO code"),
+        ("FX", "no grid 'FX'; give an ISO code"),
         ("60-40", "runs backwards"),
         ("9999", "grams per kilowatt-hour"),
         (False, "write NOR for Norway"),

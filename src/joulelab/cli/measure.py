@@ -160,6 +160,6 @@ def result_lines(result: MeasureResult) -> list[str]:
     lines += [f"warning: {text}" for text in result.warnings]
     lines += [f"note: {text}" for text in result.notes]
     if result.status != "done":
-        lines.append(f"{result.status}: exit code {result.exit_code}")
+        lines.append(f"{result.status}: {result.error}")
     lines.append(f"run {result.folder}")
     return [f"joulelab: {line}" for line in lines]

@@ -3,21 +3,19 @@
 Stages are `model.train` and `model.evaluate`. The Trainer announces an evaluation by `control.should_evaluate` at the
 end of a step or epoch and its end by `on_evaluate`, so the training stage is suspended between the two. Saving a
 checkpoint has no beginning that a callback could see; it stays within the training. TRL's SFTTrainer and DPOTrainer are
-Trainers and need nothing more.
+Trainers and need nothing more; what they do before `train()` begins (tokenising, a DPO reference computed in advance)
+is not in the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.integrations.training_run import EVALUATE, TRAIN, TrainingRun, measure_settings
-from joulelab.meter.config import EnergyConfig
-from joulelab.runs.record import RunRecord
+from joulelab.integrations.training_run import EVALUATE, TRAIN, MeasuresTraining, TrainingRun
 
 if TYPE_CHECKING:
     TrainerCallback: Any = object
@@ -28,7 +26,7 @@ else:
         raise DependencyMissing(f"transformers cannot be imported ({error})", "pip install 'joulelab[train]'") from None
 
 
-class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+class JoulelabCallback(MeasuresTraining, TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
     """Measures `trainer.train()` on the first process of the first node; the other ranks leave it to that one.
 
     `record` and `folder` are there afterwards. A training that raises leaves no word to callbacks: its run is closed
@@ -36,18 +34,7 @@ class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     `with JoulelabCallback("name") as callback:` around the training.
     """
 
-    def __init__(
-        self,
-        name: str = "train",
-        *,
-        energy: EnergyConfig | Mapping[str, Any] | None = None,
-        estimate_cpu: bool | None = None,
-        runs_dir: str | Path | None = None,
-    ) -> None:
-        self._spec = measure_settings(name, energy, estimate_cpu)
-        self._runs_dir = runs_dir
-        self._run: TrainingRun | None = None
-        self._samples = _SampleCount()
+    _done: _Done
 
     def __enter__(self) -> JoulelabCallback:
         return self
@@ -56,25 +43,16 @@ class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         if self._run is not None:
             self._run.close(error)
 
-    @property
-    def record(self) -> RunRecord | None:
-        return None if self._run is None else self._run.record
-
-    @property
-    def folder(self) -> Path | None:
-        return None if self._run is None else self._run.folder
-
-    def _going(self) -> TrainingRun | None:
-        return self._run if self._run is not None and self._run.record is None else None
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         if (left_open := self._going()) is not None:
             left_open.close(RuntimeError("the training ended with an error that callbacks are not told"))
-        self._samples = _SampleCount.of(args, kwargs.get("train_dataloader"))
-        self._run = TrainingRun(self._spec, self._runs_dir)
-        self._run.enter(TRAIN)
+        self._done = _Done(_SampleCount.of(args, kwargs.get("train_dataloader")), state)
+        run = self._begin()
+        run.enter(TRAIN)
+        if args.eval_on_start:
+            run.enter(EVALUATE)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._going()) is not None:
@@ -84,7 +62,7 @@ class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._going()) is not None:
             run.end_step()
-            run.count(**self._counts(state))
+            run.count(**self._done.by(state))
             self._announced(run, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -107,8 +85,9 @@ class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
         """Adds the joules to what callbacks after us see and to the Trainer's own history."""
         if (run := self._going()) is None or logs is None:
             return
-        if "num_tokens" in logs:  # TRL counts tokens itself
-            run.count(tokens=int(logs["num_tokens"]))
+        tokens = logs.get("num_tokens", logs.get("eval_num_tokens"))  # TRL counts them itself: trained on so far, both
+        if tokens is not None:
+            run.count(tokens=int(tokens))
         energy = run.energy_now()
         logs.update(energy)
         if state.log_history and state.log_history[-1].get("step") == state.global_step:
@@ -117,18 +96,28 @@ class JoulelabCallback(TrainerCallback):  # type: ignore[misc]  # transformers i
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if (run := self._going()) is not None:
-            run.count(**self._counts(state))
+            run.count(**self._done.by(state))
             run.close()
 
     def _announced(self, run: TrainingRun, control: Any) -> None:
         if control.should_evaluate:
             run.enter(EVALUATE)
 
-    def _counts(self, state: Any) -> dict[str, int]:
-        counts = {"samples": self._samples.after(state.global_step), "steps": int(state.global_step)}
-        if state.num_input_tokens_seen:  # needs include_num_input_tokens_seen=True in the TrainingArguments
-            counts["tokens"] = int(state.num_input_tokens_seen)
-        return counts
+
+class _Done:
+    """What this run's joules paid for: a training resumed from a checkpoint begins where an earlier run ended."""
+
+    def __init__(self, samples: _SampleCount, state: Any) -> None:
+        self._samples = samples
+        self._steps_before = int(state.global_step)
+        self._tokens_before = int(state.num_input_tokens_seen)
+
+    def by(self, state: Any) -> dict[str, int]:
+        before, now = self._steps_before, int(state.global_step)
+        counts = {"samples": self._samples.after(now) - self._samples.after(before), "steps": now - before}
+        tokens = int(state.num_input_tokens_seen) - self._tokens_before
+        # only with include_num_input_tokens_seen in the TrainingArguments
+        return {**counts, "tokens": tokens} if tokens else counts
 
 
 class _SampleCount:

@@ -7,13 +7,10 @@ before it included. Works with `lightning` and with `pytorch_lightning`, whichev
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.integrations.training_run import EVALUATE, TRAIN, TrainingRun, measure_settings
-from joulelab.meter.config import EnergyConfig
-from joulelab.runs.record import RunRecord
+from joulelab.integrations.training_run import EVALUATE, TRAIN, MeasuresTraining
 
 if TYPE_CHECKING:
     Callback: Any = object
@@ -27,38 +24,16 @@ else:
             raise DependencyMissing(f"Lightning cannot be imported ({error})", "pip install lightning") from None
 
 
-class JoulelabLightningCallback(Callback):  # type: ignore[misc]  # Lightning is untyped here
+class JoulelabLightningCallback(MeasuresTraining, Callback):  # type: ignore[misc]  # Lightning is untyped here
     """Measures `trainer.fit()` on the first process; `record` and `folder` are there afterwards."""
 
-    def __init__(
-        self,
-        name: str = "fit",
-        *,
-        energy: EnergyConfig | Mapping[str, Any] | None = None,
-        estimate_cpu: bool | None = None,
-        runs_dir: str | Path | None = None,
-    ) -> None:
-        super().__init__()
-        self._spec = measure_settings(name, energy, estimate_cpu)
-        self._runs_dir = runs_dir
-        self._run: TrainingRun | None = None
-        self._samples = 0
-
-    @property
-    def record(self) -> RunRecord | None:
-        return None if self._run is None else self._run.record
-
-    @property
-    def folder(self) -> Path | None:
-        return None if self._run is None else self._run.folder
-
-    def _going(self) -> TrainingRun | None:
-        return self._run if self._run is not None and self._run.record is None else None
+    _usual_name = "fit"
+    _samples = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         if trainer.is_global_zero:
             self._samples = 0
-            self._run = TrainingRun(self._spec, self._runs_dir)
+            self._begin()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         if (run := self._going()) is not None:

@@ -42,6 +42,42 @@ def measure_settings(
     return spec
 
 
+class MeasuresTraining:
+    """What our callbacks share, whatever framework calls them: their settings, and the run of the latest training.
+
+    `record` and `folder` are there after the training, on the rank that measured it.
+    """
+
+    _usual_name = "train"
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        energy: EnergyConfig | Mapping[str, Any] | None = None,
+        estimate_cpu: bool | None = None,
+        runs_dir: str | Path | None = None,
+    ) -> None:
+        self._spec = measure_settings(name or self._usual_name, energy, estimate_cpu)
+        self._runs_dir = runs_dir
+        self._run: TrainingRun | None = None
+
+    @property
+    def record(self) -> RunRecord | None:
+        return None if self._run is None else self._run.record
+
+    @property
+    def folder(self) -> Path | None:
+        return None if self._run is None else self._run.folder
+
+    def _begin(self) -> TrainingRun:
+        self._run = TrainingRun(self._spec, self._runs_dir)
+        return self._run
+
+    def _going(self) -> TrainingRun | None:
+        return self._run if self._run is not None and self._run.record is None else None
+
+
 class TrainingRun:
     """One training, from the framework's first event to its last."""
 

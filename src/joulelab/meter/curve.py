@@ -1,7 +1,8 @@
 """Energy as a function of time for one device: the best curve that counter, samples and polled power allow together.
 
 A curve is a row of cells, each with its joules. Inside a cell the energy is taken as even; how wrong that can be is the
-edge error of a window that begins or ends there. Cells that nobody saw are marked unknown and lower the coverage.
+edge error of a window that begins or ends there. Cells that nobody saw are marked unknown and lower the coverage. So
+are those in which the counter fell, because it was set back: what it had counted until then is lost.
 
 With counter and 20 ms samples the curve has the samples' shape and the counter's scale. The counter is read late by an
 unknown part of its refresh period, so single readings are not knots of the curve: they set one scale for the whole
@@ -81,14 +82,15 @@ class EnergyCurve:
 def counter_curve(
     counter_ns: Stamps, counter_j: Floats, refresh_s: float, max_gap_s: float | None, tick_j: float = 0.0
 ) -> EnergyCurve:
-    """Cells between readings. A reading is late by up to one refresh; a gap in which a wrap may hide is unknown.
+    """Cells between readings. A reading is late by up to one refresh.
 
-    `tick_j` is the counter's smallest step, where that is large enough to matter.
+    A gap in which a wrap may hide is unknown, and so is a step in which the counter fell. `tick_j` is the counter's
+    smallest step, where that is large enough to matter.
     """
     origin = int(counter_ns[0])
     edges = (counter_ns - origin) / NS - refresh_s / 2
     steps_s, steps_j = np.diff(edges), np.diff(counter_j)
-    known = steps_s <= (max_gap_s or math.inf)
+    known = (steps_s <= (max_gap_s or math.inf)) & (steps_j >= 0)
     cell_j = np.where(known, steps_j, 0.0)
     latch_j = 1.96 * refresh_s / math.sqrt(12) * cell_j / np.maximum(steps_s, 1e-9)
     return EnergyCurve(edges, cell_j, known, origin, cell_j / 2, np.hypot(latch_j, tick_j))
@@ -116,7 +118,7 @@ def sample_curve(samples_ns: Stamps, samples_w: Floats) -> EnergyCurve:
 def shaped_curve(
     samples_ns: Stamps, samples_w: Floats, counter_ns: Stamps, counter_j: Floats, refresh_s: float
 ) -> EnergyCurve:
-    """The samples' shape at the counter's scale."""
+    """The samples' shape at the counter's scale. Where the counter was set back the samples alone carry the curve."""
     origin = int(samples_ns[0])
     edges, cell_j, known = _sample_cells(origin, samples_ns, samples_w)
     read_s = (counter_ns - origin) / NS - refresh_s / 2
@@ -128,8 +130,16 @@ def shaped_curve(
     scale, scale_error = _scale(edges, cell_j, read_s, counter_j, refresh_s)
     cell_j = cell_j * scale
     correction, noise_j = _slow_correction(edges, cell_j, read_s, counter_j)
-    seen = known | (np.interp(edges[1:], [read_s[0], read_s[-1]], [1, 1], left=0, right=0) > 0)
-    return _with_sample_errors(edges, cell_j + np.diff(correction), seen, origin, noise_j, scale_error)
+    seen = known | _counted(edges, read_s, counter_j)
+    cell_j = np.where(seen, cell_j + np.diff(correction), 0.0)
+    return _with_sample_errors(edges, cell_j, seen, origin, noise_j, scale_error)
+
+
+def _counted(edges: Floats, read_s: Floats, counter_j: Floats) -> NDArray[np.bool_]:
+    """Per cell: whether its middle lies between two readings of a counter that was not set back meanwhile."""
+    rising = np.concatenate([[False], np.diff(counter_j) >= 0, [False]])
+    counted: NDArray[np.bool_] = rising[np.searchsorted(read_s, (edges[1:] + edges[:-1]) / 2)]
+    return counted
 
 
 def _sample_cells(origin: int, samples_ns: Stamps, samples_w: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
@@ -155,27 +165,39 @@ def _fill_holes(
     cuts = read_s[~known[place] & (read_s > edges[0]) & (read_s < edges[-1])]
     finer = np.unique(np.concatenate([edges, cuts]))
     old = np.clip(np.searchsorted(edges, (finer[1:] + finer[:-1]) / 2) - 1, 0, len(known) - 1)
-    by_counter = np.diff(np.interp(finer, read_s, counter_j)) / SAMPLE_SCALE
+    rises_j = np.maximum(np.diff(counter_j), 0.0)
+    by_counter = np.diff(np.interp(finer, read_s, EnergyCurve._cumulative(rises_j))) / SAMPLE_SCALE
     return finer, np.where(known[old], cell_j[old], by_counter), known[old]
 
 
 def _scale(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats, refresh_s: float) -> tuple[float, float]:
     """Counter over samples for the whole trace, leaning on the usual ratio where the trace is short."""
-    cumulative = EnergyCurve._cumulative(cell_j)
-    by_samples = float(np.diff(np.interp(read_s[[0, -1]], edges, cumulative))[0])
-    by_counter = float(counter_j[-1] - counter_j[0])
-    length_s = max(float(read_s[-1] - read_s[0]), 1e-9)
+    rises_j = np.diff(counter_j)
+    rising = rises_j >= 0
+    by_samples = float(_by_samples(edges, cell_j, read_s)[rising].sum())
+    by_counter = float(rises_j[rising].sum())
+    length_s = max(float(np.diff(read_s)[rising].sum()), 1e-9)
     if by_samples <= 0 or by_counter <= 0:
         return SAMPLE_SCALE, 2 * SAMPLE_SCALE_ERROR
-    error = refresh_s / math.sqrt(6) / length_s
+    pieces = 1 + int((~rising).sum())
+    error = refresh_s * math.sqrt(pieces / 6) / length_s
     weight = SAMPLE_SCALE_ERROR**2 / (SAMPLE_SCALE_ERROR**2 + error**2)
     scale = weight * by_counter / by_samples + (1 - weight) * SAMPLE_SCALE
     return scale, 1.96 * math.sqrt(1 - weight) * SAMPLE_SCALE_ERROR if length_s < TREND_S else 0.0
 
 
+def _by_samples(edges: Floats, cell_j: Floats, read_s: Floats) -> Floats:
+    """The samples' joules between each two readings of the counter."""
+    return np.diff(np.interp(read_s, edges, EnergyCurve._cumulative(cell_j)))
+
+
 def _slow_correction(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats) -> tuple[Floats, float]:
-    """Counter minus samples, averaged over `TREND_S` at a time: drift stays, the latch's jitter goes."""
-    rest = counter_j - np.interp(read_s, edges, EnergyCurve._cumulative(cell_j))
+    """Counter minus samples, averaged over `TREND_S` at a time: drift stays, the latch's jitter goes.
+
+    A step in which the counter was set back says nothing; there the two count as agreeing.
+    """
+    rises_j, sampled_j = np.diff(counter_j), _by_samples(edges, cell_j, read_s)
+    rest = EnergyCurve._cumulative(np.where(rises_j >= 0, rises_j - sampled_j, 0.0))
     bins = max(1, round(float(read_s[-1] - read_s[0]) / TREND_S))
     number = np.minimum(((read_s - read_s[0]) / (read_s[-1] - read_s[0]) * bins).astype(int), bins - 1)
     counts = np.maximum(np.bincount(number, minlength=bins), 1)

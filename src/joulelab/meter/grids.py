@@ -8,11 +8,11 @@ year), widened by `MARGIN_REL`. Or a user who knows better names a number or a r
 from __future__ import annotations
 
 import csv
+import difflib
 import re
 from functools import cache
 from pathlib import Path
 
-from joulelab.lookup import nearest
 from joulelab.meter.figures import Frozen
 
 TABLE = Path(__file__).with_name("grids.csv")
@@ -20,6 +20,10 @@ TABLE = Path(__file__).with_name("grids.csv")
 MARGIN_REL = 0.10
 NO_GRID = "none"
 _NUMBER = r"(\d+(?:\.\d+)?)"
+# Two-letter codes in use beside ISO's own.
+_OTHER_CODES = {"UK": "GB", "EL": "GR"}
+# Codes are so short that every wrong one is near a right one, so only names are guessed at, and only near ones.
+_LIKE_A_NAME = 0.75
 
 
 class GridFactor(Frozen):
@@ -48,10 +52,17 @@ def parse_grid(text: str) -> GridFactor | None:
     named = [grid for grid in grids.values() if grid.name.lower() == word.lower()]
     if named:
         return named[0]
-    names = sorted({grid.name for grid in grids.values()} | {grid.grid for grid in grids.values()})
-    guess = nearest(word, [*names, *grids]) or nearest(word.upper(), grids)
+    guess = _meant(word)
     ways = "an ISO code such as FR, DE, US or SE, `EU`, `world`, or grams per kWh as `56` or `40-60`"
     raise ValueError(f"no grid '{word}'; " + (f"did you mean {guess}? Or give {ways}" if guess else f"give {ways}"))
+
+
+def _meant(word: str) -> str | None:
+    if word.upper() in _OTHER_CODES:
+        return _OTHER_CODES[word.upper()]
+    names = {grid.name.lower(): grid.name for grid in _by_code().values()}
+    found = difflib.get_close_matches(word.lower(), names, n=1, cutoff=_LIKE_A_NAME)
+    return names[found[0]] if found else None
 
 
 def _given(low: float, high: float) -> GridFactor:

@@ -15,7 +15,7 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.meter.curve import EnergyCurve
 from joulelab.meter.figures import EnergyFigure, Method, missing, total
-from joulelab.meter.series import Array, DeviceSeries, Trace
+from joulelab.meter.series import SET_BACK, Array, DeviceSeries, Trace
 
 COMPONENTS = ("gpu", "cpu", "dram", "cpu_estimate")
 NO_READING = "the trace has no reading in this window"
@@ -58,15 +58,35 @@ def device_energy(series: DeviceSeries, windows: Sequence[Window]) -> EnergyFigu
 
 
 def both_paths(trace: Trace, component: str, windows: Sequence[Window]) -> TwoPaths | None:
-    """Counter and integral apart, summed over the component's devices; None where no device has both."""
+    """Counter and integral apart, summed over the component's devices; None where no device has both.
+
+    Where a counter was set back there is nothing to compare, so those moments are left out of both.
+    """
     counted = [series for series in trace.devices if series.component == component and series.counted]
     devices = [series for series in counted if series.counter_path and series.power_path]
     if not devices or not windows:
         return None
+    told = [(series, _told_windows(series, windows)) for series in devices]
     return TwoPaths(
-        counter=total(_over_windows(series, series.counter_path, "counter", windows) for series in devices),
-        integrated=total(_over_windows(series, series.power_path, "integrated", windows) for series in devices),
+        counter=total(_over_windows(series, series.counter_path, "counter", left) for series, left in told),
+        integrated=total(_over_windows(series, series.power_path, "integrated", left) for series, left in told),
     )
+
+
+def _told_windows(series: DeviceSeries, windows: Sequence[Window]) -> list[Window]:
+    return [piece for window in windows for piece in without(window, series.set_back_windows)]
+
+
+def without(whole: Window, holes: Sequence[Window]) -> list[Window]:
+    """What is left of a window when disjoint windows are cut out of it."""
+    left, cursor = [], whole[0]
+    for start, end in sorted(holes):
+        if cursor < min(start, whole[1]):
+            left.append((cursor, min(start, whole[1])))
+        cursor = max(cursor, end)
+    if cursor < whole[1]:
+        left.append((cursor, whole[1]))
+    return left
 
 
 def _over_windows(
@@ -84,7 +104,7 @@ def _window(series: DeviceSeries, curve: EnergyCurve, method: Method, window: Wi
     energy_j, half_width_j, seen_s = curve.energy(*window)
     duration_s = (window[1] - window[0]) / NS
     if seen_s <= 0 or duration_s <= 0:
-        return missing(NO_READING)
+        return missing(SET_BACK if _was_set_back(series, window) else NO_READING)
     return EnergyFigure(
         energy_j=energy_j,
         method=method,
@@ -92,8 +112,18 @@ def _window(series: DeviceSeries, curve: EnergyCurve, method: Method, window: Wi
         half_width_j=half_width_j,
         gain_error_rel=series.gain_error_rel,
         sources=(series.device,),
-        reason=str(series.facts["reason"]) if series.facts.get("reason") else None,
+        reason="; ".join(_remarks(series, window)) or None,
     )
+
+
+def _remarks(series: DeviceSeries, window: Window) -> list[str]:
+    """What is wrong with a figure that is there: the device's own flaw, and what befell its counter in the window."""
+    remarks = [str(series.facts["reason"])] if series.facts.get("reason") else []
+    return [*remarks, SET_BACK] if _was_set_back(series, window) else remarks
+
+
+def _was_set_back(series: DeviceSeries, window: Window) -> bool:
+    return any(start < window[1] and end > window[0] for start, end in series.set_back_windows)
 
 
 def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
@@ -104,9 +134,9 @@ def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
         return series.power_ns, series.power_w
     if len(series.counter_ns) < 2:
         return np.array([], dtype=np.int64), np.array([])
-    steps_s = np.maximum(np.diff(series.counter_ns) / NS, 1e-9)
+    steps_s, steps_j = np.maximum(np.diff(series.counter_ns) / NS, 1e-9), np.diff(series.counter_j)
     middle = (series.counter_ns[1:] + series.counter_ns[:-1]) // 2
-    return middle, np.diff(series.counter_j) / steps_s
+    return middle[steps_j >= 0], (steps_j / steps_s)[steps_j >= 0]
 
 
 def peak_power_w(trace: Trace, component: str, windows: Sequence[Window]) -> float | None:

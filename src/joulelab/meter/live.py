@@ -48,8 +48,8 @@ class LiveJoules:
         except ValueError:  # cut off by a full disk
             return
         kind = line.get("kind")
-        if kind == "header":
-            self._take_header(line)
+        if kind in ("header", "devices"):
+            self._take_devices(line)
         elif kind == "gpu":
             self._take_gpu(line)
         elif kind == "rapl":
@@ -62,7 +62,7 @@ class LiveJoules:
             watts = self._devices[line["device"]].device.facts["w_per_thread"]
             self._count(line["device"], line["mono_ns"], line["busy_thread_s"] * watts)
 
-    def _take_header(self, line: dict[str, Any]) -> None:
+    def _take_devices(self, line: dict[str, Any]) -> None:
         for device in line["devices"]:
             self._devices.setdefault(device["device"], Joules(Device(**device)))
 

@@ -54,7 +54,7 @@ class PhaseBook:
         self.rows: dict[Key, PhaseAggregate] = {}
 
     def add_marks(self, marks: Iterable[PhaseMark]) -> None:
-        for begin_ns, end_ns, phase, stage in marks:
+        for begin_ns, end_ns, phase, stage, _ in marks:
             row = self.rows.get((stage, phase))
             if row is None:
                 row = self.rows[stage, phase] = PhaseAggregate()

@@ -5,8 +5,9 @@ lives in a session of its own, ignores the signals meant for the program, and en
 when the program is gone: the pipe on its standard input then reads end of file.
 
 Several programs on one host (ranks of one job) share one trace. Each has a recorder; the one that holds the lock on the
-trace records, the others stand by and only drain their program's marks. The kernel drops the lock with its holder, so
-a dead one cannot keep it, and the next takes over within `STANDBY_S`.
+trace records, the others stand by and only drain their program's marks. What they were given and it was not, it takes
+in (rank_wishes.py). The kernel drops the lock with its holder, so a dead one cannot keep it, and the next takes over
+within `STANDBY_S`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseBook
+from joulelab.meter.rank_wishes import RankWishes
 from joulelab.meter.sensors import Line, Sensor, SensorUnavailable
 from joulelab.meter.trace import LineFile, header
 
@@ -81,12 +84,17 @@ class Recorder:
         self._trace: LineFile | None = None
         self._sensors: list[_Scheduled] = []
         self._lines_lost = 0
+        self._wishes = RankWishes(Path(job.trace))
+        self._wishes_due_ns = 0
 
     def run(self) -> None:
         self._serve_if_elected()
+        if self._trace is None:
+            self._leave_wishes()
         os.write(self._ready, f"{READY}\n".encode())
         while (reason := self._wait()) is None:
             self._serve_if_elected()
+            self._take_in_wishes()
             self._read_due()
             self._drain_marks()
         if reason == STOP and self._trace is not None:
@@ -105,6 +113,30 @@ class Recorder:
         self._trace = LineFile(Path(self._job.trace))
         self._open_sensors()
         self._read_due(everything=True)
+
+    def _leave_wishes(self) -> None:
+        """Tell whoever records which devices this rank was given."""
+        for name in self._job.sensors:
+            wishes = getattr(SENSORS.resolve(name)(self._config, self._job.pid), "wishes", None)
+            with suppress(Exception):  # a sensor that cannot say has none to tell
+                if wishes is not None and (uuids := wishes()):
+                    self._wishes.leave(self._job.pid, uuids)
+
+    def _take_in_wishes(self) -> None:
+        if self._trace is None or time.monotonic_ns() < self._wishes_due_ns:
+            return
+        self._wishes_due_ns = time.monotonic_ns() + int(STANDBY_S * clock.NS)
+        uuids = self._wishes.new()
+        if not uuids:
+            return
+        for scheduled in self._sensors:
+            adopt = getattr(scheduled.sensor, "adopt", None)
+            with suppress(Exception):  # a driver that fails now is a gap of its own cards, told by their readings
+                if adopt is None:
+                    continue
+                devices, lines = adopt(uuids)
+                added = {"kind": "devices", **clock.now().fields(), "devices": [asdict(device) for device in devices]}
+                self._append([added, *({**clock.now().fields(), **line} for line in lines)])
 
     def _close(self, reason: str) -> None:
         if self._trace is not None:

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.clock import NS
 from joulelab.meter.curve import EnergyCurve, counter_curve, polled_curve, sample_curve, shaped_curve
 from joulelab.meter.figures import Method
 from joulelab.meter.trace import read_lines
 
 Array = NDArray[Any]
+# A wrapping counter that fell is taken as wrapped unless that needed this many times the power `max_gap_s` stands for.
+WRAP_MARGIN = 100.0
+SET_BACK = "the energy counter was set back"
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,7 @@ class DeviceSeries:
     gain_error_rel: float
     counter_ns: Array
     counter_j: Array
+    """Wraps are taken out, so it falls only where the counter was set back."""
     power_ns: Array
     power_w: Array
     samples_ns: Array
@@ -58,6 +63,13 @@ class DeviceSeries:
         if self.counter_path and len(self.samples_ns) > 2:
             return shaped_curve(self.samples_ns, self.samples_w, self.counter_ns, self.counter_j, self.refresh_s)
         return self.counter_path or self.power_path
+
+    @cached_property
+    def set_back_windows(self) -> list[tuple[int, int]]:
+        """Between which readings the counter was set back; readings tell of half a refresh before them."""
+        late_ns = round(self.refresh_s / 2 * NS)
+        places = np.flatnonzero(np.diff(self.counter_j) < 0)
+        return [(int(self.counter_ns[k]) - late_ns, int(self.counter_ns[k + 1]) - late_ns) for k in places]
 
     @property
     def method(self) -> Method:
@@ -135,6 +147,8 @@ class _Collector:
                 self.counters.setdefault(device, []).append((mono_ns, energy_j))
         elif kind == "estimate":
             self.counters.setdefault(line["device"], []).append((mono_ns, line["busy_thread_s"]))
+        elif kind == "devices":
+            self._add_devices(line["devices"])
         elif kind == "gap":
             self.gaps.append(Gap(line["device"], mono_ns, line["reason"]))
         elif kind == "end":
@@ -145,11 +159,15 @@ class _Collector:
         if self.header:
             if not self.ended:
                 self.gaps.append(Gap("recorder", mono_ns, "the recorder was killed; another one took over"))
-            known = {device["device"] for device in self.header["devices"]}
-            added = [device for device in line["devices"] if device["device"] not in known]
-            line = {**self.header, "devices": [*self.header["devices"], *added]}
-        self.header = line
+            self._add_devices(line["devices"])
+        else:
+            self.header = line
         self.ended = False
+
+    def _add_devices(self, devices: list[dict[str, Any]]) -> None:
+        known = {device["device"] for device in self.header["devices"]}
+        added = [device for device in devices if device["device"] not in known]
+        self.header = {**self.header, "devices": [*self.header["devices"], *added]}
 
     def _take_samples(self, line: dict[str, Any]) -> None:
         rows = self.samples.setdefault(line["device"], [])
@@ -158,7 +176,7 @@ class _Collector:
 
     def trace(self) -> Trace:
         head = self.header
-        devices = tuple(self._series(device) for device in head.get("devices", ()))
+        devices = tuple(self._note_set_backs(self._series(device)) for device in head.get("devices", ()))
         return Trace(
             header=head,
             devices=devices,
@@ -171,15 +189,11 @@ class _Collector:
             offset_s=head.get("wall_minus_mono_s", 0.0),
         )
 
-    def _bridge_restarts(self, device: str, counter_ns: Array, counter_j: Array) -> Array:
-        """A counter without wrap that falls was set back (a driver reload): what was spent meanwhile is a gap."""
-        steps = np.diff(counter_j)
-        for place in np.flatnonzero(steps < 0):
-            self.gaps.append(Gap(device, int(counter_ns[place + 1]), "the energy counter was set back"))
-        lost: Array = np.zeros(len(counter_j))
-        lost[1:] = np.cumsum(np.where(steps < 0, -steps, 0.0))
-        bridged: Array = counter_j + lost
-        return bridged
+    def _note_set_backs(self, series: DeviceSeries) -> DeviceSeries:
+        """What a counter had counted before it was set back (a driver reload, say) is a gap like any other."""
+        for place in np.flatnonzero(np.diff(series.counter_j) < 0):
+            self.gaps.append(Gap(series.device, int(series.counter_ns[place + 1]), SET_BACK))
+        return series
 
     def _series(self, device: dict[str, Any]) -> DeviceSeries:
         name = device["device"]
@@ -187,9 +201,7 @@ class _Collector:
         if device["component"] == "cpu_estimate":
             counter_j = counter_j * device["facts"]["w_per_thread"]
         elif device.get("wrap_j"):
-            counter_j = unwrap(counter_j, device["wrap_j"])
-        else:
-            counter_j = self._bridge_restarts(name, counter_ns, counter_j)
+            counter_j = unwrap(counter_ns, counter_j, device["wrap_j"], device.get("facts", {}).get("max_gap_s"))
         power_ns, power_w = _arrays(self.powers.get(name, []))
         samples_ns, samples_w = _arrays(sorted(self.samples.get(name, [])))
         return DeviceSeries(
@@ -215,9 +227,16 @@ def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
     return times, values
 
 
-def unwrap(counter_j: Array, wrap_j: float) -> Array:
-    """A counter that falls has wrapped once: it is read far more often than it can go round."""
+def unwrap(counter_ns: Array, counter_j: Array, wrap_j: float, max_gap_s: float | None = None) -> Array:
+    """A counter that falls has wrapped once: it is read far more often than it can go round.
+
+    Within `max_gap_s` it can go round by half at most. A fall that would be a far higher rise is no wrap: the counter
+    was set back, and stays fallen here.
+    """
+    steps_s, steps_j = np.diff(counter_ns) / NS, np.diff(counter_j)
+    most_j = WRAP_MARGIN * steps_s * wrap_j / 2 / max_gap_s if max_gap_s else wrap_j
+    wrapped = (steps_j < 0) & (steps_j + wrap_j <= most_j)
     wraps_j: Array = np.zeros(len(counter_j))
-    wraps_j[1:] = np.cumsum(np.where(np.diff(counter_j) < 0, wrap_j, 0.0))
+    wraps_j[1:] = np.cumsum(np.where(wrapped, wrap_j, 0.0))
     unwrapped: Array = counter_j + wraps_j
     return unwrapped

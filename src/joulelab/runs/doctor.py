@@ -179,11 +179,20 @@ def findings(sensed: Sensed, place: Path, fsync: CallCost | None, share: float |
     if unreadable:
         text = f"{', '.join(unreadable)} cannot be opened by this user; ask for the group that owns them"
         found.append(Finding(what="permissions", ok=False, text=text))
-    found.append(
-        Finding(what="GPUs", ok=True, text=f"{len(gpus)} known to the driver, {_used(sensed)} of them metered")
-    )
+    found.append(_gpu_finding(len(gpus), _used(sensed)))
     found.append(_profile_finding(sensed))
     return found
+
+
+def _gpu_finding(known: int, metered: int) -> Finding:
+    """A job may have been given some of a node's cards; other makers' cards are unknown to NVIDIA's driver."""
+    if known:
+        text = f"{known} known to the driver, {metered} of them metered"
+    else:
+        text = (
+            f"{metered} metered" if metered else "none: no NVIDIA driver answers, and no other maker's card is metered"
+        )
+    return Finding(what="GPUs", ok=metered > 0, text=text)
 
 
 def _used(sensed: Sensed) -> int:

@@ -23,6 +23,7 @@ from joulelab.runs.measure_terminal import Terminal
 
 PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 GRACE_S = 2.0
+SHELL_SIGNAL_CODES = 128
 
 
 class ProgramFailed(JoulelabError):
@@ -49,16 +50,26 @@ class Ended:
         if self.signum in ENDING:
             raise EndedBySignal(self.signum or 0)
         if self.signum is not None:
-            raise ProgramFailed(f"the program was killed by {signal_name(self.signum)}", self.exit_code)
+            how = f"was killed by signal {signal_name(self.signum)} (exit code {self.exit_code})"
+            raise ProgramFailed(f"the program {how}", self.exit_code)
         if self.exit_code:
-            raise ProgramFailed(f"the program ended with exit code {self.exit_code}", self.exit_code)
+            how = f"ended with exit code {self.exit_code}{shell_s_meaning(self.exit_code)}"
+            raise ProgramFailed(f"the program {how}", self.exit_code)
 
 
 def signal_name(signum: int) -> str:
     try:
         return signal.Signals(signum).name
     except ValueError:  # real-time signals have numbers only
-        return f"signal {signum}"
+        return str(signum)
+
+
+def shell_s_meaning(exit_code: int) -> str:
+    """A shell that outlives its program tells a signal by a code above 128; any program may return such a code."""
+    signum = exit_code - SHELL_SIGNAL_CODES
+    if signum not in set(signal.Signals):
+        return ""
+    return f", with which a shell says that {signal_name(signum)} killed its program"
 
 
 class Guarded:

@@ -44,6 +44,8 @@ class MeasureResult(Frozen):
     command: tuple[str, ...]
     status: Status
     exit_code: int
+    error: str | None
+    """How it ended, where it did not end well."""
     energy_j: float | None
     """Measured joules (mean over repeats where there are several); null where no sensor measured."""
     duration_s: float | None
@@ -141,6 +143,7 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         command=tuple(record.spec.get("command", ())),
         status=record.status,
         exit_code=exit_code,
+        error=record.error.message if record.error else None,
         energy_j=sum(measured) / len(measured) if measured else None,
         duration_s=sum(stage.duration_s for stage in stages) / len(stages) if stages else None,
         energy=_mean_figure(stages, summary),

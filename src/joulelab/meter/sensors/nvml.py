@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from joulelab.clock import NS
@@ -62,10 +63,35 @@ class NvmlSensor:
             raise SensorUnavailable("gpu", *_why_none(selection, list(handles)))
         self._remark = _remark(selection)
         self._cards = [Card(nvml, handles[listed], listed, selection.source) for listed in selection.cards]
-        calls_s = sum(card.counter_call_s or 0.0 for card in self._cards)
-        self._counter_interval_s = max(self._counter_interval_s, round(calls_s / COUNTER_SHARE, 3))
-        self._set_interval()
+        self._slow_counters()
         return [card.describe(self._counter_interval_s) for card in self._cards]
+
+    def wishes(self) -> list[str]:
+        """The cards this job was given, for another recorder to read; opens nothing that stays open."""
+        nvml = self._nvml or _binding()
+        nvml.nvmlInit()
+        try:
+            return [card.uuid for card in select_gpus(list(permitted_cards(nvml)), self._wanted, os.environ).cards]
+        finally:
+            nvml.nvmlShutdown()
+
+    def adopt(self, uuids: Sequence[str]) -> tuple[list[Device], list[Line]]:
+        """Read these cards too, which other ranks of this host were given; a line for each that cannot be opened."""
+        known = {card.listed.uuid for card in self._cards}
+        if known.issuperset(uuids):
+            return [], []
+        handles = permitted_cards(self._nvml)
+        by_uuid = {listed.uuid: listed for listed in handles}
+        added, lines = [], []
+        for uuid in uuids:
+            if uuid not in by_uuid:
+                text = f"another rank's GPU {uuid} cannot be opened from here: its joules are not in this trace"
+                lines.append({"kind": "warning", "device": uuid, "text": text})
+            elif uuid not in known:
+                added.append(Card(self._nvml, handles[by_uuid[uuid]], by_uuid[uuid], "another rank of this host"))
+        self._cards += added
+        self._slow_counters()
+        return [card.describe(self._counter_interval_s) for card in added], lines
 
     def read(self) -> list[Line]:
         now_ns = time.monotonic_ns()
@@ -108,6 +134,12 @@ class NvmlSensor:
     def _set_interval(self) -> None:
         longest_s = BUFFER_HOLDS_S if all(card.has_buffer for card in self._cards) else POLL_WITHOUT_BUFFER_S
         self.interval_s = min(self.interval_s, longest_s)
+
+    def _slow_counters(self) -> None:
+        """As many cards as there are, their counters take no more than their share of a core."""
+        calls_s = sum(card.counter_call_s or 0.0 for card in self._cards)
+        self._counter_interval_s = max(self._counter_interval_s, round(calls_s / COUNTER_SHARE, 3))
+        self._set_interval()
 
     def _revive(self) -> None:
         """Every card failed: ask the driver anew, by UUID, but not at every reading."""

@@ -18,7 +18,7 @@ from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.trace import read_lines
 
 # Lines that speak of the recorder, not of a device; the one that replays writes its own.
-RECORDERS_OWN = ("header", "end")
+RECORDERS_OWN = ("header", "devices", "end")
 SHORTEST_INTERVAL_S = 0.02
 
 
