@@ -36,7 +36,7 @@ $(READY): pyproject.toml constraints.txt src/joulelab/data/samples.py
 	  { echo "joulelab needs Python 3.11 or 3.12, found $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv --upgrade-deps $(VENV) || \
 	  { echo "python's venv module is missing (on Debian and Ubuntu: apt-get install python3-venv)"; rm -rf $(VENV); exit 2; }
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[train,vision,graphs,dev]"
 	$(BIN)/joulelab samples fetch
 	@touch $@
 

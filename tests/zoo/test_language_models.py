@@ -12,7 +12,7 @@ from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 from joulelab.zoo import architectures
 from joulelab.zoo.tasks import block_sparse_lm, sliding_window_lm
 from joulelab.zoo.workload import WorkloadRequest, count_parameters, on_meta, prepare

@@ -12,7 +12,7 @@ from joulelab import lookup
 from joulelab.train.config import TrainingConfig
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.trainer import StepReport, Surroundings
+from joulelab.train.surroundings import StepReport, Surroundings
 from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.workload import Workload, count_parameters, on_meta, prepare
 

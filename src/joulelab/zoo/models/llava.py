@@ -1,0 +1,80 @@
+"""LLaVA: a language model that is shown images, as they are seen by CLIP."""
+
+from typing import Any
+
+from joulelab.zoo.entry import Size, ZooEntry
+
+_CLIP_LARGE = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "projection_dim": 768,
+}
+_VICUNA_7B = {
+    "model_type": "llama",
+    "vocab_size": 32064,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+_TINYLLAMA = {
+    **_VICUNA_7B,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+}
+_7B: dict[str, Any] = {"vision_config": _CLIP_LARGE, "text_config": _VICUNA_7B, "image_token_index": 32000}
+_SHAPE = {"side": 336, "prompt": 32, "answer": 32}
+
+# Counted are the parameters that are trained. CLIP's last layer is never reached, as LLaVA reads the one before; with
+# it, LLaVA-1.5-7B has the published 7,063,427,072.
+#
+# On one GPU of 139 GiB: `7b` with AdamW peaks at 105 GiB for a batch of 1 under bf16 autocast (measured): weights,
+# gradients and moments in fp32; the bf16 copies are gone by the time all gradients are there. Adafactor frees 52 GiB of
+# it, SGD 26. `7b-bf16` keeps weights, gradients and moments in bf16, without autocast (precision=fp32), as milabench
+# does: 52 GiB on paper and half the optimiser's memory traffic, but updates below 1/256 of a weight are lost.
+MODEL = ZooEntry(
+    name="llava",
+    family="image-text",
+    task="image question answering",
+    item="image",
+    about="CLIP's view of an image as 576 tokens in the prompt of a language model; only the answer is trained",
+    architecture="LlavaForConditionalGeneration",
+    sizes={
+        "7b": Size(7_050_828_800, _7B, _SHAPE, batch_size=1, hub_id="llava-hf/llava-1.5-7b-hf"),
+        "7b-bf16": Size(
+            7_050_828_800, {**_7B, "dtype": "bfloat16"}, _SHAPE, batch_size=1, hub_id="llava-hf/llava-1.5-7b-hf"
+        ),
+        "1.4b": Size(
+            1_397_515_264, {**_7B, "text_config": _TINYLLAMA}, _SHAPE, batch_size=8, hub_id="bczhou/tiny-llava-v1-hf"
+        ),
+        "tiny": Size(
+            149_280,
+            {
+                "vision_config": {
+                    **_CLIP_LARGE,
+                    "hidden_size": 32,
+                    "intermediate_size": 64,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                },
+                "text_config": {
+                    **_VICUNA_7B,
+                    "vocab_size": 256,
+                    "hidden_size": 64,
+                    "intermediate_size": 128,
+                    "num_hidden_layers": 2,
+                    "num_attention_heads": 2,
+                },
+                "image_token_index": 255,
+            },
+            {"side": 56, "prompt": 8, "answer": 8},
+            batch_size=8,
+        ),
+    },
+    prepare="joulelab.zoo.tasks.image_text:prepare",
+)
