@@ -38,7 +38,7 @@ from joulelab.train.stats.meter import MeterStats
 from joulelab.train.stats.registry import load_tracker
 from joulelab.train.stats.sync import waiter
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 NO_OP, AGAIN, BOTH, PROFILER = "no-op", "no-op again", "simple,energy", "torch-profiler"
 OTHERS = ("simple", "energy", "averaged-energy", "no-op-sync", "codecarbon", PROFILER)

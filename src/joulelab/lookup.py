@@ -67,7 +67,15 @@ PIPELINE_SPECS = Table(
     "pipeline",
     {
         "classify": "joulelab.distill.classify_config:ClassifySpec",
+        "fitnets-images": "joulelab.distill.fitnets_images_config:FitnetsImagesSpec",
+        "distilbert": "joulelab.distill.lm_config:LmDistillSpec",
         "measure": "joulelab.runs.measure_spec:MeasureSpec",
+        "prepare-binarize": "joulelab.distill.prepare_config:BinarizeSpec",
+        "prepare-dump": "joulelab.distill.prepare_config:DumpSpec",
+        "prepare-extract-student": "joulelab.distill.prepare_config:ExtractStudentSpec",
+        "prepare-reviews": "joulelab.distill.prepare_reviews_config:PrepareReviewsSpec",
+        "prepare-token-counts": "joulelab.distill.prepare_config:TokenCountsSpec",
+        "squad": "joulelab.distill.qa_config:SquadSpec",
         "train": "joulelab.train.zoo_config:TrainSpec",
     },
 )
@@ -75,7 +83,15 @@ PIPELINES = Table(
     "pipeline",
     {
         "classify": "joulelab.distill.classify:run_classify",
+        "fitnets-images": "joulelab.distill.fitnets_images:run_fitnets_images",
+        "distilbert": "joulelab.distill.lm_pipeline:run_distilbert",
         "measure": "joulelab.runs.measure_spec:refuse",
+        "prepare-binarize": "joulelab.distill.prepare:run_binarize",
+        "prepare-dump": "joulelab.distill.prepare:run_dump",
+        "prepare-extract-student": "joulelab.distill.prepare:run_extract_student",
+        "prepare-reviews": "joulelab.distill.prepare_reviews:run_prepare_reviews",
+        "prepare-token-counts": "joulelab.distill.prepare:run_token_counts",
+        "squad": "joulelab.distill.qa_pipeline:run_squad",
         "train": "joulelab.train.zoo_pipeline:run_train",
     },
 )

@@ -123,7 +123,8 @@ def test_counts_give_rates_and_phases_give_times(play):
     assert (stage.samples, stage.tokens) == (40, 500)
     assert stage.j_per_token == pytest.approx(stage.best.energy_j / 500)
     assert stage.phases["step"].count == 5
-    assert stage.phases["step"].mean_s == pytest.approx(0.02, rel=0.5)
+    # at least its CPU time; on a busy machine longer, but never longer than the stage around it
+    assert 0.02 <= stage.phases["step"].mean_s <= stage.duration_s / 5
 
 
 def test_a_failed_run_keeps_its_joules_and_its_reason(play):

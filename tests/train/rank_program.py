@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from joulelab.errors import EndedBySignal
 from joulelab.train import ranks as rank_group
 from joulelab.train.sharded_checkpoint import ShardedCheckpoints
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ragged_language import language_trainer

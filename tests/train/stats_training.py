@@ -20,7 +20,7 @@ from joulelab.data.batch_source import TensorBatch
 from joulelab.train.config import TrainingConfig
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import Bench, NoOpStats
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 from joulelab.zoo.objective import ObjectiveOutput
 
 IDLE_W = 60.0

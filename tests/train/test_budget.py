@@ -11,7 +11,7 @@ from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
 from joulelab.train.position import Position
 from joulelab.train.schedule import rate_factor
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 
 def budget(clock=None, energy=None, replayed=None, notes=None, **limits):

@@ -7,7 +7,7 @@ from ragged_language import language_trainer
 from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.precision import make_scaler, matrix_products
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 
 def weights(**config):

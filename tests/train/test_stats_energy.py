@@ -23,7 +23,7 @@ from joulelab.train.stats.hooks import StatsList
 from joulelab.train.stats.isolated import Isolation, LoopPlan
 from joulelab.train.stats.snapshot import Snapshot
 from joulelab.train.stats.window_energy import last_stamp_ns
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
 

@@ -16,7 +16,7 @@ from joulelab.train.schedule import rate_factor
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.simple import SimpleStats
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 from joulelab.zoo.objective import ObjectiveOutput
 
 

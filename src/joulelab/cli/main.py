@@ -16,12 +16,16 @@ from joulelab.cli import (
     measure,
     monitor,
     plot,
+    prepare,
     prerun,
     report,
     run,
     runs,
     samples,
     show,
+    sweep,
+    train,
+    zoo,
 )
 from joulelab.errors import JoulelabError
 
@@ -36,6 +40,9 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
+app.command("train")(train.train)
+app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep.sweep)
+app.command("zoo")(zoo.zoo)
 app.command("measure", context_settings={"allow_interspersed_args": False})(measure.measure)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
@@ -44,6 +51,7 @@ app.command("monitor")(monitor.monitor)
 app.command("import")(import_log.import_log)
 app.command("plot")(plot.plot)
 app.command("doctor")(doctor.doctor)
+app.add_typer(prepare.app, name="prepare")
 app.command("prerun")(prerun.prerun)
 app.command("experiments")(experiments.experiments)
 app.command("explain")(explain.explain)

@@ -62,28 +62,46 @@ def run(
 
 def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = False, as_json: bool = False) -> None:
     """Check everything first: a mistake in the settings leaves no folder behind."""
-    from joulelab.runs.attempt import create_run
     from joulelab.runs.groups import check_group, create_group, is_group
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 
     settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
         group, specs = check_group(settings, changes)
-        _require_inputs(specs)
+        require_inputs(specs)
         if dry_run:
-            _print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
+            print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
             return
-        run_group_folder(store, create_group(store, group, specs).folder, as_json)
+        made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
+        run_group_folder(store, made.folder, as_json)
     else:
-        spec = check(merge(read_experiment(experiment), changes))
-        _require_inputs([spec])
-        if dry_run:
-            _print_settings(spec.model_dump(mode="json"))
-            return
+        start_run(store, check(merge(read_experiment(experiment), changes)), dry_run, as_json)
+
+
+def start_run(store: Path, spec: RunSpec, dry_run: bool = False, as_json: bool = False) -> None:
+    """The one place where a single run's folder is made and set going."""
+    from joulelab.runs.attempt import create_run
+
+    require_inputs([spec])
+    if dry_run:
+        print_settings(spec.model_dump(mode="json"))
+        return
+    if not followed(store):
         run_folder(create_run(store, spec).folder, as_json)
 
 
-def _require_inputs(specs: list[RunSpec]) -> None:
+def followed(store: Path) -> bool:
+    """Whether this process is a following rank of torchrun's; then its work is done here, in the first rank's run."""
+    from joulelab.runs.execute import execute_beside
+    from joulelab.runs.ranks import my_place
+
+    place = my_place()
+    if place.follows:
+        execute_beside(place, store)
+    return place.follows
+
+
+def require_inputs(specs: list[RunSpec]) -> None:
     """Files, sensors and packages that were asked for, looked for while nothing has been made yet."""
     from joulelab.runs.sensing import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
@@ -100,7 +118,9 @@ def go_on(store: Path, name: str, as_json: bool) -> None:
 
     folder = find_folder(store, name)
     if (folder / "group.json").exists():
-        run_group_folder(store, folder, as_json)
+        go_on_with_group(store, folder, as_json)
+        return
+    if followed(store):
         return
     record = load_record(folder)
     if record.status == "done":
@@ -109,6 +129,13 @@ def go_on(store: Path, name: str, as_json: bool) -> None:
         raise UsageError(f"{record.run_id} is still running", "wait for it or end it first")
     else:
         run_folder(folder, as_json)
+
+
+def go_on_with_group(store: Path, folder: Path, as_json: bool) -> None:
+    from joulelab.cli.sweep import run_sweep_folder
+    from joulelab.runs.groups import load_group
+
+    (run_sweep_folder if load_group(folder).sweep else run_group_folder)(store, folder, as_json)
 
 
 def run_folder(folder: Path, as_json: bool) -> None:
@@ -160,7 +187,7 @@ def run_group_folder(store: Path, folder: Path, as_json: bool) -> None:
         enforce(record)
 
 
-def _print_settings(settings: dict[str, object]) -> None:
+def print_settings(settings: dict[str, object]) -> None:
     import yaml
 
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")

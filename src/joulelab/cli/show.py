@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from joulelab.cli.options import AsJson, RunsDir
+
+if TYPE_CHECKING:
+    from joulelab.report.sweep import Sweep
 
 
 def show(
@@ -36,9 +39,13 @@ def show(
 
 def show_group(folder: Path, as_json: bool) -> None:
     from joulelab.report.compare import compare
+    from joulelab.report.sweep import read_sweep
     from joulelab.runs.groups import group_records
 
     group, records = group_records(folder)
+    if group.sweep:
+        show_sweep(read_sweep(group, records, folder.parent.parent), as_json)
+        return
     comparison = compare(group, records, folder.parent.parent)
     if as_json:
         import json
@@ -51,3 +58,16 @@ def show_group(folder: Path, as_json: bool) -> None:
     from joulelab.report.tables import comparison_view
 
     print_result(comparison_view(comparison))
+
+
+def show_sweep(sweep: Sweep, as_json: bool) -> None:
+    from joulelab.report.sweep_table import sweep_data, sweep_view
+
+    if as_json:
+        import json
+
+        print(json.dumps(sweep_data(sweep), indent=2))
+        return
+    from joulelab.cli.console import print_result
+
+    print_result(sweep_view(sweep))

@@ -16,11 +16,13 @@ from joulelab.report.joules import RunJoules, ancestor_figure, mean_figure, mixe
 from joulelab.report.predictions import paired_difference
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import Result, RunRecord
-from joulelab.stats import Interval, PairedDifference, ratio_paired, wilson
+from joulelab.stats import Interval, PairedDifference, mean_t, ratio_paired, wilson
 
 Role = Literal["baseline", "method", "teacher"]
-TRAINING_STAGES = ("student.train", "teacher.train")
+TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
 SIGNIFICANT = 0.05
+LOSSES = tuple(f"{who}.{what}_loss" for who in ("student", "teacher") for what in ("mlm", "clm"))
+"""What a comparison is about where no accuracy was measured: nats per held-out token, less is better."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ComparedRun:
     record: RunRecord
     seed: int
     accuracy: Result
+    """Or the loss, where `lower_is_better`."""
     joules: RunJoules
 
     @property
@@ -48,15 +51,20 @@ class IncompleteRun:
 
 @dataclass(frozen=True)
 class AccuracyDifference:
-    """Method minus baseline. `paired` needs both sides' predictions; `by_seed` only their accuracies."""
+    """Method minus baseline. `paired` needs both sides' predictions; `by_seed` only their accuracies.
+
+    Losses have no items that are right or wrong: `over_seeds` is the interval of their differences over the seeds."""
 
     paired: PairedDifference | None
     by_seed: tuple[float, ...]
     reason: str = ""
+    over_seeds: Interval | None = None
 
     @property
     def resolved(self) -> bool:
         """Significant on the items, and every seed on the same side: one lucky seed does not make a method better."""
+        if self.over_seeds is not None:
+            return self.over_seeds.excludes(0.0) and self.seeds_agree
         return self.paired is not None and self.paired.p_value < SIGNIFICANT and self.seeds_agree
 
     @property
@@ -124,6 +132,11 @@ class Comparison:
     def methods(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.role == "method")
 
+    @property
+    def is_about_loss(self) -> bool:
+        """Quality is a loss, of which less is better; else an accuracy."""
+        return any(run.accuracy.lower_is_better for row in self.rows for run in row.runs)
+
 
 def compare(group: GroupRecord, records: Sequence[RunRecord], store: Path) -> Comparison:
     """One row per label that has a finished run, in the order of the group's members."""
@@ -152,8 +165,9 @@ def compared_run(record: RunRecord) -> ComparedRun | None:
 
 
 def quality(record: RunRecord) -> Result | None:
-    """The accuracy a comparison is about: the student's, else the teacher's, else any."""
-    names = ["student.accuracy", "teacher.accuracy", *(name for name in record.results if name.endswith("accuracy"))]
+    """The accuracy a comparison is about: the student's, else the teacher's, else any; else a language model's loss."""
+    accuracies = [name for name in record.results if name.endswith("accuracy")]
+    names = ["student.accuracy", "teacher.accuracy", *accuracies, *LOSSES]
     return next((record.results[name] for name in names if name in record.results), None)
 
 
@@ -183,7 +197,7 @@ def _row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRu
         role=role,
         runs=tuple(runs),
         accuracy=share,
-        interval=accuracy_interval(share, runs[0].accuracy.trials),
+        interval=_interval(share, runs),
         stages=_stages(runs),
         own=own_mean,
         inherited=inherited,
@@ -197,6 +211,12 @@ def _row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRu
         own_ratio=None if own else _ratio(runs, baseline, lambda joules: joules.own),
         full_ratio=None if own else _ratio(runs, baseline, lambda joules: joules.with_teacher),
     )
+
+
+def _interval(mean: float, runs: list[ComparedRun]) -> Interval | None:
+    if runs[0].accuracy.lower_is_better:
+        return mean_t([run.accuracy.value for run in runs])
+    return accuracy_interval(mean, runs[0].accuracy.trials)
 
 
 def _stages(runs: list[ComparedRun]) -> tuple[StageMean, ...]:
@@ -264,6 +284,9 @@ def _difference(runs: list[ComparedRun], baseline: list[ComparedRun], store: Pat
     if not pairs:
         return AccuracyDifference(None, (), _no_pairs(baseline))
     by_seed = tuple(method.accuracy.value - base.accuracy.value for base, method in pairs)
+    if runs[0].accuracy.lower_is_better:
+        reason = "" if len(by_seed) > 1 else "one seed tells no spread"
+        return AccuracyDifference(None, by_seed, reason, over_seeds=mean_t(by_seed))
     paired = paired_difference([(store / base.record.run_id, store / method.record.run_id) for base, method in pairs])
     reason = "" if paired else "the predictions to pair item by item are missing"
     return AccuracyDifference(paired, by_seed, reason)
@@ -304,5 +327,5 @@ def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[Incom
 
 def _why_incomplete(record: RunRecord) -> str:
     if record.status == "done":
-        return "done, but without an accuracy"
+        return "done, but without an accuracy or a loss"
     return f"{record.status}: {record.error.message}" if record.error else record.status

@@ -14,6 +14,7 @@ import altair as alt
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import ComparedRun, Comparison, Row
+from joulelab.report.losses import LOSS_TITLE
 from joulelab.report.palette import label_scales, stage_scale
 from joulelab.runs.record import RunRecord
 from joulelab.units import energy_text
@@ -65,32 +66,38 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     figures = [run.joules.with_teacher for _, run in runs]
     energies = [figure.energy_j or 0.0 for figure in figures]
     factor, unit = energy_unit(energies)
-    values = [_point(row, run, factor) for row, run in runs]
+    loss = comparison.is_about_loss
+    values = [_point(row, run, factor, 1 if loss else 100) for row, run in runs]
+    quality = LOSS_TITLE if loss else "Test accuracy (%)"
     chart = _quality_layers(
-        values, energy_title("Energy per run", unit, figures), [row.label for row in comparison.rows]
+        values, energy_title("Energy per run", unit, figures), quality, [row.label for row in comparison.rows]
     )
     described = [
-        f"{row.label}: {100 * row.accuracy:.1f} % for {energy_text(row.with_teacher.energy_j)}" for row, _ in runs
+        f"{row.label}: {f'{row.accuracy:.3f} nats' if loss else f'{100 * row.accuracy:.1f} %'} "
+        f"for {energy_text(row.with_teacher.energy_j)}"
+        for row, _ in runs
     ]
     return Figure(
         title="Quality against energy",
         spec=finish(chart, 320),
-        description="Test accuracy against joules, teacher included. " + "; ".join(dict.fromkeys(described)) + ".",
+        description=f"{'Validation loss' if loss else 'Test accuracy'} against joules, teacher included. "
+        + "; ".join(dict.fromkeys(described))
+        + ".",
         caption="One mark per run. Filled: teacher included; hollow: the run's own stages; the thin line between "
-        "them is what it inherited. Bars: 95 % interval on the test set.",
+        f"them is what it inherited.{'' if loss else ' Bars: 95 % interval on the test set.'}",
         height=320,
     )
 
 
-def _point(row: Row, run: ComparedRun, factor: float) -> dict[str, Any]:
+def _point(row: Row, run: ComparedRun, factor: float, times: int) -> dict[str, Any]:
     interval = run.interval
     share = run.accuracy.value
     return {
         "method": row.label,
         "run": f"{row.label}, seed {run.seed}",
-        "accuracy": round(100 * share, 3),
-        "low": round(100 * (interval.low if interval else share), 3),
-        "high": round(100 * (interval.high if interval else share), 3),
+        "accuracy": round(times * share, 3),
+        "low": round(times * (interval.low if interval else share), 3),
+        "high": round(times * (interval.high if interval else share), 3),
         "own": _scaled(run.joules.own, factor),
         "total": _scaled(run.joules.with_teacher, factor),
         "own energy": energy_text(run.joules.own.energy_j),
@@ -102,7 +109,7 @@ def _scaled(figure: EnergyFigure, factor: float) -> float:
     return float(f"{(figure.energy_j or 0.0) / factor:.5g}")
 
 
-def _quality_layers(values: list[dict[str, Any]], title: str, labels: list[str]) -> Any:
+def _quality_layers(values: list[dict[str, Any]], title: str, quality: str, labels: list[str]) -> Any:
     domain, colours, shapes = label_scales(labels)
     spread = [value[key] for value in values for key in ("own", "total") if value[key] > 0]
     log = max(spread) > _LOG_ABOVE * min(spread)
@@ -111,7 +118,7 @@ def _quality_layers(values: list[dict[str, Any]], title: str, labels: list[str])
     # the faintest layer would otherwise lend its opacity to the legend
     solid = alt.Legend(symbolOpacity=1)
     base = alt.Chart(alt.Data(values=values)).encode(
-        y=alt.Y("accuracy:Q", title="Test accuracy (%)", scale=y_scale),
+        y=alt.Y("accuracy:Q", title=quality, scale=y_scale),
         color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours), legend=solid),
         tooltip=["run:N", "accuracy:Q", "own energy:N", "teacher included:N"],
     )

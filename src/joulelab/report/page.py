@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.compare import accuracy_interval, compare, quality, seed_of
+from joulelab.report.compare import compare, quality, seed_of
 from joulelab.report.facts import (
     difference_grid,
     environment_grid,
@@ -25,12 +25,16 @@ from joulelab.report.facts import (
 from joulelab.report.figures import Figure, quality_against_energy, stages_by_method, stages_of_run
 from joulelab.report.grid import Grid
 from joulelab.report.joules import run_joules
+from joulelab.report.losses import quality_text
 from joulelab.report.power_figure import power_over_time
 from joulelab.report.run_tables import run_grids
+from joulelab.report.sweep import read_sweep
+from joulelab.report.sweep_figures import sweep_figures
+from joulelab.report.sweep_table import sweep_grids, sweep_headline
 from joulelab.report.tables import comparison_grids
 from joulelab.report.verdict import provenance, verdict
-from joulelab.report.wording import accuracy, joules_and_method
-from joulelab.runs.groups import group_records
+from joulelab.report.wording import joules_and_method
+from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record
@@ -90,6 +94,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def group_page(folder: Path) -> Page:
     group, records = group_records(folder)
+    if group.sweep:
+        return sweep_page(folder, group, records)
     store = folder.parent.parent
     folders = [store / record.run_id for record in records]
     comparison = compare(group, records, store)
@@ -105,6 +111,27 @@ def group_page(folder: Path) -> Page:
         sentences=found.sentences,
         grids=comparison_grids(comparison),
         figures=tuple(figure for figure in figures if figure),
+        measured=(sensor_grid(trace_headers(folders)), note_grid(records)),
+        differs=difference_grid(group),
+        environment=environment_grid(folders),
+        runs=tuple(run_section(record, store / record.run_id, stages) for record in records),
+    )
+
+
+def sweep_page(folder: Path, group: GroupRecord, records: Sequence[RunRecord]) -> Page:
+    store = folder.parent.parent
+    folders = [store / record.run_id for record in records]
+    sweep = read_sweep(group, records, store)
+    stages = stage_names(records)
+    return Page(
+        title=group.name,
+        about=group.about,
+        identity=(group.group_id, group.created_at[:16].replace("T", " "), _count_text(records)),
+        provenance=provenance(records),
+        headline=sweep_headline(sweep),
+        sentences=(),
+        grids=sweep_grids(sweep),
+        figures=sweep_figures(sweep),
         measured=(sensor_grid(trace_headers(folders)), note_grid(records)),
         differs=difference_grid(group),
         environment=environment_grid(folders),
@@ -138,7 +165,7 @@ def run_headline(record: RunRecord) -> str:
     parts = [f"{record.label}: {record.status}", f"{joules_and_method(found.own)} for its own stages"]
     result = quality(record)
     if result is not None:
-        parts.insert(1, f"accuracy {accuracy(result.value, accuracy_interval(result.value, result.trials))}")
+        parts.insert(1, f"{'loss' if result.lower_is_better else 'accuracy'} {quality_text(result)}")
     if found.inherited is not None and found.inherited.energy_j is not None:
         parts.append(f"{joules_and_method(found.with_teacher, found.mixed)} with what it inherited")
     return ", ".join(parts) + "."
@@ -148,7 +175,7 @@ def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSe
     found, result = run_joules(record), quality(record)
     facts = [joules_and_method(found.own)]
     if result is not None:
-        facts.insert(0, accuracy(result.value, accuracy_interval(result.value, result.trials)))
+        facts.insert(0, quality_text(result))
     if found.inherited is not None and found.inherited.energy_j is not None:
         facts.append(f"{joules_and_method(found.with_teacher, found.mixed)} with what it inherited")
     return RunSection(

@@ -36,6 +36,7 @@ def _row(row: Row) -> dict[str, Any]:
                 "seed": run.seed,
                 "accuracy": run.accuracy.value,
                 "trials": run.accuracy.trials,
+                **({"lower_is_better": True} if run.accuracy.lower_is_better else {}),
                 "grade": run.record.validity.grade,
                 "co2e": run.record.totals.co2e.model_dump() if run.record.totals and run.record.totals.co2e else None,
             }
@@ -74,7 +75,7 @@ def _difference(difference: AccuracyDifference | None) -> dict[str, Any] | None:
         return None
     paired = difference.paired
     return {
-        "interval": _interval(paired.difference) if paired else None,
+        "interval": _interval(paired.difference if paired else difference.over_seeds),
         "p_value": paired.p_value if paired else None,
         "items": paired.items if paired else None,
         "by_seed": list(difference.by_seed),

@@ -6,6 +6,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import accuracy_interval
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import ancestor_figure, method_words, run_joules
+from joulelab.report.training_table import told_results, training_grids
 from joulelab.report.wording import NOTHING, accuracy, gain, gram_cell, grams, joules, moment, rate
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
@@ -14,8 +15,8 @@ from joulelab.units import duration_text, energy_text, percent_text, power_text
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
     beyond = beyond_grid(record)
-    grids = [header_grid(record), stages_grid(record), *([beyond] if beyond else [])]
-    if record.results:
+    grids = [header_grid(record), *training_grids(record), stages_grid(record), *([beyond] if beyond else [])]
+    if set(record.results) - told_results(record):
         grids.append(results_grid(record))
     if record.inherited:
         grids.append(inherited_grid(record))
@@ -168,6 +169,8 @@ def _stage_cells(stage: StageRecord) -> tuple[str, ...]:
 def results_grid(record: RunRecord) -> Grid:
     rows = []
     for name, result in record.results.items():
+        if name in told_results(record):
+            continue
         proportion = result.trials is not None and result.successes is not None
         text = (
             accuracy(result.value, accuracy_interval(result.value, result.trials))

@@ -12,11 +12,11 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import AccuracyDifference, Comparison, EnergyRatio, Row, quality
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
 from joulelab.report.joules import method_words, methods_in_words
+from joulelab.report.losses import loss_grid, quality_text
 from joulelab.report.run_tables import run_grids
 from joulelab.report.verdict import Verdict, verdict
 from joulelab.report.wording import (
     NOTHING,
-    accuracy,
     accuracy_cell,
     gain,
     gram_cell,
@@ -66,7 +66,8 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
-    grids = [quality_grid(comparison), energy_grid(comparison), stage_grid(comparison)]
+    quality_of = loss_grid if comparison.is_about_loss else quality_grid
+    grids = [quality_of(comparison), energy_grid(comparison), stage_grid(comparison)]
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))
     return tuple(grids)
@@ -244,7 +245,7 @@ def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
 
 def _quality_cell(record: RunRecord) -> str:
     found = quality(record)
-    return NOTHING if found is None else accuracy(found.value, None)
+    return NOTHING if found is None else quality_text(found, with_interval=False)
 
 
 def _total_cells(record: RunRecord) -> tuple[str, str]:

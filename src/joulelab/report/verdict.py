@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import Comparison, EnergyRatio, Row
+from joulelab.report.losses import loss_clause, loss_sentence
 from joulelab.report.wording import listed, p_value, points, points_interval, ratio
 from joulelab.runs.record import RunRecord
 from joulelab.units import percent_text, three_digits
@@ -24,7 +25,11 @@ class Verdict:
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    sentences = [text for row in comparison.methods for text in method_sentences(row, comparison.baseline)]
+    sentence = loss_sentence if comparison.is_about_loss else accuracy_sentence
+    pairs = [
+        (sentence(row, comparison.baseline), energy_sentence(row, comparison.baseline)) for row in comparison.methods
+    ]
+    sentences = [text for pair in pairs for text in pair]
     return Verdict(
         headline=headline(comparison),
         sentences=(*sentences, *_caveats(comparison)),
@@ -38,7 +43,8 @@ def headline(comparison: Comparison) -> str:
         return f"No comparison: the baseline {comparison.baseline} has no finished run."
     if not methods:
         return f"No comparison: only {comparison.baseline} has finished runs."
-    return f"Against {comparison.baseline}, {_quality_clause(methods)}; {_cost_clause(methods)}."
+    clause = loss_clause if comparison.is_about_loss else _quality_clause
+    return f"Against {comparison.baseline}, {clause(methods)}; {_cost_clause(methods)}."
 
 
 def _quality_clause(methods: Sequence[Row]) -> str:
@@ -65,10 +71,6 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     if len(values) > 1:
         span += f" to {three_digits(values[-1])}x"
     return f"with the teacher included {'it costs' if len(methods) == 1 else 'the methods cost'} {span} the joules"
-
-
-def method_sentences(row: Row, baseline: str) -> list[str]:
-    return [accuracy_sentence(row, baseline), energy_sentence(row, baseline)]
 
 
 def accuracy_sentence(row: Row, baseline: str) -> str:

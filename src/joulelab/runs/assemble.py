@@ -82,6 +82,7 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
                 for attempt in attempts
                 for name, result in attempt.events.results.items()
             },
+            "findings": _findings(attempts),
             "made": made,
             "lineage": lineage,
             "validity": _run_validity(attempts, stages, totals, frame),
@@ -89,6 +90,15 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
             "error": error,
         }
     )
+
+
+def _findings(attempts: list[AttemptData]) -> dict[str, dict[str, dict[str, Any]]]:
+    """A later attempt's word replaces that of an earlier one."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for attempt in attempts:
+        for stage, by_tracker in attempt.events.findings.items():
+            found.setdefault(stage, {}).update(by_tracker)
+    return found
 
 
 def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData], status: Status) -> _Frame:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from joulelab.clock import NS, iso
-from joulelab.meter.integrate import COMPONENTS, component_energy
+from joulelab.meter.integrate import COMPONENTS, component_energy, without
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.vitals import Vitals, load_vitals
 from joulelab.runs.beside import CodecarbonReadings, load_codecarbon
@@ -78,18 +78,6 @@ def _load_attempt(paths: RunPaths, host: str, number: int, trace_path: Path) -> 
         windows=events.closed_windows(end_ns),
         codecarbon=load_codecarbon(paths.folder, host, number),
     )
-
-
-def without(whole: Window, holes: list[Window]) -> list[Window]:
-    """What is left of a window when disjoint windows are cut out of it."""
-    left, cursor = [], whole[0]
-    for start, end in sorted(holes):
-        if start > cursor:
-            left.append((cursor, start))
-        cursor = max(cursor, end)
-    if cursor < whole[1]:
-        left.append((cursor, whole[1]))
-    return left
 
 
 def seconds(windows: list[Window]) -> float:

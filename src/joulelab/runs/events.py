@@ -25,6 +25,8 @@ class AttemptEvents:
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """What trackers of the training loop found: by stage, then by tracker."""
     bills: dict[str, Bill] = field(default_factory=dict)
     """Of what was made or used, by artefact name."""
     warnings: list[str] = field(default_factory=list)
@@ -61,6 +63,8 @@ def read_events(path: Path) -> AttemptEvents:
             events.counts.setdefault(line["stage"], {}).update(line["counts"])
         elif kind == "result":
             events.results[line["name"]] = line["result"]
+        elif kind == "tracker":
+            events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
         elif kind == "artefact":
             events.bills[line["name"]] = Bill.model_validate(line["bill"])
         elif kind == "warning":

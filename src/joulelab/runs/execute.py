@@ -28,9 +28,10 @@ def execute(paths: RunPaths, progress: Progress) -> RunRecord:
     with StopRequest() as stop:
         attempt = RunAttempt(paths, spec, stop, progress)
         try:
+            pipeline = lookup.PIPELINES.resolve(spec.pipeline)  # importing a framework is no part of the bill
             run = attempt.begin()
             announce(place, paths, run.attempt)
-            lookup.PIPELINES.resolve(spec.pipeline)(run)
+            pipeline(run)
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,10 @@ class GroupRecord(Frozen):
     group_id: str
     name: str
     about: str
-    baseline: str
+    baseline: str = ""
+    """Label that the others are compared with; empty for a sweep, which compares nothing."""
+    sweep: bool = False
+    """Members are one experiment under several settings; `label` tells them apart, seeds are repeats."""
     created_at: str
     members: tuple[Member, ...]
     varying: dict[str, list[Any]]
@@ -87,17 +90,21 @@ def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tu
     return group, specs
 
 
-def create_group(store: Path, group: GroupSpec, specs: list[RunSpec]) -> GroupPaths:
-    paths = GroupPaths(make_folder(store / GROUPS_FOLDER, group.name))
+def create_group(
+    store: Path, specs: Sequence[RunSpec], *, name: str, about: str = "", baseline: str = "", sweep: bool = False
+) -> GroupPaths:
+    """The group's folder; its members are runs that are made when their turn comes."""
+    paths = GroupPaths(make_folder(store / GROUPS_FOLDER, name))
     members = [
         Member(label=spec.label or spec.name, seed=spec.seed, experiment=spec.name, spec=spec.model_dump(mode="json"))
         for spec in specs
     ]
     record = GroupRecord(
         group_id=paths.group_id,
-        name=group.name,
-        about=group.about,
-        baseline=group.baseline,
+        name=name,
+        about=about,
+        baseline=baseline,
+        sweep=sweep,
         created_at=clock.iso(clock.now().wall_s),
         members=tuple(members),
         varying=varying([member.spec for member in members]),
@@ -132,16 +139,26 @@ def load_group(folder: Path) -> GroupRecord:
         ) from None
 
 
-def execute_group(paths: GroupPaths, store: Path, progress: Progress) -> list[RunRecord]:
-    """Run every member that is not done yet, in order; a member that was cut off goes on where it stopped."""
+RunMember = Callable[[RunPaths], RunRecord]
+
+
+def execute_group(
+    paths: GroupPaths, store: Path, progress: Progress, run_member: RunMember | None = None
+) -> list[RunRecord]:
+    """Run every member that is not done yet, in order; a member that was cut off goes on where it stopped.
+
+    `run_member` says how; by default here, and the first failure ends the group.
+    """
+    run_here: RunMember = run_member or (lambda run: execute(run, progress))
     group = load_group(paths.folder)
     records = []
     for number, member in enumerate(group.members):
         run = _member_paths(store, member)
-        if run is not None and (record := load_record(run.folder)).status == "done":
+        record = load_record(run.folder) if run is not None else None
+        if record is not None and record.status == "done":
             records.append(record)
             continue
-        if run is not None and is_alive(run):
+        if run is not None and record is not None and _is_worked_on(run, record):
             raise JoulelabError(f"{run.run_id} is still running", "wait for it, or end it, then resume the group")
         if run is None:
             run = create_run(store, check(member.spec), group.group_id)
@@ -150,8 +167,13 @@ def execute_group(paths: GroupPaths, store: Path, progress: Progress) -> list[Ru
             group = group.model_copy(update={"members": tuple(members)})
             write_json(paths.record, group)
         progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
-        records.append(execute(run, progress))
+        records.append(run_here(run))
     return records
+
+
+def _is_worked_on(run: RunPaths, record: RunRecord) -> bool:
+    """A run that ended before its first reading is over, however young its folder is."""
+    return (record.status == "running" or bool(run.traces())) and is_alive(run)
 
 
 def _member_paths(store: Path, member: Member) -> RunPaths | None:

@@ -200,6 +200,8 @@ class Result(Frozen):
     value: float
     trials: int | None = None
     successes: int | None = None
+    lower_is_better: bool = False
+    """True for a loss: less of it is more quality."""
 
 
 class ErrorRecord(Frozen):
@@ -222,6 +224,8 @@ class RunRecord(Frozen):
     stages: tuple[StageRecord, ...] = ()
     totals: Totals | None = None
     results: dict[str, Result] = {}
+    findings: dict[str, dict[str, dict[str, Any]]] = {}
+    """What trackers of the training loop found, by stage and tracker; each says it in its own way."""
     made: tuple[str, ...] = ()
     """Keys of the artefacts this run made."""
     lineage: tuple[Ancestor, ...] = ()

@@ -47,6 +47,11 @@ class RunSpec(Section):
     energy: EnergyConfig = EnergyConfig()
     """What is measured and how often."""
 
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with what the user left out and other settings tell, before they are checked."""
+        return dict(settings)
+
     def preflight(self) -> None:
         """Look for what the run will need, before a folder is made: a missing file is a mistake, not a failed run."""
 
@@ -101,11 +106,14 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or ".." in key or key.startswith("."):
             raise UsageError(f"'{text}' is not a setting", "write key.path=value, for example training.epochs=2")
-        nested: Any = parse_yaml(value, f"the value of {key}")
-        for part in reversed(key.strip().split(".")):
-            nested = {part: nested}
-        result = merge(result, nested)
+        result = merge(result, nest(key.strip(), parse_yaml(value, f"the value of {key}")))
     return result
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """`training.epochs` and 2 -> {"training": {"epochs": 2}}."""
+    first, _, rest = key.partition(".")
+    return {first: nest(rest, value) if rest else value}
 
 
 def check(settings: Mapping[str, Any]) -> RunSpec:
@@ -116,7 +124,7 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
     try:
         # through JSON, so that a YAML list may fill a tuple while a text still cannot fill a number
-        return model.model_validate_json(json.dumps(settings, default=str))
+        return model.model_validate_json(json.dumps(model.complete(settings), default=str))
     except ValidationError as error:
         raise explain(error, model) from None
 

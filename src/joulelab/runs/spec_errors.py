@@ -41,8 +41,9 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
         names = field_names(model, parent)
         guess = nearest(str(finding["loc"][-1]), names)
         prefix = "".join(f"{part}." for part in parent)
+        meant = f"{prefix}{guess}" if guess else _elsewhere(model, str(finding["loc"][-1]))
         return f"unknown setting {key}; " + (
-            f"did you mean {prefix}{guess}?" if guess else f"known here: {', '.join(prefix + name for name in names)}"
+            f"did you mean {meant}?" if meant else f"known here: {', '.join(prefix + name for name in names)}"
         )
     if kind == "missing":
         return f"{key} is not set; it has no default"
@@ -51,6 +52,17 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
         return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
     expected = _EXPECTED.get(kind) or finding["msg"].removeprefix("Input should be ")
     return f"{key}: expected {expected}, {found}"
+
+
+def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | None:
+    """The same name in another section: `learning_rate` is `training.learning_rate`."""
+    for field, info in model.model_fields.items():
+        inner = _model_in(info.annotation)
+        if inner is not None and name in inner.model_fields:
+            return f"{prefix}{field}.{name}"
+        if inner is not None and (found := _elsewhere(inner, name, f"{prefix}{field}.")):
+            return found
+    return None
 
 
 def _brief(value: Any) -> str:

@@ -26,7 +26,7 @@ from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import Bench, StatsList
 from joulelab.train.stats.meter import MeterStats
 from joulelab.train.stats.registry import load_tracker
-from joulelab.train.trainer import StepReport, Surroundings
+from joulelab.train.surroundings import StepReport, Surroundings
 from joulelab.zoo.objective import Objective
 
 
@@ -64,6 +64,7 @@ class _Session:
         self.run = run
         self.task = task
         self.checkpoints = self._make_checkpoints()
+        self.step = 0
 
     def train(self) -> Outcome:
         run, task = self.run, self.task
@@ -129,7 +130,9 @@ class _Session:
     def _evaluate(self) -> float:
         assert self.task.evaluate is not None
         with self.run.stage(self.task.evaluate_stage, again=True):
-            return self.task.evaluate()
+            held_out = self.task.evaluate()
+        self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
+        return held_out
 
     def _energy(self) -> Callable[[], float | None]:
         """Joules of this attempt's training, for a joule budget; demands a sensor where there is such a budget."""
@@ -172,6 +175,7 @@ class _Session:
         self.run.progress.advance(report.position.step, f"loss {report.loss:.4f}")
 
     def _advance(self, stage: Stage, position: Position) -> None:
+        self.step = position.step
         stage.count(samples=position.samples, tokens=position.tokens)
         self.run.progress.advance(position.step)
 

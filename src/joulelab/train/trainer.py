@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -22,50 +22,19 @@ from torch import nn
 
 from joulelab.data.batch_source import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
-from joulelab.train.budget import Budget, EarlyStopping, Look
-from joulelab.train.checkpoint import Checkpoints, Heavy, Light
+from joulelab.train.budget import Budget, EarlyStopping
+from joulelab.train.checkpoint import Heavy, Light
 from joulelab.train.config import TrainingConfig
 from joulelab.train.position import Position
 from joulelab.train.precision import matrix_products
 from joulelab.train.prefetch import Prefetcher
-from joulelab.train.ranks import ALONE, Ranks
 from joulelab.train.schedule import rate_factor
 from joulelab.train.stats.hooks import TrainerStats
+from joulelab.train.surroundings import StepReport, Surroundings
 from joulelab.train.tally import Tally
-from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
+from joulelab.zoo.objective import Objective, ObjectiveOutput
 
 B = TypeVar("B", bound=TrainingBatch)
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What the loop tells its surroundings every `log_every_steps` steps."""
-
-    position: Position
-    fraction: float
-    """Of the budget, spent."""
-    loss: float
-    parts: dict[str, float]
-    learning_rate: float
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What the loop needs from the run around it; the defaults make it work alone."""
-
-    checkpoints: Checkpoints | None = None
-    phase: PhaseMaker = lambda name: torch.autograd.profiler.record_function(name)
-    check_stop: Callable[[], None] = lambda: None
-    report: Callable[[StepReport], None] = lambda report: None
-    advance: Callable[[Position], None] = lambda position: None
-    evaluate: Callable[[], float] | None = None
-    """Held-out loss, computed in a stage of its own."""
-    energy_j: Callable[[], float | None] = lambda: None
-    """Joules that training has taken so far in this attempt."""
-    budget_look: Callable[[int, float], None] = lambda step, fraction: None
-    replayed_looks: Sequence[Look] | None = None
-    warn: Callable[[str], None] = lambda text: None
-    ranks: Ranks = ALONE
 
 
 class Trainer(ABC, Generic[B]):

@@ -1,0 +1,300 @@
+"""How fast and at how many joules a token does BERT-base teach DistilBERT, beside the way it was done before?
+
+Both models have random weights; rows are full (128 tokens), so every position is a token. Responses at all tokens,
+masks and hidden states (alpha_ce 5, alpha_mlm 2, alpha_cos 1). Three ways in one run, each a warm-up and then an
+undisturbed window between two synchronisations:
+
+    old            batches of 5, fp32, eager, all logits in memory, a step every 50 batches
+    materialised   large batches, bf16, compiled, all logits in memory
+    chunked        the same batches through joulelab's objective: no full tensor of logits exists
+
+First of all, loss and gradients of the chunked way are set against the plain one on one batch.
+About 620 MFLOP a token; bf16 matrix products of an H200 reach some 790 TFLOP/s, so the floor is near 1.3 M tokens/s.
+
+    python benchmarks/distilbert_step.py --batch-size 256 --chunk 8192 --compile default --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from joulelab.data.token_store import write_store
+from joulelab.distill.lm_batches import LmBatch, LmBatches, LmTask
+from joulelab.distill.lm_config import LmDistillation
+from joulelab.distill.lm_masking import MaskRecipe
+from joulelab.distill.lm_models import ready
+from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
+from joulelab.distill.lm_plain import plain_loss
+from joulelab.distill.lm_rows import Limits, cut_sequences, pack_rows
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.integrate import component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+from joulelab.train.config import TrainingConfig
+from joulelab.train.precision import autocast, matrix_products
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import NoOpStats
+from joulelab.zoo.objective import ObjectiveOutput
+
+TERMS = LmDistillation(alpha_ce=5.0, alpha_mlm=2.0, alpha_cos=1.0)
+TOKENS = 128
+SPECIALS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    batch_size: int
+    precision: str
+    compiled: str
+    chunk: int
+    """0: all logits in memory."""
+    accumulate: int = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    way: Way
+    tokens_per_s: float
+    tokens: int
+    window_ns: tuple[int, int]
+    peak_gib: float | None
+    loss: float
+    energy_j: float | None = None
+    mj_per_token: float | None = None
+    mean_w: float | None = None
+
+    def with_energy(self, energy_j: float | None) -> Measured:
+        if energy_j is None:
+            return self
+        span_s = (self.window_ns[1] - self.window_ns[0]) / 1e9
+        return replace(self, energy_j=energy_j, mj_per_token=1e3 * energy_j / self.tokens, mean_w=energy_j / span_s)
+
+
+class MaterialisedObjective:
+    """The plain loss in the loop, model and losses as one graph where compiled."""
+
+    is_one_graph = True
+
+    def __init__(self, student: nn.Module, teacher: nn.Module, scales: Scales) -> None:
+        self._student, self._teacher, self._scales = student, teacher, scales
+
+    def __call__(self, model: nn.Module, batch: LmBatch, phase: Any) -> ObjectiveOutput:
+        return ObjectiveOutput(plain_loss(self._student, self._teacher, batch, self._scales), batch.count)
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {}
+
+    def after_step(self, model: nn.Module) -> None: ...
+
+
+def make_models(tiny: bool, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """(student, teacher); drawn on the device, where it takes no time."""
+    torch.manual_seed(0)
+    bert = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 128}
+    distil = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128}
+    with device:
+        teacher = transformers.BertForMaskedLM(transformers.BertConfig(**(bert if tiny else {})))
+        student = transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(**(distil if tiny else {})))
+    return ready(student, unpadded=True).to(device), ready(teacher, unpadded=True).to(device)
+
+
+def make_batches(folder: Path, batch_size: int) -> tuple[LmBatches, Scales]:
+    """Full rows of random words through the pipeline's own masking: what the host has to do is in the window."""
+    random = np.random.default_rng(0)
+    rows = (random.integers(1000, 30522, size=TOKENS) for _ in range(max(4096, 4 * batch_size)))
+    store = write_store(folder, rows, vocab_size=30522, specials=SPECIALS, tokenizer="random words")
+    weights_V = np.ones(30522)  # noqa: N806
+    weights_V[list(SPECIALS.values())] = 0.0
+    task = LmTask(MaskRecipe(0.15, 0.8, 0.1, SPECIALS["mask"], weights_V), TERMS.everywhere, SPECIALS["pad"])
+    cut = cut_sequences(store, np.arange(len(store)), Limits(TOKENS, 11, 0.5))
+    batches = LmBatches(pack_rows(cut, TOKENS), task, batch_size, seed=0)
+    return batches, Scales.of(TERMS, task.targets_share(batches.lengths))
+
+
+def make_trainer(way: Way, folder: Path, tiny: bool, device: torch.device) -> SimpleTrainer[LmBatch]:
+    student, teacher = make_models(tiny, device)
+    batches, scales = make_batches(folder, way.batch_size)
+    objective: Any
+    if way.chunk:
+        frozen = FrozenTeacher(teacher, torch.bfloat16 if way.precision == "bf16" else None)
+        if way.compiled != "off":
+            frozen.model.compile(mode=None if way.compiled == "default" else way.compiled)
+        objective = LmObjective(student, frozen, scales, way.chunk, way.compiled)
+    else:
+        objective = MaterialisedObjective(student, teacher.eval().requires_grad_(False), scales)
+    config = TrainingConfig(
+        epochs=None, max_steps=10**9, batch_size=way.batch_size, accumulate=way.accumulate, precision=way.precision,
+        compile=way.compiled, learning_rate=1e-5, prefetch=4,
+    )  # fmt: skip
+    return SimpleTrainer(student, batches, objective, config, NoOpStats())
+
+
+def measure(way: Way, folder: Path, tiny: bool, seconds: float, device: torch.device) -> Measured:
+    trainer = make_trainer(way, folder, tiny, device)
+    trainer.model.train()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with matrix_products(way.precision):
+        warm_up(trainer, device)
+        before, begin_ns = trainer.position, time.monotonic_ns()
+        marks: list[torch.cuda.Event] = []
+        while time.monotonic_ns() - begin_ns < seconds * 1e9:
+            trainer.step()
+            keep_pace(marks, device)
+        wait(device)
+        window = (begin_ns, time.monotonic_ns())
+    loss, _ = trainer._tally.take(trainer.ranks)
+    trainer.close()
+    tokens = trainer.position.tokens - before.tokens
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return Measured(way, 1e9 * tokens / (window[1] - window[0]), tokens, window, peak, loss)
+
+
+def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> None:
+    """Until compiling and the allocator have settled: 2 s after the third step."""
+    for _ in range(3):
+        trainer.step()
+    wait(device)
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        trainer.step()
+        wait(device)
+    trainer._tally.take(trainer.ranks)
+
+
+def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
+    """As far ahead as a loop that logs now and then runs, and the clock still means something."""
+    if device.type == "cuda":
+        marks.append(torch.cuda.Event())
+        marks[-1].record()
+        if len(marks) > 4:
+            marks.pop(0).synchronize()
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def equality(way: Way, folder: Path, tiny: bool, device: torch.device) -> dict[str, float]:
+    """Relative distance of the chunked loss and gradient from the plain fp32 ones, in fp32 and in the way's numbers."""
+    batches, scales = make_batches(folder, 2 if tiny else 32)
+    batch = batches.at(0, 0).to(device)
+    found: dict[str, float] = {}
+    for precision in ("fp32", way.precision):
+        found |= distance(replace(way, precision=precision), batch, scales, tiny, device)
+    return found
+
+
+def distance(way: Way, batch: LmBatch, scales: Scales, tiny: bool, device: torch.device) -> dict[str, float]:
+    student, teacher = make_models(tiny, device)
+    student.eval()
+    teacher.eval()
+    with matrix_products("fp32"):
+        exact, expected = gradient(student, plain_loss(student, teacher, batch, scales))
+    frozen = FrozenTeacher(teacher, torch.bfloat16 if way.precision == "bf16" else None)
+    objective = LmObjective(student, frozen, scales, way.chunk, way.compiled)
+    with matrix_products(way.precision), autocast(way.precision, device):
+        output = objective(student, batch, torch.profiler.record_function)
+        loss, own = gradient(student, output.loss_sum)
+    apart = torch.stack([(a - b).norm() for a, b in zip(own, expected, strict=True)]).norm()
+    length = torch.stack([b.norm() for b in expected]).norm()
+    return {
+        f"loss_{way.precision}": abs(loss - exact) / exact,
+        f"gradient_{way.precision}": float(apart / length),
+    }
+
+
+def gradient(model: nn.Module, loss: torch.Tensor) -> tuple[float, list[torch.Tensor]]:
+    return float(loss.detach()), list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def told(found: Measured) -> str:
+    way = found.way
+    joules = (
+        "joules missing" if found.mj_per_token is None else f"{found.mj_per_token:.2f} mJ/token, {found.mean_w:.0f} W"
+    )
+    memory = "" if found.peak_gib is None else f", peak {found.peak_gib:.1f} GiB"
+    logits = f"chunks of {way.chunk}" if way.chunk else "all logits"
+    return (
+        f"{way.name:13} {way.batch_size} x {TOKENS} {way.precision} compile={way.compiled} {logits}: "
+        f"{found.tokens_per_s:,.0f} tokens/s, {joules}{memory}, loss {found.loss:.3f}"
+    )
+
+
+def ratios(found: list[Measured]) -> dict[str, float]:
+    """Chunked against the others: speed, joules and memory, each the larger the better."""
+    by_name = {one.way.name: one for one in found}
+    made: dict[str, float] = {}
+    new = by_name.get("chunked")
+    for name, other in by_name.items():
+        if new is None or other is new:
+            continue
+        made[f"speed_over_{name}"] = new.tokens_per_s / other.tokens_per_s
+        if new.mj_per_token and other.mj_per_token:
+            made[f"joules_of_{name}_over_chunked"] = other.mj_per_token / new.mj_per_token
+        if new.peak_gib and other.peak_gib:
+            made[f"memory_of_{name}_over_chunked"] = other.peak_gib / new.peak_gib
+    return made
+
+
+def ways_of(options: argparse.Namespace) -> list[Way]:
+    every = [
+        Way("old", 5, "fp32", "off", 0, accumulate=2 if options.tiny else 50),
+        Way("materialised", options.batch_size, options.precision, options.compile, 0),
+        Way("chunked", options.batch_size, options.precision, options.compile, options.chunk),
+    ]
+    wanted = options.ways.split(",")
+    return [way for way in every if way.name in wanted]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=256, help="rows of 128 tokens")
+    parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
+    parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--precision", default="bf16", help="of all ways but the old one")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
+    parser.add_argument("--ways", default="old,materialised,chunked", help="by commas")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        apart = equality(ways_of(options)[-1], place / "equality", options.tiny, device)
+        print("relative distance from the plain fp32 loss:", {name: f"{value:.1e}" for name, value in apart.items()})
+        meter = Meter(place / "trace.jsonl", place / "events.jsonl", EnergyConfig())
+        meter.start()
+        found = []
+        for way in ways_of(options):
+            found.append(measure(way, place / way.name, options.tiny, options.seconds, device))
+            print(told(found[-1]), flush=True)
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+        meter.stop()
+        trace = load_trace(place / "trace.jsonl")
+    found = [one.with_energy(component_energy(trace, "gpu", [one.window_ns]).energy_j) for one in found]
+    print("\nwith their joules:")
+    for one in found:
+        print(told(one))
+    print({name: round(value, 2) for name, value in ratios(found).items()})
+    ways = [asdict(one) for one in found]
+    print(json.dumps({"benchmark": "distilbert_step", "equality": apart, "ratios": ratios(found), "ways": ways}))
+
+
+if __name__ == "__main__":
+    main()

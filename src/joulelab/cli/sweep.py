@@ -1,0 +1,176 @@
+"""`joulelab sweep`: one experiment under several settings, repeated, and a table of what each of them costs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir
+from joulelab.errors import JoulelabError, UsageError
+
+if TYPE_CHECKING:
+    from joulelab.cli.train_flags import Asked
+    from joulelab.runs.record import RunRecord
+    from joulelab.runs.spec import RunSpec
+
+
+def sweep(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="train MODEL | run EXPERIMENT [OPTIONS]...",
+            help="As you would write it for one run; a value with commas is swept.",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Runs of each configuration, by seed.")] = 1,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Name of the group (default: the model's or experiment's).")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="GROUP", help="Go on with a sweep that was cut off.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; run nothing.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run every combination of the values separated by commas, N times each, and tabulate speed and joules.
+
+    Every option of `joulelab train` can be swept, and every KEY.PATH=VALUE. The runs are a group: all configurations
+    once, then all again with the next seed. One that fails is recorded, the others go on, and the exit code is 1.
+
+    Examples:
+
+      joulelab sweep train resnet50 --batch_size 8,16,32 --repeats 3 --max_time_minutes 5
+
+      joulelab sweep train gpt2 --size tiny --precision fp32,bf16 --learning_rate 1e-4,1e-3 --max_steps 50
+
+      joulelab sweep run demo-kd distill.kd_T=1,2,4 --repeats 2
+
+      joulelab sweep --resume sweep-resnet50-20260101T120000Z-ab12
+    """
+    from joulelab.runs.store import store_root
+
+    store = store_root(runs_dir)
+    if resume is not None:
+        if words:
+            raise UsageError("--resume takes its settings from the sweep itself", "leave everything else out")
+        go_on(store, resume, as_json)
+        return
+    kind, specs = sweep_members(words or [], repeats)
+    start(store, specs, name or f"sweep-{kind}", dry_run, as_json)
+
+
+def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
+    """What is swept, in a word, and its runs."""
+    from joulelab.runs.spec import merge, nest
+    from joulelab.runs.sweeps import sweep_specs
+
+    settings, asked = _read(words)
+    axes: dict[str, list[Any]] = {}
+    for one in asked:
+        values = one.values
+        axes.pop(one.key, None)  # the last word on a setting counts
+        if len(values) > 1:
+            axes[one.key] = values
+        settings = merge(settings, nest(one.key, values[0]))
+    specs = sweep_specs(settings, axes, repeats)
+    return specs[0].name, specs
+
+
+def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
+    """Settings to start from, and those that were asked for, from the words of `train` or `run`."""
+    if not words or words[0] not in ("train", "run"):
+        found = f"'{words[0]}'" if words else "nothing"
+        raise UsageError(f"a sweep is over `train` or `run`, found {found}", "joulelab sweep --help shows examples")
+    return _read_train(words[1:]) if words[0] == "train" else _read_run(words[1:])
+
+
+def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
+    """By the very command `joulelab train`, so that it has the same options."""
+    from joulelab.cli.train import base_settings, train, with_model
+    from joulelab.cli.train_flags import asked_settings
+
+    one_verb = typer.Typer(add_completion=False)
+    one_verb.command()(train)
+    command: Any = typer.main.get_command(one_verb)
+    with command.make_context("joulelab sweep train", list(words)) as context:
+        params = with_model(context.params)
+    return base_settings(params["model"]), asked_settings(params)
+
+
+def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
+    from joulelab.cli.train_flags import read_override
+    from joulelab.runs.groups import is_group
+    from joulelab.runs.spec import read_experiment
+
+    if not words:
+        raise UsageError("no experiment was named", "`joulelab experiments` lists them")
+    settings = read_experiment(words[0])
+    if is_group(settings):
+        raise UsageError(f"{words[0]} is a group already", "sweep one of its members")
+    return settings, [read_override(word) for word in words[1:]]
+
+
+def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: bool) -> None:
+    """Check every member first: a mistake in one of them leaves no folder behind."""
+    from joulelab.cli.run import require_inputs
+    from joulelab.runs.groups import create_group
+
+    require_inputs(specs)
+    if dry_run:
+        for spec in specs:
+            print(f"{spec.label or spec.name}, seed {spec.seed}")
+        return
+    run_sweep_folder(store, create_group(store, specs, name=name, about=_about(specs), sweep=True).folder, as_json)
+
+
+def _about(specs: Sequence[RunSpec]) -> str:
+    labels = len({spec.label for spec in specs})
+    return f"{labels} configurations of {specs[0].name}, {len(specs) // labels} runs each"
+
+
+def go_on(store: Path, name: str, as_json: bool) -> None:
+    from joulelab.runs.groups import load_group
+    from joulelab.runs.store import find_folder
+
+    folder = find_folder(store, name)
+    if not (folder / "group.json").exists() or not load_group(folder).sweep:
+        raise UsageError(f"{folder.name} is not a sweep", f"joulelab run --resume {folder.name}")
+    run_sweep_folder(store, folder, as_json)
+
+
+def run_sweep_folder(store: Path, folder: Path, as_json: bool) -> None:
+    from joulelab.cli.member import run_apart
+    from joulelab.cli.progress import PlainProgress
+    from joulelab.cli.show import show_group
+    from joulelab.report.page import write_report
+    from joulelab.runs.groups import execute_group
+    from joulelab.runs.paths import GroupPaths
+
+    print(f"sweep {folder}", file=sys.stderr)
+    try:
+        records = execute_group(GroupPaths(folder), store, PlainProgress(), run_apart)
+    except BaseException:
+        print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
+        print(f"to go on with it:    joulelab sweep --resume {folder}", file=sys.stderr)
+        raise
+    show_group(folder, as_json)
+    print(f"\nreport: {write_report(folder)}", file=sys.stderr)
+    _require_all_done(folder, records)
+
+
+def _require_all_done(folder: Path, records: Sequence[RunRecord]) -> None:
+    from joulelab.runs.validity import enforce
+
+    failed = [record for record in records if record.status != "done"]
+    if failed:
+        raise JoulelabError(
+            f"{len(failed)} of {len(records)} runs of the sweep failed; the table says why",
+            f"mend it and run those again: joulelab sweep --resume {folder}",
+        )
+    for record in records:
+        enforce(record)

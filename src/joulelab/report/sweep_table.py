@@ -1,0 +1,170 @@
+"""A sweep for people: one line a configuration, the runs that failed, and where the time and joules of a step went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.grid import Grid, make_grid, to_rich
+from joulelab.report.joules import methods_in_words
+from joulelab.report.sweep import Sweep, SweepRow, training_stage
+from joulelab.report.verdict import provenance
+from joulelab.report.wording import NOTHING, joules, joules_and_method
+from joulelab.runs.sweeps import short_name
+from joulelab.stats import Interval
+from joulelab.units import energy_text, percent_text, size_text, three_digits
+
+Text_of = Callable[[float], str]
+_PHASES = ("input", "forward", "backward", "optimiser_step")
+
+
+def sweep_view(sweep: Sweep) -> RenderableType:
+    lines: list[RenderableType] = [Text(f"! {text}") for text in provenance(sweep.records)]
+    lines += [to_rich(grid) for grid in sweep_grids(sweep)]
+    return Group(*lines, Text(sweep_headline(sweep), style="bold"))
+
+
+def sweep_grids(sweep: Sweep) -> tuple[Grid, ...]:
+    grids = [configuration_grid(sweep), beside_grid(sweep)]
+    if any(row.phase_s or row.phase_j for row in sweep.rows):
+        grids.append(phase_grid(sweep))
+    if sweep.failed:
+        grids.append(failed_grid(sweep))
+    return tuple(grids)
+
+
+def configuration_grid(sweep: Sweep) -> Grid:
+    rows = [
+        (
+            *_point_cells(sweep, row),
+            f"{len(row.done)}/{row.asked}",
+            interval_text(row.items_per_s, three_digits),
+            interval_text(row.j_per_item, energy_text) + (" mixed" if row.mixed else ""),
+            interval_text(row.mean_power_w, three_digits),
+        )
+        for row in sweep.rows
+    ]
+    titles = f"{_point_titles(sweep)}|Runs>|{sweep.item}s/s>|J per {sweep.item}>|Mean W>"
+    note = "Of the training stage. Mean over the runs [95 % t interval over repeats]; one run alone has no interval."
+    return make_grid(f"Sweep {sweep.name} ({methods_in_words(_figures(sweep))})", titles, rows, note)
+
+
+def beside_grid(sweep: Sweep) -> Grid:
+    """What else was found; columns that nobody can fill are left out."""
+    columns: list[tuple[str, Callable[[SweepRow], str]]] = [
+        ("Whole run>", lambda row: joules(row.total) if row.done else NOTHING),
+        ("Final loss>", lambda row: interval_text(row.final_loss, lambda v: f"{v:.4g}")),
+        ("Accuracy>", lambda row: interval_text(row.accuracy, percent_text)),
+        ("MFU>", lambda row: interval_text(row.mfu, percent_text)),
+        (
+            "Peak memory>",
+            lambda row: NOTHING if row.peak_memory_bytes is None else size_text(row.peak_memory_bytes.value),
+        ),
+        ("GPU busy>", lambda row: interval_text(row.gpu_percent, _percent)),
+        ("CPU busy>", lambda row: interval_text(row.cpu_percent, _percent)),
+    ]
+    kept = [(title, cell) for title, cell in columns if any(cell(row) != NOTHING for row in sweep.rows)]
+    rows = [(*_point_cells(sweep, row), *(cell(row) for _, cell in kept)) for row in sweep.rows]
+    titles = "|".join([_point_titles(sweep), *(title for title, _ in kept)])
+    busy = any("busy" in title for title, _ in kept)
+    note = "Busy: a GPU while some kernel runs on it, a CPU by the share of all its threads." if busy else ""
+    return make_grid("Beside it", titles, rows, note)
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
+
+
+def phase_grid(sweep: Sweep) -> Grid:
+    rows = [(*_point_cells(sweep, row), *(_phase_cell(row, name) for name in _PHASES)) for row in sweep.rows]
+    titles = "|".join([_point_titles(sweep), *(f"{name.replace('_', ' ')}>" for name in _PHASES)])
+    note = "Phases are seen by the trackers `simple` (time) and `energy` (joules)."
+    return make_grid(f"Phases of a step: ms of {sweep.clock} time, J", titles, rows, note)
+
+
+def _phase_cell(row: SweepRow, name: str) -> str:
+    parts = [f"{1000 * row.phase_s[name]:.2f} ms"] if name in row.phase_s else []
+    parts += [energy_text(row.phase_j[name])] if name in row.phase_j else []
+    return ", ".join(parts) or NOTHING
+
+
+def failed_grid(sweep: Sweep) -> Grid:
+    rows = [
+        (run.label, str(run.seed), run.run_id or NOTHING, run.why, joules_and_method(run.own)) for run in sweep.failed
+    ]
+    titles = "Configuration|Seed>|Run!|Why|Joules taken"
+    return make_grid("Not in the table: runs that did not finish; their joules were spent", titles, rows)
+
+
+def sweep_headline(sweep: Sweep) -> str:
+    known = [row for row in sweep.rows if row.j_per_item is not None and row.items_per_s is not None]
+    if not known:
+        return "No configuration has joules per item; the fastest is " + _fastest(sweep) + "."
+    cheapest = min(known, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
+    rest = [row for row in known if row is not cheapest]
+    words = f"Fewest joules per {sweep.item}: {cheapest.label} ({interval_text(cheapest.j_per_item, energy_text)})"
+    if not rest:
+        return f"{words}."
+    second = min(rest, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
+    apart = _apart(cheapest.j_per_item, second.j_per_item)
+    return f"{words}; {'apart' if apart else 'not resolved'} from the next, {second.label}. Fastest: {_fastest(sweep)}."
+
+
+def _apart(one: Interval | None, other: Interval | None) -> bool:
+    """Whether the intervals do not touch: stricter than a test of the difference, and honest with few repeats."""
+    return one is not None and other is not None and (one.high < other.low or other.high < one.low)
+
+
+def _fastest(sweep: Sweep) -> str:
+    fast = [row for row in sweep.rows if row.items_per_s is not None]
+    if not fast:
+        return "unknown"
+    best = max(fast, key=lambda row: row.items_per_s.value if row.items_per_s else 0.0)
+    return f"{best.label} ({interval_text(best.items_per_s, three_digits)} {sweep.item}s/s)"
+
+
+def interval_text(interval: Interval | None, text: Text_of) -> str:
+    if interval is None:
+        return NOTHING
+    if not math.isfinite(interval.high):
+        return text(interval.value)
+    # few repeats that differ much give a t interval below 0, where none of these quantities can be
+    return f"{text(interval.value)} [{text(max(0.0, interval.low))}, {text(interval.high)}]"
+
+
+def _figures(sweep: Sweep) -> list[EnergyFigure]:
+    return [stage.best for row in sweep.rows for record in row.done if (stage := training_stage(record))]
+
+
+def _point_titles(sweep: Sweep) -> str:
+    return "|".join(f"{short_name(key, sweep.axes)}!" for key in sweep.axes) or "Configuration!"
+
+
+def _point_cells(sweep: Sweep, row: SweepRow) -> tuple[str, ...]:
+    return tuple(str(row.point[key]) for key in sweep.axes) or (row.label,)
+
+
+def sweep_data(sweep: Sweep) -> dict[str, Any]:
+    """As plain data for `--json`; an open end of an interval is null, as JSON has no infinity."""
+    rows = [
+        {
+            **{name: _plain(value) for name, value in vars(row).items() if name not in ("done", "total")},
+            "runs": [{"run_id": record.run_id, "seed": record.spec.get("seed", 0)} for record in row.done],
+            "total": row.total.model_dump(mode="json"),
+        }
+        for row in sweep.rows
+    ]
+    failed = [{**vars(run), "own": run.own.model_dump(mode="json")} for run in sweep.failed]
+    return {"schema_version": 1, "name": sweep.name, "item": sweep.item, "configurations": rows, "failed": failed}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return {name: number if math.isfinite(number) else None for name, number in asdict(value).items()}
+    return value

@@ -1,0 +1,183 @@
+"""A training in a few lines: how fast, how many joules an item, how far the loss fell, and where a step's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from joulelab.report.grid import Grid, make_grid
+from joulelab.report.joules import method_words
+from joulelab.report.wording import NOTHING, percent
+from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.units import (
+    count_text,
+    energy_text,
+    flops_text,
+    percent_text,
+    power_text,
+    size_text,
+    three_digits,
+    with_prefix,
+)
+
+TRAIN, EVALUATE = "model.train", "model.evaluate"
+# Best first: what a sensor tells of phases taken apart, then of long ones, then by time alone.
+_ENERGY_WAYS = ("isolated", "direct", "time-share")
+_PHASES_OF_A_STEP = ("input", "forward", "backward", "optimiser_step")
+
+
+def training_grids(record: RunRecord) -> list[Grid]:
+    stage = record.stage(TRAIN)
+    if stage is None:
+        return []
+    grids = [training_grid(record, stage)]
+    phases = phase_grid(record)
+    return [*grids, phases] if phases else grids
+
+
+def told_results(record: RunRecord) -> set[str]:
+    """Results that the training's own table tells in words."""
+    return {name for name in record.results if name.startswith("model.")} if record.stage(TRAIN) else set()
+
+
+def training_grid(record: RunRecord, stage: StageRecord) -> Grid:
+    rows = [
+        ("speed", _speed(record, stage)),
+        ("energy", _energy(record, stage)),
+        ("loss", _loss(record)),
+        ("model", _model(record)),
+        ("share of the GPU's peak (MFU)", _mfu(record)),
+        ("peak memory", _value(record, "model.peak_memory_bytes", size_text)),
+    ]
+    if _said(record).get("notes"):
+        rows.append(("chosen for you", str(_said(record)["notes"])))
+    return make_grid("Training", "What!|Value", rows)
+
+
+def item_name(record: RunRecord) -> str:
+    return str(_said(record).get("item", "sample"))
+
+
+def _said(record: RunRecord) -> Mapping[str, Any]:
+    return record.findings.get(TRAIN, {}).get("model", {})
+
+
+def _number(record: RunRecord, name: str) -> float | None:
+    return record.results[name].value if name in record.results else None
+
+
+def _value(record: RunRecord, name: str, text: Any) -> str:
+    value = _number(record, name)
+    return NOTHING if value is None else str(text(value))
+
+
+def _speed(record: RunRecord, stage: StageRecord) -> str:
+    if not stage.samples_per_s:
+        return NOTHING
+    parts = [f"{three_digits(stage.samples_per_s)} {item_name(record)}s/s over the stage"]
+    typical = _number(record, f"{TRAIN}.items_per_s")
+    if typical is not None:
+        parts.append(f"{three_digits(typical)} typically (median between lines of metrics)")
+    if stage.tokens_per_s:
+        parts.append(f"{with_prefix(stage.tokens_per_s, 'tokens/s')}")
+    return "; ".join(parts)
+
+
+def _energy(record: RunRecord, stage: StageRecord) -> str:
+    if stage.j_per_sample is None or stage.best.energy_j is None:
+        return f"missing: {stage.best.reason or 'nothing was measured'}"
+    spread = ""
+    if stage.best.half_width_j is not None and stage.best.energy_j > 0:
+        spread = f" ± {percent(stage.best.half_width_j / stage.best.energy_j)}"
+    return (
+        f"{energy_text(stage.j_per_sample)} per {item_name(record)}{spread} ({method_words(stage.best)}); "
+        f"mean power {power_text(stage.mean_power_w)}"
+    )
+
+
+def _loss(record: RunRecord) -> str:
+    first, last = _number(record, f"{TRAIN}.first_loss"), _number(record, f"{TRAIN}.final_loss")
+    if first is None or last is None:
+        return NOTHING
+    text = f"{first:.4g} -> {last:.4g}"
+    steps = _number(record, f"{TRAIN}.steps")
+    text += f" in {steps:.0f} steps" if steps is not None else ""
+    held_out = _number(record, f"{EVALUATE}.loss")
+    return text if held_out is None else f"{text}; {held_out:.4g} on held-out data"
+
+
+def _model(record: RunRecord) -> str:
+    parts = [f"{_value(record, 'model.parameters', count_text)} parameters"]
+    forward = _number(record, "model.forward_flops_per_item")
+    training = _number(record, "model.training_flops_per_item")
+    how = _said(record).get("flops_counted_on", "")
+    if forward is None or training is None:
+        return f"{parts[0]}; FLOPs not counted: {how}"
+    parts.append(
+        f"{flops_text(forward)} forward and {flops_text(training)} forward and backward per {item_name(record)}"
+    )
+    return f"{'; '.join(parts)} (on paper, counted on {how})"
+
+
+def _mfu(record: RunRecord) -> str:
+    found = _number(record, f"{TRAIN}.mfu")
+    return percent_text(found) if found is not None else f"not computed: {_said(record).get('mfu_missing', NOTHING)}"
+
+
+def phase_grid(record: RunRecord) -> Grid | None:
+    """Only where a tracker was asked to look at phases."""
+    times, joules = phase_times(record), phase_joules(record)
+    names = [name for name in _PHASES_OF_A_STEP if name in times or name in joules]
+    if not names:
+        return None
+    rows = [
+        (name.replace("_", " "), *_time_cells(name, times), *(_joule_cells(name, joules) if joules else ()))
+        for name in names
+    ]
+    titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
+    titles += "|J per\nstep>|±>|Of the\njoules>|Method" if joules else ""
+    return make_grid(f"Phases of a step ({phase_clock(record)} time)", titles, rows)
+
+
+def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
+    whole_s = sum(times.values())
+    if name not in times or not whole_s:
+        return NOTHING, NOTHING
+    return f"{1000 * times[name]:.2f}", percent_text(times[name] / whole_s, 0)
+
+
+def _joule_cells(name: str, joules: Mapping[str, Mapping[str, Any]]) -> tuple[str, str, str, str]:
+    found = joules.get(name)
+    if found is None:
+        return NOTHING, NOTHING, NOTHING, NOTHING
+    whole_j = sum(row["energy_j"] for row in joules.values())
+    share = percent_text(found["energy_j"] / whole_j, 0) if whole_j else NOTHING
+    return energy_text(found["energy_j"]), energy_text(found["half_width_j"]), share, str(found["method"])
+
+
+def phase_clock(record: RunRecord) -> str:
+    """The device's clock where a tracker read it; the host's tells how long the program was busy."""
+    return "device" if any(row["clock"] == "device" for row in _timed_rows(record)) else "host"
+
+
+def phase_times(record: RunRecord) -> dict[str, float]:
+    """Mean seconds of each phase in one optimiser step."""
+    clock, rows = phase_clock(record), _timed_rows(record)
+    steps = next((row["count"] for row in rows if row["phase"] == "step" and row["clock"] == clock), 0)
+    return {
+        row["phase"]: row["mean_s"] * row["count"] / steps
+        for row in rows
+        if steps and row["clock"] == clock and row["phase"] in _PHASES_OF_A_STEP
+    }
+
+
+def _timed_rows(record: RunRecord) -> list[dict[str, Any]]:
+    return list(record.findings.get(TRAIN, {}).get("simple", {}).get("phases", []))
+
+
+def phase_joules(record: RunRecord) -> dict[str, dict[str, Any]]:
+    """By the best way that the energy tracker found."""
+    found = record.findings.get(TRAIN, {}).get("energy", {})
+    ways = [found.get(way, {}).get("phases", {}) for way in _ENERGY_WAYS]
+    whole = [way for way in ways if set(_PHASES_OF_A_STEP[1:]) <= set(way)]
+    return {name: dict(values) for name, values in whole[0].items()} if whole else {}

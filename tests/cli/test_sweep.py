@@ -1,0 +1,122 @@
+"""Sweeps: a group of runs that goes on past a failure, resumes after a signal, and ends in a table."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import joulelab, shown
+
+# a model of torch alone: the sweep is what is tested, and transformers takes seconds to import in every member
+PERCEPTRON = """
+import torch
+from torch import nn
+from joulelab.data.batch_source import ShuffledRows, TensorBatch
+from joulelab.data.splits import parse_split
+from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.workload import Workload
+
+
+def prepare(request):
+    torch.manual_seed(request.seed)
+
+    def make(rows, draw):
+        x = torch.from_numpy(rows % 7).float()[:, None].expand(-1, 8).clone()
+        return TensorBatch({"x": x}, len(rows), count=len(rows))
+
+    def loss(model, batch):
+        return ObjectiveOutput(((model(batch["x"]) - batch["x"].sum(1, keepdim=True)) ** 2).sum(), batch.count)
+
+    batches = ShuffledRows(parse_split(request.split).rows(1000), request.rows_per_batch, request.seed, make)
+    return Workload(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), PlainObjective(loss), batches)
+
+
+MODEL = ZooEntry(
+    "perceptron", "f", "t", "row", "a", {"tiny": Size(81, {}, {}, 4)}, prepare, needs=("torch",)
+)
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "perceptron.py").write_text(PERCEPTRON)
+    return tmp_path / "perceptron.py"
+
+
+def sweep(tmp_path, *words):
+    return joulelab("sweep", *words, "--runs-dir", tmp_path / "runs", timeout=300)
+
+
+def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_path, model):
+    words = ["--batch_size", "4,8", "--repeats", "2", "--max_steps", "20", "--estimate-cpu"]
+    done = sweep(tmp_path, "train", model, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.index("[2/4] batch_size=8, seed 0") < done.stderr.index("[3/4] batch_size=4, seed 1")
+    assert "rows/s" in done.stdout
+    assert "2/2" in done.stdout
+    (group,) = (tmp_path / "runs" / "groups").iterdir()
+    told = shown(tmp_path / "runs", group.name)
+    assert [row["point"] for row in told["configurations"]] == [{"training.batch_size": 4}, {"training.batch_size": 8}]
+    for row in told["configurations"]:
+        assert row["items_per_s"]["low"] < row["items_per_s"]["value"] < row["items_per_s"]["high"]
+        assert row["j_per_item"]["value"] > 0
+        assert {run["seed"] for run in row["runs"]} == {0, 1}
+    page = (group / "report.html").read_text()
+    assert "Joules per item" in page
+    again = joulelab("sweep", "--resume", group.name, "--runs-dir", tmp_path / "runs")
+    assert again.returncode == 0
+    assert "[1/4]" not in again.stderr, "what is done is not run again"
+
+
+def test_a_member_that_fails_is_told_and_the_others_go_on(tmp_path, model):
+    done = sweep(tmp_path, "train", model, "--learning_rate", "1e30,1e-3", "--max_steps", "5")
+    assert done.returncode == 1
+    assert "error: 1 of 2 runs of the sweep failed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the loss became" in done.stdout
+    (group,) = (tmp_path / "runs" / "groups").iterdir()
+    told = shown(tmp_path / "runs", group.name)
+    assert [len(row["runs"]) for row in told["configurations"]] == [0, 1]
+    assert told["failed"][0]["why"].startswith("failed: the loss became")
+    again = joulelab("run", "--resume", group.name, "--runs-dir", tmp_path / "runs")
+    assert again.returncode == 1
+    assert "[1/2]" in again.stderr
+    assert "[2/2]" not in again.stderr
+
+
+def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path, model):
+    words = ["train", model, "--repeats", "1", "--max_time_minutes", "0.05", "--runs-dir", tmp_path / "runs"]
+    run = subprocess.Popen(
+        [sys.executable, "-m", "joulelab", "sweep", *map(str, words)], stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not list((tmp_path / "runs").glob("perceptron-*/metrics.jsonl")):
+        time.sleep(0.05)
+    os.kill(run.pid, signal.SIGTERM)
+    _, told = run.communicate(timeout=60)
+    assert run.returncode == 143, told
+    (group,) = (tmp_path / "runs" / "groups").iterdir()
+    assert f"joulelab sweep --resume {group}" in told
+    (member,) = (tmp_path / "runs").glob("perceptron-*")
+    assert json.loads((member / "run.json").read_text())["status"] == "truncated"
+    done = joulelab("run", "--resume", group.name, "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((member / "run.json").read_text())["attempts"]) == 2
+
+
+def test_lists_and_brackets_are_not_swept(tmp_path, model):
+    words = ["--train_stats", "simple,no-op", "training.betas=[0.9, 0.95]", "--precision", "fp32,bf16", "--dry-run"]
+    done = sweep(tmp_path, "train", model, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["precision=fp32, seed 0", "precision=bf16, seed 0"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_experiment_is_swept_by_its_settings(tmp_path):
+    done = sweep(tmp_path, "run", "demo-kd", "distill.kd_T=1,2", "seed=5", "--repeats", "2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["kd_T=1, seed 5", "kd_T=2, seed 5", "kd_T=1, seed 6", "kd_T=2, seed 6"]

@@ -1,0 +1,61 @@
+"""A mistake in `train`, `zoo` or `sweep` gets a sentence and exit code 2, and leaves nothing behind."""
+
+import pytest
+from commands import joulelab
+
+MISTAKES = [
+    (["train"], "no model was named"),
+    (["train", "gtp2"], "did you mean 'gpt2'?"),
+    (["train", "gpt2", "--model", "bert"], "two models were named"),
+    (["train", "./nothing.py"], "there is no file"),
+    (["train", "./broken.py"], "broken.py, line 2: NameError: name 'nothing' is not defined"),
+    (["train", "gpt2", "--size", "tinny"], "did you mean 'tiny'?"),
+    (["train", "gpt2", "--batch_size", "0"], "training.batch_size: expected greater than or equal to 1, found 0"),
+    (["train", "gpt2", "--batch_size", "four"], "training.batch_size: expected a whole number, found the text 'four'"),
+    (["train", "gpt2", "--learning_rate", "-1"], "training.learning_rate: expected greater than 0"),
+    (["train", "gpt2", "--train_stats", "simpel,energy"], "did you mean 'simple'?"),
+    (["train", "gpt2", "--dataset_split", "trian[:10]"], "did you mean 'train'?"),
+    (["train", "gpt2", "--dataset_split", "train[:"], "is not a split"),
+    (["train", "gpt2", "--dataset", "./nothing"], "there is no file or folder"),
+    (["train", "gpt2", "--trainer", "fdsp"], "did you mean 'fsdp'?"),
+    (["train", "gpt2", "--precision", "fp8"], "training.precision: expected 'fp32', 'tf32', 'bf16' or 'fp16'"),
+    (["train", "gpt2", "--learnig_rate", "1"], "No such option"),
+    (["train", "gpt2", "learning_rate=1"], "did you mean training.learning_rate?"),
+    (["train", "gpt2", "--set", "nonsense"], "'nonsense' is not a setting"),
+    (["train", "./needy.py"], "needy needs no_such_package"),
+    (["zoo", "gtp2"], "did you mean 'gpt2'?"),
+    (["zoo", "gpt2", "--size", "tinny"], "did you mean 'tiny'?"),
+    (["sweep"], "a sweep is over `train` or `run`"),
+    (["sweep", "trian", "gpt2"], "a sweep is over `train` or `run`, found 'trian'"),
+    (["sweep", "train", "gpt2", "--batch_size", "8,8"], "training.batch_size has the value 8 twice"),
+    (["sweep", "train", "gpt2", "--batch_size", "8,0"], "training.batch_size: expected greater than or equal to 1"),
+    (["sweep", "train", "gpt2", "--seed", "1,2"], "write --repeats N"),
+    (["sweep", "train", "gpt2", "--batch_sise", "8"], "No such option"),
+    (["sweep", "train", "gpt2", "--repeats", "0"], "expected at least 1"),
+    (["sweep", "run", "demo", "seed=1"], "demo is a group already"),
+    (["sweep", "--resume", "nothing"], "no runs under"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
+    (tmp_path / "broken.py").write_text("x = 1\ny = nothing\n")
+    (tmp_path / "needy.py").write_text(
+        "from joulelab.zoo.entry import Size, ZooEntry\n"
+        "SIZES = {'tiny': Size(1, {}, {}, 1)}\n"
+        "MODEL = ZooEntry('needy', 'f', 't', 'i', 'a', SIZES, 'x:y', needs=('no_such_package',))\n"
+    )
+    store = [] if words[0] == "zoo" else ["--runs-dir", tmp_path / "runs"]
+    done = joulelab(*words, *store, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("verb", ["train", "zoo", "sweep"])
+def test_the_help_teaches_by_examples(verb):
+    done = joulelab(verb, "--help")
+    assert done.returncode == 0
+    assert "Examples:" in done.stdout

@@ -1,0 +1,65 @@
+"""A comparison by validation loss: less is better, and the seeds are the sample."""
+
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.figures import quality_against_energy
+from joulelab.report.plain import _difference
+from joulelab.report.tables import comparison_markdown
+from joulelab.report.verdict import verdict
+from joulelab.runs.record import Result
+
+
+def as_losses(records, by_label):
+    """The demo's runs with losses in place of their accuracies."""
+    made = []
+    for record in records:
+        losses = by_label.get(record.label)
+        if losses is not None:
+            seed = int(record.spec["seed"])
+            results = {"student.mlm_loss": Result(value=losses[seed], lower_is_better=True)}
+            made.append(record.model_copy(update={"results": results}))
+    return made
+
+
+@pytest.fixture
+def comparison(made, tmp_path):
+    def build(by_label):
+        records = as_losses(made.demo_records(), by_label)
+        return compare(made.group_of(records), records, tmp_path)
+
+    return build
+
+
+BETTER = {"labels only": (3.30, 3.32), "response KD": (3.101, 3.119)}
+
+
+def test_a_lower_loss_over_all_seeds_is_told_as_better(comparison):
+    found = verdict(comparison(BETTER))
+    assert found.headline.startswith("Against labels only, response KD has a lower validation loss (-0.200 nats); ")
+    assert found.sentences[0] == (
+        "response KD has a validation loss 0.200 nats lower than labels only "
+        "(95 % interval [-0.213, -0.187]; seeds -0.199, -0.201)."
+    )
+
+
+def test_seeds_that_disagree_resolve_nothing(comparison):
+    found = verdict(comparison({"labels only": (3.30, 3.32), "response KD": (3.10, 3.40)}))
+    assert "no method has a resolvably lower or higher validation loss" in found.headline
+    assert "validation loss not resolved: difference -0.060 nats, 95 % interval" in found.sentences[0]
+
+
+def test_the_table_has_the_intervals_over_seeds(comparison):
+    text = comparison_markdown(comparison(BETTER))
+    row = next(line for line in text.splitlines() if line.startswith("| response KD"))
+    assert [cell.strip() for cell in row.split("|")[1:-1]] == [
+        "response KD", "0, 1", "3.110 [2.996, 3.224]", "3.101, 3.119", "-0.200 [-0.213, -0.187]", "yes",
+    ]  # fmt: skip
+    assert "less is better" in text and "Accuracy" not in text
+
+
+def test_figure_and_json_know_that_it_is_a_loss(comparison):
+    found = comparison(BETTER)
+    figure = quality_against_energy(found)
+    assert "Validation loss" in figure.description and "3.110 nats" in figure.description
+    assert _difference(found.row("response KD").difference)["interval"]["value"] == pytest.approx(-0.2)

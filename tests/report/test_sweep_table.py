@@ -1,0 +1,118 @@
+"""A sweep's table from made records: intervals over repeats, failed runs, phases, and what is not apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulelab.report.grid import render_text
+from joulelab.report.sweep import Sweep, read_sweep
+from joulelab.report.sweep_figures import sweep_figures
+from joulelab.report.sweep_table import interval_text, sweep_data, sweep_headline, sweep_view
+from joulelab.report.training_table import training_grids
+from joulelab.runs.groups import GroupRecord, Member, varying
+from joulelab.runs.record import ErrorRecord, Result
+from joulelab.stats import Interval
+from joulelab.units import three_digits
+
+PHASES = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimiser_step": 0.005}
+
+
+def member_of(made: Any, batch_size: int, seed: int, seconds: float, joules: float, **more: Any) -> Any:
+    """A training of 6,400 images that was measured, with what its trackers found."""
+    parts = (made.Part("model.prepare", 5.0, 400.0), made.Part("model.train", seconds, joules, 6_400))
+    label = f"batch_size={batch_size}"
+    record = made.make_record(label, seed, parts, measured=True, name=f"made-{batch_size}", **more)
+    rows = [{"phase": "step", "clock": "device", "count": 100, "mean_s": 0.066}]
+    rows += [{"phase": name, "clock": "device", "count": 100, "mean_s": mean} for name, mean in PHASES.items()]
+    energy = {name: {"method": "isolated", "energy_j": 300 * s, "half_width_j": 0.1} for name, s in PHASES.items()}
+    found = {
+        "model": {"item": "image", "flops_counted_on": "fake tensors", "mfu_missing": "", "notes": ""},
+        "simple": {"phases": rows},
+        "energy": {"isolated": {"phases": energy}},
+    }
+    results = {
+        "model.train.first_loss": 6.9, "model.train.final_loss": 2.1 + 0.1 * seed, "model.train.steps": 100,
+        "model.train.mfu": 0.41, "model.train.items_per_s": 650.0, "model.peak_memory_bytes": 2.5e9,
+        "model.parameters": 25_557_032, "model.forward_flops_per_item": 8.2e9, "model.evaluate.loss": 2.3,
+        "model.training_flops_per_item": 24.5e9,
+    }  # fmt: skip
+    spec = {**record.spec, "training": {"batch_size": batch_size}}
+    return record.model_copy(
+        update={
+            "spec": spec,
+            "findings": {"model.train": found},
+            "results": {name: Result(value=value) for name, value in results.items()},
+        }
+    )
+
+
+@pytest.fixture
+def records(made: Any) -> list[Any]:
+    error = ErrorRecord(kind="OutOfMemory", message="model.train does not fit into the GPU's memory")
+    return [
+        member_of(made, 8, 0, 10.0, 5_000.0),
+        member_of(made, 16, 0, 8.0, 4_000.0),
+        member_of(made, 8, 1, 10.2, 5_050.0),
+        member_of(made, 16, 1, 8.1, 4_060.0),
+        made.make_record("batch_size=32", 0, (), status="failed", name="made-32", error=error),
+    ]
+
+
+@pytest.fixture
+def sweep(records: list[Any], tmp_path: Path) -> Sweep:
+    members = [
+        Member(label=r.label, seed=r.spec["seed"], experiment=r.name, spec=r.spec, run_id=r.run_id) for r in records
+    ]
+    specs = [*(m.spec for m in members[:-1]), {**members[-1].spec, "training": {"batch_size": 32}}]
+    found = {key: values for key, values in varying(specs).items() if key == "training.batch_size"}
+    group = GroupRecord(
+        group_id="sweep-resnet50-20260301T100000Z-beef", name="sweep-resnet50", about="3 configurations",
+        sweep=True, created_at="2026-03-01T10:00:00+00:00", members=tuple(members), varying=found,
+    )  # fmt: skip
+    return read_sweep(group, records, tmp_path)
+
+
+def test_the_table_as_a_terminal_shows_it(sweep: Sweep, golden: Any) -> None:
+    golden("sweep.txt", render_text(sweep_view(sweep), width=120))
+
+
+def test_a_training_as_a_terminal_shows_it(records: list[Any], golden: Any) -> None:
+    from rich.console import Group
+
+    from joulelab.report.grid import to_rich
+
+    golden("training.txt", render_text(Group(*map(to_rich, training_grids(records[0]))), width=120))
+
+
+def test_means_have_t_intervals_over_the_repeats(sweep: Sweep) -> None:
+    found = sweep.rows[0].items_per_s
+    assert found is not None
+    assert found.value == pytest.approx((640 + 6_400 / 10.2) / 2)
+    assert found.low < 6_400 / 10.2 < 640 < found.high
+
+
+def test_configurations_whose_intervals_touch_are_not_resolved(sweep: Sweep) -> None:
+    assert sweep_headline(sweep).startswith("Fewest joules per image: batch_size=16")
+    assert "apart from the next, batch_size=8" in sweep_headline(sweep)
+
+
+def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_zero() -> None:
+    assert interval_text(Interval(5.0, float("-inf"), float("inf")), three_digits) == "5.00"
+    assert interval_text(Interval(5.0, -1.0, 11.0), three_digits) == "5.00 [0, 11.0]"
+    assert interval_text(None, three_digits) == "-"
+
+
+def test_the_data_is_json_and_tells_what_failed(sweep: Sweep) -> None:
+    told = json.loads(json.dumps(sweep_data(sweep), allow_nan=False))
+    assert [row["label"] for row in told["configurations"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
+    assert told["configurations"][2]["items_per_s"] is None
+    assert told["failed"][0]["why"] == "failed: model.train does not fit into the GPU's memory"
+
+
+def test_the_figures_show_speed_joules_and_phases(sweep: Sweep) -> None:
+    titles = [figure.title for figure in sweep_figures(sweep)]
+    assert titles == ["Joules per item", "Speed", "Where a step's joules went", "Where a step's time went"]

@@ -1,0 +1,76 @@
+"""The members of a sweep, and a group whose members run elsewhere."""
+
+import pytest
+
+from joulelab.errors import EndedBySignal, UsageError
+from joulelab.runs.context import Silent
+from joulelab.runs.groups import create_group, execute_group, group_records, load_group
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.record import RunRecord
+from joulelab.runs.sweeps import label_of, sweep_specs
+
+SETTINGS = {"pipeline": "train", "model": "gpt2", "size": "tiny", "seed": 3}
+
+
+def test_all_configurations_come_before_the_next_repeat():
+    specs = sweep_specs(SETTINGS, {"training.batch_size": [2, 4], "training.precision": ["fp32", "bf16"]}, repeats=2)
+    assert [spec.seed for spec in specs] == [3, 3, 3, 3, 4, 4, 4, 4]
+    assert [spec.training.batch_size for spec in specs[:4]] == [2, 2, 4, 4]
+    assert specs[1].label == "batch_size=2, precision=bf16"
+
+
+def test_repeats_alone_are_a_sweep_of_one_configuration():
+    specs = sweep_specs(SETTINGS, {}, repeats=3)
+    assert [spec.seed for spec in specs] == [3, 4, 5]
+    assert {spec.label for spec in specs} == {""}
+
+
+def test_names_that_end_alike_are_told_apart():
+    assert label_of({"training.seed_a": 1, "training.lr": 2}) == "seed_a=1, lr=2"
+    assert label_of({"teacher.lr": 1, "student.lr": 2}) == "teacher.lr=1, student.lr=2"
+
+
+@pytest.mark.parametrize("axes", [{"seed": [1, 2]}, {"training.batch_size": [2, 2]}])
+def test_seeds_and_doubles_are_refused(axes):
+    with pytest.raises(UsageError, match=r"repeats|twice"):
+        sweep_specs(SETTINGS, axes, repeats=1)
+
+
+def ends_with(*statuses):
+    """Instead of training: the first member ends with the first status, and so on."""
+    left = list(statuses)
+
+    def run_member(run):
+        record = RunRecord.model_validate(read_json(run.record)).model_copy(update={"status": left.pop(0)})
+        write_json(run.record, record)
+        if record.status == "truncated":
+            raise EndedBySignal(15)
+        return record
+
+    return run_member
+
+
+@pytest.fixture
+def group(tmp_path):
+    specs = sweep_specs(SETTINGS, {"training.batch_size": [2, 4]}, repeats=2)
+    return create_group(tmp_path, specs, name="sweep-gpt2", sweep=True)
+
+
+def test_a_member_that_failed_does_not_stop_the_others_and_is_run_again_on_resume(tmp_path, group):
+    records = execute_group(group, tmp_path, Silent(), ends_with("done", "failed", "done", "done"))
+    assert [record.status for record in records] == ["done", "failed", "done", "done"]
+    first = [member.run_id for member in load_group(group.folder).members]
+    again = execute_group(group, tmp_path, Silent(), ends_with("done"))
+    assert [record.status for record in again] == ["done"] * 4
+    assert [member.run_id for member in load_group(group.folder).members] == first, "the same runs, not new ones"
+
+
+def test_a_sweep_that_was_cut_off_goes_on_with_what_is_left(tmp_path, group):
+    with pytest.raises(EndedBySignal):
+        execute_group(group, tmp_path, Silent(), ends_with("done", "truncated"))
+    assert [member.run_id is not None for member in load_group(group.folder).members] == [True, True, False, False]
+    execute_group(group, tmp_path, Silent(), ends_with("done", "done", "done"))
+    record, members = group_records(group.folder)
+    assert record.sweep
+    assert [member.status for member in members] == ["done"] * 4
+    assert record.varying["training.batch_size"] == [2, 4, 2, 4]
