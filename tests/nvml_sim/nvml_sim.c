@@ -261,7 +261,7 @@ int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *energy
 int nvmlDeviceGetPowerUsage(void *handle, unsigned *power_mw) {
     ENTER("power"); CARD_ONLY();
     struct gpu *g = handle;
-    *power_mw = mean_w(g, latch_s(g), g->average_s) * 1000;
+    *power_mw = lround(mean_w(g, latch_s(g), g->average_s) * 1000);
     return SUCCESS;
 }
 int nvmlDeviceGetFieldValues(void *handle, int count, field_t *values) {
@@ -272,7 +272,7 @@ int nvmlDeviceGetFieldValues(void *handle, int count, field_t *values) {
         values[i].status = instant ? error_of(handle, "instant") : error_of(handle, "average");
         if (!instant && values[i].field != FIELD_AVERAGE) values[i].status = NOT_SUPPORTED;
         values[i].value_type = VALUE_UNSIGNED_INT;
-        values[i].value.u = mean_w(g, latch_s(g), instant ? g->instant_s : g->average_s) * 1000;
+        values[i].value.u = lround(mean_w(g, latch_s(g), instant ? g->instant_s : g->average_s) * 1000);
     }
     return SUCCESS;
 }
@@ -291,7 +291,8 @@ int nvmlDeviceGetSamples(void *handle, unsigned type, unsigned long long last_us
         unsigned long long stamp_us = origin_us + stamp * 1e6;
         if (stamp_us <= last_us) continue;
         samples[filled].stamp_us = stamp_us;
-        samples[filled++].value.u = g->sample_bias * 1000 * mean_w(g, stamp - g->sample_lag_s, g->sample_step_s);
+        double power_w = g->sample_bias * mean_w(g, stamp - g->sample_lag_s, g->sample_step_s);
+        samples[filled++].value.u = lround(1000 * power_w);
     }
     *count = filled;
     return filled ? SUCCESS : NOT_FOUND;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from joulelab.runs.spec import Section
 
@@ -76,6 +76,11 @@ class TrainingConfig(Section):
     """Optimiser steps between lines of metrics; a loss that is not finite is noticed there at the latest."""
     stats: tuple[str, ...] = ("no-op",)
     """Further trackers of the loop's phases, beside the meter's own."""
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads a bare `off` as false
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

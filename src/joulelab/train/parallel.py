@@ -1,4 +1,4 @@
-"""One model on several ranks, by torch's own means: copies that average gradients (DDP), or shards (FSDP2).
+"""One model on several ranks, by torch's own means: copies that average gradients (DDP), or shards (shards.py).
 
 Both average the ranks' gradients; the loop turns that mean of sums into the sum over the true count of all ranks.
 """
@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from joulelab.errors import ConfigError
-from joulelab.train.blocks import repeated_blocks
 from joulelab.train.config import TrainingConfig
 from joulelab.train.ranks import Ranks
 
@@ -36,18 +34,6 @@ def kind_of(config: TrainingConfig, ranks: Ranks) -> str:
     return "ddp" if config.parallel == "auto" and ranks.world > 1 else config.parallel
 
 
-def shard(modules: Iterable[nn.Module]) -> None:
-    """In place, before the optimiser is made: what it holds is then sharded too."""
-    for module in modules:
-        for parameter in module.parameters():
-            parameter.data = parameter.data.contiguous()  # channels-last weights cannot be cut into shards
-        for block in repeated_blocks(module):
-            fully_shard(block)
-        # what is never trained sees no backward pass, which is where a root gives back what it gathered
-        trained = any(parameter.requires_grad for parameter in module.parameters())
-        fully_shard(module, reshard_after_forward=None if trained else True)
-
-
 def copy_on_ranks(model: nn.Module, device: torch.device) -> nn.Module:
     places: Any = [device] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=places, gradient_as_bucket_view=True)
@@ -57,8 +43,8 @@ def share_gradients(called: nn.Module, now: bool) -> None:
     """Gradients travel with the last micro-batch of a step only; set before its forward pass."""
     if isinstance(called, DistributedDataParallel):
         called.require_backward_grad_sync = now
-    elif isinstance(called, FSDPModule):
-        called.set_requires_gradient_sync(now)
+    elif hasattr(called, "set_requires_gradient_sync"):  # shards; their module takes seconds to import
+        called.set_requires_gradient_sync(now)  # type: ignore[operator]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
@@ -67,13 +53,3 @@ def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad /= ranks.world
-
-
-def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
-    """Of a model in shards, gathered on the CPU of the first rank; None for a model that has all of itself."""
-    if not isinstance(model, FSDPModule):
-        return None
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}

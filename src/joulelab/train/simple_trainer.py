@@ -29,7 +29,9 @@ class SimpleTrainer(Trainer[B]):
         if self.config.activation_checkpointing:
             checkpoint_activations(self.model)
         if self.parallel == "fsdp":
-            parallel.shard(self.trained.values())
+            from joulelab.train.shards import shard
+
+            shard(self.trained.values())
         self.called = parallel.copy_on_ranks(self.model, self.device) if self.parallel == "ddp" else self.model
         self._compute = self._computation()
         return make_optimizer(self.trained.parameters(), self.config)

@@ -42,6 +42,8 @@ class TrainSpec(RunSpec):
     weights: str = ""
     """Where training starts: empty draws from the seed, `published` takes the size's published weights; else a folder
     or hub id."""
+    tokenizer: str = ""
+    """For text of yours: a folder, hub id or sample; empty: that of the weights or the published size, else bytes."""
     shape: dict[str, Annotated[int, Field(ge=1)]] = {}
     """Of one input, by name, where it differs from the size's own: {tokens: 512}."""
     training: TrainingConfig = TrainingConfig()
@@ -81,6 +83,7 @@ class TrainSpec(RunSpec):
             split=self.dataset_split,
             weights=self.weights,
             asked_shape=self.shape,
+            tokenizer=self.tokenizer,
         )
 
     def preflight(self) -> None:

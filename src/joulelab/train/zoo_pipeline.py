@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from joulelab.data import sources
 from joulelab.errors import ConfigError
@@ -17,7 +18,6 @@ from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.held_out import held_out_loss
-from joulelab.train.parallel import whole_weights
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, train_in_run
 from joulelab.train.zoo_config import PUBLISHED, TrainSpec
@@ -59,6 +59,8 @@ class _Lab:
             workload = prepare(self.spec.request)
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
+            for note in workload.notes:
+                self.run.progress.say(note)
         for note in workload.notes:
             self.run.progress.say(note)
         return workload
@@ -89,7 +91,7 @@ class _Lab:
 
         def make(folder: Path) -> None:
             self.train()
-            weights = whole_weights(self.workload.model)
+            weights = self._whole_weights()
             if self.ranks.is_first:
                 save_weights(self.workload.model, folder, weights)
 
@@ -105,6 +107,13 @@ class _Lab:
         )
         if "workload" not in self.__dict__:
             load_weights(self.workload.model, made.folder)
+
+    def _whole_weights(self) -> dict[str, Tensor] | None:
+        if self.ranks.world == 1:
+            return None
+        from joulelab.train.shards import whole_weights  # seconds to import
+
+        return whole_weights(self.workload.model)
 
     def evaluate(self) -> None:
         if self.workload.validation is None or self.spec.evaluate_batches == 0:

@@ -37,7 +37,7 @@ class _Place:
 def load_tokenizer(name: str) -> Any:
     place = _place(name)
     transformers = import_transformers()
-    with _quiet(transformers), _explained(place):
+    with quiet(transformers), _explained(place):
         return transformers.AutoTokenizer.from_pretrained(place.folder_or_id, **place.arguments)
 
 
@@ -49,7 +49,7 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
     if place.gguf_file:  # known without the seconds it takes to read one
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
-    with _quiet(transformers), _explained(place), drawn_from(seed):
+    with quiet(transformers), _explained(place), drawn_from(seed):
         config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels)
         _refuse_causal_lm(place, config.architectures or [])
         model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -61,7 +61,7 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
 def load_causal_lm(name: str) -> torch.nn.Module:
     place = _place(name)
     transformers = import_transformers()
-    with _quiet(transformers), _explained(place):
+    with quiet(transformers), _explained(place):
         if place.gguf_file:
             return _dequantised(transformers, place)
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(place.folder_or_id)
@@ -71,7 +71,7 @@ def load_causal_lm(name: str) -> torch.nn.Module:
 def explained_load(kind: Any, name: str) -> torch.nn.Module:
     """`kind.from_pretrained` on what the user named, with its failures told in our words."""
     place = _place(name)
-    with _quiet(import_transformers()), _explained(place):
+    with quiet(import_transformers()), _explained(place):
         model: torch.nn.Module = kind.from_pretrained(place.folder_or_id)
     return model
 
@@ -85,7 +85,7 @@ def weights_identity(name: str) -> str:
 def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
     """In Hugging Face format, so that any tool can load it from the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet(import_transformers()):
+    with quiet(import_transformers()):
         model.save_pretrained(folder)  # type: ignore[operator]
         tokenizer.save_pretrained(folder)
 
@@ -160,7 +160,7 @@ def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without progress bars and load reports: a fresh head is what we asked for, not a warning."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

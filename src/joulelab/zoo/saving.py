@@ -8,13 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from joulelab.zoo.pretrained import import_transformers, quiet
+
 WEIGHTS = "model.safetensors"
 
 
 def save_weights(model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """`weights` are the model's whole ones, for a model that holds only a share of each itself."""
     if hasattr(model, "save_pretrained"):
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        with quiet(import_transformers()):
+            model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         return
     from safetensors.torch import save_file, save_model
 
@@ -28,7 +31,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """Into a model of the same shape."""
     if hasattr(model, "save_pretrained"):
         kind: Any = type(model)
-        model.load_state_dict(kind.from_pretrained(folder).state_dict())
+        with quiet(import_transformers()):
+            model.load_state_dict(kind.from_pretrained(folder).state_dict())
         return
     from safetensors.torch import load_model
 
