@@ -88,7 +88,7 @@ def binarize(
 
       joulelab prepare binarize --file_path data/dump.txt --tokenizer_name sample:minilm --dump_file data/text
 
-      joulelab prepare binarize --file_path data/dump.txt --tokenizer_type bert --tokenizer_name bert-base-uncased \\
+      joulelab prepare binarize --file_path data/dump.txt --tokenizer_type bert --tokenizer_name bert-base-uncased
       --dump_file data/binarized_text
     """
     asked = {
@@ -123,7 +123,7 @@ def token_counts(
 
       joulelab prepare token-counts --data_file data/text.sample-minilm --token_counts_dump data/counts.npy
 
-      joulelab prepare token-counts --data_file data/binarized_text.bert-base-uncased.pickle \\
+      joulelab prepare token-counts --data_file data/binarized_text.bert-base-uncased.pickle
       --token_counts_dump data/token_counts.bert-base-uncased.pickle --vocab_size 30522
     """
     asked = {"data_file": data_file, "token_counts_dump": token_counts_dump, "vocab_size": vocab_size}

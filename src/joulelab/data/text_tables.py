@@ -15,6 +15,7 @@ from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
 TITLE_COLUMN = "title"
+_PART_NAMES = ("train", "validation", "test")
 _NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
 
 
@@ -67,6 +68,8 @@ def _read_folder(folder: Path) -> Columns:
     if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
         return _read_saved_dataset(folder)
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
+    if len(files) > 1 and all(file.stem in _PART_NAMES for file in files):
+        return _joined([_read_file(file) for file in files], str(folder))
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
         raise ConfigError(
@@ -75,6 +78,15 @@ def _read_folder(folder: Path) -> Columns:
             f"name the file itself ({', '.join(_READERS)})",
         )
     return _read_file(files[0])
+
+
+def _joined(parts: Sequence[Columns], source: str) -> Columns:
+    """Parts of one set as one table, by the columns they share: the split is ours."""
+    header = Columns({name: () for name in parts[0].values if all(name in part.values for part in parts)})
+    text = pick(header, TEXT_COLUMNS, "text", source)
+    label = pick(header, LABEL_COLUMNS, "label", source)
+    chosen = [name for name in (text, label, column(header, (TITLE_COLUMN,))) if name]
+    return Columns({name: [value for part in parts for value in part.values[name]] for name in chosen})
 
 
 def _read_file(path: Path) -> Columns:

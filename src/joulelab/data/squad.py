@@ -1,0 +1,136 @@
+"""Questions on paragraphs in SQuAD's JSON, versions 1.1 and 2.0, checked while they are read.
+
+A wrong `answer_start` does not crash a training; it teaches wrong spans without a word. So everything is checked here,
+and a mistake is told with the article and the question it is in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from joulelab.errors import ConfigError, NotFoundError
+
+T = TypeVar("T")
+
+_SHAPE = 'a SQuAD file is {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    start: int  # in characters of the context
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    text: str
+    context: str
+    answers: tuple[Answer, ...]  # what several people marked; none where the paragraph does not tell
+
+    @property
+    def impossible(self) -> bool:
+        return not self.answers
+
+
+def read_squad(path: Path, version_2: bool) -> tuple[Question, ...]:
+    if not path.is_file():
+        raise NotFoundError(f"there is no file {path.absolute()}", _SHAPE)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also where the bytes are no UTF-8
+        raise ConfigError(f"{path} is not JSON: {error}", _SHAPE) from None
+    return parse_squad(document, str(path), version_2)
+
+
+def parse_squad(document: object, name: str, version_2: bool) -> tuple[Question, ...]:
+    """All questions of a document; `name` is what an error calls it."""
+    whole = _require(document, dict, name)
+    questions = tuple(
+        question
+        for number, article in enumerate(_field(whole, "data", list, name))
+        for question in _article(article, f"{name}, article {number}", version_2)
+    )
+    if not questions:
+        raise ConfigError(f"{name} holds no questions", _SHAPE)
+    _refuse_duplicates(questions, name)
+    return questions
+
+
+def _article(article: object, where: str, version_2: bool) -> Iterator[Question]:
+    fields = _require(article, dict, where)
+    if isinstance(fields.get("title"), str):
+        where = f"{where} ('{fields['title']}')"
+    for number, paragraph in enumerate(_field(fields, "paragraphs", list, where)):
+        place = f"{where}, paragraph {number}"
+        inner = _require(paragraph, dict, place)
+        context = _text(inner, "context", place)
+        for entry in _field(inner, "qas", list, place):
+            yield _question(_require(entry, dict, f"{place}, a question"), context, where, version_2)
+
+
+def _question(entry: dict[str, Any], context: str, where: str, version_2: bool) -> Question:
+    identity = _text(entry, "id", f"{where}, a question")
+    place = f"{where}, question {identity}"
+    answers = tuple(_answer(answer, context, place) for answer in _field(entry, "answers", list, place))
+    impossible = "is_impossible" in entry and _field(entry, "is_impossible", bool, place)
+    if impossible and not version_2:
+        raise ConfigError(f"{place} is marked impossible; version 1.1 has no such questions", "set data.version_2=true")
+    if impossible == bool(answers):
+        found = "is marked impossible and has an answer" if answers else "has no answer and is not marked impossible"
+        raise ConfigError(f"{place} {found}", "give it an answer, or (in version 2.0) is_impossible: true and none")
+    return Question(identity, _text(entry, "question", place), context, answers)
+
+
+def _answer(answer: object, context: str, where: str) -> Answer:
+    fields = _require(answer, dict, f"{where}, an answer")
+    text, start = _text(fields, "text", where), _field(fields, "answer_start", int, where)
+    found = context[start : start + len(text)] if start >= 0 else ""
+    if found != text:
+        raise ConfigError(
+            f"{where}: at answer_start {start} the context reads '{_brief(found)}', the answer '{_brief(text)}'",
+            "answer_start counts characters of the context from 0, not bytes and not words; mend or remove the answer",
+        )
+    return Answer(text, start)
+
+
+def _text(fields: dict[str, Any], key: str, where: str) -> str:
+    value = _field(fields, key, str, where)
+    if not value.strip():
+        raise ConfigError(f"{where}: '{key}' is empty", _SHAPE)
+    return value
+
+
+def _field(fields: dict[str, Any], key: str, kind: type[T], where: str) -> T:
+    if key not in fields:
+        raise ConfigError(f"{where} has no '{key}'", _SHAPE)
+    return _require(fields[key], kind, f"'{key}' of {where}")
+
+
+def _require(value: object, kind: type[T], where: str) -> T:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        found = _WORDS.get(type(value), type(value).__name__)
+        raise ConfigError(f"{where}: expected {_WORDS[kind]}, found {found}", _SHAPE)
+    return value
+
+
+def _refuse_duplicates(questions: tuple[Question, ...], name: str) -> None:
+    """Predictions are kept by id: a second question of the same id would take the first one's answer."""
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise ConfigError(f"{name} has two questions with the id {question.id}", "give each question its own id")
+        seen.add(question.id)
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= 40 else text[:40] + "…"
