@@ -1,4 +1,7 @@
-"""Predictions of a classifier on a held-out set, item by item, so that two models can be compared in pairs."""
+"""Predictions of a classifier on a held-out set, item by item, so that two models can be compared in pairs.
+
+Shapes: N items, C classes.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,11 @@ from torch import nn
 
 from joulelab.data.batches import iterate_in_order
 from joulelab.data.tokenised import TokenisedSet
+from joulelab.evaluate.calibration import expected_calibration_error
 from joulelab.runs.record import Result
 
 PREDICTIONS = "predictions.npz"
+_TINY = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,18 +28,64 @@ class Predictions:
     ids: NDArray[np.str_]
     labels: NDArray[np.int64]
     predicted: NDArray[np.int64]
+    probabilities: NDArray[np.float32] | None = None
+    """[N, C]; None in files of earlier versions."""
 
     def accuracy(self) -> Result:
         right = int((self.labels == self.predicted).sum())
         return Result(value=right / len(self.labels), trials=len(self.labels), successes=right)
 
+    def macro_f1(self) -> Result:
+        """Mean over the classes, each counting the same however rare it is."""
+        classes = range(1 + int(max(self.labels.max(), self.predicted.max())))
+        return Result(value=float(np.mean([self._f1(number) for number in classes])))
+
+    def _f1(self, number: int) -> float:
+        said, true = self.predicted == number, self.labels == number
+        both = int(said.sum() + true.sum())
+        return 2 * int((said & true).sum()) / both if both else 1.0  # a class nobody has or names is no mistake
+
+    def calibration_error(self) -> Result | None:
+        if self.probabilities is None:
+            return None
+        return Result(value=expected_calibration_error(self.probabilities, self.labels))
+
+    def loss(self) -> float:
+        """Mean negative log-likelihood of the labels."""
+        assert self.probabilities is not None
+        chosen = self.probabilities[np.arange(len(self.labels)), self.labels]
+        return float(-np.log(np.maximum(chosen, _TINY)).mean())
+
+    def agreement(self, other: Predictions) -> Result:
+        """How often both say the same, right or wrong, over the items both saw."""
+        theirs = dict(zip(other.ids.tolist(), other.predicted.tolist(), strict=True))
+        pairs = zip(self.ids.tolist(), self.predicted.tolist(), strict=True)
+        same = [theirs[item] == mine for item, mine in pairs if item in theirs]
+        return Result(value=sum(same) / max(1, len(same)), trials=len(same), successes=sum(same))
+
     def save(self, folder: Path) -> None:
-        np.savez(folder / PREDICTIONS, ids=self.ids, labels=self.labels, predicted=self.predicted)
+        arrays = {"ids": self.ids, "labels": self.labels, "predicted": self.predicted}
+        if self.probabilities is not None:
+            arrays["probabilities"] = self.probabilities
+        np.savez(folder / PREDICTIONS, **arrays)  # type: ignore[arg-type]  # numpy types its flags, not its arrays
 
 
 def load_predictions(folder: Path) -> Predictions:
     with np.load(folder / PREDICTIONS, allow_pickle=False) as arrays:
-        return Predictions(arrays["ids"], arrays["labels"], arrays["predicted"])
+        probabilities = arrays.get("probabilities")
+        return Predictions(arrays["ids"], arrays["labels"], arrays["predicted"], probabilities)
+
+
+def quality(found: Predictions, teacher: Predictions | None = None) -> dict[str, Result]:
+    """All figures of a classifier by name; beside a teacher's predictions also how it stands to the teacher."""
+    figures = {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
+    calibration = found.calibration_error()
+    if calibration is not None:
+        figures["calibration_error"] = calibration
+    if teacher is not None:
+        figures["agreement"] = found.agreement(teacher)
+        figures["over_teacher"] = Result(value=found.accuracy().value / max(_TINY, teacher.accuracy().value))
+    return figures
 
 
 @torch.inference_mode()
@@ -43,12 +94,16 @@ def predict(
 ) -> Predictions:
     """Run the whole set; `tick(samples, tokens)` is told how far it is and may end it."""
     model.eval()
-    predicted = np.empty(len(dataset), dtype=np.int64)
+    by_batch: list[NDArray[np.float32]] = []
+    rows: list[NDArray[np.int64]] = []
     samples, tokens = 0, 0
     for batch in iterate_in_order(dataset, batch_size):
         on_device = batch.to(device)
-        logits = model(input_ids=on_device.input_ids, attention_mask=on_device.attention_mask).logits
-        predicted[batch.rows] = logits.argmax(dim=-1).cpu().numpy()
+        logits_BC = model(input_ids=on_device.input_ids, attention_mask=on_device.attention_mask).logits
+        by_batch.append(logits_BC.float().softmax(dim=-1).cpu().numpy())
+        rows.append(batch.rows)
         samples, tokens = samples + batch.samples, tokens + batch.tokens
         tick(samples, tokens)
-    return Predictions(np.array(dataset.ids), np.asarray(dataset.labels, dtype=np.int64), predicted)
+    probabilities_NC = np.concatenate(by_batch)[np.argsort(np.concatenate(rows))]
+    labels_N = np.asarray(dataset.labels, dtype=np.int64)
+    return Predictions(np.array(dataset.ids), labels_N, probabilities_NC.argmax(axis=1), probabilities_NC)
