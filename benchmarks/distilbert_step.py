@@ -21,6 +21,7 @@ import gc
 import json
 import tempfile
 import time
+import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -280,8 +281,11 @@ def main() -> None:
         meter.start()
         found = []
         for way in ways_of(options):
-            found.append(measure(way, place / way.name, options.tiny, options.seconds, device))
-            print(told(found[-1]), flush=True)
+            try:
+                found.append(measure(way, place / way.name, options.tiny, options.seconds, device))
+                print(told(found[-1]), flush=True)
+            except Exception:  # one way that fails leaves the others their figures
+                print(f"{way.name}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             gc.collect()
             torch.cuda.empty_cache()
             torch._dynamo.reset()

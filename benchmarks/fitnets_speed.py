@@ -225,10 +225,14 @@ def cached_loop(options: Any, device: torch.device) -> tuple[Measured, Measured]
 
 def live_loop(options: Any, device: torch.device) -> Measured:
     model = made_ready(make_teacher(options.tokens, options.small), device, "bf16", options.compile)
-    return our_loop("c: bf16, compiled, live teacher", LiveTeacher(model, TEACHER_LOOK), options, device)
+    return our_loop(
+        f"c: bf16, compile={options.compile}, live teacher", LiveTeacher(model, TEACHER_LOOK), options, device
+    )
 
 
-def rows_of(old: Measured, large: Measured, making: Measured, training: Measured, live: Measured) -> list[Row]:
+def rows_of(
+    compiled: str, old: Measured, large: Measured, making: Measured, training: Measured, live: Measured
+) -> list[Row]:
     seconds = training.s_per_sample + making.s_per_sample / EPOCHS
     joules = None
     if training.j_per_sample is not None and making.j_per_sample is not None:
@@ -236,7 +240,7 @@ def rows_of(old: Measured, large: Measured, making: Measured, training: Measured
     return [
         Row(f"a: {old.what}, batches of {old.batch_size}", 1 / old.s_per_sample, old.j_per_sample),
         Row(f"   {large.what}, batches of {large.batch_size}", 1 / large.s_per_sample, large.j_per_sample),
-        Row(f"b: bf16, compiled, cached teacher (its making over {EPOCHS} epochs)", 1 / seconds, joules),
+        Row(f"b: bf16, compile={compiled}, cached teacher (its making over {EPOCHS} epochs)", 1 / seconds, joules),
         Row(live.what, 1 / live.s_per_sample, live.j_per_sample),
     ]
 
@@ -244,8 +248,8 @@ def rows_of(old: Measured, large: Measured, making: Measured, training: Measured
 def told(row: Row, first: Row) -> str:
     speed = f"{row.samples_per_s:9.1f} samples/s ({row.samples_per_s / first.samples_per_s:5.2f}x)"
     if row.j_per_sample is None or first.j_per_sample is None:
-        return f"{row.name:66} {speed}   joules missing"
-    return f"{row.name:66} {speed}   {row.j_per_sample:8.4f} J/sample ({row.j_per_sample / first.j_per_sample:6.3f}x)"
+        return f"{row.name:72} {speed}   joules missing"
+    return f"{row.name:72} {speed}   {row.j_per_sample:8.4f} J/sample ({row.j_per_sample / first.j_per_sample:6.3f}x)"
 
 
 def with_joules(found: list[Measured], trace: Path) -> list[Measured]:
@@ -296,7 +300,7 @@ def main() -> None:
         finally:
             meter.stop()
         found = with_joules(found, trace)
-    rows = rows_of(*found)
+    rows = rows_of(options.compile, *found)
     for row in rows:
         print(told(row, rows[0]))
     summary = {"rows": [asdict(row) for row in rows], "windows": [asdict(one) for one in found]}

@@ -11,11 +11,13 @@ from joulelab.data import tokenised
 from joulelab.data.batches import collate
 from joulelab.data.labelled_text import LabelledText, text_id
 from joulelab.distill.classify_config import DistillConfig
-from joulelab.distill.classify_objective import ClassifyObjective, make_connector
+from joulelab.distill.classify_objective import ClassifyObjective
+from joulelab.distill.classify_view import TextLook
+from joulelab.distill.connectors import make_connector
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.distill.teacher_cache import TeacherCache, open_cache, write_cache
 from joulelab.errors import JoulelabError
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 
 class TinyEncoder(nn.Module):
@@ -59,7 +61,8 @@ def cache():
 def loss_of(config, dataset, cache, connector=None, net=None):
     batch = collate(dataset, np.arange(5))
     net = net or TinyEncoder()
-    return ClassifyObjective(config, cache, connector)(net, batch, Surroundings().phase), batch, net
+    objective = ClassifyObjective(config, cache, connector, TextLook(config.s_layer, config.feat_pool))
+    return objective(net, batch, Surroundings().phase), batch, net
 
 
 def test_all_terms_together_are_the_formula(dataset, cache):
@@ -108,7 +111,7 @@ def test_the_connector_is_identity_only_where_widths_agree():
 def write_teacher_cache(folder, dataset, teacher, batch_size):
     folder.mkdir()
     write_cache(
-        folder, teacher, dataset, layer=-1, how="mean", batch_size=batch_size, device=torch.device("cpu"),
+        folder, teacher, dataset, look=TextLook(-1, "mean"), batch_size=batch_size, device=torch.device("cpu"),
         tick=lambda samples, tokens: None,
     )  # fmt: skip
 
@@ -122,7 +125,7 @@ def test_cached_answers_follow_the_text_and_not_its_position(tmp_path, dataset):
     answers = open_cache(tmp_path / "cache", shuffled)
     batch = collate(shuffled, np.arange(5))
     live = teacher(batch.input_ids, batch.attention_mask).logits
-    torch.testing.assert_close(answers.logits(np.arange(5), torch.device("cpu")), live)
+    torch.testing.assert_close(answers.answer(batch, False).logits_BC, live)
 
 
 def test_a_text_the_teacher_has_not_seen_is_an_error(tmp_path, dataset):

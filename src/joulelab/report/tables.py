@@ -14,6 +14,7 @@ from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdo
 from joulelab.report.joules import method_words, methods_in_words
 from joulelab.report.losses import loss_grid, quality_text
 from joulelab.report.run_tables import run_grids
+from joulelab.report.student_quality import has_student_quality, student_quality_grid
 from joulelab.report.verdict import Verdict, verdict
 from joulelab.report.wording import (
     NOTHING,
@@ -68,6 +69,8 @@ def comparison_markdown(comparison: Comparison) -> str:
 def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
     quality_of = loss_grid if comparison.is_about_loss else quality_grid
     grids = [quality_of(comparison), energy_grid(comparison), stage_grid(comparison)]
+    if has_student_quality(comparison):
+        grids.insert(1, student_quality_grid(comparison))
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))
     return tuple(grids)

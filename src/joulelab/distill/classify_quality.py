@@ -1,0 +1,87 @@
+"""How good teacher and student are: on validation samples after every epoch, on test samples at the end.
+
+Looking is no training: each look is billed to a stage of its own, and leaves the telemetry a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from joulelab.distill.classify_bench import Bench, Pace
+from joulelab.evaluate.classification import Predictions, load_predictions, predict, quality
+from joulelab.meter.telemetry import Telemetry
+from joulelab.runs.bills import Bill
+from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.record import Result
+
+
+@dataclass(frozen=True)
+class EpochValidation:
+    """Called by the loop between two steps, inside the stage it has opened; tells the held-out loss, which early
+    stopping follows."""
+
+    run: RunContext
+    telemetry: Telemetry
+    stage: str
+    predict: Callable[[], Predictions]
+    tokens_per_look: int
+    pace: Pace
+    steps_per_epoch: int
+    every_steps: int
+    teacher: Predictions | None = None
+
+    def __call__(self) -> float:
+        found = self.predict()
+        figures = quality(found, self.teacher)
+        steps = int(self.pace.steps)
+        epoch = steps / self.steps_per_epoch
+        numbers = {name: figure.value for name, figure in figures.items()}
+        self.run.log(steps, stage=self.stage, epoch=round(epoch, 3), loss=found.loss(), **numbers)
+        self.run.result(f"{self.stage}.accuracy.epoch_{round(epoch, 2):g}", figures["accuracy"])
+        self._count(-(-steps // self.every_steps), len(found.labels))
+        self.telemetry.log_once()
+        return found.loss()
+
+    def _count(self, looks: int, samples: int) -> None:
+        """All looks of the stage, those of earlier attempts included."""
+        Stage(self.run.meter, self.stage).count(samples=looks * samples, tokens=looks * self.tokens_per_look)
+
+
+def evaluated(
+    bench: Bench, who: str, split: str, load: Callable[[], nn.Module], parents: list[Bill], reuse: bool = False
+) -> Predictions:
+    """What the model says about every text of a split, kept beside it; `load` is called only where it must run."""
+
+    def make(folder: Path) -> None:
+        dataset, model = bench.set(split), load()
+        with bench.run.stage(f"{who}.evaluate", total=len(dataset), again=True) as stage:
+            predict(model, dataset, bench.spec.eval_batch_size, bench.device, bench.ticks(stage)).save(folder)
+
+    made = bench.run.artifact(
+        predictions_name(who, split),
+        kind="predictions",
+        inputs={"split": split},
+        parents=[*parents, bench.data.bill],
+        make=make,
+        reuse=reuse,
+    )
+    return load_predictions(made.folder)
+
+
+def predictions_name(who: str, split: str) -> str:
+    """Test predictions are what comparisons pair item by item; those on validation texts must not pass for them."""
+    return f"{who}-predictions" if split == "test" else f"{who}-{split}"
+
+
+def tell(run: RunContext, who: str, found: Predictions, teacher: Predictions | None = None) -> None:
+    figures: dict[str, Result] = quality(found, teacher)
+    for name, figure in figures.items():
+        run.result(f"{who}.{name}", figure)
+    said = f"{who} accuracy {100 * figures['accuracy'].value:.1f} % on {len(found.labels)} held-out samples"
+    if "agreement" in figures:
+        said += f"; it answers as the teacher does for {100 * figures['agreement'].value:.1f} %"
+    run.progress.say(said)

@@ -1,0 +1,135 @@
+"""The teacher's part of `classify`: fine-tune it or take one that is, judge it, let it answer once for all students."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from joulelab.data import sources
+from joulelab.distill.classify_bench import Bench, from_elsewhere
+from joulelab.distill.classify_chance import require_better_than_chance, shortfall
+from joulelab.distill.classify_objective import LABELS_ONLY, ClassifyObjective
+from joulelab.distill.classify_quality import evaluated, predictions_name, tell
+from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
+from joulelab.distill.classify_training import Lesson, train_on_texts
+from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
+from joulelab.distill.teacher_cache import open_cache, write_cache
+from joulelab.evaluate.classification import Predictions, load_predictions
+from joulelab.runs.artifacts import Artifact, read_bill
+from joulelab.runs.bills import Bill
+from joulelab.train.precision import autocast, matrix_products
+from joulelab.zoo.pretrained import load_classifier, load_tokenizer, save_hf
+
+
+@dataclass(frozen=True)
+class TeacherWeights:
+    """A fine-tuned teacher: what to load, what it took, and whether somebody else paid for it."""
+
+    name: str
+    bill: Bill
+    folder: Path | None
+    reused: bool
+    brought: bool = False
+    """Named by the user rather than trained by us."""
+
+
+def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
+    config = bench.spec.teacher
+    if config.fine_tuned is not None:
+        return _brought_along(bench, config.fine_tuned)
+    pretrained = from_elsewhere(bench.run, "pretrained teacher", config.model, "model")
+
+    def make(folder: Path) -> None:
+        model = load_classifier(config.model, num_labels=bench.classes, seed=config.seed).to(bench.device)
+        objective = ClassifyObjective(LABELS_ONLY)
+        train_on_texts(bench, Lesson("teacher", "train", model, objective, config.training, config.seed))
+        save_hf(model, load_tokenizer(config.model), folder)
+
+    inputs = {**config.model_dump(mode="json"), "validated": bench.spec.validate_every_epoch}
+    parents = [bench.data.bill, pretrained]
+    made = bench.run.artifact("teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
+    return TeacherWeights(str(made.folder), made.bill, made.folder, made.reused)
+
+
+def _brought_along(bench: Bench, name: str) -> TeacherWeights:
+    """A folder that one of our runs made has its bill in it, and the bill comes along; anything else is `missing`."""
+    folder = sources.parse(name).path
+    bill = read_bill(folder) if folder is not None else None
+    if bill is None:
+        bill = from_elsewhere(bench.run, "fine-tuned teacher", name, "fine-tuned-teacher")
+    else:
+        bench.run.uses("teacher", bill)
+    return TeacherWeights(name, bill, folder, reused=True, brought=True)
+
+
+def load_teacher(bench: Bench, teacher: TeacherWeights) -> nn.Module:
+    return load_classifier(teacher.name, num_labels=bench.classes, seed=0).to(bench.device)
+
+
+def judged_teacher(bench: Bench, teacher: TeacherWeights) -> tuple[Predictions | None, Predictions]:
+    """What it says about validation and test texts. One that was brought along must beat chance before anything else
+    is spent on it; of one that was trained here and does not, a warning is enough: its user asked for little."""
+    validation = None
+    if teacher.brought or bench.spec.validate_every_epoch:
+        validation = _answers(bench, teacher, "validation")
+    if teacher.brought and validation is not None:
+        require_better_than_chance(validation, teacher.name)
+    test = _answers(bench, teacher, "test")
+    if not teacher.reused:
+        tell(bench.run, "teacher", test)
+        problem = shortfall(validation or test, "that was trained here")
+        if problem:
+            bench.run.warn(problem)
+    return validation, test
+
+
+def _answers(bench: Bench, teacher: TeacherWeights, split: str) -> Predictions:
+    """The run that trained the teacher has evaluated it, and paid for that once: its predictions lie beside it."""
+    if teacher.reused and teacher.folder is not None:
+        beside = teacher.folder.parent / predictions_name("teacher", split)
+        bill = read_bill(beside)
+        if bill is not None and {teacher.bill.key, bench.data.key} <= set(bill.artefact.parents):
+            return load_predictions(beside)
+    return evaluated(bench, "teacher", split, lambda: load_teacher(bench, teacher), [teacher.bill], reuse=True)
+
+
+def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
+    distill, precision = bench.spec.distill, bench.spec.training.precision
+
+    def make(folder: Path) -> None:
+        model = made_ready(load_teacher(bench, teacher), bench.device, precision)
+        dataset = bench.set("train")
+        in_precision = (matrix_products(precision), autocast(precision, bench.device))
+        with bench.run.stage("teacher.logits", total=len(dataset)) as stage, in_precision[0], in_precision[1]:
+            _write(bench, folder, model, bench.ticks(stage))
+
+    inputs = {"t_layer": distill.t_layer, "feat_pool": distill.feat_pool, "precision": precision}
+    parents = [teacher.bill, bench.data.bill]
+    return bench.run.artifact("teacher-cache", kind="teacher-cache", inputs=inputs, parents=parents, make=make)
+
+
+def _write(bench: Bench, folder: Path, model: nn.Module, tick: Callable[[int, int], None]) -> None:
+    look = teacher_look(bench, model)
+    write_cache(
+        folder, model, bench.set("train"),
+        look=look, batch_size=bench.spec.eval_batch_size, device=bench.device, tick=tick,
+    )  # fmt: skip
+
+
+def answering(bench: Bench, teacher: TeacherWeights, cache: Artifact | None) -> tuple[Teacher, int]:
+    """The teacher behind one call, and the width of its features."""
+    if cache is not None:
+        opened = open_cache(cache.folder, bench.set("train"))
+        return opened, opened.width
+    training = bench.spec.training
+    model = made_ready(load_teacher(bench, teacher), bench.device, training.precision, training.compile)
+    look = teacher_look(bench, model)
+    return LiveTeacher(model, look), hidden_width(model, look.layer)
+
+
+def teacher_look(bench: Bench, model: nn.Module) -> TextLook:
+    distill = bench.spec.distill
+    return TextLook(hidden_index(model, distill.t_layer, "distill.t_layer"), distill.feat_pool)

@@ -1,0 +1,102 @@
+"""One training stage of a classifier, whoever is trained: the loop, its validation after every epoch, its telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from joulelab.data.batch_source import BatchSource
+from joulelab.data.batches import BatchStream
+from joulelab.distill.classify_bench import Bench, Pace
+from joulelab.distill.classify_quality import EpochValidation
+from joulelab.evaluate.classification import Predictions, predict
+from joulelab.meter.telemetry import Telemetry
+from joulelab.runs.context import RunContext
+from joulelab.train.config import TrainingConfig
+from joulelab.train.precision import autocast
+from joulelab.train.session import Assignment, train_in_run
+from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Who learns what, from what, and how."""
+
+    who: str
+    what: str
+    model: nn.Module
+    """On its device."""
+    objective: Objective[Any]
+    config: TrainingConfig
+    seed: int
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How the learner is looked at on the way; a body without a head has nothing to look at, and gets none."""
+
+    predict: Callable[[], Predictions]
+    every_epoch: bool
+    tokens: int = 0
+    """In one look."""
+    teacher: Predictions | None = None
+    """What the teacher says about the same samples, where the student is to be set beside it."""
+
+
+def train(
+    run: RunContext, telemetry: Telemetry, lesson: Lesson, batches: BatchSource[Any], validation: Validation | None
+) -> None:
+    config, pace, stage = lesson.config, Pace(telemetry), f"{lesson.who}.validate"
+    steps_per_epoch = -(-batches.batches_per_epoch // config.accumulate)
+    every = config.evaluate_every_steps or (steps_per_epoch if validation and validation.every_epoch else None)
+    look = None
+    if validation is not None and every is not None:
+        config = config.model_copy(update={"evaluate_every_steps": every})
+        look = EpochValidation(
+            run, telemetry, stage, validation.predict, validation.tokens, pace, steps_per_epoch, every,
+            validation.teacher,
+        )  # fmt: skip
+    task = Assignment(
+        stage=f"{lesson.who}.{lesson.what}",
+        model=lesson.model,
+        batches=batches,
+        objective=PacedObjective(lesson.objective, pace),
+        config=config,
+        seed=lesson.seed,
+        evaluate=look,
+        evaluate_stage=stage,
+    )
+    train_in_run(run, task)
+
+
+def train_on_texts(bench: Bench, lesson: Lesson, looks: bool = True, teacher: Predictions | None = None) -> None:
+    batches = BatchStream(bench.set("train"), lesson.config.batch_size, lesson.seed)
+    held_out, size = bench.set("validation"), bench.spec.eval_batch_size
+
+    def answers() -> Predictions:
+        with autocast(lesson.config.precision, bench.device):
+            # whoever asked to stop waits these few batches: the loop can then save
+            return predict(lesson.model, held_out, size, bench.device, lambda samples, tokens: None)
+
+    validation = Validation(answers, bench.spec.validate_every_epoch, held_out.tokens_total, teacher)
+    train(bench.run, bench.telemetry, lesson, batches, validation if looks else None)
+
+
+class PacedObjective:
+    """An objective, and the pace kept beside it."""
+
+    def __init__(self, objective: Objective[Any], pace: Pace) -> None:
+        self._objective, self._pace = objective, pace
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {**self._objective.modules(), "pace": self._pace}
+
+    def after_step(self, model: nn.Module) -> None:
+        self._objective.after_step(model)
+        self._pace.after_step()
+
+    def __call__(self, model: nn.Module, batch: Any, phase: PhaseMaker) -> ObjectiveOutput:
+        return self._objective(model, batch, phase)

@@ -1,0 +1,91 @@
+"""The pipeline as a whole, on models of a few thousand numbers: its stages, its bills, its files, its refusals."""
+
+import json
+
+import pytest
+import tiny_reviews as tiny
+
+from joulelab.errors import ConfigError
+from joulelab.runs.store import load_record
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, tiny.write_encoder(folder / "encoder"), tiny.write_reviews(folder / "reviews.csv")
+
+
+@pytest.fixture(scope="module")
+def hinted(world):
+    """Response, features and relations at once, after a hint stage, on a student drawn narrower than its teacher."""
+    folder, encoder, reviews = world
+    chosen = tiny.settings(encoder, reviews)
+    chosen["student"] = {"init": str(encoder), "layers": 2, "width": 8, "heads": 2, "hint": {"epochs": 1}}
+    chosen["distill"] = {
+        "kd_alpha": 0.5, "feat_beta": 1.0, "t_layer": "encoder.layer.0", "s_layer": 1, "feat_ln": True,
+        "feat_normalize": True, "rel_distance": 1.0, "rel_angle": 1.0,
+    }  # fmt: skip
+    return tiny.run(folder / "runs", chosen)
+
+
+def test_each_step_is_a_stage_of_its_own_in_order(hinted):
+    names = [stage.name for stage in hinted[1].stages if stage.name != "run.overhead"]
+    assert names == [
+        "data.preprocess", "teacher.train", "teacher.validate", "teacher.evaluate", "teacher.logits", "student.hint",
+        "student.train", "student.validate", "student.evaluate",
+    ]  # fmt: skip
+
+
+def test_quality_is_told_per_epoch_and_at_the_end(hinted):
+    folder, record = hinted
+    epochs = {f"student.validate.accuracy.epoch_{number}" for number in (1, 2, 3)}
+    final = {f"student.{name}" for name in ("accuracy", "macro_f1", "calibration_error", "agreement", "over_teacher")}
+    assert epochs | final <= set(record.results)
+    assert record.results["teacher.accuracy"].value > 0.9
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    looks = [line for line in lines if line["stage"] == "student.validate" and "epoch" in line]
+    assert [line["epoch"] for line in looks] == [1.0, 2.0, 3.0]
+    assert {"loss", "accuracy", "macro_f1", "calibration_error", "agreement"} <= set(looks[0])
+    validated = record.stage("student.validate")
+    assert validated is not None
+    assert validated.samples == 3 * 20
+
+
+def test_telemetry_has_a_row_at_the_start_every_few_steps_and_after_each_validation(hinted):
+    rows = (hinted[0] / "distill_power.csv").read_text().splitlines()
+    steps = {"teacher": 24, "hint": 8, "student": 24}
+    assert len(rows) == 1 + 1 + sum(steps.values()) // 4 + 6
+
+
+def test_the_terms_and_the_teachers_phase_are_in_the_record(hinted):
+    folder, record = hinted
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = next(line for line in lines if line["stage"] == "student.train")
+    assert {"loss.ce", "loss.kl", "loss.features", "loss.distances", "loss.angles"} <= set(trained)
+    student = record.stage("student.train")
+    assert student is not None
+    assert "forward.teacher" in student.phases
+
+
+def test_a_fine_tuned_teacher_is_taken_with_its_bill_and_not_trained_again(world, hinted):
+    folder, encoder, reviews = world
+    chosen = tiny.settings(encoder, reviews)
+    chosen["teacher"] = {"fine_tuned": str(hinted[0] / "artifacts" / "teacher")}
+    chosen["distill"] = {"kd_alpha": 0.5, "feat_beta": 0.0, "teacher": "live"}
+    _, record = tiny.run(folder / "other-runs", chosen)
+    names = [stage.name for stage in record.stages]
+    assert "teacher.train" not in names
+    assert "teacher.logits" not in names
+    made_by = {ancestor.name: ancestor.made_by for ancestor in record.inherited}
+    assert made_by["teacher"] == load_record(hinted[0]).run_id
+    assert record.results["student.agreement"].value > 0.5
+
+
+def test_a_teacher_with_an_untrained_head_is_refused_before_a_student_is_trained(world):
+    folder, encoder, reviews = world
+    chosen = tiny.settings(encoder, reviews)
+    chosen["teacher"] = {"fine_tuned": str(encoder)}
+    with pytest.raises(ConfigError, match=r"answers \d+ of 20 validation texts right"):
+        tiny.run(folder / "refused", chosen)
+    (run,) = (folder / "refused").glob("tiny-*")
+    assert "student.train" not in [stage.name for stage in load_record(run).stages]
