@@ -15,8 +15,9 @@ help:
 demo: $(READY)
 	$(BIN)/joulelab demo
 
+# Two at a time, whole files each: most tests wait for a recorder or a child process, not for a core.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: test lint types imports
 

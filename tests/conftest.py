@@ -1,11 +1,16 @@
 """What needs the sample wheels or a GPU says so when it is skipped; what a fake RAPL tree is made of is made here."""
 
+import os
 import signal
 
 import pytest
 from rapl_tree import domain
 
 from joulelab.data.samples import SAMPLES, installed_version
+
+# Several workers with several threads each would spend the cores on waiting for each other; children inherit this.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts its background jobs with these ignored, and children inherit that; tests of Ctrl-C need them as usual.
 for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
