@@ -12,8 +12,14 @@ from joulelab.data.samples import SAMPLES, installed_version
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts its background jobs with these ignored, and children inherit that; tests of Ctrl-C need them as usual.
-for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# A shell starts its background jobs with these ignored (nohup the last), and children inherit that; tests of signals need
+# them as usual.
+_USUAL = (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+)
+for signum, usual in _USUAL:
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, usual)
 

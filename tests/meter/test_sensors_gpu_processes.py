@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,8 @@ def start():
             [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={"PATH": os.environ["PATH"], **environ}
         )
         programs.append(program)
+        while not Path(f"/proc/{program.pid}/environ").read_bytes():  # empty for a moment while a program is loaded
+            time.sleep(0.01)
         return program.pid
 
     yield start

@@ -88,7 +88,6 @@ def test_a_monitor_that_was_stopped_for_a_while_tells_the_ticks_it_missed(tmp_pa
         running.end()
     (gap,) = records(running.log, "gap")
     assert gap["missed_ticks"] >= 4
-    assert max(line["late_s"] for line in records(running.log, "host")) > 0.3
 
 
 def test_an_existing_log_is_appended_to_and_a_line_cut_off_in_it_is_ended(tmp_path):

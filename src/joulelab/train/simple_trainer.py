@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
@@ -41,6 +43,7 @@ class SimpleTrainer(Trainer[B]):
         objective, called, phase = self.objective, self.called, self.around.phase
         if self.config.compile == "off":
             return lambda batch: objective(called, batch, phase)
+        _let_setuptools_in()
         mode = None if self.config.compile == "default" else self.config.compile
         for module in objective.modules().values():
             module.compile(mode=mode)
@@ -92,3 +95,9 @@ class SimpleTrainer(Trainer[B]):
         if light["scaler"] is not None:
             self.scaler = make_scaler(self.config.precision, self.device, 1)
             self.scaler.load_state_dict(light["scaler"])
+
+
+def _let_setuptools_in() -> None:
+    """torch's compiler imports setuptools, which refuses to where Python's own distutils (3.11) was imported first."""
+    if "distutils" in sys.modules and "setuptools" not in sys.modules:
+        os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
