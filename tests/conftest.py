@@ -12,8 +12,8 @@ from joulelab.data.samples import SAMPLES, installed_version
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell starts its background jobs with these ignored (nohup the last one), and children inherit that; tests of signals
-# need them as usual.
+# A shell starts its background jobs with these ignored (nohup the last one), and children inherit that; tests of
+# signals need them as usual.
 _USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
 for signum, usual in _USUAL.items():
     if signal.getsignal(signum) is signal.SIG_IGN:
