@@ -98,6 +98,7 @@ class SimpleTrainer(Trainer[B]):
 
 
 def _let_setuptools_in() -> None:
-    """torch's compiler imports setuptools, which refuses to where Python's own distutils (3.11) was imported first."""
-    if "distutils" in sys.modules and "setuptools" not in sys.modules:
+    """torch's compiler imports setuptools, which before Python 3.12 puts its own distutils in place of the standard one,
+    and fails where that was imported already; the compiler needs neither."""
+    if sys.version_info < (3, 12):
         os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
