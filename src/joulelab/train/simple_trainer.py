@@ -98,7 +98,7 @@ class SimpleTrainer(Trainer[B]):
 
 
 def _let_setuptools_in() -> None:
-    """torch's compiler imports setuptools, which before Python 3.12 puts its own distutils in place of the standard one,
-    and fails where that was imported already; the compiler needs neither."""
+    """torch's compiler imports setuptools, which before Python 3.12 swaps distutils for its own
+    and fails where that was imported already. The compiler needs neither."""
     if sys.version_info < (3, 12):
         os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
