@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
+import sys
+import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from joulelab.errors import NotFoundError
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -47,6 +52,39 @@ class Table:
         self.require(name)
         module, _, attribute = self._entries[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
+
+
+def import_file(path: Path, guide: str) -> ModuleType:
+    """Run a user's file, again only if it was changed; what goes wrong in it is told by its line, with a guide.
+
+    It is registered under a name of its own, because dataclasses and pickles look their module up.
+    """
+    name = f"joulelab_user_{path.stem}"
+    known, version = sys.modules.get(name), (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+    if known is not None and vars(known).get("__file_version__") == version:
+        return known
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # it ends with .py
+    module = importlib.util.module_from_spec(spec)
+    vars(module)["__file_version__"] = version
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        text = f"{path}{_line_in(path, error)}: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError):
+            raise DependencyMissing(text, f"pip install {error.name}") from error
+        raise ConfigError(text, guide) from error
+    return module
+
+
+def _line_in(path: Path, error: Exception) -> str:
+    """The last line of the user's own file that the error went through."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
 
 
 SENSORS = Table(

@@ -5,12 +5,8 @@ Nothing here imports a framework; a file of the user's may.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
@@ -56,7 +52,7 @@ def _from_file(path: Path) -> ZooEntry:
         raise NotFoundError(f"there is no file {path.absolute()}", "name a model of `joulelab zoo` or a .py file")
     if path.suffix != ".py":
         raise NotFoundError(f"{path} is not a Python file", f"a model is a .py file with a MODEL; {GUIDE}")
-    entry = getattr(_imported(path.resolve()), "MODEL", None)
+    entry = getattr(lookup.import_file(path.resolve(), GUIDE), "MODEL", None)
     if entry is None:
         raise ConfigError(f"{path} has no MODEL", f"write MODEL = ZooEntry(...) at its top level; {GUIDE}")
     if not isinstance(entry, ZooEntry):
@@ -64,32 +60,3 @@ def _from_file(path: Path) -> ZooEntry:
     if not entry.sizes:
         raise ConfigError(f"MODEL in {path} has no sizes", f"give it at least one Size; {GUIDE}")
     return entry
-
-
-def _imported(path: Path) -> ModuleType:
-    """Run the file once. It is registered under a name of its own, so that its classes can be pickled and found."""
-    name = f"joulelab_user_model_{path.stem}"
-    known = sys.modules.get(name)
-    if known is not None and known.__file__ == str(path):
-        return known
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # it ends with .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        text = f"{path}{_line_in(path, error)}: {type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError):
-            raise DependencyMissing(text, f"pip install {error.name}") from error
-        raise ConfigError(text, GUIDE) from error
-    return module
-
-
-def _line_in(path: Path, error: Exception) -> str:
-    """The last line of the user's own file that the error went through."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
 from pathlib import Path
-from types import ModuleType
 
 from joulelab import lookup
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.errors import ConfigError, NotFoundError
 from joulelab.train.stats.hooks import TrainerStats
+from joulelab.zoo.registry import is_file
 
 GUIDE = "docs/add-a-tracker.md shows a whole one"
 
@@ -25,10 +22,6 @@ def load_tracker(name: str) -> TrainerStats:
     return tracker
 
 
-def is_file(name: str) -> bool:
-    return name.endswith(".py") or "/" in name
-
-
 def _made(name: str, kind: type[TrainerStats]) -> TrainerStats:
     try:
         return kind()
@@ -41,7 +34,7 @@ def _only_tracker(path: Path) -> type[TrainerStats]:
         raise NotFoundError(f"there is no file {path.absolute()}", "name one of our trackers or a .py file of yours")
     if path.suffix != ".py":
         raise NotFoundError(f"{path} is not a Python file", f"a tracker is a class in a .py file; {GUIDE}")
-    module = _imported(path.resolve())
+    module = lookup.import_file(path.resolve(), GUIDE)
     kinds: list[type] = [value for value in vars(module).values() if isinstance(value, type)]
     found = [kind for kind in kinds if issubclass(kind, TrainerStats) and kind.__module__ == module.__name__]
     if not found:
@@ -50,29 +43,3 @@ def _only_tracker(path: Path) -> type[TrainerStats]:
         names = " and ".join(kind.__name__ for kind in found)
         raise ConfigError(f"{path} holds several trackers: {names}", "put each into a file of its own")
     return found[0]
-
-
-def _imported(path: Path) -> ModuleType:
-    """Run the file; it is registered under a name of its own, as dataclasses and the like look themselves up."""
-    name = f"joulelab_user_tracker_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # it ends with .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        text = f"{path}{_line_in(path, error)}: {type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError):
-            raise DependencyMissing(text, f"pip install {error.name}") from error
-        raise ConfigError(text, GUIDE) from error
-    return module
-
-
-def _line_in(path: Path, error: Exception) -> str:
-    """The last line of the user's own file that the error went through."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    return f", line {lines[-1]}" if lines else ""
