@@ -1,7 +1,7 @@
 """Joules per phase on a machine where the right answer is known, and a training that never notices it was measured."""
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -80,9 +80,34 @@ def test_powers_are_told_where_time_is_resolved(machine):
     rows = found["isolated"]["phases"]
     assert rows["forward"]["power_w"] == pytest.approx(300, rel=0.02)
     assert rows["optimiser_step"]["power_w"] == pytest.approx(700, rel=0.02)
-    assert [line.split()[0] for line in text.splitlines()[2:7]] == [
-        "input", "forward", "backward", "optimiser_step", "step",
+    assert [line.split()[0] for line in text.splitlines()[2:9]] == [
+        "input", "forward", "forward.student", "forward.teacher", "backward", "optimiser_step", "step",
     ]  # fmt: skip
+
+
+class PartsTrainer(MachineTrainer):
+    """Its forward pass costs what its parts do."""
+
+    part_costs = {"forward.teacher": (0.02, 150.0), "forward.student": (0.03, 400.0)}
+
+    def forward(self, batch):
+        for name, cost in self.part_costs.items():
+            with self.mark_part(name):
+                self.machine.spend(*cost)
+        return self.objective(self.model, batch, lambda name: nullcontext())
+
+
+def test_the_forward_pass_is_taken_apart_into_the_parts_it_marks(machine):
+    results = {}
+    stats = EnergyStats(plan=QUICK, now_ns=machine.now_ns)
+    trainer = make_trainer(stats, kind=PartsTrainer, max_steps=40)
+    text = trained(trainer, meter=machine.meter(), result=results.__setitem__)
+    isolated = results["energy"]["isolated"]
+    parts = {name: row["energy_j"] for name, row in isolated["parts"].items()}
+    assert parts == pytest.approx({"forward.teacher": 2 * 3.0, "forward.student": 2 * 12.0}, rel=0.02)
+    assert sum(parts.values()) == pytest.approx(isolated["phases"]["forward"]["energy_j"], rel=1e-9)
+    assert isolated["agrees"] is True
+    assert "  forward.student" in text
 
 
 def test_ten_optimiser_steps_raise_that_phase_and_no_other(machine):

@@ -27,12 +27,11 @@ _PHASES_OF_A_STEP = ("input", "forward", "backward", "optimiser_step")
 
 
 def training_grids(record: RunRecord) -> list[Grid]:
+    """Of the zoo's training, and the phases of any stage whose trackers looked at them."""
     stage = record.stage(TRAIN)
-    if stage is None:
-        return []
-    grids = [training_grid(record, stage)]
-    phases = phase_grid(record)
-    return [*grids, phases] if phases else grids
+    grids = [training_grid(record, stage)] if stage else []
+    phases = (phase_grid(record, name) for name in record.findings)
+    return [*grids, *(grid for grid in phases if grid)]
 
 
 def told_results(record: RunRecord) -> set[str]:
@@ -124,19 +123,23 @@ def _mfu(record: RunRecord) -> str:
     return percent_text(found) if found is not None else f"not computed: {_said(record).get('mfu_missing', NOTHING)}"
 
 
-def phase_grid(record: RunRecord) -> Grid | None:
+def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
     """Only where a tracker was asked to look at phases."""
-    times, joules = phase_times(record), phase_joules(record)
+    times, joules, parts = phase_times(record, stage), phase_joules(record, stage), forward_parts(record, stage)
     names = [name for name in _PHASES_OF_A_STEP if name in times or name in joules]
     if not names:
         return None
-    rows = [
-        (name.replace("_", " "), *_time_cells(name, times), *(_joule_cells(name, joules) if joules else ()))
-        for name in names
-    ]
+    whole_j = sum(row["energy_j"] for row in joules.values())
+    rows = []
+    for name in names:
+        cells = _joule_cells(joules.get(name), whole_j) if joules else ()
+        rows.append((name.replace("_", " "), *_time_cells(name, times), *cells))
+        if name == "forward" and joules:
+            rows += [(f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j)) for part, row in parts.items()]
     titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
     titles += "|J per\nstep>|±>|Of the\njoules>|Method" if joules else ""
-    return make_grid(f"Phases of a step ({phase_clock(record)} time)", titles, rows)
+    whose = "" if stage == TRAIN else f" of {stage}"
+    return make_grid(f"Phases of a step{whose} ({phase_clock(record, stage)} time)", titles, rows)
 
 
 def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
@@ -146,23 +149,21 @@ def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
     return f"{1000 * times[name]:.2f}", percent_text(times[name] / whole_s, 0)
 
 
-def _joule_cells(name: str, joules: Mapping[str, Mapping[str, Any]]) -> tuple[str, str, str, str]:
-    found = joules.get(name)
+def _joule_cells(found: Mapping[str, Any] | None, whole_j: float) -> tuple[str, str, str, str]:
     if found is None:
         return NOTHING, NOTHING, NOTHING, NOTHING
-    whole_j = sum(row["energy_j"] for row in joules.values())
     share = percent_text(found["energy_j"] / whole_j, 0) if whole_j else NOTHING
     return energy_text(found["energy_j"]), energy_text(found["half_width_j"]), share, str(found["method"])
 
 
-def phase_clock(record: RunRecord) -> str:
+def phase_clock(record: RunRecord, stage: str = TRAIN) -> str:
     """The device's clock where a tracker read it; the host's tells how long the program was busy."""
-    return "device" if any(row["clock"] == "device" for row in _timed_rows(record)) else "host"
+    return "device" if any(row["clock"] == "device" for row in _timed_rows(record, stage)) else "host"
 
 
-def phase_times(record: RunRecord) -> dict[str, float]:
+def phase_times(record: RunRecord, stage: str = TRAIN) -> dict[str, float]:
     """Mean seconds of each phase in one optimiser step."""
-    clock, rows = phase_clock(record), _timed_rows(record)
+    clock, rows = phase_clock(record, stage), _timed_rows(record, stage)
     steps = next((row["count"] for row in rows if row["phase"] == "step" and row["clock"] == clock), 0)
     return {
         row["phase"]: row["mean_s"] * row["count"] / steps
@@ -171,13 +172,18 @@ def phase_times(record: RunRecord) -> dict[str, float]:
     }
 
 
-def _timed_rows(record: RunRecord) -> list[dict[str, Any]]:
-    return list(record.findings.get(TRAIN, {}).get("simple", {}).get("phases", []))
+def _timed_rows(record: RunRecord, stage: str) -> list[dict[str, Any]]:
+    return list(record.findings.get(stage, {}).get("simple", {}).get("phases", []))
 
 
-def phase_joules(record: RunRecord) -> dict[str, dict[str, Any]]:
+def forward_parts(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
+    """Joules of the teacher's, the student's and other parts of the forward pass, where it was taken apart."""
+    return dict(record.findings.get(stage, {}).get("energy", {}).get("isolated", {}).get("parts", {}))
+
+
+def phase_joules(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
     """By the best way that the energy tracker found."""
-    found = record.findings.get(TRAIN, {}).get("energy", {})
+    found = record.findings.get(stage, {}).get("energy", {})
     ways = [found.get(way, {}).get("phases", {}) for way in _ENERGY_WAYS]
     whole = [way for way in ways if set(_PHASES_OF_A_STEP[1:]) <= set(way)]
     return {name: dict(values) for name, values in whole[0].items()} if whole else {}

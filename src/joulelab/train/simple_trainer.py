@@ -40,9 +40,9 @@ class SimpleTrainer(Trainer[B]):
 
     def _computation(self) -> Callable[[B], ObjectiveOutput]:
         """The objective over the model, compiled where asked: as one graph where it is one, else the model alone."""
-        objective, called, phase = self.objective, self.called, self.around.phase
+        objective, called = self.objective, self.called
         if self.config.compile == "off":
-            return lambda batch: objective(called, batch, phase)
+            return lambda batch: objective(called, batch, self.mark_part)
         _let_setuptools_in()
         mode = None if self.config.compile == "default" else self.config.compile
         for module in objective.modules().values():
@@ -51,7 +51,7 @@ class SimpleTrainer(Trainer[B]):
             whole = torch.compile(lambda batch: objective(called, batch, lambda name: nullcontext()), mode=mode)
             return lambda batch: whole(batch)
         compiled: Any = torch.compile(called, mode=mode)
-        return lambda batch: objective(compiled, batch, phase)
+        return lambda batch: objective(compiled, batch, self.mark_part)
 
     def forward(self, batch: B) -> ObjectiveOutput:
         parallel.share_gradients(self.called, now=self.last_of_step)

@@ -55,6 +55,7 @@ class Trainer(ABC, Generic[B]):
         self.stats = stats
         self.around = surroundings or Surroundings()
         self.ranks = self.around.ranks
+        self.mark_part = self.around.phase
         self.device = next(model.parameters()).device
         self.trained = nn.ModuleDict({"model": model, **objective.modules()})
         self.optimizer = self.set_up()

@@ -8,7 +8,7 @@ because a handful of rounds can agree by luck.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure
@@ -17,8 +17,8 @@ from joulelab.train.stats.isolated import LOOPS, LoopWindow
 from joulelab.train.stats.step_energy import PerStep
 from joulelab.train.stats.window_energy import Reader
 
-# Loops by what they add: a phase is its own loop less the one before. The input's comes first in a step, last here.
-PHASES_OF_LOOPS = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
+# Phases by the loop that adds them: a phase is its own loop less the one before. The input's comes first in a step.
+LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
 LEAST_COVERAGE = 0.95
 
 
@@ -38,6 +38,8 @@ Rounds = list[dict[str, _Turn]]
 class Isolated:
     phases: dict[str, PerStep]
     """They add up to `step`."""
+    parts: dict[str, PerStep]
+    """Of the forward pass, where it marks any; they add up to `forward`."""
     step: PerStep
     rounds: int
     figure: EnergyFigure
@@ -49,21 +51,28 @@ def split(windows: Sequence[LoopWindow], read: Reader) -> Isolated | None:
     rounds = _whole_rounds(windows, read)
     if not rounds:
         return None
-    phases, before = {}, None
-    for phase, loop in PHASES_OF_LOOPS.items():
-        phases[phase] = _difference(rounds, loop, before)
-        before = loop
+    phases = _ladder(rounds, LOOP_OF_PHASE)
     order = ("input", "forward", "backward", "optimiser_step")
     return Isolated(
         phases={phase: phases[phase] for phase in order},
+        parts=_ladder(rounds, {window.part: window.loop for window in windows if window.part}),
         step=_difference(rounds, "step", None),
         rounds=len(rounds),
         figure=read([(window.begin_ns, window.end_ns) for window in windows]),
     )
 
 
+def _ladder(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
+    """Each by how much its loop takes more than the one before."""
+    befores = [None, *loop_of.values()]
+    return {
+        name: _difference(rounds, loop, before) for (name, loop), before in zip(loop_of.items(), befores, strict=False)
+    }
+
+
 def _whole_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
     rounds: dict[int, dict[str, _Turn]] = {}
+    loops = len({window.loop for window in windows})
     for window in windows:
         figure = read([(window.begin_ns, window.end_ns)])
         if figure.energy_j is None or figure.coverage < LEAST_COVERAGE:
@@ -73,7 +82,7 @@ def _whole_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
             figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
         )
         rounds.setdefault(window.round, {})[window.loop] = turn
-    return [turns for turns in rounds.values() if len(turns) == len(LOOPS)]
+    return [turns for turns in rounds.values() if len(turns) == loops]
 
 
 def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:

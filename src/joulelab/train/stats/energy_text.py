@@ -10,7 +10,7 @@ from joulelab.train.stats.differences import Isolated
 from joulelab.train.stats.step_energy import Found, PerStep, agrees, as_values
 from joulelab.units import duration_text, energy_text, percent_text, power_text, three_digits
 
-HEAD = f"{'phase':<16}{'J per step':>12}{'±':>9}{'power':>10}{'share':>9}  method"
+HEAD = f"{'phase':<18}{'J per step':>12}{'±':>9}{'power':>10}{'share':>9}  method"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,10 @@ class EnergyFindings:
     def _rows(self) -> Iterator[str]:
         if self.isolated is not None:
             whole = self.isolated.step
-            yield from (row_text(phase, row, whole) for phase, row in self.isolated.phases.items())
+            for phase, row in self.isolated.phases.items():
+                yield row_text(phase, row, whole)
+                if phase == "forward":
+                    yield from (row_text(f"  {part}", inner, whole) for part, inner in self.isolated.parts.items())
             yield row_text("step", whole, whole)
         if self.step.step is not None:
             yield row_text("step", self.step.step, self.step.step)
@@ -92,6 +95,7 @@ class EnergyFindings:
                 "rounds": isolated.rounds if isolated else 0,
                 "step": as_values(isolated.step) if isolated else None,
                 "phases": {phase: as_values(row) for phase, row in isolated.phases.items()} if isolated else {},
+                "parts": {part: as_values(row) for part, row in isolated.parts.items()} if isolated else {},
                 "agrees": agrees(isolated.step, step) if isolated and step else None,
                 "verdict": self.verdict(),
                 "stage": self.aside_stage,
@@ -106,4 +110,4 @@ def row_text(phase: str, row: PerStep, whole: PerStep) -> str:
     share = percent_text(row.energy_j / whole.energy_j) if whole.energy_j else "-"
     power = "-" if row.power_w is None else power_text(row.power_w)
     joules = f"{three_digits(row.energy_j):>12}{three_digits(row.half_width_j):>9}"
-    return f"{phase:<16}{joules}{power:>10}{share:>9}  {row.method}"
+    return f"{phase:<18}{joules}{power:>10}{share:>9}  {row.method}"

@@ -1,7 +1,8 @@
 """A step taken apart by repetition, since a phase of milliseconds is far below what a sensor can resolve.
 
-Four loops, each for seconds, each doing a little more than the one before:
+A handful of loops, each for seconds, each doing a little more than the one before:
 
+    forward.teacher, forward.student    where an objective marks parts of its forward pass: up to the end of each
     forward                             on batches that lie ready on the device; the graph is built and dropped
     forward + backward                  the gradients are cleared after each repetition, as a step does
     forward + backward + optimiser      all of a step but its input
@@ -29,12 +30,13 @@ from torch import Tensor
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
+from joulelab.train.stats.forward_parts import forward_until, parts_of
 
 if TYPE_CHECKING:
     from joulelab.train.trainer import Trainer
 
 LOOPS = ("forward", "forward+backward", "forward+backward+optimiser_step", "step")
-_BACKWARD, _OPTIMISER = 1, 2
+"""The last of a round; before them come those of the forward pass's parts."""
 LEAD_OUT_S = 0.1
 # A step of many seconds needs fewer windows: each of them is long already.
 LONGEST_S = 180.0
@@ -58,6 +60,8 @@ class LoopWindow:
     end_ns: int
     repetitions: int
     """Optimiser steps' worth of it."""
+    part: str = ""
+    """Of the forward pass, which this loop ends with; empty where it goes on or has no parts."""
 
     @property
     def duration_s(self) -> float:
@@ -88,10 +92,13 @@ class Isolation:
         self._stop_the_learning()
         kept = [[self._trainer.next_batch() for _ in range(self._accumulate)] for _ in range(self._plan.kept_steps)]
         self._kept = itertools.cycle(kept)
-        seconds = {loop: self._seconds(loop) for loop in LOOPS}
+        parts = parts_of(self._trainer, kept[0][0])
+        loops = (*parts[:-1], *LOOPS)
+        self._part_of = dict(zip(loops, parts, strict=False))  # the last part ends where the forward pass does
+        seconds = {loop: self._seconds(loop) for loop in loops}
         windows = []
         for number in range(self._rounds(seconds)):
-            for loop in LOOPS if number % 2 == 0 else LOOPS[::-1]:
+            for loop in loops if number % 2 == 0 else loops[::-1]:
                 self._check_stop()
                 windows.append(self._window(loop, number, seconds[loop]))
         self._repeat("step", 1)  # shards and copies on other ranks are left as a whole step leaves them
@@ -140,26 +147,29 @@ class Isolation:
         end_ns = self._now_ns()
         self._repeat(loop, self._times(LEAD_OUT_S, each_s))
         self._wait()
-        return LoopWindow(loop, number, begin_ns, end_ns, repetitions)
+        return LoopWindow(loop, number, begin_ns, end_ns, repetitions, self._part_of.get(loop, ""))
 
     def _repeat(self, loop: str, times: int) -> None:
         for _ in range(times):
             self._once(loop)
 
     def _once(self, loop: str) -> None:
-        trainer, depth = self._trainer, LOOPS.index(loop)
+        trainer = self._trainer
         ready = None if loop == "step" else next(self._kept)
         count = 0
         for number in range(self._accumulate):
             batch = trainer.next_batch() if ready is None else ready[number]
             trainer.last_of_step = number == self._accumulate - 1
-            if self._captured and depth < _BACKWARD:
+            if self._captured and loop not in LOOPS[1:]:
                 _begin_captured_round()
+            if loop not in LOOPS:
+                forward_until(trainer, loop, batch)
+                continue
             output = trainer.forward(batch)
-            if depth >= _BACKWARD:
+            if loop != "forward":
                 trainer.backward(output)
             count += output.count
-        if depth >= _OPTIMISER:
+        if loop in LOOPS[2:]:
             trainer.optimizer_step(count * trainer.ranks.world)
             trainer.objective.after_step(trainer.model)
         else:
