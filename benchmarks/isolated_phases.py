@@ -38,7 +38,8 @@ from joulelab.train.stats.meter import MeterStats
 from joulelab.train.stats.stretches import Window
 from joulelab.train.stats.sync import waiter
 from joulelab.train.stats.window_energy import reader_of
-from joulelab.train.surroundings import Surroundings, Trainer
+from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import Trainer
 from joulelab.zoo.objective import ObjectiveOutput
 from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.workload import prepare

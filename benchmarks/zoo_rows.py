@@ -34,6 +34,7 @@ from joulelab.train.peak_flops import peak_flops
 from joulelab.train.precision import matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.zoo_results import numbers_of
 from joulelab.zoo.paper_cost import PaperCost, paper_cost
 from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.workload import prepare
@@ -135,7 +136,7 @@ def measure(row: Row, cost: PaperCost, compiled: str, seconds: float, device: to
     items = after.samples - before.samples
     amount = after.tokens - before.tokens if row.unit == "nodes" else items
     span_s = (window[1] - window[0]) / 1e9
-    peak = peak_flops(torch.cuda.get_device_name(), row.precision)
+    peak = peak_flops(torch.cuda.get_device_name(), numbers_of(workload.model, row.precision))
     mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
     return Measured(
         row=row, compiled=compiled, parameters=cost.parameters, items_per_s=amount / span_s,

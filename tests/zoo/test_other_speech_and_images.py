@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from joulelab.data.synthetic.audio import NOISE, speak, spectrum
 from joulelab.data.synthetic.image_text import COLOURS, SyntheticImageText, paint_fields
@@ -158,3 +159,52 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_way_out(tmp_path):
     long = recordings(tmp_path, ["a text of many words", "no"])
     with pytest.raises(ConfigError, match="has 21 tokens; 8 are allowed"):
         tiny("whisper", dataset=long, asked_shape={"frames": 100})
+
+
+def questions(folder, rows, name="questions.jsonl"):
+    lines = []
+    for number, (question, answer) in enumerate(rows):
+        Image.new("RGB", (60 + number, 80), (40 * number, 90, 10)).save(folder / f"{number}.png")
+        lines.append(json.dumps({"image": f"{number}.png", "question": question, "answer": answer}))
+    (folder / name).write_text("\n".join(lines))
+    return str(folder / name)
+
+
+def test_questions_of_the_users_train_on_their_answers_alone(tmp_path):
+    table = questions(tmp_path, [("red?", "no"), ("blue?", "yes"), ("?", "a")])
+    workload = tiny("llava", dataset=table, batch_size=2)
+    batch = first(workload)
+    trained = [[token for token in row if token != -100] for row in batch["answers"].tolist()]
+    end_id = workload.model.config.text_config.eos_token_id
+    assert all(row[-1] == end_id for row in trained) and batch.count == sum(map(len, trained))
+    assert (batch["input_ids"] == 319).sum().item() == 2 * 16
+    assert batch["pixels"].shape == (2, 3, 56, 56)
+    assert "bytes" in workload.notes[0]
+
+
+def test_padding_in_front_of_a_question_changes_nothing(tmp_path):
+    table = questions(tmp_path, [("red?", "no"), ("blueish?", "yes it is"), ("?", "a")])
+    together = tiny("llava", dataset=table, batch_size=2, asked_shape={"prompt": 12, "answer": 12})
+    batch = first(together)
+    whole = answer_loss(together.model, batch).loss_sum
+    alone = 0.0
+    for place in range(2):
+        seen = batch["attention_mask"][place].bool()
+        told = batch["answers"][place] != -100
+        row = {
+            "input_ids": batch["input_ids"][place, seen][None],
+            "answers": batch["answers"][place, told][None],
+            "pixels": batch["pixels"][place][None],
+        }
+        alone += answer_loss(together.model, type(batch)(row, 1, count=int(told.sum()))).loss_sum
+    assert torch.allclose(whole, alone, rtol=1e-5)
+
+
+def test_questions_that_cannot_be_used_are_refused_with_the_way_out(tmp_path):
+    with pytest.raises(ConfigError, match="has 26 tokens; 7 are allowed") as caught:
+        tiny("llava", dataset=questions(tmp_path, [("what is there in the image", "a"), ("?", "b")]))
+    assert "prompt=27" in caught.value.hint
+    table = questions(tmp_path, [("a?", "b"), ("b?", "c")])
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(NotFoundError, match=r"there is no file .*1\.png"):
+        tiny("llava", dataset=table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
@@ -51,11 +51,10 @@ class FolderImages:
         return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="joulelab-images")
 
     def _read(self, file: Path, random: np.random.Generator) -> Bytes:
+        if not self._augment:
+            return read_middle(file, self._side, self._centre_share)
         with _opened(file) as image:
-            width, height = image.size
-            if not self._augment:
-                return _shown(image, centre_box(width, height, self._centre_share), self._side)
-            seen = _shown(image, random_box(width, height, random), self._side)
+            seen = _shown(image, random_box(*image.size, random), self._side)
         return seen[:, ::-1] if random.random() < 0.5 else seen
 
 
@@ -82,12 +81,20 @@ def _shown(image: Any, box: Box, side: int) -> Bytes:
     return np.asarray(scaled)
 
 
+def read_middle(file: Path, side: int, centre_share: float = CENTRE_SHARE) -> Bytes:
+    """[H, W, C]: the middle of an image, scaled to `side`."""
+    with _opened(file) as image:
+        return _shown(image, centre_box(*image.size, centre_share), side)
+
+
+def normalised(bytes_BHWC: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """Numbers around 0, seen as [B, C, H, W] and laid out with the channels last, as tensor cores read them."""
+    mean_C, deviation_C = (torch.tensor(values, device=bytes_BHWC.device) for values in (mean, deviation))
+    return ((bytes_BHWC / 255.0 - mean_C) / deviation_C).permute(0, 3, 1, 2)
+
+
 def _to_numbers(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    bytes_BHWC = tensors["bytes"]
-    mean, deviation = (torch.tensor(values, device=bytes_BHWC.device) for values in (MEAN, DEVIATION))
-    pixels_BHWC = (bytes_BHWC / 255.0 - mean) / deviation
-    # seen as [B, C, H, W] and laid out with the channels last, as the convolutions of tensor cores read them
-    return {"labels": tensors["labels"], "pixels": pixels_BHWC.permute(0, 3, 1, 2)}
+    return {"labels": tensors["labels"], "pixels": normalised(tensors["bytes"], MEAN, DEVIATION)}
 
 
 def _pillow() -> Any:

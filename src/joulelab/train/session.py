@@ -168,6 +168,7 @@ class _Session:
             stage=self.task.stage,
             loss=report.loss,
             learning_rate=report.learning_rate,
+            fraction=report.fraction,
             samples=report.position.samples,
             tokens=report.position.tokens,
             **{f"loss.{name}": value for name, value in report.parts.items()},

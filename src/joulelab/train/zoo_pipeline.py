@@ -21,7 +21,14 @@ from joulelab.train.held_out import held_out_loss
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, train_in_run
 from joulelab.train.zoo_config import PUBLISHED, TrainSpec
-from joulelab.train.zoo_results import Speed, peak_memory_bytes, read_speed, share_of_peak, start_memory_peak
+from joulelab.train.zoo_results import (
+    Speed,
+    numbers_of,
+    peak_memory_bytes,
+    read_speed,
+    share_of_peak,
+    start_memory_peak,
+)
 from joulelab.zoo.paper_cost import PaperCost, paper_cost
 from joulelab.zoo.registry import is_file
 from joulelab.zoo.request import SYNTHETIC
@@ -145,7 +152,7 @@ class _Lab:
             f"{TRAIN}.first_loss": speed.first_loss,
             f"{TRAIN}.items_per_s": speed.items_per_s,
         }
-        mfu, why_not = self._mfu(speed)
+        mfu, why_not = self._mfu(speed, numbers_of(model, self.spec.training.precision))
         for name, value in {**found, f"{TRAIN}.mfu": mfu}.items():
             if value is not None:
                 self.run.result(name, Result(value=float(value)))
@@ -153,11 +160,11 @@ class _Lab:
         values["notes"] = "; ".join(self.workload.notes)
         self.run.meter.event("tracker", stage=TRAIN, name="model", values=values)
 
-    def _mfu(self, speed: Speed) -> tuple[float | None, str]:
+    def _mfu(self, speed: Speed, numbers: str) -> tuple[float | None, str]:
         if self.device.type != "cuda":
             return None, "no peak is known for a CPU"
         name = torch.cuda.get_device_name(self.device)
-        return share_of_peak(self.cost, speed, name, self.spec.training.precision, self.ranks.world)
+        return share_of_peak(self.cost, speed, name, numbers, self.ranks.world)
 
     def _parents(self) -> list[Bill]:
         """What came from elsewhere: weights to start from, a dataset."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from joulelab.clock import NS
 from joulelab.meter.trace import read_lines
@@ -46,6 +47,13 @@ def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str, 
     if speed.items_per_s is None:
         return None, "too few steps to tell a speed"
     return cost.training_flops * speed.items_per_s / (gpus * peak), ""
+
+
+def numbers_of(model: nn.Module, precision: str) -> str:
+    """What its matrix products are computed in: weights kept in half precision need no autocast to be."""
+    kept = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    largest = max(model.parameters(), key=lambda parameter: parameter.numel())
+    return kept.get(largest.dtype, precision)
 
 
 def start_memory_peak(device: torch.device) -> None:

@@ -1,89 +1,65 @@
-"""From a tree of fragments to a molecule, and what the molecule is worth. Importing this imports RDKit.
+"""What the molecules of finished trees are worth. Importing this imports RDKit.
 
 The reward is QED (Bickerton et al., 2012), how much a molecule looks like a drug, between 0 and 1, to the power beta.
-The host computes it, in a millisecond or two, hence the threads and the memory of what was seen before.
+The host computes it, in milliseconds each and mostly under Python's lock. Worker processes share that where there are
+cores for them, and what was seen before is remembered.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import Any, NamedTuple
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import torch
-from rdkit import Chem
-from rdkit.Chem import QED
 from torch import Tensor
 
-from joulelab.zoo.gflownet.trees import ABSENT, Trees
+from joulelab.zoo.gflownet.fragments import ABSENT
+from joulelab.zoo.gflownet.molecules import Chemist, Joined, Tree, hire, hired_qed
+from joulelab.zoo.gflownet.trees import Trees
 
-LEAST_QED = 1e-4  # no molecule has less, and the logarithm of 0 would end the training
 REMEMBERED = 1_000_000
-_THREADS = 8  # RDKit lets go of Python's lock while it looks for substructures, which is most of QED
-
-
-class Joined(NamedTuple):
-    """One fragment of a tree, on the host."""
-
-    kind: int
-    parent: int
-    parent_port: int
-    own_port: int
+_MOST_WORKERS = 16
 
 
 class QedReward:
-    def __init__(self, fragments: Sequence[str], beta: float) -> None:
-        self._fragments = [Chem.MolFromSmiles(smiles) for smiles in fragments]
-        self._beta = beta
-        self._pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="joulelab-reward")
-        self._worth = lru_cache(REMEMBERED)(self._compute)
+    def __init__(self, fragments: Sequence[str], beta: float, workers: int | None = None) -> None:
+        """`workers` are processes; fewer than two: none, the work is done here."""
+        self._chemist, self._beta = Chemist(fragments), beta
+        self._known: dict[Tree, float] = {}
+        workers = min(_MOST_WORKERS, cores() - 2) if workers is None else workers
+        self._pool = self._hire(fragments, workers) if workers > 1 else None
 
     def qed(self, trees: Trees) -> Tensor:
         """[S], on the host."""
-        return torch.tensor(list(self._pool.map(self._worth, on_host(trees))))
+        asked = on_host(trees)
+        unknown = list(dict.fromkeys(tree for tree in asked if tree not in self._known))
+        if len(self._known) + len(unknown) > REMEMBERED:
+            self._known = {tree: self._known[tree] for tree in asked if tree in self._known}
+        found = self._pool.map(hired_qed, unknown) if self._pool else map(self._chemist.qed, unknown)
+        self._known.update(zip(unknown, found, strict=True))
+        return torch.tensor([self._known[tree] for tree in asked])
 
     def log_reward(self, qed_S: Tensor) -> Tensor:
         return self._beta * qed_S.log()
 
-    def _compute(self, tree: tuple[Joined, ...]) -> float:
-        qed: Any = QED.qed
-        return max(LEAST_QED, float(qed(self.molecule(tree))))
-
     def molecule(self, tree: Sequence[Joined]) -> Any:
-        return assemble(self._fragments, tree)
+        return self._chemist.molecule(tree)
+
+    @staticmethod
+    def _hire(fragments: Sequence[str], workers: int) -> ProcessPoolExecutor:
+        # spawned, not forked: a fork of a process with CUDA and threads may hang
+        fresh = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, mp_context=fresh, initializer=hire, initargs=(tuple(fragments),))
 
 
-def on_host(trees: Trees) -> list[tuple[Joined, ...]]:
+def cores() -> int:
+    """That this process may use, which under Slurm are fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def on_host(trees: Trees) -> list[Tree]:
     columns = torch.stack([trees.fragment, trees.parent, trees.parent_port, trees.own_port], dim=-1)
     return [tuple(Joined(*row) for row in tree if row[0] != ABSENT) for tree in columns.tolist()]
-
-
-def assemble(fragments: Sequence[Any], tree: Sequence[Joined]) -> Any:
-    """The molecule, checked by RDKit: used ports become bonds, open ones hydrogens."""
-    whole, ports = Chem.RWMol(), []
-    for node in tree:
-        start = whole.GetNumAtoms()
-        whole.InsertMol(fragments[node.kind])
-        ports.append([start + atom.GetIdx() for atom in fragments[node.kind].GetAtoms() if not atom.GetAtomicNum()])
-    used: set[int] = set()
-    for place, node in enumerate(tree):
-        if node.parent != ABSENT:
-            one, other = ports[node.parent][node.parent_port], ports[place][node.own_port]
-            used |= {one, other}
-            whole.AddBond(_held_by(whole, one), _held_by(whole, other), Chem.BondType.SINGLE)
-    whole.BeginBatchEdit()
-    for port in (port for group in ports for port in group):
-        if port in used:
-            whole.RemoveAtom(port)
-        else:
-            whole.GetAtomWithIdx(port).SetAtomicNum(1)
-    whole.CommitBatchEdit()
-    return Chem.RemoveHs(whole.GetMol())
-
-
-def _held_by(whole: Any, port: int) -> int:
-    """The atom that the port stands at."""
-    index: int = whole.GetAtomWithIdx(port).GetNeighbors()[0].GetIdx()
-    return index

@@ -4,6 +4,8 @@ Ports stand where a hydrogen would: a port that stays open becomes one, so that 
 The first ones make a small alphabet of their own: something to branch, to link, to close with.
 """
 
+ABSENT = -1
+"""In place of a fragment where there is none."""
 FRAGMENTS = (
     "*c1ccc(*)cc1",
     "*N(*)*",

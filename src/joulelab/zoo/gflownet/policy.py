@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from joulelab.zoo.gflownet.trees import ABSENT, TreeBuilding, Trees
+from joulelab.zoo.gflownet.fragments import ABSENT
+from joulelab.zoo.gflownet.trees import TreeBuilding, Trees
 
 NONE, SELF, BESIDE, BONDED = 0, 1, 2, 3
 LOG_Z_PARTS = 256

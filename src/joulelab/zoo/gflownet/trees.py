@@ -20,7 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ABSENT = -1
+from joulelab.zoo.gflownet.fragments import ABSENT
+
 STOP = 0
 
 

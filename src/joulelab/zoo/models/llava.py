@@ -53,7 +53,7 @@ MODEL = ZooEntry(
             1_397_515_264, {**_7B, "text_config": _TINYLLAMA}, _SHAPE, batch_size=8, hub_id="bczhou/tiny-llava-v1-hf"
         ),
         "tiny": Size(
-            149_280,
+            157_472,
             {
                 "vision_config": {
                     **_CLIP_LARGE,
@@ -64,13 +64,13 @@ MODEL = ZooEntry(
                 },
                 "text_config": {
                     **_VICUNA_7B,
-                    "vocab_size": 256,
+                    "vocab_size": 320,
                     "hidden_size": 64,
                     "intermediate_size": 128,
                     "num_hidden_layers": 2,
                     "num_attention_heads": 2,
                 },
-                "image_token_index": 255,
+                "image_token_index": 319,
             },
             {"side": 56, "prompt": 8, "answer": 8},
             batch_size=8,

@@ -21,16 +21,17 @@ from joulelab.data.vocabulary import FIRST_PLAIN
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.tasks.questioned_images import open_questions
 from joulelab.zoo.tasks.token_loss import summed_cross_entropy
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest
 
 Ids = NDArray[np.int64]
 
 
 def prepare(request: WorkloadRequest) -> Workload:
-    if request.dataset != SYNTHETIC:
-        raise refuse_dataset(request)
     model = build(request)
+    if request.dataset != SYNTHETIC:
+        return open_questions(request, model, PlainObjective(answer_loss))
     train, held_out = (_batches(request, model.config, split) for split in (request.wanted_split, Split("validation")))
     return Workload(model, PlainObjective(answer_loss), train, held_out)
 
@@ -49,6 +50,7 @@ def answer_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
     # the answer ends the sequence, so the last positions are the ones that foretell it
     logits_BAV = model(
         input_ids=batch["input_ids"],
+        attention_mask=batch.tensors.get("attention_mask"),
         pixel_values=batch["pixels"],
         use_cache=False,
         logits_to_keep=answers_BA.shape[1],
