@@ -2,6 +2,7 @@
 
 import pytest
 
+from joulelab.data.token_store import write_store
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import check
 
@@ -73,3 +74,11 @@ def test_the_settings_need_no_torch():
 
     code = "import sys, joulelab.distill.lm_config; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_name_that_old_commands_use_means_the_store_that_was_made_instead(tmp_path):
+    write_store(tmp_path / "binarized", [[5, 6, 7]], vocab_size=10, specials={}, tokenizer="none")
+    old = str(tmp_path / "binarized.pickle")
+    assert spec(data={"source": old}).data.source == str(tmp_path / "binarized")
+    (tmp_path / "binarized.pickle").touch()  # a real pickle is refused for what it is, later
+    assert spec(data={"source": old}).data.source == old

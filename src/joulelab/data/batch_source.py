@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from joulelab.errors import ConfigError
 
@@ -65,14 +66,17 @@ class TensorBatch:
         return replace(self, tensors={name: value.pin_memory() for name, value in self.tensors.items()})
 
 
-class ShuffledRows:
+B = TypeVar("B", bound=TrainingBatch, default=TensorBatch)
+
+
+class ShuffledRows(Generic[B]):
     """Batches of rows in an order that is a pure function of (seed, epoch); `make` turns rows into a batch.
 
     A last batch that would be smaller than the others is left out, as its odd shape would compile and measure apart;
     a set smaller than one batch is one batch.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, make: Callable[[Rows, int], TensorBatch]) -> None:
+    def __init__(self, rows: Rows, batch_size: int, seed: int, make: Callable[[Rows, int], B]) -> None:
         """`make` gets the rows and a number of its own for this batch, to draw from what is not fixed by the rows."""
         if batch_size < 1 or not len(rows):
             raise ConfigError(f"{len(rows)} samples in batches of {batch_size}; expected at least 1 of each")
@@ -84,7 +88,7 @@ class ShuffledRows:
     def batches_per_epoch(self) -> int:
         return max(1, len(self._rows) // self._batch_size)
 
-    def at(self, epoch: int, index: int) -> TensorBatch:
+    def at(self, epoch: int, index: int) -> B:
         if not 0 <= index < self.batches_per_epoch:
             raise IndexError(f"batch {index} of an epoch of {self.batches_per_epoch}")
         if epoch != self._epoch:

@@ -17,12 +17,14 @@ _USUAL_CONFIG = {"allenai/c4": "en"}
 class HubText:
     """`org/name`, or `org/name:config` where a dataset has several."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, whole: bool = False) -> None:
+        """`whole` downloads and keeps all of it, for readers who go through all of it anyway."""
         self.name, _, config = name.partition(":")
         self.config = config or _USUAL_CONFIG.get(self.name)
         # What a user who switched the network off has on disk is read from there, whole.
-        self._streaming = not hub.offline_by_choice()
-        if self._streaming:
+        offline = hub.offline_by_choice()
+        self._streaming = not whole and not offline
+        if not offline:
             hub.require_reachable(self.name)
         self._datasets = _import_datasets()
 
@@ -31,11 +33,15 @@ class HubText:
             return tuple(self._datasets.get_dataset_split_names(self.name, self.config))
 
     def read(self, split: str) -> Iterator[str]:
+        column = ""
+        for row in self.rows(split):
+            column = column or text_column(row, self.name)
+            yield str(row[column] or "")
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        """With all their columns."""
         with _explained(self.name):
-            column = ""
-            for row in self._load(split):
-                column = column or text_column(row, self.name)
-                yield str(row[column] or "")
+            yield from self._load(split)
 
     def count(self, split: str) -> int:
         with _explained(self.name):
@@ -63,6 +69,9 @@ class SavedText:
         part = self._parts[split]
         column = text_column(part.column_names, self.name)
         yield from (str(row[column] or "") for row in part.select_columns([column]))
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        yield from self._parts[split]
 
     def count(self, split: str) -> int:
         return len(self._parts[split])

@@ -81,14 +81,14 @@ def _read_lines(path: Path) -> Iterator[str]:
 def _read_json(path: Path) -> Iterator[str]:
     """Lines of objects, or one list of objects."""
     column = ""
-    for row in _json_rows(path):
+    for row in json_rows(path):
         if not isinstance(row, dict):
             raise ValueError("every row must be an object with a text")
         column = column if column in row else text_column(row, str(path))
         yield str(row[column] or "")
 
 
-def _json_rows(path: Path) -> Iterator[Any]:
+def json_rows(path: Path) -> Iterator[Any]:
     lines = filter(str.strip, _read_lines(path))
     first = next(lines, "")
     if first.lstrip().startswith("["):

@@ -10,11 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.token_counts import counts_file
+from joulelab.data.token_store import find_store
 from joulelab.errors import ConfigError, DependencyMissing
 from joulelab.runs.spec import RunSpec, Section
 from joulelab.train.config import TrainingConfig
@@ -72,6 +73,12 @@ class LmData(Section):
     packing: bool = False
     """Lay documents end to end and cut rows of exactly max_model_input_size tokens: no padding, one shape. Attention
     then crosses from one document to the next within a row."""
+
+    @field_validator("source")
+    @classmethod
+    def _as_it_is_called_now(cls, source: str) -> str:
+        """Commands of old name NAME.pickle; the store that was made in its place is called NAME."""
+        return str(find_store(Path(source))) if source.endswith(".pickle") else source
 
 
 class LmTeacher(Section):
@@ -224,8 +231,6 @@ class LmDistillSpec(RunSpec):
     """`teacher` ends after the teacher is trained; other runs then reuse it with its bill."""
     chunk: int = Field(4096, ge=1)
     """Tokens whose distributions over the vocabulary exist at a time; more is faster until memory is short."""
-    tensorboard: bool = False
-    """Also write the scalars of metrics.jsonl as TensorBoard events into the run's folder."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU where there is one."""
     eval_batch_size: int = Field(32, ge=1)
@@ -249,11 +254,9 @@ class LmDistillSpec(RunSpec):
         return self
 
     def preflight(self) -> None:
-        wanted = ("torch", "transformers", *(("tensorboard",) if self.tensorboard else ()))
-        absent = [name for name in wanted if find_spec(name) is None]
+        absent = [name for name in ("torch", "transformers") if find_spec(name) is None]
         if absent:
-            extra = "trackers" if absent == ["tensorboard"] else "train"
-            raise DependencyMissing(f"this run needs {' and '.join(absent)}", f'pip install "joulelab[{extra}]"')
+            raise DependencyMissing(f"this run needs {' and '.join(absent)}", 'pip install "joulelab[train]"')
         models = (self.student.layers_of, self.student.student_pretrained_weights)
         for name in (self.data.source, self.teacher.teacher_name, *models):
             if name and name != OF_TEACHER:

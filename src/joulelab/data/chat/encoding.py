@@ -1,0 +1,143 @@
+"""Conversations and texts to token ids, and which of the ids are trained.
+
+Trained are the assistant's words and the token that ends its turn, so that a student learns to stop; of a plain text
+everything, with one end-of-text behind it. What is trained is decided here once, by place. Nothing later looks at ids
+to guess it: where padding and end-of-text are the same id, a guess by id would take every end out of the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.chat.messages import Conversation, Row
+from joulelab.data.chat.templates import ChatTemplate, RenderedChat, render, render_text, template_of
+from joulelab.errors import ConfigError
+
+
+def encode_rows(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[EncodedDocument]:
+    """Many at once: a fast tokenizer then uses its threads."""
+    texts = iter(_encode_texts(tokenizer, [row for row in rows if isinstance(row, str)]))
+    chats = iter(_encode_chats(tokenizer, [row for row in rows if not isinstance(row, str)], template))
+    return [next(texts) if isinstance(row, str) else next(chats) for row in rows]
+
+
+def encode_conversation(
+    tokenizer: Any, conversation: Conversation, max_tokens: int | None = None, template: ChatTemplate | None = None
+) -> EncodedDocument:
+    return encode_rows(tokenizer, [conversation], template)[0].cut(max_tokens)
+
+
+def encode_text(tokenizer: Any, text: str, max_tokens: int | None = None) -> EncodedDocument:
+    return encode_rows(tokenizer, [text])[0].cut(max_tokens)
+
+
+def encode_prompt(tokenizer: Any, conversation: Conversation, template: ChatTemplate | None = None) -> list[int]:
+    """Up to where the assistant begins: what is given to a model that is to answer."""
+    text = render_text(tokenizer, conversation, template or template_of(tokenizer), ask_for_answer=True)
+    return _ids(tokenizer, [text])[0]
+
+
+def require_end_id(tokenizer: Any) -> int:
+    if tokenizer.eos_token_id is None:
+        raise ConfigError("the tokenizer has no end-of-text token", "set its eos_token")
+    return int(tokenizer.eos_token_id)
+
+
+def pad_id_of(tokenizer: Any) -> int:
+    """Any id would do, as padding is told by place; another model may still look at it."""
+    return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else require_end_id(tokenizer)
+
+
+def vocab_size_of(tokenizer: Any) -> int:
+    return max(len(tokenizer), 1 + max(map(int, tokenizer.get_vocab().values())))
+
+
+def tokenizer_sha256(tokenizer: Any) -> str:
+    """The same for tokenizers that make the same ids of every text, whatever folder they came from."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        definition: Any = sorted(tokenizer.get_vocab().items())
+    else:
+        definition = json.loads(backend.to_str())
+        for setting in ("truncation", "padding"):  # how it was last called, not what it is
+            definition.pop(setting, None)
+    specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    whole = json.dumps([definition, specials], sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+def encoding_identity(tokenizer: Any, template: ChatTemplate) -> dict[str, str]:
+    """What decides which ids come of a row, for a manifest and for an artefact's key."""
+    return {
+        "tokenizer_sha256": tokenizer_sha256(tokenizer),
+        "template_sha256": hashlib.sha256(template.text.encode()).hexdigest(),
+        "trained_answers": "last" if template.last_answer_only else "all",
+    }
+
+
+def _encode_texts(tokenizer: Any, texts: list[str]) -> Iterator[EncodedDocument]:
+    if not texts:
+        return
+    end = require_end_id(tokenizer)
+    for found in tokenizer(texts, padding=False, truncation=False).input_ids:
+        # some tokenizers put an end there themselves
+        ids = found if found and found[-1] == end else [*found, end]
+        yield _document(ids, [True] * len(ids))
+
+
+def _encode_chats(
+    tokenizer: Any, conversations: list[Conversation], template: ChatTemplate | None
+) -> Iterator[EncodedDocument]:
+    """Prompts and answers are tokenised apart, as they are when a model answers; it must not change the text."""
+    if not all(conversations):
+        raise ConfigError("a conversation has no turns", "drop empty rows")
+    used = template or template_of(tokenizer)
+    chats = [render(tokenizer, conversation, used) for conversation in conversations]
+    found = iter(_ids(tokenizer, [text for chat in chats for text in (chat.text, *chat.pieces)]))
+    for chat in chats:
+        whole = next(found)
+        yield _joined(tokenizer, chat, whole, list(islice(found, len(chat.pieces))))
+
+
+def _joined(tokenizer: Any, chat: RenderedChat, whole: list[int], pieces: list[list[int]]) -> EncodedDocument:
+    ids = list(chain.from_iterable(pieces))
+    if ids != whole and tokenizer.decode(ids) != tokenizer.decode(whole):
+        # a tokenizer that begins every text with a space, say; its pieces are found in the whole instead
+        pieces = _pieces_of_whole(tokenizer, chat, whole)
+        ids = whole
+    # prompts and answers take turns, and a prompt comes first
+    return _document(ids, [place % 2 == 1 for place, piece in enumerate(pieces) for _ in piece])
+
+
+def _pieces_of_whole(tokenizer: Any, chat: RenderedChat, whole: list[int]) -> list[list[int]]:
+    texts = ["".join(chat.pieces[:count]) for count in range(len(chat.pieces))]
+    beginnings = [*_ids(tokenizer, texts), whole]
+    if any(whole[: len(beginning)] != beginning for beginning in beginnings):
+        raise ConfigError(
+            "the tokenizer makes one token of the end of a prompt and the beginning of an answer, "
+            "so which tokens are the assistant's cannot be told",
+            "use a chat template that ends the prompt with a special token or a new line",
+        )
+    cuts = [len(beginning) for beginning in beginnings]
+    return [whole[start:end] for start, end in pairwise(cuts)]
+
+
+def _document(ids: list[int], trained: list[bool]) -> EncodedDocument:
+    targets = np.array(trained, dtype=np.bool_)
+    targets[:1] = False
+    return EncodedDocument(np.array(ids, dtype=np.int64), targets)
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    if not texts:
+        return []
+    # special tokens are part of a template's text, so none are added
+    found: list[list[int]] = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False).input_ids
+    return found

@@ -1,0 +1,144 @@
+"""Documents of all lengths put together into rows of one length, so that padding costs few joules.
+
+Which documents share a row follows from their lengths and a seed alone and is the same in every epoch, so what a
+teacher said about a row can be kept under the row's content. Within a row documents stay apart: positions begin anew
+with each, attention is told their numbers, and the first token of a document is nobody's target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joulelab.data.chat.documents import DocumentList, Documents, EncodedDocument
+from joulelab.errors import ConfigError
+
+PADDING = -1
+"""The document number of padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRow:
+    ids: NDArray[np.int64]
+    trained: NDArray[np.bool_]
+    document: NDArray[np.int64]
+    """0, 1, ... by place in the row; PADDING at its end."""
+    position: NDArray[np.int64]
+    """Within the document; padding counts from 0 too."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRows:
+    documents: Documents
+    row_length: int
+    pieces: NDArray[np.int64]
+    """Document, first token, tokens: three columns; the pieces of a row stand together."""
+    first_pieces: NDArray[np.int64]
+    """Row i is pieces[first_pieces[i] : first_pieces[i + 1]]."""
+
+    def __len__(self) -> int:
+        return len(self.first_pieces) - 1
+
+    @property
+    def tokens(self) -> int:
+        """Without padding."""
+        return int(self.pieces[:, 2].sum())
+
+    @property
+    def padded_share(self) -> float:
+        return 1.0 - self.tokens / (len(self) * self.row_length)
+
+    def row(self, number: int) -> PackedRow:
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        ids = np.full(self.row_length, self.documents.pad_id, dtype=np.int64)
+        trained = np.zeros(self.row_length, dtype=np.bool_)
+        document = np.full(self.row_length, PADDING, dtype=np.int64)
+        position = np.zeros(self.row_length, dtype=np.int64)
+        filled = 0
+        for place, (source, start, length) in enumerate(self._pieces_of(number)):
+            found = self.documents.document(source)
+            there = slice(filled, filled + length)
+            ids[there] = found.ids[start : start + length]
+            trained[there] = found.trained[start : start + length]
+            trained[filled] = False
+            document[there] = place
+            position[there] = np.arange(length)
+            filled += length
+        position[filled:] = np.arange(self.row_length - filled)
+        return PackedRow(ids, trained, document, position)
+
+    def _pieces_of(self, number: int) -> Iterator[tuple[int, int, int]]:
+        first, beyond = self.first_pieces[number : number + 2]
+        yield from self.pieces[first:beyond].tolist()
+
+
+def pack(
+    documents: Documents | Sequence[EncodedDocument], row_length: int, seed: int, *, together: bool = True
+) -> PackedRows:
+    """`together=False` gives every document a row of its own, for models that cannot keep documents apart.
+
+    A document longer than a row is cut. A later piece begins with the last token of the one before, which is no
+    target there, so that every token of the document is trained once.
+    """
+    if row_length < 2:
+        raise ConfigError(f"rows of {row_length} tokens; a token needs one before it", "set a length of 2 or more")
+    kept = DocumentList(documents) if isinstance(documents, Sequence) else documents
+    pieces = _with_targets(kept, _cut(kept.lengths, row_length), row_length)
+    shuffled = pieces[np.random.default_rng(seed).permutation(len(pieces))]
+    rows = _fit(shuffled[:, 2].tolist(), row_length) if together else [[place] for place in range(len(shuffled))]
+    order = [place for row in rows for place in row]
+    first_pieces = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    return PackedRows(kept, row_length, shuffled[order], first_pieces)
+
+
+def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
+    """Document, first token, tokens of every piece."""
+    step = row_length - 1
+    counts = np.maximum(1, -(-(lengths - 1) // step))
+    source = np.repeat(np.arange(len(lengths)), counts)
+    number = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
+    start = number * step
+    return np.stack([source, start, np.minimum(row_length, lengths[source] - start)], axis=1)
+
+
+def _with_targets(documents: Documents, pieces: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
+    """A cut document may have pieces of the user's words alone, and they would be read for nothing."""
+    doubtful = np.flatnonzero(documents.lengths[pieces[:, 0]] > row_length) if len(pieces) else pieces[:, 0]
+    if isinstance(documents, DocumentList):  # a store has left out what has no targets
+        doubtful = np.arange(len(pieces))
+    kept = np.ones(len(pieces), dtype=np.bool_)
+    for place in doubtful.tolist():
+        source, start, length = pieces[place].tolist()
+        kept[place] = documents.document(source).trained[start + 1 : start + length].any()
+    if not kept.any():
+        raise ConfigError(
+            f"{len(documents):,} documents and no token to train on", "check that there are assistant turns"
+        )
+    return pieces[kept]
+
+
+def _fit(lengths: list[int], row_length: int) -> list[list[int]]:
+    """The longest first, each into the fullest row that has room: the padding left is a percent or so."""
+    rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room they have
+    rooms = 0  # bit n is set where some row has room for exactly n more
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        length = lengths[place]
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = with_room[room].pop()
+            if not with_room[room]:
+                rooms ^= 1 << room
+        else:
+            room, row = row_length, len(rows)
+            rows.append([])
+        rows[row].append(place)
+        left = room - length
+        with_room[left].append(row)
+        rooms |= 1 << left
+    return rows

@@ -1,0 +1,131 @@
+"""From a source of rows to a store of encoded documents, with a manifest that says what became of every row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from joulelab.data.chat.cleaning import cleaned
+from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.chat.encoding import encode_rows, encoding_identity, pad_id_of, vocab_size_of
+from joulelab.data.chat.messages import Row
+from joulelab.data.chat.presets import ChatDataSettings, preset
+from joulelab.data.chat.rows import rows_of
+from joulelab.data.chat.store import DocumentStore, write_documents
+from joulelab.data.chat.templates import ChatTemplate, ConversationRefused, template_of
+
+_ROWS_PER_CALL = 250  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
+
+
+def prepare_tulu3(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
+    """allenai/tulu-3-sft-mixture: conversations of many kinds, some of several turns."""
+    return prepare_store(folder, tokenizer, tokenizer_name, preset("tulu-3", **changes))
+
+
+def prepare_codeforces_cots(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
+    """open-r1/codeforces-cots: problems with programs; as preset the program alone is taught, without the thoughts."""
+    return prepare_store(folder, tokenizer, tokenizer_name, preset("codeforces-cots", **changes))
+
+
+def prepare_openr1_math(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
+    """open-r1/OpenR1-Math-220k: problems with the first complete and correct answer of several, thoughts included."""
+    return prepare_store(folder, tokenizer, tokenizer_name, preset("openr1-math", **changes))
+
+
+def prepare_store(folder: Path, tokenizer: Any, tokenizer_name: str, settings: ChatDataSettings) -> DocumentStore:
+    dropped: Counter[str] = Counter()
+    return write_rows(
+        folder,
+        tokenizer,
+        settings_rows(settings, dropped),
+        tokenizer_name=tokenizer_name,
+        max_tokens=settings.max_tokens,
+        last_answer_only=settings.last_answer_only,
+        dropped=dropped,
+        notes={"settings": asdict(settings)},
+    )
+
+
+def settings_rows(settings: ChatDataSettings, dropped: Counter[str] | None = None) -> Iterator[Row]:
+    """The cleaned rows, as prompts for a teacher too; what was dropped and why is counted."""
+    counts = dropped if dropped is not None else Counter()
+    rows = rows_of(
+        settings.source,
+        split=settings.split,
+        subset=settings.subset,
+        form=settings.form,
+        limit=settings.limit,
+        only_correct=settings.only_correct,
+        dropped=counts,
+    )
+    return cleaned(rows, counts, strip_thoughts=settings.strip_think_blocks, only_code=settings.code_only)
+
+
+def write_rows(
+    folder: Path,
+    tokenizer: Any,
+    rows: Iterable[Row],
+    *,
+    tokenizer_name: str,
+    max_tokens: int | None = None,
+    template: str | None = None,
+    last_answer_only: bool = False,
+    dropped: Counter[str] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> DocumentStore:
+    """Encode rows of any origin; `template` is a chat template in place of the tokenizer's own."""
+    chat_template = template_of(tokenizer, template, last_answer_only)
+    tally: Counter[str] = Counter()
+    lost = dropped if dropped is not None else Counter()
+    told = {
+        **(notes or {}),
+        **encoding_identity(tokenizer, chat_template),
+        "template": chat_template.origin,
+        "max_tokens": max_tokens,
+        "rows": tally,
+        "dropped": lost,
+    }
+    return write_documents(
+        folder,
+        _encoded(rows, _Encoder(tokenizer, chat_template, lost), max_tokens, tally),
+        vocab_size=vocab_size_of(tokenizer),
+        pad_id=pad_id_of(tokenizer),
+        tokenizer=tokenizer_name,
+        notes=told,
+    )
+
+
+def _encoded(
+    rows: Iterable[Row], encoder: _Encoder, max_tokens: int | None, tally: Counter[str]
+) -> Iterator[EncodedDocument]:
+    left = iter(rows)
+    while block := list(islice(left, _ROWS_PER_CALL)):
+        for row, whole in encoder.encode(block):
+            document = whole.cut(max_tokens)
+            tally["texts" if isinstance(row, str) else "conversations"] += 1
+            tally["cut at max_tokens"] += len(document) < len(whole)
+            yield document
+    if encoder.refusal is not None and not tally:
+        raise encoder.refusal
+
+
+class _Encoder:
+    """Counts what the template refuses and goes on: a set of a million has a few odd conversations."""
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate, dropped: Counter[str]) -> None:
+        self._tokenizer, self._template, self._dropped = tokenizer, template, dropped
+        self.refusal: ConversationRefused | None = None
+
+    def encode(self, block: list[Row]) -> list[tuple[Row, EncodedDocument]]:
+        try:
+            return list(zip(block, encode_rows(self._tokenizer, block, self._template), strict=True))
+        except ConversationRefused as refusal:
+            if len(block) > 1:
+                return [found for row in block for found in self.encode([row])]
+            self.refusal = refusal
+            self._dropped["the chat template refused it"] += 1
+            return []

@@ -1,0 +1,105 @@
+"""What a record of a published dataset means: a conversation, a plain text, or nothing that should be taught.
+
+Known by their columns, wherever the file came from: `messages` (Tulu-3 and most others; also `conversations` in the
+older spelling with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
+`generations` with verdicts on each (OpenR1-Math), `prompt` and `response`, and `text`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from joulelab.data.chat.messages import ASSISTANT, Conversation, Message, Row
+from joulelab.data.text_tables import TEXT_COLUMNS
+from joulelab.errors import ConfigError
+
+_MESSAGES = ("messages", "conversations", "conversation")
+_PROMPTS = ("prompt", "instruction", "question", "problem")
+_ANSWERS = ("response", "generation", "completion", "output", "answer")
+_VERDICTS = ("correctness_math_verify", "correctness_llama")
+_ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+_TRUNCATED = "length"
+
+Record = Mapping[str, Any]
+
+
+def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> Row | None:
+    """None for a record that should not be taught; why is counted in `dropped`."""
+    if record.get("generations") is not None and record.get("problem"):
+        return _several_answers(record, dropped, only_correct)
+    if record.get("finish_reason") == _TRUNCATED:
+        # it stops in the middle of a thought, and who learns from it never learns to stop
+        dropped["answer was cut off"] += 1
+        return None
+    messages = next((record[name] for name in _MESSAGES if record.get(name) is not None), None)
+    if messages is not None:
+        return _taught(_conversation(messages), dropped)
+    prompt, answer = _first(record, _PROMPTS), _first(record, _ANSWERS)
+    if prompt is not None and answer is not None:
+        return _taught(_asked_and_answered(prompt, answer), dropped)
+    text = _first(record, TEXT_COLUMNS)
+    if text is None:
+        raise ConfigError(
+            f"a row has the columns {', '.join(record) or 'none'}, and none of them says what to teach",
+            "expected messages, or prompt and response, or problem and generations, or text",
+        )
+    if not str(text).strip():
+        dropped["empty"] += 1
+        return None
+    return str(text)
+
+
+def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) -> Row | None:
+    """The first answer that came to its end and was found right."""
+    answers: Sequence[Any] = record["generations"] or ()
+    whole = record.get("is_reasoning_complete") or [True] * len(answers)
+    reasons = record.get("finish_reasons") or [None] * len(answers)
+    verdicts = [record[name] for name in _VERDICTS if record.get(name)]
+    for place, answer in enumerate(answers):
+        complete = _at(whole, place) and _at(reasons, place) != _TRUNCATED
+        correct = not only_correct or any(_at(verdict, place) for verdict in verdicts)
+        if complete and correct and str(answer or "").strip():
+            return _asked_and_answered(record["problem"], answer)
+    dropped["no complete and correct answer" if only_correct else "no complete answer"] += 1
+    return None
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    return values[place] if place < len(values) else None
+
+
+def _first(record: Record, names: Sequence[str]) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)
+
+
+def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
+    """Either may be messages already, as preference sets have them."""
+    asked = _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=str(prompt))]
+    if isinstance(answer, list):
+        return asked + _conversation(answer)
+    return [*asked, Message(role=ASSISTANT, content=str(answer))]
+
+
+def _conversation(messages: Any) -> Conversation:
+    if not isinstance(messages, list):
+        raise ConfigError(f"messages hold {messages!r:.60}", "expected a list of objects with role and content")
+    return [_message(found) for found in messages]
+
+
+def _message(found: Any) -> Message:
+    role = found.get("role", found.get("from")) if isinstance(found, Mapping) else None
+    if not isinstance(role, str):
+        raise ConfigError(f"a message is {found!r:.80}", "expected an object with role and content")
+    content = found.get("content", found.get("value"))
+    if not isinstance(content, str | None):
+        raise ConfigError(f"a message holds {content!r:.60} in place of words", "only text can be taught here")
+    return Message(role=_ROLES.get(role, role), content=content or "")
+
+
+def _taught(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
+    if not any(turn["role"] == ASSISTANT and turn["content"].strip() for turn in conversation):
+        dropped["no answer of the assistant"] += 1
+        return None
+    return conversation

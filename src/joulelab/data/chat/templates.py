@@ -1,0 +1,169 @@
+"""A conversation as text, by the tokenizer's own chat template, and where in that text the assistant speaks.
+
+Templates that mark the assistant's turns (`{% generation %}`) say it themselves. For the others the conversation is
+rendered turn by turn: what is added when an answer follows the prompt is the answer. That holds only while a template
+leaves the earlier text alone when a turn is added; one that rewrites it (some drop the thoughts of earlier turns) is
+refused, as any guess would train on words that the user said.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from joulelab.data.chat.messages import ASSISTANT, Conversation
+from joulelab.errors import ConfigError
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""For tokenizers that come without a template."""
+
+_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_FIXED_DATE = "26 Jul 2024"
+# Some templates write today's date into the system turn, and the same data would be other data tomorrow.
+_FIXED_CLOCK = "{% macro strftime_now(format) %}" + _FIXED_DATE + "{% endmacro %}{{ '' }}"
+
+
+class ConversationRefused(ConfigError):
+    """A template does not take this conversation; it may take the next one."""
+
+
+Span = tuple[int, int]
+"""First character, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    text: str
+    origin: str
+    """tokenizer, given, or the ChatML default."""
+    last_answer_only: bool = False
+    """Train on the last answer of a conversation alone: the way with templates that rewrite earlier turns."""
+
+    @property
+    def has_markers(self) -> bool:
+        return _MARKER.search(self.text) is not None
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    text: str
+    answers: list[Span]
+    """With the end of each turn, without the blank space that a template puts behind it."""
+
+    @property
+    def pieces(self) -> list[str]:
+        """What is given and what is answered, in turns: the first piece, the third and so on are given."""
+        bounds = [0, *(bound for span in self.answers for bound in span), len(self.text)]
+        return [self.text[start:end] for start, end in pairwise(bounds)]
+
+
+def template_of(tokenizer: Any, given: str | None = None, last_answer_only: bool = False) -> ChatTemplate:
+    if given is not None:
+        return ChatTemplate(given, "given", last_answer_only)
+    if not getattr(tokenizer, "chat_template", None):
+        return ChatTemplate(CHATML, "ChatML default, as the tokenizer has none", last_answer_only)
+    try:
+        return ChatTemplate(str(tokenizer.get_chat_template()), "tokenizer", last_answer_only)
+    except ValueError as error:  # it has several, and none is called the default one
+        raise ConfigError(f"the tokenizer's chat template cannot be told: {error}", "give one") from error
+
+
+def render(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -> RenderedChat:
+    answers = [place for place, message in enumerate(conversation) if message["role"] == ASSISTANT]
+    text = render_text(tokenizer, conversation, template)
+    if template.has_markers:
+        spans = _marked_spans(tokenizer, conversation, template)
+        _refuse_missing_markers(spans, answers)
+        spans = spans[-1:] if template.last_answer_only else spans
+    else:
+        answers = answers[-1:] if template.last_answer_only else answers
+        spans = [_added_by(tokenizer, conversation, place, text, template) for place in answers]
+    return RenderedChat(text, [_without_blank_end(text, span) for span in spans])
+
+
+def render_text(
+    tokenizer: Any, conversation: Conversation, template: ChatTemplate, ask_for_answer: bool = False
+) -> str:
+    """`ask_for_answer` ends the text where the assistant is to begin."""
+    return str(_rendered(tokenizer, conversation, template, add_generation_prompt=ask_for_answer)[0][0])
+
+
+def _added_by(tokenizer: Any, conversation: Conversation, place: int, whole: str, template: ChatTemplate) -> Span:
+    """The text that the turn at `place` adds to the prompt before it."""
+    if place == 0:
+        raise ConversationRefused(
+            "a conversation begins with the assistant, and where its words begin cannot be told from this template",
+            "put a user turn before it, or give a template with {% generation %} markers",
+        )
+    asked = render_text(tokenizer, conversation[:place], template, ask_for_answer=True)
+    last = place == len(conversation) - 1
+    answered = whole if last else render_text(tokenizer, conversation[: place + 1], template)
+    if not answered.startswith(asked) and answered.startswith(render_text(tokenizer, conversation[:place], template)):
+        raise ConfigError(
+            f"the chat template ends a prompt with {asked[-20:]!r}, and an answer written by it does not begin there",
+            "give a template with {% generation %} markers",
+        )
+    if not answered.startswith(asked) or not whole.startswith(answered):
+        raise ConfigError(
+            f"the chat template rewrites earlier turns when turn {place + 1} of {len(conversation)} is added, "
+            "so where the assistant speaks cannot be told",
+            "give a template with {% generation %} markers, or train on last answers alone: last_answer_only",
+        )
+    return len(asked), len(answered)
+
+
+def _marked_spans(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -> list[Span]:
+    text, found = _rendered(tokenizer, conversation, template, return_assistant_tokens_mask=True)
+    ends = _special_texts(tokenizer)
+    return [(start, _end_of_turn(text[0], end, ends)) for start, end in found[0]]
+
+
+def _end_of_turn(text: str, end: int, specials: tuple[str, ...]) -> int:
+    """Some markers leave out the token that ends the turn, and a student of those would never learn to stop."""
+    following = next((special for special in specials if text.startswith(special, end)), "")
+    return end + len(following)
+
+
+def _special_texts(tokenizer: Any) -> tuple[str, ...]:
+    return tuple(sorted(map(str, tokenizer.all_special_tokens), key=len, reverse=True))
+
+
+def _without_blank_end(text: str, span: Span) -> Span:
+    start, end = span
+    return start, start + len(text[start:end].rstrip())
+
+
+def _refuse_missing_markers(spans: list[Span], answers: list[int]) -> None:
+    if len(spans) != len(answers):
+        raise ConfigError(
+            f"the chat template marks {len(spans)} of the {len(answers)} turns of the assistant",
+            "the {% generation %} block must stand around every assistant turn",
+        )
+
+
+def _rendered(
+    tokenizer: Any, conversation: Conversation, template: ChatTemplate, **options: Any
+) -> tuple[list[str], list[list[Span]]]:
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    text = _FIXED_CLOCK + template.text if "strftime_now" in template.text else template.text
+    words = {"date_string": _FIXED_DATE, **tokenizer.special_tokens_map, **options}
+    try:
+        found: tuple[list[str], list[list[Span]]] = render_jinja_template(
+            conversations=[conversation], chat_template=text, **words
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in conversation)
+        raise ConversationRefused(
+            f"the chat template refuses a conversation of the turns {roles}: {error}",
+            "a system turn or two turns of one speaker are often refused; give another template",
+        ) from error
+    return found

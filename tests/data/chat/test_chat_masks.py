@@ -1,0 +1,141 @@
+"""What of a conversation is trained, template by template: trained words stand between « and »."""
+
+import chat_tokenizers as made
+import pytest
+
+from joulelab.data.chat.encoding import encode_conversation, encode_prompt, encode_text, tokenizer_sha256
+from joulelab.data.chat.templates import ChatTemplate, template_of
+from joulelab.errors import ConfigError
+
+TURNS = [
+    ("user", "Hello there!"),
+    ("assistant", "How are you?"),
+    ("user", "Fine,\n\nthanks."),
+    ("assistant", "one two"),
+]
+TALK = [{"role": role, "content": content} for role, content in TURNS]
+
+GOLDEN = {
+    made.llama: "<|begin|><|start_header_id|>user<|end_header_id|>\n\nHello there!<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n«How are you?<|eot_id|>»"
+    "<|start_header_id|>user<|end_header_id|>\n\nFine,\n\nthanks.<|eot_id|>"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n«one two<|eot_id|>»",
+    made.qwen: "<|im_start|>system\nYou are Q.<|im_end|>\n<|im_start|>user\nHello there!<|im_end|>\n"
+    "<|im_start|>assistant\n«How are you?<|im_end|>»\n<|im_start|>user\nFine,\n\nthanks.<|im_end|>\n"
+    "<|im_start|>assistant\n«one two<|im_end|>»\n",
+    made.gemma: "<bos><start_of_turn>user\nHello there!<end_of_turn>\n"
+    "<start_of_turn>model\n«How are you?<end_of_turn>»\n<start_of_turn>user\nFine,\n\nthanks.<end_of_turn>\n"
+    "<start_of_turn>model\n«one two<end_of_turn>»\n",
+    made.olmo: "<|endoftext|><|user|>\nHello there!\n<|assistant|>\n«How are you?<|endoftext|>»\n"
+    "<|user|>\nFine,\n\nthanks.\n<|assistant|>\n«one two<|endoftext|>»",
+    made.smollm: "<|im_start|>system\nYou are a small model.<|im_end|>\n<|im_start|>user\nHello there!<|im_end|>\n"
+    "<|im_start|>assistant\n«How are you?<|im_end|>»\n<|im_start|>user\nFine,\n\nthanks.<|im_end|>\n"
+    "<|im_start|>assistant\n«one two<|im_end|>»\n",
+    made.without_template: "<|im_start|>user\nHello there!<|im_end|>\n<|im_start|>assistant\n«How are you?<|im_end|>»\n"
+    "<|im_start|>user\nFine,\n\nthanks.<|im_end|>\n<|im_start|>assistant\n«one two<|im_end|>»\n",
+}
+
+
+def marked(tokenizer, document):
+    """The text, with « and » around every run of trained tokens."""
+    text, runs = "", []
+    for number, trained in zip(document.ids.tolist(), document.trained.tolist(), strict=True):
+        if not runs or runs[-1][0] != trained:
+            runs.append((trained, []))
+        runs[-1][1].append(number)
+    for trained, ids in runs:
+        words = tokenizer.decode(ids)
+        text += f"«{words}»" if trained else words
+    return text
+
+
+@pytest.mark.parametrize("make", GOLDEN, ids=lambda make: make.__name__)
+def test_only_what_the_assistant_says_is_trained_with_its_end_of_turn(make):
+    tokenizer = make()
+    assert marked(tokenizer, encode_conversation(tokenizer, TALK)) == GOLDEN[make]
+
+
+def test_a_marked_template_gives_the_same_as_the_one_without_marks():
+    tokenizer = made.qwen()
+    marks = made.QWEN.replace(
+        "{{ turn.content }}",
+        "{% if turn.role == 'assistant' %}{% generation %}{{ turn.content }}{% endgeneration %}"
+        "{% else %}{{ turn.content }}{% endif %}",
+    )
+    template = template_of(tokenizer, marks)
+    assert template.has_markers
+    # the mark ends before <|im_end|>, which is trained all the same: a student has to learn to stop
+    assert marked(tokenizer, encode_conversation(tokenizer, TALK, template=template)) == GOLDEN[made.qwen]
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused_unless_the_last_answer_is_enough():
+    tokenizer = made.qwen()
+    thoughts = {"user": "", "assistant": "<think>hm</think>"}
+    thoughtful = [dict(turn, content=thoughts[turn["role"]] + turn["content"]) for turn in TALK]
+    with pytest.raises(ConfigError, match="rewrites earlier turns"):
+        encode_conversation(tokenizer, thoughtful, template=ChatTemplate(made.THOUGHTLESS, "given"))
+    last = ChatTemplate(made.THOUGHTLESS, "given", last_answer_only=True)
+    assert marked(tokenizer, encode_conversation(tokenizer, thoughtful, template=last)).endswith(
+        "assistant\nHow are you?<|im_end|>\n<|im_start|>user\nFine,\n\nthanks.<|im_end|>\n"
+        "<|im_start|>assistant\n«<think>hm</think>one two<|im_end|>»\n"
+    )
+
+
+def test_a_prompt_that_begins_the_answer_itself_is_refused():
+    tokenizer = made.qwen()
+    template = ChatTemplate(made.QWEN.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "given")
+    with pytest.raises(ConfigError, match="an answer written by it does not begin there"):
+        encode_conversation(tokenizer, TALK[:2], template=template)
+
+
+def test_what_a_template_refuses_is_told_as_our_error():
+    with pytest.raises(ConfigError, match="no system turns here"):
+        encode_conversation(made.gemma(), [{"role": "system", "content": "x"}, *TALK])
+
+
+def test_a_tokenizer_that_puts_a_space_before_every_text_keeps_its_ids_and_is_cut_rightly():
+    tokenizer = made.leading_space(
+        "{% for turn in messages %}{% if turn.role == 'user' %}[{{ turn.content }}]{% else %}{{ turn.content }}</s>"
+        "{% endif %}{% endfor %}",
+        "</s>",
+        "[",
+        "]",
+        eos="</s>",
+    )
+    assert "▁How" in tokenizer.tokenize("How are you?")
+    document = encode_conversation(tokenizer, TALK)
+    assert document.ids.tolist() == tokenizer("[Hello there!]How are you?</s>[Fine,\n\nthanks.]one two</s>").input_ids
+    trained = [tokenizer.decode([number]) for number in document.ids[document.trained]]
+    assert "".join(trained).replace(" ", "") == "Howareyou?</s>onetwo</s>"
+
+
+def test_no_day_of_the_calendar_gets_into_the_ids():
+    tokenizer = made.qwen()
+    template = ChatTemplate("Today is {{ strftime_now('%d %B %Y') }}.\n" + made.QWEN, "given")
+    assert "Today is 26 Jul 2024.\n" in marked(tokenizer, encode_conversation(tokenizer, TALK, template=template))
+
+
+def test_a_prompt_is_read_in_training_as_it_is_when_the_model_answers():
+    tokenizer = made.llama()  # makes other tokens of the two new lines before an answer than of those before nothing
+    document = encode_conversation(tokenizer, TALK[:2])
+    prompt = encode_prompt(tokenizer, TALK[:1])
+    assert document.ids[: len(prompt)].tolist() == prompt
+    assert document.trained.tolist() == [False] * len(prompt) + [True] * (len(document) - len(prompt))
+
+
+def test_plain_text_is_trained_whole_with_one_end_even_where_padding_is_the_end():
+    tokenizer = made.olmo()
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    document = encode_text(tokenizer, "one two three")
+    assert document.ids.tolist() == [*tokenizer("one two three").input_ids, tokenizer.eos_token_id]
+    assert document.trained.tolist() == [False] + [True] * (len(document) - 1)
+    assert len(encode_text(tokenizer, "one two three", max_tokens=3)) == 3
+
+
+def test_the_hash_of_a_tokenizer_is_its_content_and_not_how_it_was_last_called():
+    tokenizer = made.qwen()
+    before = tokenizer_sha256(tokenizer)
+    tokenizer(["one", "two three"], padding=True, truncation=True, max_length=2)
+    assert tokenizer_sha256(tokenizer) == before
+    tokenizer.add_tokens(["<new>"])
+    assert tokenizer_sha256(tokenizer) != before

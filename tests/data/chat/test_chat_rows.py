@@ -1,0 +1,148 @@
+"""Published schemas as they come in files, what is dropped of them, and what is cleaned out of answers."""
+
+import json
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from joulelab.data.chat.cleaning import cleaned, code_only, strip_think_blocks
+from joulelab.data.chat.messages import only_split, prompt_of
+from joulelab.data.chat.presets import preset
+from joulelab.data.chat.rows import rows_of
+from joulelab.errors import ConfigError, NotFoundError
+
+ASKED = {"role": "user", "content": "2 + 2?"}
+ANSWERED = {"role": "assistant", "content": "4"}
+TULU = {"id": "a", "messages": [ASKED, ANSWERED], "source": "math"}
+CODEFORCES = {"id": "1", "prompt": "2 + 2?", "generation": "4", "finish_reason": "stop", "messages": [ASKED, ANSWERED]}
+OPENR1 = {
+    "problem": "2 + 2?",
+    "answer": "4",
+    "generations": ["5", "4 is it", "4", "4 and"],
+    "is_reasoning_complete": [True, False, True, True],
+    "correctness_math_verify": [False, True, True, True],
+    "correctness_llama": None,
+    "finish_reasons": ["stop", "length", "stop", "stop"],
+    "messages": [ASKED, {"role": "assistant", "content": "5"}],
+}
+SHAREGPT = {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]}
+PROMPTED = {"prompt": "2 + 2?", "response": "4"}
+
+
+def parquet(path, rows):
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("record", [TULU, CODEFORCES, OPENR1, SHAREGPT, PROMPTED])
+@pytest.mark.parametrize("write", [parquet, lines])
+def test_published_schemas_are_known_by_their_columns(tmp_path, record, write):
+    source = write(tmp_path / f"data.{'parquet' if write is parquet else 'jsonl'}", [record])
+    assert list(rows_of(source)) == [[ASKED, ANSWERED]]
+
+
+def test_texts_and_a_saved_dataset_are_read_too(tmp_path):
+    assert list(rows_of(lines(tmp_path / "a.jsonl", [{"text": "one"}, {"text": " "}, {"text": "two"}]))) == [
+        "one",
+        "two",
+    ]
+    (tmp_path / "b.json").write_text(json.dumps([{"text": "three"}]))
+    assert list(rows_of(str(tmp_path / "b.json"))) == ["three"]
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list([TULU]).save_to_disk(str(tmp_path / "saved"))
+    assert list(rows_of(str(tmp_path / "saved"))) == [[ASKED, ANSWERED]]
+
+
+def test_what_should_not_be_taught_is_dropped_and_counted(tmp_path):
+    wrong = {**OPENR1, "correctness_math_verify": [False] * 4}
+    cut = {**CODEFORCES, "finish_reason": "length"}
+    dropped = Counter()
+    rows = [wrong, cut, {"messages": [ASKED]}, {"messages": []}, {"text": ""}, TULU]
+    assert len(list(rows_of(lines(tmp_path / "a.jsonl", rows), dropped=dropped))) == 1
+    assert dropped == {
+        "no complete and correct answer": 1,
+        "answer was cut off": 1,
+        "no answer of the assistant": 2,
+        "empty": 1,
+    }
+    assert len(list(rows_of(lines(tmp_path / "b.jsonl", [wrong]), only_correct=False))) == 1
+
+
+@pytest.mark.parametrize("row", [{"label": 1}, {"messages": "hello"}, {"messages": [{"content": "x"}]}, [1]])
+def test_rows_of_no_schema_are_refused(tmp_path, row):
+    with pytest.raises(ConfigError):
+        list(rows_of(lines(tmp_path / "a.jsonl", [row])))
+
+
+def test_a_limit_takes_part_of_what_a_larger_one_takes_in_any_order_of_the_file(tmp_path):
+    rows = [{"prompt": f"question {number}", "response": str(number)} for number in range(50)]
+    forward, backward = lines(tmp_path / "a.jsonl", rows), lines(tmp_path / "b.jsonl", rows[::-1])
+    small = list(rows_of(forward, limit=5))
+    assert small == list(rows_of(backward, limit=5)) == list(rows_of(forward, limit=20))[:5]
+    assert small != [row for row, _ in zip(rows_of(forward), range(5), strict=False)]
+
+
+def test_two_answers_to_one_question_never_lie_on_both_sides_of_a_split(tmp_path):
+    rows = [{"prompt": f"q{number // 2}", "response": str(number)} for number in range(60)]
+    source = lines(tmp_path / "a.jsonl", rows)
+    parts = [list(rows_of(source, split=name)) for name in ("train", "validation", "test")]
+    asked = [{row[0]["content"] for row in part} for part in parts]
+    assert sum(map(len, parts)) == 60 and all(parts)
+    assert not asked[0] & asked[1] and not asked[0] & asked[2] and not asked[1] & asked[2]
+    assert list(only_split(rows_of(source), "test")) == parts[2]
+
+
+def test_the_prompt_is_what_stands_before_the_last_answer():
+    assert prompt_of([ASKED, ANSWERED, ASKED, ANSWERED]) == [ASKED, ANSWERED, ASKED]
+    assert prompt_of([ASKED]) == [ASKED]
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("<think>\nhm\n</think>\n\nFour.", "Four."),
+        ("Well. <think>a</think>Four<think>b</think>.", "Well. Four."),
+        ("<think>a <think>b</think> c</think>Four.", "Four."),
+        ("the prompt began it</think>Four.", "Four."),
+        ("Four, no: <think>cut off", "Four, no:"),
+        ("<think>all of it", ""),
+        ("Four.", "Four."),
+    ],
+)
+def test_thoughts_are_taken_out(text, left):
+    assert strip_think_blocks(text) == left
+
+
+def test_of_an_answer_with_code_the_last_block_is_left():
+    text = "First:\n```python\ndraft()\n```\nThen\n```cpp\nint main() {\n  return `0`;\n}\n```\nDone."
+    assert code_only(text) == "```cpp\nint main() {\n  return `0`;\n}\n```"
+    assert code_only("no code") == code_only("```python\nnever closed") == ""
+
+
+def test_answers_are_cleaned_questions_are_not_and_empty_ones_go(tmp_path):
+    asked = {"role": "user", "content": "<think>mine</think>"}
+    answer = {"role": "assistant", "content": "<think>draft\n```\nno\n```</think>Here:\n```\nyes\n```"}
+    dropped = Counter()
+    rows = [[asked, answer], [asked, {"role": "assistant", "content": "<think>only"}], "<think>a text</think>"]
+    assert list(cleaned(rows, dropped, strip_thoughts=True, only_code=True)) == [
+        [asked, {"role": "assistant", "content": "```\nyes\n```"}],
+        "<think>a text</think>",
+    ]
+    assert dropped == {"an answer without code": 1}
+
+
+def test_a_preset_takes_changes_and_names_what_it_does_not_know():
+    assert preset("codeforces-cots").code_only
+    changed = preset("openr1-math", source="mine.parquet", limit=3)
+    assert (changed.source, changed.subset, changed.limit, changed.only_correct) == ("mine.parquet", "all", 3, True)
+    with pytest.raises(NotFoundError, match="did you mean 'tulu-3'"):
+        preset("tulu3")
+    with pytest.raises(ConfigError, match="did you mean 'limit'"):
+        preset("tulu-3", limits=3)

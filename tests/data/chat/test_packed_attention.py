@@ -1,0 +1,133 @@
+"""The loss of packed rows is the loss of their documents one by one."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch.nn import functional
+
+from joulelab.data.chat.attention import NAME, PackedAttention, keeps_documents_apart, register, use_packed_attention
+from joulelab.data.chat.batches import batches_in_order
+from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.chat.packing import pack
+from joulelab.errors import ConfigError
+
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+}
+
+
+def llama():
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+
+
+def mistral():
+    """Every token sees the five before it and itself, within its document."""
+    torch.manual_seed(0)
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=6)).eval()
+
+
+def texts():
+    drawn = np.random.default_rng(0)
+    made = []
+    for length in (5, 17, 9, 3, 12, 20, 2):
+        trained = drawn.random(length) < 0.7
+        trained[[0, -1]] = False, True
+        made.append(EncodedDocument(drawn.integers(1, 64, size=length), trained))
+    return made
+
+
+def summed_loss(model, attention, packed, batch_size):
+    total, count = torch.zeros(()), 0
+    for batch in batches_in_order(packed, batch_size):
+        logits = model(**attention.inputs(batch)).logits
+        total = total + functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum"
+        )
+        count += batch.count
+    return total, count
+
+
+def alone(model):
+    """Every document by itself, through the model's ordinary call."""
+    total, count = torch.zeros(()), 0
+    for document in texts():
+        ids = torch.from_numpy(document.ids)[None]
+        labels = torch.where(torch.from_numpy(document.trained)[None], ids, -100)
+        logits = model(input_ids=ids).logits
+        total = total + functional.cross_entropy(logits[0, :-1], labels[0, 1:], reduction="sum")
+        count += document.trained_count
+    return total, count
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("make", [llama, mistral])
+@pytest.mark.parametrize("by_bounds", [False, True])
+def test_packed_documents_give_the_loss_and_gradient_they_give_alone(make, by_bounds):
+    model = make()
+    expected, count = alone(model)
+    expected_gradients = gradients(model, expected)
+    if by_bounds:
+        register()
+        model.set_attn_implementation(NAME)
+    attention = PackedAttention(by_bounds) if by_bounds else use_packed_attention(model)
+    packed = pack(texts(), row_length=24, seed=0)
+    assert len(packed) < len(texts())
+    found, found_count = summed_loss(model, attention, packed, batch_size=2)
+    assert found_count == count
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(gradients(model, found), expected_gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_with_this_attention_still_takes_ordinary_masks():
+    model, plain = llama(), llama()
+    register()
+    model.set_attn_implementation(NAME)
+    ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    asked = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    assert model.generate(**asked).tolist() == plain.generate(**asked).tolist()
+
+
+def test_a_model_that_lets_documents_see_each_other_is_refused():
+    class Leaky(transformers.LlamaForCausalLM):
+        def forward(self, input_ids, position_ids=None, **kwargs):
+            return super().forward(input_ids, **kwargs)  # as models do that know no positions
+
+    leaky = Leaky(transformers.LlamaConfig(**SIZES)).train()
+    assert not keeps_documents_apart(leaky, PackedAttention(by_bounds=False))
+    assert leaky.training
+    with pytest.raises(ConfigError, match="does not keep the documents"):
+        use_packed_attention(leaky)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [llama, mistral])
+def test_the_flash_kernel_on_bounds_gives_the_same_loss(make):
+    model = make().cuda()
+    expected, _ = alone(make())
+    attention = use_packed_attention(model)
+    assert attention.by_bounds
+    packed = pack(texts(), row_length=24, seed=0)
+    total = torch.zeros((), device="cuda")
+    for batch in batches_in_order(packed, 2):
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(**attention.inputs(batch.to(torch.device("cuda")))).logits
+        labels = batch.labels[:, 1:].flatten().cuda()
+        total = total + functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels, reduction="sum")
+    total.backward()
+    torch.testing.assert_close(total.detach().cpu(), expected.detach(), rtol=2e-3, atol=0.0)
+    assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
