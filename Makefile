@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+COMPILED := $(VENV)/compiled
 
 .PHONY: demo test check lint types imports clean help
 
@@ -16,7 +17,8 @@ demo: $(READY)
 	$(BIN)/joulelab demo
 
 # Two at a time, whole files each: most tests wait for a recorder or a child process, not for a core.
-test: $(READY)
+test: $(COMPILED)
+	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: test lint types imports
@@ -30,6 +32,12 @@ types: $(READY)
 
 imports: $(READY)
 	$(BIN)/lint-imports
+
+# Tests start hundreds of programs that import torch. Compiled beforehand each is there seconds sooner, also where the
+# surroundings forbid to write bytecode. Some packages carry files that are no Python of this version; they do not matter.
+$(COMPILED): $(READY)
+	-@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null
+	@touch $@
 
 # The stamp is newer than what defines the environment, so a second call starts at once.
 $(READY): pyproject.toml constraints.txt src/joulelab/data/samples.py
