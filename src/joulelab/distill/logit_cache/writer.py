@@ -1,0 +1,131 @@
+"""Filling a cache: shard by shard, resumable at any point, and by several writers at once.
+
+A writer asks which keys are missing, computes those and adds them. What a killed writer had not yet put into a shard is
+computed again, and nothing else. Several writers each take a share of the rows (`keys.Share`) and write shards of their
+own, into one folder or into several that are merged.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from torch import Tensor
+
+from joulelab.distill.logit_cache.keys import ALL, Share, first_of_each
+from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest, write_manifest
+from joulelab.distill.logit_cache.packing import EncodedTargets
+from joulelab.distill.logit_cache.shards import SUFFIX, Entry, open_shard, pack_entry, write_shard
+from joulelab.errors import ConfigError, JoulelabError
+
+HEAD = "head.safetensors"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a shard is closed: what a kill costs at most, against many small files."""
+
+    bytes: int = 64 * 2**20
+    seconds: float = 60.0
+
+
+USUAL_PACE = Pace()
+
+
+class CacheWriter:
+    """Use it in a `with`; what was added is on the disk at its end, also at an end by an error."""
+
+    def __init__(self, folder: Path, manifest: CacheManifest, share: Share = ALL, pace: Pace = USUAL_PACE) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_manifest(folder, manifest)
+        self.folder, self.manifest, self.share, self._pace = folder, manifest, share, pace
+        self._there = {key for path in shard_files(folder) for key in open_shard(path).index["key"].tolist()}
+        self._there = {key.ljust(16, b"\0") for key in self._there}  # numpy drops zeros at the end
+        # zlib lets go of the interpreter, so a few threads keep up with a GPU
+        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="joulelab-cache")
+        self._waiting: list[Future[Entry]] = []
+        self._waiting_bytes = 0
+        self._written_s = time.monotonic()
+
+    def __enter__(self) -> CacheWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+        self._pool.shutdown()
+
+    def missing(self, keys: Sequence[bytes]) -> list[int]:
+        """Places of the keys that are not there yet; of equal ones the first."""
+        return [place for place in first_of_each(keys) if keys[place] not in self._there]
+
+    def add(self, keys: Sequence[bytes], targets: EncodedTargets) -> None:
+        """What is there already is left as it is."""
+        kept, layout = list(targets.per_piece()), self.manifest.layout
+        for place in self.missing(keys):
+            self._there.add(keys[place])
+            self._waiting.append(self._pool.submit(pack_entry, keys[place], *kept[place], layout))
+            self._waiting_bytes += sum(part.size for part in kept[place])
+        if self._waiting_bytes >= self._pace.bytes or time.monotonic() - self._written_s >= self._pace.seconds:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._waiting:
+            # a name of its own: another writer, or this one in another life, never meets it
+            name = f"{self.share.number:04d}-of-{self.share.of:04d}-{time.time_ns():x}-{secrets.token_hex(4)}{SUFFIX}"
+            write_shard(self.folder / name, [entry.result() for entry in self._waiting])
+        self._waiting, self._waiting_bytes, self._written_s = [], 0, time.monotonic()
+
+
+def keep_head(folder: Path, weight_VE: Tensor) -> None:
+    """Hidden states alone are no distribution; the teacher's projection goes with them, once."""
+    if (folder / HEAD).exists():
+        return
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{HEAD}.{os.getpid()}.tmp"
+    save_file({"weight": weight_VE.detach().cpu().contiguous()}, temporary)
+    temporary.replace(folder / HEAD)
+
+
+def shard_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+
+
+def merge_caches(sources: Sequence[Path], target: Path) -> None:
+    """Put what several writers made apart into one folder; files are linked where the disk allows it."""
+    if not sources:
+        raise ConfigError("there are no caches to merge", "name their folders")
+    target.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        write_manifest(target, read_manifest(source))
+        if not shard_files(source):
+            raise JoulelabError(f"the cache {source} is empty", "its writer has not finished; run it again")
+        for path in [*shard_files(source), *source.glob(HEAD)]:
+            _link(path, target / path.name)
+
+
+def deliver(work: Path, target: Path) -> None:
+    """A finished cache goes from where it was written to where it stays; `work` is gone afterwards."""
+    merge_caches([work], target)
+    shutil.rmtree(work)
+
+
+def _link(source: Path, target: Path) -> None:
+    with suppress(FileExistsError):
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:  # another disk
+            shutil.copyfile(source, target)

@@ -1,0 +1,48 @@
+"""A cache of a few positions, made of logits that a test has thought up: all the way to the disk and back."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from joulelab.distill.logit_cache.keys import row_key
+from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.logit_cache.manifest import CacheManifest
+from joulelab.distill.logit_cache.packing import encode
+from joulelab.distill.logit_cache.picking import pick
+from joulelab.distill.logit_cache.reader import LogitCache
+from joulelab.distill.logit_cache.writer import CacheWriter
+
+
+def make_manifest(codec="rs50", temperature=1.0, vocabulary=300, **more):
+    names = {"teacher": "a teacher", "teacher_sha256": "ab", "tokenizer_sha256": "cd"}
+    return CacheManifest(codec=codec, temperature=temperature, vocabulary=vocabulary, **names, **more)
+
+
+def evenly_spread(count):
+    """Instead of random numbers: an average over these is an integral, to within 1 / count."""
+    return (torch.arange(count, dtype=torch.float64) + 0.5) / count
+
+
+def encoded(manifest, logits_NV, starts_N, targets):
+    picked = pick(manifest.how, logits_NV, manifest.vocabulary, manifest.temperature, starts_N)
+    arrays = {name: tensor.numpy() for name, tensor in picked.items()}
+    return encode(manifest.how, arrays, manifest.layout.record_bytes, targets)
+
+
+def cached(folder, manifest, logits_NV, starts_N=None):
+    """The positions of one piece; as many ids, and one more before them."""
+    starts_N = evenly_spread(len(logits_NV)) if starts_N is None else starts_N
+    key = row_key(np.arange(len(logits_NV) + 1))
+    with CacheWriter(folder, manifest) as writer:
+        writer.add([key], encoded(manifest, logits_NV, starts_N, [len(logits_NV)]))
+    return LogitCache.open(folder).targets([key])
+
+
+def against(targets, student_NV, labels_N, alpha=0.0, temperature=1.0, **more):
+    """Sums, and the gradient by the student's logits: its head is the identity, and so its features are its logits."""
+    words = student_NV.shape[1]
+    features = nn.functional.pad(student_NV, (0, 0, 0, 1)).clone().requires_grad_()
+    labels = torch.cat([torch.tensor([-100]), labels_N])[None]
+    sums = KdLoss(alpha, temperature, **more)(features[None], torch.eye(words), targets, labels)
+    sums.loss.backward()
+    return sums, features.grad[:-1]

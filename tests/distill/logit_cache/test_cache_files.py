@@ -1,0 +1,140 @@
+"""Caches on disk: found by content, whole after a kill, checked when read, and put together from shares."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from cached_positions import encoded, make_manifest
+
+from joulelab.distill.logit_cache.keys import Share, pieces_of, row_key
+from joulelab.distill.logit_cache.reader import LogitCache
+from joulelab.distill.logit_cache.writer import CacheWriter, Pace, merge_caches, shard_files
+from joulelab.errors import ConfigError, JoulelabError, NotFoundError
+
+EVERY_ENTRY = Pace(bytes=1)
+
+
+def texts(count=12):
+    random = np.random.default_rng(0)
+    return [random.integers(0, 300, size=random.integers(3, 9)) for _ in range(count)]
+
+
+def add(writer, ids):
+    """As if the teacher were sure of the ids that come next: what is read back tells which text it belongs to."""
+    logits = torch.full((len(ids) - 1, 300), -20.0)
+    logits[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:])] = 20.0
+    writer.add([row_key(ids)], encoded(writer.manifest, logits, torch.full((len(ids) - 1,), 0.5), [len(ids) - 1]))
+
+
+def words_of(cache, some):
+    return cache.targets([row_key(ids) for ids in some]).decoded().ids_NK[:, 0].tolist()
+
+
+def test_answers_stay_with_their_texts_after_a_shuffle(tmp_path):
+    every = texts()
+    with CacheWriter(tmp_path, make_manifest()) as writer:
+        for ids in every:
+            add(writer, ids)
+    shuffled = [every[place] for place in np.random.default_rng(1).permutation(len(every))]
+    assert words_of(LogitCache.open(tmp_path), shuffled) == [int(word) for ids in shuffled for word in ids[1:]]
+
+
+def test_a_key_is_of_the_ids_and_of_what_is_trained():
+    ids, trained = np.array([5, 6, 7]), np.array([False, True, False])
+    assert row_key(ids, trained) == row_key(ids.astype(np.int32), np.array([True, True, False]))  # the first never is
+    others = {row_key(ids), row_key(ids[::-1], trained), row_key(ids[:2], trained[:2]), row_key(ids, trained)}
+    assert len(others) == 4
+
+
+def test_documents_of_a_row_have_their_own_keys_and_padding_or_untrained_ones_none():
+    ids = np.array([[1, 2, 3, 4, 5, 6, 7, 0, 0]])
+    documents = np.array([[0, 0, 0, 1, 1, 2, 2, -1, -1]])
+    trained = np.array([[False, True, True, False, False, False, True, False, False]])
+    pieces = pieces_of(ids, trained, documents)
+    assert [(piece.start, piece.stop, piece.targets) for piece in pieces] == [(0, 3, 2), (5, 7, 1)]
+    assert pieces[1].key == row_key(np.array([6, 7]))
+    assert len(pieces_of(ids, trained)) == 1
+
+
+def test_a_killed_writer_goes_on_with_what_is_missing(tmp_path):
+    every, manifest = texts(), make_manifest()
+    child = os.fork()
+    if child == 0:
+        writer = CacheWriter(tmp_path, manifest, pace=EVERY_ENTRY)
+        for ids in every[:5]:
+            add(writer, ids)
+        writer._pace = Pace()
+        add(writer, every[5])  # added, and not yet in a file
+        (tmp_path / ".half.shard.1.tmp").write_bytes(b"half a shard")
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    with CacheWriter(tmp_path, manifest) as writer:
+        missing = writer.missing([row_key(ids) for ids in every])
+        assert missing == list(range(5, 12))
+        for place in missing:
+            add(writer, every[place])
+    cache = LogitCache.open(tmp_path)
+    assert len(cache) == len(every)
+    assert words_of(cache, every) == [int(word) for ids in every for word in ids[1:]]
+
+
+@pytest.mark.parametrize("where", ["entry", "index", "footer", "cut"])
+def test_a_flipped_byte_is_found(tmp_path, where):
+    every = texts(3)
+    with CacheWriter(tmp_path, make_manifest()) as writer:
+        for ids in every:
+            add(writer, ids)
+    (path,) = shard_files(tmp_path)
+    written = bytearray(path.read_bytes())
+    if where == "cut":
+        path.write_bytes(written[:-9])
+    else:
+        written[{"entry": 11, "index": -60, "footer": -20}[where]] ^= 4
+        path.write_bytes(written)
+    with pytest.raises(JoulelabError, match="damaged") as found:
+        words_of(LogitCache.open(tmp_path), every)
+    assert "remove this file" in found.value.hint
+
+
+def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
+    every, manifest = texts(40), make_manifest()
+    for share in (Share(0, 2), Share.parse("1/2")):
+        with CacheWriter(tmp_path / str(share.number), manifest, share) as writer:
+            for ids in every:
+                if share.has(row_key(ids)):
+                    add(writer, ids)
+    alone = LogitCache.open(tmp_path / "0")
+    assert 5 < len(alone) < 35
+    with pytest.raises(JoulelabError, match="not in the cache"):
+        words_of(alone, every)
+    merge_caches([tmp_path / "0", tmp_path / "1"], tmp_path / "both")
+    assert words_of(LogitCache.open(tmp_path / "both"), every) == [int(word) for ids in every for word in ids[1:]]
+    for text in ("2/2", "1", "a/b", "-1/2"):
+        with pytest.raises(ConfigError):
+            Share.parse(text)
+
+
+def test_another_teacher_temperature_or_codec_does_not_get_into_a_cache(tmp_path):
+    CacheWriter(tmp_path, make_manifest())
+    for other in ({"temperature": 2.0}, {"codec": "hybrid32"}, {"vocabulary": 299}):
+        with pytest.raises(ConfigError, match=next(iter(other))):
+            CacheWriter(tmp_path, make_manifest(**other))
+    with pytest.raises(JoulelabError, match="empty"):
+        LogitCache.open(tmp_path)
+    with pytest.raises(NotFoundError):
+        LogitCache.open(tmp_path / "nowhere")
+
+
+def test_a_drawn_word_takes_three_bytes_or_less(tmp_path):
+    """Some 24 of 50 draws from a distribution like a small language model's are different words."""
+    torch.manual_seed(0)
+    logits = -1.1 * torch.arange(1.0, 3001).log() + torch.randn(500, 3000)
+    manifest = make_manifest(vocabulary=3000)
+    kept = encoded(manifest, logits, torch.rand(500), [500])
+    with CacheWriter(tmp_path, manifest) as writer:
+        writer.add([row_key(np.arange(501))], kept)
+    words = kept.counts_N.mean()
+    assert 10 < words < 40
+    assert LogitCache.open(tmp_path).bytes_per_token < 3 * words + 3

@@ -1,0 +1,183 @@
+"""The loss against a cache or a live teacher: exact where it should be, refused where it would be wrong."""
+
+import pytest
+import torch
+from cached_positions import against, cached, make_manifest
+
+from joulelab.distill.chunked_projection import Projection
+from joulelab.distill.divergences import DIVERGENCES
+from joulelab.distill.logit_cache.loss import KdLoss, trained_places
+from joulelab.distill.logit_cache.manifest import CacheManifest
+from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, sparse_chunk
+from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
+from joulelab.distill.vocabulary_losses import response_kl_sum, token_cross_entropy_sum
+from joulelab.errors import ConfigError, JoulelabError
+
+WORDS = 40
+
+
+def dense(hidden_NE, head_VE, vocabulary=WORDS):
+    return DenseTargets(hidden_NE, TeacherHead(head_VE), vocabulary)
+
+
+def rows(positions=9, words=WORDS, features=8):
+    """Hidden states, head and labels of one row in which every token but the first is trained."""
+    torch.manual_seed(0)
+    labels = torch.randint(words, (1, positions + 1))
+    labels[0, 0] = -100
+    return torch.randn(1, positions + 1, features), torch.randn(words, features), labels
+
+
+@pytest.mark.parametrize("divergence", ["forward", "reverse", "jsd"])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+def test_student_equal_to_teacher_loses_exactly_nothing_with_hidden_states(divergence, temperature):
+    hidden, head, labels = rows()
+    hidden.requires_grad_()
+    loss = KdLoss(0.0, temperature, divergence, chunk=4)
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            sums = loss(hidden, head, dense(hidden[0, :-1].detach(), head), labels)
+        assert float(sums.kl) == 0.0
+        (gradient,) = torch.autograd.grad(sums.loss, hidden)
+        assert float(gradient.abs().max()) == 0.0 if divergence == "forward" else float(gradient.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_slopes_of_the_divergences_are_what_torch_finds(divergence):
+    torch.manual_seed(0)
+    own, said = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.randn(5, 7, dtype=torch.float64)
+
+    def apart(own):
+        return DIVERGENCES[divergence](torch.log_softmax(own, -1), torch.log_softmax(said, -1))
+
+    value, slope = apart(own)
+    (expected,) = torch.autograd.grad(value.sum(), own)
+    torch.testing.assert_close(slope, expected)
+    p, q = torch.softmax(said, -1), torch.softmax(own, -1)
+    kl = {"forward": lambda: (p * (p / q).log()).sum(-1), "reverse": lambda: (q * (q / p).log()).sum(-1)}
+    m = (p + q) / 2
+    kl["jsd"] = lambda: 0.5 * ((p * (p / m).log()).sum(-1) + (q * (q / m).log()).sum(-1))
+    torch.testing.assert_close(value, kl[divergence]())
+
+
+def test_alpha_weighs_labels_against_the_teacher_and_only_trained_tokens_count():
+    hidden, head, labels = rows()
+    labels[0, 3:6] = -100
+    said, at = torch.randn(1, 10, 8), labels[0, 1:] != -100
+    own = (hidden[0, :-1] @ head.T)[at]
+    teacher = (said[0, :-1] @ head.T)[at]
+    targets = dense(said[0, :-1][at], head)
+    sums = KdLoss(0.25, 2.0, chunk=4)(hidden, head, targets, labels)
+    ce, kl = token_cross_entropy_sum(own, labels[0, 1:][at]), response_kl_sum(own, teacher, 2.0)
+    assert sums.count == 6
+    torch.testing.assert_close(sums.loss, 0.25 * ce + 0.75 * kl)
+    alone = KdLoss(1.0, chunk=4)(hidden, head, None, labels)
+    torch.testing.assert_close(alone.loss, ce)
+    assert alone.count == 6
+    with pytest.raises(JoulelabError, match="6"):
+        KdLoss(0.25, 2.0)(hidden, head, targets, labels, count=7)
+    with pytest.raises(ConfigError, match="teacher"):
+        KdLoss(0.5)(hidden, head, None, labels)
+
+
+def test_trained_tokens_are_found_in_reading_order():
+    labels = torch.tensor([[7, 1, -100, 2], [-100, -100, 3, -100]])
+    order, words = trained_places(labels, 3)
+    assert order.tolist() == [0, 2, 5] and words.tolist() == [1, 2, 3]
+
+
+def test_another_temperature_and_other_divergences_are_refused_with_the_reason(tmp_path):
+    teacher, labels = torch.randn(3, WORDS), torch.zeros(3, dtype=torch.long)
+    targets = cached(tmp_path, make_manifest("rs50", 2.0, WORDS), teacher)
+    with pytest.raises(ConfigError, match="keeps distributions at temperature 2, and 1 was asked for"):
+        against(targets, teacher, labels, temperature=1.0)
+    for divergence in ("reverse", "jsd"):
+        with pytest.raises(ConfigError, match=f"{divergence} needs the teacher's whole distribution") as found:
+            against(targets, teacher, labels, temperature=2.0, divergence=divergence)
+        assert "hidden" in found.value.hint
+    with pytest.raises(ConfigError, match="another word"):
+        targets.manifest.require(temperature=2.0, tokenizer_sha256="ef")
+    targets.manifest.require(temperature=2.0, tokenizer_sha256="cd")
+    exact = make_manifest("hidden", 2.0, WORDS, features=8, numbers="float32")
+    exact.require(temperature=1.0, divergence="jsd")
+    with pytest.raises(ValueError, match="features"):
+        CacheManifest(**exact.model_dump() | {"features": None})
+
+
+@pytest.mark.parametrize("codec", ["rs50", "topk20-ghost", "hidden"])
+def test_rows_that_pad_a_vocabulary_take_no_part(tmp_path, codec):
+    """Qwen's sizes: heads of 151,936 and of 152,064 rows; what the padding says is loud, and nobody listens."""
+    shared, padded = 151_936, 152_064
+    torch.manual_seed(0)
+    hidden, head = torch.randn(1, 5, 4), torch.randn(padded, 4)
+    head[shared:] = 50 * hidden[0, 0]
+    labels = torch.tensor([[-100, 3, 5, 7, 11]])
+    logits = hidden[0, :-1] @ head.T
+    assert int(logits[0].argmax()) >= shared
+    if codec == "hidden":
+        targets = dense(hidden[0, :-1], head, shared)
+    else:
+        targets = cached(tmp_path, make_manifest(codec, vocabulary=shared), logits)
+        assert int(targets.decoded().ids_NK.max()) < shared
+    weight = head.clone().requires_grad_()
+    KdLoss(0.0)(hidden, weight, targets, labels).loss.backward()
+    assert float(weight.grad[shared:].abs().max()) == 0.0, "only labels teach a student to be silent there"
+    narrow = head[:shared].clone().requires_grad_()
+    KdLoss(0.0)(hidden, narrow, targets, labels).loss.backward()
+    torch.testing.assert_close(weight.grad[:shared], narrow.grad, atol=1e-6, rtol=1e-4)
+    with pytest.raises(ConfigError, match="rows"):
+        KdLoss(0.0)(hidden, head[:100], targets, labels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_it_is_the_same_to_rounding(tmp_path, dtype):
+    """A student who is nearly sure: from a rounded probability little would be left of 1 - p."""
+    torch.manual_seed(0)
+    hidden, head = torch.randn(1, 65, 16), torch.randn(100, 16)
+    teacher = hidden[0, :-1] @ head.T
+    labels = torch.cat([torch.tensor([-100]), teacher.argmax(1)])[None]
+    targets = cached(tmp_path, make_manifest(vocabulary=100), teacher)
+
+    def gradients(half):
+        leaves = (hidden.clone().requires_grad_(), head.clone().requires_grad_())
+        with torch.autocast("cpu", dtype=dtype, enabled=half):
+            sums = KdLoss(0.5, chunk=16)(*leaves, targets, labels)
+        assert sums.loss.dtype == torch.float32
+        return float(sums.loss.detach()), torch.autograd.grad(sums.loss, leaves)
+
+    (exact, expected), (found, rounded) = gradients(False), gradients(True)
+    assert found == pytest.approx(exact, rel=0.02)
+    for plain, half in zip(expected, rounded, strict=True):
+        assert float((plain - half).norm() / plain.norm()) < 0.03
+
+
+def test_a_filled_up_last_chunk_changes_nothing(tmp_path, monkeypatch):
+    """Compiled chunks are all of one size."""
+    hidden, head, labels = rows(positions=14)
+    labels[0, 4:8] = -100
+    at = labels[0, 1:] != -100
+    logits = (torch.randn(14, 8) @ head.T)[at]
+    sparse = [cached(tmp_path / name, make_manifest(name, vocabulary=WORDS), logits) for name in ("rs50", "topk5-gold")]
+    monkeypatch.setattr("joulelab.distill.logit_cache.loss.compiled", lambda function, mode: function)
+    for targets in (*sparse, dense(torch.randn(10, 8), head), None):
+        leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+        exact, whole = (
+            KdLoss(1.0 if targets is None else 0.3, chunk=4, compile_mode=mode)(*leaves, targets, labels)
+            for mode in ("off", "default")
+        )
+        assert whole.count == exact.count == 10
+        torch.testing.assert_close(whole.loss, exact.loss)
+        torch.testing.assert_close(torch.autograd.grad(whole.loss, leaves), torch.autograd.grad(exact.loss, leaves))
+
+
+def test_a_chunk_is_one_graph_for_the_compiler(tmp_path):
+    hidden, head, labels = rows()
+    said = cached(tmp_path, make_manifest(vocabulary=WORDS), hidden[0, :-1] @ head.T).decoded()
+    arguments = (
+        hidden[0, :-1], Projection(head, None), Labels(labels[0, 1:], torch.ones(9, 1)), said.rows(slice(None)),
+        WORDS, KdWeights(0.5, 0.5, 1.0), 1.0,
+    )  # fmt: skip
+    sums, gradient = torch.compile(sparse_chunk, backend="eager", fullgraph=True)(*arguments)
+    expected_sums, expected = sparse_chunk(*arguments)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(sums, expected_sums)

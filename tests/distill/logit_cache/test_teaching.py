@@ -1,0 +1,135 @@
+"""A tiny Llama that fills a cache and teaches live: stopped and resumed, in shares, under another packing."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from joulelab.data.chat.batches import batches_in_order, training_batches
+from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.chat.packing import pack
+from joulelab.distill.logit_cache.batches import TaughtBatches
+from joulelab.distill.logit_cache.keys import Share
+from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.logit_cache.reader import LogitCache
+from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
+from joulelab.distill.logit_cache.writer import Pace, deliver, merge_caches
+from joulelab.errors import ConfigError, JoulelabError
+
+WORDS, ROWS_OF_MODEL = 300, 320
+
+
+def model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=ROWS_OF_MODEL, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, intermediate_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    made = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        made.lm_head.weight.mul_(15)  # or it would find all words alike
+    return made
+
+
+def documents(count=30):
+    random = np.random.default_rng(0)
+    made = []
+    for length in random.integers(4, 30, count):
+        trained = random.random(length) < 0.8
+        trained[0], trained[-1] = False, True
+        made.append(EncodedDocument(random.integers(0, WORDS, length), trained))
+    return made
+
+
+@pytest.fixture(scope="module")
+def teacher():
+    return LiveTeacher(model(), vocabulary=WORDS)
+
+
+def manifest_of(teacher, codec="rs50", temperature=1.0):
+    return teacher.manifest(codec, temperature, name="tiny", weights="ab", tokenizer="cd")
+
+
+def write(folder, teacher, rows, manifest, tick=lambda samples, tokens: None, **more):
+    write_cache(folder, teacher, rows, manifest, batch_size=2, tick=tick, **more)
+
+
+def all_targets(folder, rows):
+    source = TaughtBatches(training_batches(rows, 3, seed=4), LogitCache.open(folder))
+    return [source.at(0, index) for index in range(source.batches_per_epoch)]
+
+
+class Stopped(Exception):
+    pass
+
+
+def test_a_stopped_stage_goes_on_and_shares_come_together_to_the_same_cache(teacher, tmp_path):
+    rows, manifest = pack(documents(), 64, seed=0), manifest_of(teacher)
+    counted = []
+    write(tmp_path / "whole", teacher, rows, manifest, tick=lambda samples, tokens: counted.append((samples, tokens)))
+    assert counted[-1] == (len(rows), rows.tokens)
+    trained = sum(np.count_nonzero(rows.row(number).trained) for number in range(len(rows)))
+    assert LogitCache.open(tmp_path / "whole").positions == trained
+
+    def stop(samples, tokens):
+        if samples >= 4:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        write(tmp_path / "again", teacher, rows, manifest, tick=stop, pace=Pace(bytes=1))
+    with pytest.raises(JoulelabError, match="no answer for"):
+        require_whole(tmp_path / "again", rows)
+    resumed = []
+    write(tmp_path / "again", teacher, rows, manifest, tick=lambda samples, tokens: resumed.append((samples, tokens)))
+    assert resumed[0][0] > 4 and resumed[-1] == counted[-1] and len(resumed) < len(counted)
+    for number in range(2):
+        write(tmp_path / f"share{number}", teacher, rows, manifest, share=Share(number, 2))
+    merge_caches([tmp_path / "share0", tmp_path / "share1"], tmp_path / "merged")
+    deliver(tmp_path / "again", tmp_path / "delivered")
+    assert not (tmp_path / "again").exists()
+    expected = all_targets(tmp_path / "whole", rows)
+    for folder in ("merged", "delivered"):
+        require_whole(tmp_path / folder, rows)
+        for found, batch in zip(all_targets(tmp_path / folder, rows), expected, strict=True):
+            assert torch.equal(found.said_fixed, batch.said_fixed)
+            assert torch.equal(found.said_records, batch.said_records)
+
+
+def test_hidden_states_teach_as_the_live_teacher_does_and_a_student_like_it_loses_nothing(teacher, tmp_path):
+    rows = pack(documents(), 64, seed=0)
+    write(tmp_path, teacher, rows, manifest_of(teacher, "hidden"))
+    cache = LogitCache.open(tmp_path)
+    assert cache.manifest.numbers == "float32" and cache.bytes_per_token > 4 * 32
+    (batch, *_) = batches_in_order(rows, 2)  # the rows as the teacher saw them: its sums round alike
+    cached = TaughtBatches(training_batches(rows, 2, seed=0), cache)
+    assert {tuple(cached.at(0, 0).to(torch.device("cpu")).ids.shape)} == {(2, 64)}
+    keys_of_batch = cache.targets([piece.key for piece in pieces(batch)])
+    hidden = teacher.targets(batch).hidden_NE
+    assert torch.equal(keys_of_batch.decoded().hidden_NE, hidden)
+    states = teacher.model(**teacher._attention.inputs(batch), hidden_only=True)
+    for divergence in ("forward", "reverse", "jsd"):
+        for targets in (keys_of_batch, teacher.targets(batch)):
+            sums = KdLoss(0.0, 1.5, divergence)(states, teacher.weight_VE, targets, batch.labels, count=batch.count)
+            assert float(sums.kl) == 0.0
+
+
+def pieces(batch):
+    from joulelab.distill.logit_cache.batches import batch_pieces
+
+    return batch_pieces(batch)
+
+
+def test_the_answers_are_found_under_another_packing_and_give_the_live_gradient_on_average(teacher, tmp_path):
+    """Rows of another length in another order hold the same documents."""
+    write(tmp_path, teacher, pack(documents(), 64, seed=0), manifest_of(teacher, "hybrid32"))
+    (batch,) = all_targets(tmp_path, pack(documents(), 300, seed=9))[:1]
+    student = torch.randn(*batch.ids.shape, 32).requires_grad_()
+    loss = KdLoss(0.0)
+    (found,) = torch.autograd.grad(loss(student, teacher.weight_VE, batch.targets, batch.labels).loss, student)
+    (live,) = torch.autograd.grad(loss(student, teacher.weight_VE, teacher.targets(batch), batch.labels).loss, student)
+    assert float((found - live).norm() / live.norm()) < 0.05  # misaligned by a single token it is above 1
+
+
+def test_a_teacher_with_fewer_rows_than_words_is_refused():
+    with pytest.raises(ConfigError, match="321"):
+        LiveTeacher(model(), vocabulary=ROWS_OF_MODEL + 1)
