@@ -1,0 +1,99 @@
+"""A question with a better and a worse answer, as tokens, and where such pairs lie on disk.
+
+On disk a pair is three rows of a token store: prompt, chosen, rejected. There is no pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joulelab.data.token_store import TokenStore, open_store, write_store
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.runs.json_file import read_json, write_json
+
+REPORT = "pairs.json"
+_HINT = "make the pairs again"
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    prompt: Ids
+    chosen: Ids
+    """The answer's tokens alone, its closing token included."""
+    rejected: Ids
+
+    def __post_init__(self) -> None:
+        if not (len(self.prompt) and len(self.chosen) and len(self.rejected)):
+            lengths = tuple(len(ids) for ids in (self.prompt, self.chosen, self.rejected))
+            raise ConfigError(f"a pair of {lengths} tokens (prompt, chosen, rejected); each needs at least 1", _HINT)
+
+    @property
+    def key(self) -> str:
+        """By content, so that a cached figure can never belong to another pair."""
+        digest = hashlib.sha256()
+        for ids in (self.prompt, self.chosen, self.rejected):
+            digest.update(len(ids).to_bytes(8, "little") + ids.astype("<i8").tobytes())
+        return digest.hexdigest()[:32]
+
+    @property
+    def tokens(self) -> int:
+        """With the prompt once."""
+        return len(self.prompt) + len(self.chosen) + len(self.rejected)
+
+
+@dataclass(frozen=True, eq=False)
+class PairStore:
+    tokens: TokenStore
+    report: Mapping[str, Any]
+    """How the pairs came about: counts of ties and drops, length bias."""
+
+    @classmethod
+    def open(cls, folder: Path) -> PairStore:
+        store = open_store(folder)
+        if len(store) % 3:
+            raise JoulelabError(f"{folder.absolute()} holds {len(store)} rows, which are no pairs", _HINT)
+        report = folder / REPORT
+        return cls(store, read_json(report) if report.is_file() else {})
+
+    def __len__(self) -> int:
+        return len(self.tokens) // 3
+
+    def __iter__(self) -> Iterator[Pair]:
+        return (self.pair(number) for number in range(len(self)))
+
+    def pair(self, number: int) -> Pair:
+        prompt, chosen, rejected = (self.tokens.row(3 * number + part) for part in range(3))
+        return Pair(prompt, chosen, rejected)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[pairs, 3]: tokens of prompt, chosen and rejected."""
+        return self.tokens.lengths.reshape(-1, 3)
+
+
+def write_pairs(
+    folder: Path, pairs: Iterable[Pair], *, vocab_size: int, tokenizer: str, report: Mapping[str, Any] | None = None
+) -> PairStore:
+    def rows() -> Iterator[Ids]:
+        for pair in pairs:
+            yield from (pair.prompt, pair.chosen, pair.rejected)
+
+    write_json(folder / REPORT, dict(report or {}))
+    try:
+        write_store(folder, rows(), vocab_size=vocab_size, specials={}, tokenizer=tokenizer)
+    except ConfigError as error:
+        if "no documents" in error.message:
+            raise ConfigError(
+                f"not one pair came about: {dict(report or {})}",
+                "ask for more candidates or a higher temperature, or lower the margin of ties",
+            ) from None
+        raise
+    return PairStore.open(folder)

@@ -1,0 +1,163 @@
+"""Judges, and what becomes of their scores."""
+
+import pytest
+import torch
+from tiny_pairs import make_model
+
+from joulelab.distill.preferences.candidates import Candidates
+from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge
+from joulelab.distill.preferences.likelihood import log_probability_sums, mean_log_probability, padded
+from joulelab.distill.preferences.pair_making import encode_pairs, prefer
+from joulelab.distill.preferences.rubric import RubricJudge
+from joulelab.distill.preferences.score_log import judge_into
+from joulelab.errors import ConfigError, UsageError
+from joulelab.infer.generation.answers import Answer
+from joulelab.infer.generation.settings import GenerationSettings
+
+CPU = torch.device("cpu")
+
+
+def answer(text, tokens=None, reason="stop", log=None):
+    return Answer(text, (), reason, tokens or len(text.split()), log)
+
+
+class Scripted:
+    """A generator that replies what it is told to."""
+
+    identity, settings, prompts_at_once, energy_gap = "scripted", GenerationSettings(), 8, None
+
+    def __init__(self, *replies):
+        self.replies, self.asked = list(replies), []
+
+    def generate(self, prompts):
+        self.asked += prompts
+        return ([answer(self.replies.pop(0))] for _ in prompts)
+
+
+def test_likelihood_is_a_mean_so_that_length_alone_wins_nothing():
+    """Under the sum the short answer wins; under the mean the one that the model finds likelier."""
+    model = make_model()
+    prompt = [5, 6, 7]
+    with torch.no_grad():
+        likely = list(prompt)
+        for _ in range(10):
+            likely.append(int(model(torch.tensor([likely])).logits[0, -1].argmax()))
+        unlikely = [int(model(torch.tensor([prompt])).logits[0, -1].argmin())]
+        rows = padded([(prompt, likely[3:]), (prompt, likely[3:4] + unlikely)], CPU)
+        sums, counts = log_probability_sums(model, *rows)
+        means = mean_log_probability(model, *rows)
+    assert counts.tolist() == [10, 2]
+    assert means[0] > means[1]
+    torch.testing.assert_close(means, sums / counts)
+    longer = padded([(prompt, likely[3:]), (prompt, likely[3:4])], CPU)
+    with torch.no_grad():
+        sums, _ = log_probability_sums(model, *longer)
+    assert sums[0] < sums[1], "each further token lowers a sum, even the likeliest"
+
+
+def test_padding_and_the_first_token_are_nobodys_business():
+    model = make_model()
+    alone, beside = [([5], [6, 7])], [([5], [6, 7]), ([5, 6, 7, 8], [9] * 20)]
+    with torch.no_grad():
+        one, two = (mean_log_probability(model, *padded(rows, CPU)) for rows in (alone, beside))
+    torch.testing.assert_close(one[0], two[0], rtol=1e-5, atol=1e-5)
+    with pytest.raises(ConfigError, match="no token to judge"):
+        mean_log_probability(model, torch.tensor([[5, 6]]), torch.tensor([[True, False]]))
+
+
+def test_a_model_that_wrote_the_answers_does_not_read_them_again():
+    judge = LikelihoodJudge(None, None, identity="teacher", written_by="teacher")
+    asked = [Candidates("q", [answer("a b", tokens=2, log=-3.0), answer("a", tokens=4, log=-4.0)])]
+    assert list(judge.scores(asked)) == [[-1.5, -1.0]]
+
+
+def test_answers_read_together_are_judged_as_those_read_alone():
+    """By a word tokenizer; with more prompts than fit into a batch, and one answer without words."""
+
+    class Numbers:
+        eos_token_id, eos_token, bos_token_id = 2, "<end>", None
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [int(word) for word in text.split()]}
+
+    asked = [Candidates(f"{k} 9", [answer("5 6 7 8 9"), answer(f"{k} 11", reason="length")]) for k in range(3, 8)]
+    asked.append(Candidates("4", [answer(""), answer("12")]))
+    model = make_model()
+    together, alone = (
+        list(LikelihoodJudge(model, Numbers(), identity="judge", batch_size=size).scores(asked)) for size in (5, 1)
+    )
+    assert together[-1][0] is None
+    for one, other in zip(together[:-1], alone[:-1], strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
+
+
+def test_a_rubric_is_shown_and_its_grade_is_read():
+    generator = Scripted("4", "I'd say 9 of 10, so 2/5", "no idea")
+    judge = RubricJudge(generator, "Is it true?", 1, 5)
+    asked = [
+        Candidates([{"role": "user", "content": "q1"}], [answer("a1"), answer("a2")]),
+        Candidates("q2", [answer("a3")]),
+    ]
+    assert list(judge.scores(asked)) == [[4.0, 2.0], [None]]
+    shown = generator.asked[1][0]["content"]
+    assert all(part in shown for part in ("Is it true?", "q1", "a2", "from 1 to 5"))
+    with pytest.raises(ConfigError, match="says nothing"):
+        RubricJudge(generator, " ")
+
+
+def test_rules_look_at_the_end_and_at_the_right_answer():
+    cut = answer("it is", reason="length")
+    assert list(RuleJudge("ends").scores([Candidates("q", [answer("yes"), cut])])) == [[1.0, 0.0]]
+    answers = [answer("so 6 x 7 = 42."), answer("Answer: 41"), answer("\\boxed{42} of 50")]
+    assert list(RuleJudge("exact-answer").scores([Candidates("q", answers, "#### 42")])) == [[1.0, 0.0, 1.0]]
+    assert list(RuleJudge("exact-answer").scores([Candidates("q", answers)])) == [[None, None, None]]
+    with pytest.raises(UsageError, match="ends"):
+        RuleJudge("end")
+
+
+def test_judging_goes_on_where_it_was_killed(tmp_path):
+    asked = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(3)]
+    judge = RubricJudge(Scripted("1", "2", "3", "x"), "rubric")
+    first = judge_into(tmp_path / "scores.jsonl", judge, asked[:2])
+    seen = []
+    whole = judge_into(tmp_path / "scores.jsonl", RubricJudge(Scripted("4", "5"), "rubric"), asked, seen.append)
+    assert whole == [*first, [4.0, 5.0]] == [[1.0, 2.0], [3.0, None], [4.0, 5.0]]
+    assert seen == [2, 3]
+
+
+def test_pairs_ties_and_the_taste_for_length_are_counted():
+    asked = [
+        Candidates("long wins", [answer("a b c d e f"), answer("a b")]),
+        Candidates("long wins too", [answer("g"), answer("h i j", reason="length")]),
+        Candidates("tie", [answer("k"), answer("l m")]),
+        Candidates("identical", [answer("n"), answer("n")]),
+        Candidates("unjudged", [answer("o"), answer("p")]),
+    ]
+    scores = [[2.0, 1.0], [0.0, 5.0], [1.0, 1.05], [0.0, 3.0], [None, 1.0]]
+    found, report = prefer(asked, scores, tie_margin=0.1)
+    assert [(one.chosen.text, one.rejected.text) for one in found] == [("a b c d e f", "a b"), ("h i j", "g")]
+    assert (report.prompts, report.pairs, report.ties, report.identical, report.unjudged) == (5, 2, 1, 1, 1)
+    assert (report.answers_unjudged, report.chosen_truncated) == (1, 1)
+    assert (report.chosen_tokens_mean, report.rejected_tokens_mean) == (4.5, 1.5)
+    assert report.chosen_longer_share == 1.0
+    assert report.length_score_correlation > 0.5
+    assert report.with_energy(30.0).j_per_pair == 15.0
+    assert report.with_energy(None, "server elsewhere").j_per_pair is None
+
+
+def test_pairs_in_tokens_end_where_the_answers_ended():
+    class Letters:
+        eos_token_id, eos_token, bos_token_id = 0, "<end>", None
+
+        def __call__(self, text, add_special_tokens=True):
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    both = [
+        Candidates("q", [answer("yes"), answer("no", reason="length")]),
+        Candidates("q" * 50, [answer("a"), answer("b")]),
+    ]
+    found, report = prefer(both, [[1.0, 0.0], [1.0, 0.0]])
+    pairs, report = encode_pairs(Letters(), found, report, max_tokens=20)
+    assert pairs[0].chosen.tolist() == [*map(ord, "yes"), 0]
+    assert pairs[0].rejected.tolist() == [*map(ord, "no")], "what was cut off teaches nobody to stop"
+    assert (report.pairs, report.too_long) == (1, 1)

@@ -1,0 +1,198 @@
+"""Losses over pairs: where they begin, where they lead, and that sharing prompts changes nothing."""
+
+import math
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from tiny_pairs import WORDS, make_model, make_pairs, plain_logs
+
+from joulelab.distill.preferences.losses import dpo_loss, ipo_loss, preference_loss
+from joulelab.distill.preferences.objective import PreferenceObjective
+from joulelab.distill.preferences.pair_batches import PairBatches
+from joulelab.distill.preferences.pair_rows import PairRows, visible
+from joulelab.distill.preferences.pairs import Pair, PairStore, write_pairs
+from joulelab.distill.preferences.policy import answer_log_probabilities, require_shared_prompt, switch_dropout_off
+from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
+from joulelab.distill.preferences.target_log_probabilities import Projecting
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.train.config import TrainingConfig
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import NoOpStats
+
+CPU = torch.device("cpu")
+HOW = Projecting(chunk=7)
+
+
+def no_phase(name):
+    return nullcontext()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return write_pairs(tmp_path / "pairs", make_pairs(6), vocab_size=WORDS, tokenizer="tiny")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kept_bytes", [0, 2**30], ids=["logits twice", "logits kept"])
+def test_a_shared_prompt_gives_the_loss_and_gradient_of_separate_rows(attention, kept_bytes):
+    model, pairs = make_model(attention=attention), make_pairs()
+    how = Projecting(chunk=7, kept_bytes=kept_bytes)
+    expected = plain_logs(model, pairs)
+    wanted = torch.autograd.grad(dpo_loss(expected[:, 0] - expected[:, 1], 0.3), list(model.parameters()))
+    for shared in (True, False):
+        batch = PairRows(shared_prompt=shared).batch(pairs).to(CPU)
+        found = answer_log_probabilities(model, model, batch, how)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-5)
+        grads = torch.autograd.grad(dpo_loss(found[:, 0] - found[:, 1], 0.3), list(model.parameters()))
+        for one, other in zip(grads, wanted, strict=True):
+            assert (one - other).abs().max() <= 1e-4 * other.abs().max()
+
+
+def test_a_shared_prompt_is_computed_and_counted_once():
+    pairs = make_pairs()
+    once, twice = (PairRows(shared_prompt=shared).batch(pairs).tokens for shared in (True, False))
+    assert twice - once == sum(len(pair.prompt) for pair in pairs)
+
+
+def test_the_rejected_answer_does_not_see_the_chosen_one():
+    pair = Pair(*(np.array(ids) for ids in ([1, 2], [3], [4, 5])))
+    batch = PairRows(aligned=8).batch([pair]).to(CPU)
+    assert batch["position_ids"][0, :5].tolist() == [0, 1, 2, 2, 3]
+    seen = visible(batch["segments"])[0, 0].int().tolist()
+    assert seen[:5] == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0, 0],
+        [1, 1, 0, 1, 1, 0, 0, 0],
+    ]
+    assert seen[6] == [1, 1, 0, 0, 0, 0, 0, 0], "padding sees something: attention over nothing would be NaN"
+    assert batch["places"].tolist() == [1, 1, 3], "both first tokens are predicted by the prompt's last"
+
+
+def test_a_sliding_window_shorter_than_the_row_is_refused():
+    model = make_model()
+    model.config.sliding_window = 16
+    with pytest.raises(ConfigError, match="sees 16"):
+        answer_log_probabilities(model, model, PairRows().batch(make_pairs()).to(CPU), HOW)
+
+
+def test_a_model_that_takes_no_notice_of_our_mask_is_refused():
+    require_shared_prompt(make_model(scale=1.0))
+    deaf = make_model(scale=1.0)
+    forward = deaf.model.forward
+    deaf.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
+    with pytest.raises(ConfigError, match="otherwise than each alone"):
+        require_shared_prompt(deaf)
+
+
+def test_in_half_precision_it_is_the_same_within_rounding():
+    model, batch = make_model(), PairRows().batch(make_pairs()).to(CPU)
+    expected = answer_log_probabilities(model, model, batch, HOW)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = answer_log_probabilities(model, model, batch, HOW)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 0.03 * expected.abs().max()
+    one, other = (torch.autograd.grad(dpo_loss(logs[:, 0] - logs[:, 1], 0.01), model.model.embed_tokens.weight)[0]
+                  for logs in (found, expected))  # fmt: skip
+    assert (one - other).norm() < 0.1 * other.norm()
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("length-normalised", math.log(2))]
+)
+def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tmp_path, kind, expected):
+    """Through the one loop, in training mode, with a model that would have dropout."""
+    model = switch_dropout_off(make_model(dropout=0.3))
+    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, how=HOW)
+    config = TrainingConfig(batch_size=3, max_steps=1, log_every_steps=1, learning_rate=1e-4)
+    objective = PreferenceObjective(model, kind, 0.2, HOW)
+    trainer = SimpleTrainer(model, PairBatches(store, 3, 0, logs), objective, config, NoOpStats())
+    model.train()
+    trainer.step()
+    loss, parts = trainer._tally.take(trainer.ranks)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert parts["margin"] == pytest.approx(0, abs=1e-4)
+    trainer.close()
+
+
+def test_another_reference_than_the_start_has_margins_at_once(store, tmp_path):
+    """The teacher as reference was a mistake worth noticing: ln 2 then comes out for nobody."""
+    logs = write_reference(tmp_path / "reference.jsonl", "teacher", make_model(seed=1), store, batch_size=4, how=HOW)
+    batch = PairBatches(store, 3, 0, logs).at(0, 0).to(CPU)
+    model = make_model()
+    output = PreferenceObjective(model, "dpo", 0.2, HOW)(model, batch, no_phase)
+    assert abs(float(output.loss_sum.detach()) / 3 - math.log(2)) > 0.05
+
+
+def test_training_prefers_the_chosen_answers(store, tmp_path):
+    model = make_model()
+    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, how=HOW)
+    config = TrainingConfig(epochs=None, batch_size=6, max_steps=12, log_every_steps=12, learning_rate=3e-3)
+    trainer = SimpleTrainer(
+        model, PairBatches(store, 6, 0, logs), PreferenceObjective(model, "dpo", 0.2, HOW), config, NoOpStats()
+    )
+    trainer.train()
+    batch = PairBatches(store, 6, 0, logs).at(0, 0).to(CPU)
+    with torch.no_grad():
+        output = PreferenceObjective(model, "dpo", 0.2, HOW)(model, batch, no_phase)
+    assert float(output.loss_sum) / 6 < 0.3
+    assert float(output.parts["accuracy"]) == 6
+
+
+def test_a_live_reference_says_what_the_cached_one_says(store, tmp_path):
+    start, model = make_model(), make_model(seed=3)
+    logs = write_reference(tmp_path / "reference.jsonl", "start", start, store, batch_size=4, how=HOW)
+    cached = PairBatches(store, 3, 0, logs).at(0, 0).to(CPU)
+    one = PreferenceObjective(model, "ipo", 0.2, HOW)(model, cached, no_phase)
+    other = PreferenceObjective(model, "ipo", 0.2, HOW, live_reference=start)(model, cached, no_phase)
+    torch.testing.assert_close(one.loss_sum, other.loss_sum, rtol=1e-4, atol=1e-3)
+
+
+def test_losses_by_hand():
+    policy, reference = torch.tensor([[-4.0, -9.0]]), torch.tensor([[-6.0, -8.0]])
+    tokens = torch.tensor([[2.0, 4.0]])
+    loss, margins = preference_loss("dpo", 0.5, policy, reference, tokens)
+    assert margins.tolist() == [3.0]
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-1.5)))
+    assert float(ipo_loss(margins, 0.5)) == pytest.approx((3 - 1) ** 2)
+    _, normalised = preference_loss("length-normalised", 0.5, policy, reference, tokens)
+    assert normalised.tolist() == [2 / 2 + 1 / 4]
+
+
+def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp_path):
+    file, model = tmp_path / "reference.jsonl", make_model()
+    seen = []
+    logs = write_reference(file, "start", model, store, batch_size=4, how=HOW, tick=lambda *at: seen.append(at))
+    again = []
+    write_reference(file, "start", model, store, batch_size=4, how=HOW, tick=lambda *at: again.append(at))
+    assert [pairs for pairs, _ in seen] == [4, 6]
+    assert again == [], "nothing is computed twice"
+    whole = [store.pair(number) for number in range(6)]
+    expected = plain_logs(model, whole).detach().numpy()
+    assert np.abs(logs(whole[::-1]) - expected[::-1]).max() < 1e-3
+    with pytest.raises(JoulelabError, match="said nothing about 1 of 1"):
+        ReferenceLogs.open(file, "another")(whole[:1])
+    with pytest.raises(ConfigError, match="no figures of the reference"):
+        PreferenceObjective(model)(model, PairBatches(store, 2, 0).at(0, 0).to(CPU), no_phase)
+
+
+def test_batches_are_a_function_of_seed_and_epoch_and_leave_no_pair_out(store):
+    def keys(epoch, seed=0):
+        source = PairBatches(store, 2, seed)
+        return [tuple(source.at(epoch, at)["input_ids"].flatten().tolist()) for at in range(3)]
+
+    assert keys(0) == keys(0) != keys(1)
+    assert sum(PairBatches(store, 2, 0).at(0, at).tokens for at in range(3)) == int(store.lengths.sum())
+
+
+def test_pairs_come_back_from_disk_as_they_were(tmp_path):
+    pairs = make_pairs()
+    write_pairs(tmp_path / "pairs", pairs, vocab_size=WORDS, tokenizer="tiny", report={"ties": 2})
+    store = PairStore.open(tmp_path / "pairs")
+    assert [pair.key for pair in store] == [pair.key for pair in pairs]
+    assert store.report == {"ties": 2}
+    with pytest.raises(ConfigError, match="not one pair"):
+        write_pairs(tmp_path / "none", [], vocab_size=WORDS, tokenizer="tiny", report={"ties": 2})

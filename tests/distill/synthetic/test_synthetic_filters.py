@@ -1,0 +1,82 @@
+"""What is kept of a teacher's answers: every drop has a reason and a count, and the kept ones carry all joules."""
+
+import json
+
+import pytest
+
+from joulelab.distill.synthetic.filters import Filters, keep, require_some
+from joulelab.distill.synthetic.rows import write_rows
+from joulelab.errors import ConfigError
+from joulelab.infer.generation.answers import Answer
+
+CHAT = [{"role": "user", "content": "q"}]
+
+
+def answer(text, reason="stop"):
+    closing = 1 if reason == "stop" else 0
+    return Answer(text, (), reason, len(text.split()) + closing, None, 7)
+
+
+ANSWERS = [
+    [answer("one two three four"), answer("one two")],
+    [answer("One  two three FOUR"), answer("five six seven", "length")],
+    [answer(""), answer("a b c d e f g h i")],
+]
+PROMPTS = ["p1", CHAT, "p3"]
+
+
+def test_every_answer_is_kept_or_counted_under_one_reason():
+    kept, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=3, max_tokens=8))
+    assert [one.answer.text for one in kept] == ["one two three four"]
+    assert (report.too_short, report.truncated, report.duplicates, report.too_long) == (2, 1, 1, 1)
+    assert (
+        report.answers == 6 == report.kept + report.too_short + report.truncated + report.duplicates + report.too_long
+    )
+
+
+def test_a_minimum_length_drops_what_is_shorter_and_the_closing_token_is_no_word():
+    counts = [keep(PROMPTS, ANSWERS, Filters(min_tokens=least))[1].too_short for least in (1, 2, 3, 5)]
+    assert counts == [1, 1, 2, 4]
+    assert keep(["p"], [[answer("one two three")]], Filters(min_tokens=4))[1].kept == 0
+
+
+def test_what_was_asked_to_be_kept_is_kept():
+    _, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=0, keep_truncated=True, keep_duplicates=True))
+    assert (report.kept, report.truncated, report.duplicates) == (5, 0, 0)
+    assert report.too_short == 1, "an answer without words is none"
+
+
+def test_a_judges_score_drops_what_is_low_and_what_was_not_judged():
+    scores = [[-1.0, -3.0], [None, None], [-9.0, None]]
+    kept, report = keep(PROMPTS, ANSWERS, Filters(keep_duplicates=True, min_score=-2.0), scores)
+    assert [(one.answer.text, one.score) for one in kept] == [("one two three four", -1.0)]
+    assert (report.low_score, report.unjudged) == (1, 2)
+    with pytest.raises(ConfigError, match="nobody judged"):
+        keep(PROMPTS, ANSWERS, Filters(min_score=0.0))
+
+
+def test_kept_answers_carry_the_joules_of_all():
+    _, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=2, keep_duplicates=True))
+    assert report.kept == 4
+    told = report.with_energy(100.0)
+    assert told.j_per_kept_sample == 25.0
+    assert told.j_per_generated_token == pytest.approx(100 / sum(one.tokens for some in ANSWERS for one in some))
+    unknown = report.with_energy(None, "the server is elsewhere")
+    assert (unknown.energy_j, unknown.j_per_kept_sample) == (None, None), "missing is never 0"
+    assert unknown.energy_reason == "the server is elsewhere"
+
+
+def test_nothing_kept_is_an_error_that_says_why():
+    kept, report = keep(["p"], [[answer("a b", "length")] * 3], Filters())
+    with pytest.raises(ConfigError, match="'truncated': 3"):
+        require_some(kept, report)
+    with pytest.raises(ConfigError, match="do not exist"):
+        Filters(min_tokens=5, max_tokens=4)
+
+
+def test_kept_answers_become_rows_that_others_read(tmp_path):
+    kept, _ = keep(PROMPTS, ANSWERS, Filters(min_tokens=2, keep_duplicates=True))
+    assert write_rows(tmp_path / "rows.jsonl", kept) == 4
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert rows[0] == {"prompt": "p1", "response": "one two three four"}
+    assert rows[2] == {"messages": [*CHAT, {"role": "assistant", "content": "One  two three FOUR"}]}

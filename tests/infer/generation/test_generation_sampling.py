@@ -1,0 +1,47 @@
+"""Draws follow the shaped distribution, and only tokens inside it are drawn."""
+
+import numpy as np
+import pytest
+import torch
+
+from joulelab.infer.generation.sampling import choose, own_numbers
+from joulelab.infer.generation.settings import GenerationSettings
+
+LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 0.5])
+
+
+def shares(settings, draws=20_000):
+    numbers = torch.from_numpy((np.arange(draws) + 0.5) / draws)
+    tokens, _ = choose(LOGITS.expand(draws, -1), settings, numbers)
+    return np.bincount(tokens.numpy(), minlength=5) / draws
+
+
+def test_draws_have_the_probabilities_of_the_temperature():
+    expected = torch.softmax(LOGITS / 0.7, -1).numpy()
+    found = shares(GenerationSettings(do_sample=True, temperature=0.7))
+    assert np.abs(found - expected).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("shape", "inside"), [({"top_k": 2}, {1, 2}), ({"top_p": 0.5}, {1}), ({"top_p": 0.75}, {1, 2})]
+)
+def test_only_the_likeliest_are_drawn_in_their_proportions(shape, inside):
+    found = shares(GenerationSettings(do_sample=True, **shape))
+    assert set(np.flatnonzero(found)) == inside
+    chances = torch.softmax(LOGITS, -1).numpy()[sorted(inside)]
+    assert np.abs(found[sorted(inside)] - chances / chances.sum()).max() < 1e-3
+
+
+def test_the_last_number_before_one_draws_a_token_that_may_be_drawn():
+    edge = torch.tensor([np.nextafter(1.0, 0.0)], dtype=torch.float64)
+    token, log = choose(LOGITS[None], GenerationSettings(do_sample=True, top_k=2), edge)
+    assert token.item() == 2
+    assert log.item() == pytest.approx(float(torch.log_softmax(LOGITS, -1)[2]))
+
+
+def test_every_answer_has_numbers_of_its_own_whatever_stands_beside_it():
+    settings = GenerationSettings(do_sample=True, n=2, max_new_tokens=8)
+    one, other = own_numbers(settings, [5, 6], 0), own_numbers(settings, [5, 6], 1)
+    assert not np.array_equal(one, other)
+    assert np.array_equal(one, own_numbers(settings, [5, 6], 0))
+    assert not np.array_equal(one, own_numbers(settings, [56], 0))

@@ -1,0 +1,197 @@
+"""The same call against a server process of the OpenAI protocol; over real HTTP, with real failures."""
+
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from openai_server import serve_with_transformers, serving
+from tiny_lm import make_model, make_tokenizer
+
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation.answer_log import generate_into
+from joulelab.infer.generation.server_generator import ServerGenerator
+from joulelab.infer.generation.server_place import judge_listeners, place_of, unmetered_gpus
+from joulelab.infer.generation.server_requests import Endpoint
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.transformers_generator import TransformersGenerator
+
+PROMPTS = ["w1 w2 w3", "w7 w8 w9 w1 w2", [{"role": "user", "content": "w5 w6"}], "w4"]
+GREEDY = GenerationSettings(max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(model_folder):
+    with serving(model_folder) as address_and_pid:
+        yield address_and_pid
+
+
+def test_a_server_says_what_the_same_model_says_here(served):
+    address, _ = served
+    assert told(ServerGenerator(address, "tiny", GREEDY, concurrency=3)) == told(here())
+
+
+def test_so_does_the_server_that_comes_with_transformers(model_folder):
+    for package in ("fastapi", "uvicorn", "openai", "transformers.cli.serve"):
+        pytest.importorskip(package)
+    with serving(model_folder, serve_with_transformers) as (address, pid):
+        generator = ServerGenerator(address, str(model_folder), GREEDY, concurrency=2)
+        assert generator.place.pids == (pid,)
+        assert told(generator) == told(here())
+
+
+def here():
+    return TransformersGenerator(make_model(), make_tokenizer(), GREEDY, identity="tiny", batch_size=4)
+
+
+def told(generator):
+    answers = [one for some in generator.generate(PROMPTS) for one in some]
+    return [(one.text, one.finish_reason, one.tokens, one.prompt_tokens) for one in answers]
+
+
+def test_answers_of_one_prompt_have_seeds_of_their_own_and_come_again(served, tmp_path):
+    address, _ = served
+    settings = GenerationSettings(max_new_tokens=12, do_sample=True, temperature=1.5, n=3, seed=5)
+    generator = ServerGenerator(address, "tiny", settings)
+    first = generate_into(tmp_path / "one.jsonl", generator, PROMPTS)
+    assert first == generate_into(tmp_path / "two.jsonl", generator, PROMPTS)
+    assert all(len({answer.text for answer in answers}) == 3 for answers in first)
+
+
+def test_a_server_of_this_machine_is_in_its_meter(served):
+    address, pid = served
+    generator = ServerGenerator(address, "tiny", GREEDY)
+    assert generator.place.pids == (pid,)
+    assert generator.energy_gap is None
+    assert ServerGenerator(address, "tiny", GREEDY, on_this_node=False).energy_gap is not None
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("http://192.0.2.7:8000/v1", "no address of this machine"),
+        ("http://127.0.0.1:9/v1", "no process of this machine listens"),
+    ],
+)
+def test_a_server_that_is_not_here_is_not_in_the_meter(address, told):
+    place = place_of(address)
+    assert not place.here
+    assert told in place.reason
+
+
+def test_a_tunnel_is_not_the_server():
+    assert not judge_listeners(8000, {17: "ssh"}).here
+    assert judge_listeners(8000, {17: "python3", None: ""}).here
+
+
+def test_a_gpu_of_the_server_that_nobody_meters_is_named(monkeypatch):
+    sys.path.insert(0, str(Path(__file__).parents[2] / "meter"))
+    from fake_nvml import FakeNvml
+
+    class WithServer(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+            return [type("Entry", (), {"pid": os.getpid()})()] if handle == 1 else []
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert unmetered_gpus([os.getpid()], nvml=WithServer()) == ["GPU-bbbbbbbb"]
+    assert unmetered_gpus([os.getpid()], "GPU-aaaaaaaa,GPU-bbbbbbbb", nvml=WithServer()) == []
+
+
+class Canned:
+    """A server that replies what it is told to, in order, and remembers what it was asked."""
+
+    def __init__(self, *replies):
+        self.replies, self.bodies = list(replies), []
+        canned = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send(200, {"data": []})
+
+            def do_POST(self):
+                canned.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send(*canned.replies.pop(0))
+
+            def send(self, status, value):
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(json.dumps(value).encode())
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        Thread(target=self.server.serve_forever, daemon=True).start()
+        self.endpoint = Endpoint(f"http://127.0.0.1:{self.server.server_address[1]}/v1", pause_s=0.01)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.server.shutdown()
+        self.server.server_close()
+
+    def ask(self, **settings):
+        generator = ServerGenerator(self.endpoint, "any", GenerationSettings(max_new_tokens=4, **settings))
+        return next(iter(generator.generate(["w1"])))[0]
+
+
+def reply(reason, tokens=3):
+    return {"choices": [{"text": "said", "finish_reason": reason}], "usage": {"completion_tokens": tokens}}
+
+
+def test_a_busy_server_is_asked_again_and_a_refusal_is_told():
+    with Canned((503, {"error": "busy"}), (200, reply("stop"))) as server:
+        assert server.ask().text == "said"
+    with Canned((400, {"error": "no such thing"})) as server, pytest.raises(JoulelabError, match="no such thing"):
+        server.ask()
+
+
+def test_what_did_not_end_by_itself_counts_as_cut_off():
+    with Canned(*((200, reply(reason)) for reason in ("stop", "length", "content_filter", None))) as server:
+        assert [server.ask().finish_reason for _ in range(4)] == ["stop", "length", "length", "stop"]
+    with Canned((200, reply(None, tokens=4))) as server:
+        assert server.ask().finish_reason == "length"
+
+
+def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with Canned((200, reply("stop"))) as server:
+        assert server.ask().text == "said"
+
+
+def test_the_body_says_what_the_settings_say():
+    with Canned((200, reply("stop")), (200, reply("stop"))) as server:
+        server.ask(stop=("\n",))
+        server.ask(do_sample=True, temperature=0.7, top_p=0.9, top_k=5, seed=3)
+    greedy, sampled = server.bodies
+    assert greedy["temperature"] == 0.0
+    assert greedy["stop"] == ["\n"]
+    assert (sampled["temperature"], sampled["top_p"], sampled["top_k"]) == (0.7, 0.9, 5)
+    assert 0 <= sampled["seed"] < 2**31
+
+
+def test_a_reply_without_token_counts_is_refused():
+    with Canned((200, {"choices": [{"text": "said"}]})) as server, pytest.raises(JoulelabError, match="usage"):
+        server.ask()
+
+
+def test_a_server_that_is_not_there_is_told_before_any_work(served):
+    with pytest.raises(JoulelabError, match="no server answers"):
+        ServerGenerator("http://127.0.0.1:9/v1", "tiny", GREEDY)
+    with pytest.raises(ConfigError, match="no beam search"):
+        ServerGenerator(served[0], "tiny", GenerationSettings(num_beams=2))
+    with pytest.raises(ConfigError, match="no address of a server"):
+        ServerGenerator("localhost:8000", "tiny", GREEDY)
