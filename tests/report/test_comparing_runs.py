@@ -41,7 +41,7 @@ def test_there_is_one_row_per_label_in_the_order_of_the_group(made, comparison_o
 
 def test_accuracy_is_the_mean_over_seeds_with_the_interval_of_the_test_set(made, comparison_of) -> None:
     row = row_of(comparison_of(made.demo_records()), "response KD")
-    assert row.accuracy == pytest.approx(0.83)
+    assert row.quality == pytest.approx(0.83)
     # 830 of 1000, not 1660 of 2000: two seeds do not make the test set larger
     assert row.interval is not None
     assert row.interval.low == pytest.approx(0.8055, abs=5e-4)

@@ -3,7 +3,7 @@
 import pytest
 
 from joulelab.report.compare import compare
-from joulelab.report.figures import quality_against_energy
+from joulelab.report.comparison_figures import quality_against_energy
 from joulelab.report.plain import _difference
 from joulelab.report.tables import comparison_markdown
 from joulelab.report.verdict import verdict

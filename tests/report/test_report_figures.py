@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import vl_convert
 
 from joulelab.report.compare import compare
-from joulelab.report.figures import energy_unit, quality_against_energy, stages_by_method
+from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
+from joulelab.report.figures import energy_unit
 from joulelab.report.palette import label_scales, stage_scale
-from joulelab.report.power_figure import power_over_time
+from joulelab.report.parts import datasets
+from joulelab.report.power_figure import attempt_traces, power_over_time
 from joulelab.report.thinning import thin
+from joulelab.runs.paths import RunPaths
 
 
 def texts(spec: Any, key: str) -> list[str]:
@@ -23,10 +27,15 @@ def texts(spec: Any, key: str) -> list[str]:
     return [text for value in spec for text in texts(value, key)] if isinstance(spec, list) else []
 
 
+def traces_of(folder: Path) -> Any:
+    return attempt_traces(RunPaths(folder))
+
+
 def rows(spec: dict[str, Any]) -> list[dict[str, Any]]:
     """The data of all layers."""
+    named = [row for found in spec.get("datasets", {}).values() for row in found]
     values = spec.get("data", {}).get("values", [])
-    return [*values, *(row for layer in spec.get("layer", ()) for row in rows(layer))]
+    return [*named, *values, *(row for layer in spec.get("layer", ()) for row in rows(layer))]
 
 
 def test_a_thinned_curve_keeps_ends_and_extremes() -> None:
@@ -68,26 +77,45 @@ def test_axes_name_unit_and_method(made, tmp_path: Path, measured: bool) -> None
     word = "" if measured else ", estimated"
     quality, bars = quality_against_energy(comparison), stages_by_method(comparison, [])
     assert quality and bars
-    assert {f"Energy per run (J{word})", "Test accuracy (%)"} <= set(texts(quality.spec, "title"))
-    assert f"Mean energy per run (J{word})" in texts(bars.spec, "title")
+    assert {f"Energy per student (J{word})", "Accuracy (%)"} <= set(texts(quality.spec, "title"))
+    assert f"Mean energy per student (J{word})" in texts(bars.spec, "title")
     assert quality.spec["width"] == "container"
-    assert len(rows(quality.spec)) == len(records)
-    power = power_over_time(records[0], tmp_path / records[0].run_id, [])
+    power = power_over_time(records[0], traces_of(tmp_path / records[0].run_id), [])
     assert power and f"Power (W{word})" in texts(power.spec, "title")
     assert ("idle 10.0 W" in texts(power.spec, "text")) is measured
 
 
-def test_bars_tell_inherited_from_own(made, tmp_path: Path) -> None:
+def test_parts_tell_inherited_from_own_and_what_students_share(made, tmp_path: Path) -> None:
     records = made.demo_records()
-    figure = stages_by_method(compare(made.group_of(records), records, tmp_path), [])
-    assert figure
-    kd = {row["stage"]: row["paid"] for row in rows(figure.spec) if row["method"] == "response KD"}
-    assert kd["teacher.train"] == "inherited" and kd["student.train"] == "own"
+    found = datasets(compare(made.group_of(records), records, tmp_path))
+    kd = {part["stage"]: part for part in found["parts"] if part["run"] == "response KD, seed 0"}
+    assert (kd["teacher.train"]["paid"], kd["teacher.train"]["shared"]) == ("inherited", True)
+    assert (kd["student.train"]["paid"], kd["student.train"]["shared"]) == ("own", False)
+    assert kd["data.preprocess"]["shared"] is False and "sample:minilm" not in kd
+    assert sum(part["policy"] for part in kd.values()) == pytest.approx(12 + 640 + 130 + 131 + 9 + 4)
+
+
+def drawn(spec: dict[str, Any]) -> str:
+    """The figure as the library draws it: a spec that names a field wrongly has nothing in it."""
+    return str(vl_convert.vegalite_to_svg(spec))
+
+
+def test_a_figure_in_a_file_shows_every_run_and_the_front(made, tmp_path: Path) -> None:
+    records = made.demo_records()
+    comparison = compare(made.group_of(records), records, tmp_path)
+    figure, spread = quality_against_energy(comparison), repeats(comparison)
+    assert figure and spread
+    svg = drawn({**figure.complete(datasets(comparison)), "width": 500})
+    assert all(f"run: {name}" in svg for name in ("teacher, seed 0", "response KD, seed 1"))
+    assert svg.count("teacher included: 870") == 4  # the rule, the interval and the two marks of the teacher's run
+    assert 'stroke-dasharray="5,4"' in svg
+    marks = drawn({**spread.complete(datasets(comparison)), "width": 500})
+    assert marks.count('aria-roledescription="point"') == len(records)
 
 
 def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Path) -> None:
     record = made.teacher_run()
-    figure = power_over_time(record, made.write_run(tmp_path, record), [])
+    figure = power_over_time(record, traces_of(made.write_run(tmp_path, record)), [])
     assert figure
     bands = {row["stage"]: (row["t"], row["until"]) for row in rows(figure.spec) if "until" in row}
     assert bands["teacher.train"] == (4.0, 94.0)
@@ -95,4 +123,4 @@ def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Pa
 
 
 def test_without_a_trace_there_is_no_power_figure(made, tmp_path: Path) -> None:
-    assert power_over_time(made.teacher_run(), tmp_path, []) is None
+    assert power_over_time(made.teacher_run(), traces_of(tmp_path), []) is None

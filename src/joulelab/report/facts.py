@@ -78,7 +78,7 @@ def _by_value(group: GroupRecord, values: Sequence[Any]) -> str:
 
 def environment_grid(folders: Sequence[Path]) -> Grid:
     """The machines and packages of all runs; what is not the same everywhere is said to differ."""
-    found = [_environment_cells(folder) for folder in folders if RunPaths(folder).environment.exists()]
+    found = [environment_cells(folder) for folder in folders if RunPaths(folder).environment.exists()]
     rows = []
     for key in dict.fromkeys(key for cells in found for key in cells):
         values = list(dict.fromkeys(cells.get(key, NOTHING) for cells in found))
@@ -86,7 +86,7 @@ def environment_grid(folders: Sequence[Path]) -> Grid:
     return make_grid("Machine and packages", "What!|Value", rows)
 
 
-def _environment_cells(folder: Path) -> dict[str, str]:
+def environment_cells(folder: Path) -> dict[str, str]:
     facts = read_json(RunPaths(folder).environment)
     cpu, code, packages = facts.get("cpu", {}), facts.get("code", {}), facts.get("packages", {})
     gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in facts.get("gpus", ())]

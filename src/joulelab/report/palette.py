@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+# Each hue once more, darker: a page of many stages runs out of hues before it runs out of shades.
+STAGE_HUES = (*HUES, "#004A75", "#A06E00", "#00634A", "#8F3E00", "#8E4B72", "#2B7FB0")
 GREY = "#8A8F98"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Neither is work that anyone set out to do, so neither takes a hue away from a stage.
@@ -25,5 +27,12 @@ def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]
 def stage_scale(stages: Iterable[str]) -> tuple[list[str], list[str]]:
     """Domain and colours; a stage has the same colour in every figure of a page that is given the same stages."""
     domain = sorted(dict.fromkeys(stages), key=lambda stage: stage in _GREY_STAGES)
-    coloured = [stage for stage in domain if stage not in _GREY_STAGES]
-    return domain, [HUES[coloured.index(s) % len(HUES)] if s in coloured else GREY for s in domain]
+    # what an ancestor took in several stages has the colour of its training, or of the first of them
+    coloured = [stage for stage in domain if stage not in _GREY_STAGES and _first(stage, domain) == stage]
+    colours = {stage: STAGE_HUES[place % len(STAGE_HUES)] for place, stage in enumerate(coloured)}
+    return domain, [colours.get(_first(stage, domain), GREY) for stage in domain]
+
+
+def _first(stage: str, among: list[str]) -> str:
+    parts = sorted(stage.split(" + "), key=lambda part: not part.endswith(".train"))
+    return next((part for part in parts if part in among), stage)

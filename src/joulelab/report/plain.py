@@ -7,18 +7,23 @@ from dataclasses import asdict
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import AccuracyDifference, Comparison, EnergyRatio, Row
+from joulelab.report.comparison import Comparison, EnergyRatio, QualityDifference, Row
+from joulelab.report.pareto import pareto_rows
+from joulelab.report.payback import RowPayback, paybacks
 from joulelab.report.verdict import verdict
 from joulelab.stats import Interval
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "name": comparison.name,
         "baseline": comparison.baseline,
+        "quality": asdict(comparison.measure) if comparison.measure else None,
         "verdict": asdict(verdict(comparison)),
         "methods": [_row(row) for row in comparison.rows],
+        "pareto_front": [row.label for row in pareto_rows(comparison)],
+        "payback": [_payback(one) for one in paybacks(comparison)],
         "incomplete": [
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
             for run in comparison.incomplete
@@ -34,16 +39,15 @@ def _row(row: Row) -> dict[str, Any]:
             {
                 "run_id": run.record.run_id,
                 "seed": run.seed,
-                "accuracy": run.accuracy.value,
-                "trials": run.accuracy.trials,
-                **({"lower_is_better": True} if run.accuracy.lower_is_better else {}),
+                "quality": run.quality.result.value if run.quality else None,
+                "trials": run.quality.result.trials if run.quality else None,
                 "grade": run.record.validity.grade,
                 "co2e": run.record.totals.co2e.model_dump() if run.record.totals and run.record.totals.co2e else None,
             }
             for run in row.runs
         ],
-        "accuracy": row.accuracy,
-        "accuracy_interval": _interval(row.interval),
+        "quality": row.quality,
+        "quality_interval": _interval(row.interval),
         "difference": _difference(row.difference),
         "own": _figure(row.own),
         "inherited": _figure(row.inherited),
@@ -59,6 +63,27 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
+def _payback(one: RowPayback) -> dict[str, Any]:
+    found = one.found
+    return {
+        "method": one.label,
+        "against": one.against,
+        "each": one.each,
+        "pays_back": found.pays_back if found else None,
+        "count": found.count if found else None,
+        "low": _finite(found.low) if found else None,
+        "high": _finite(found.high) if found else None,
+        "spent_j": found.spent.value if found else None,
+        "saved_j": found.saved.value if found else None,
+        "reason": "; ".join(filter(None, [found.reason if found else "", one.reason])) or None,
+        "quality": one.quality or None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def _figure(figure: EnergyFigure | None) -> dict[str, Any] | None:
     return None if figure is None else figure.model_dump(mode="json")
 
@@ -67,19 +92,20 @@ def _interval(interval: Interval | None) -> dict[str, float | None] | None:
     """An open end is null: JSON has no infinity."""
     if interval is None:
         return None
-    return {name: value if math.isfinite(value) else None for name, value in asdict(interval).items()}
+    return {name: _finite(value) for name, value in asdict(interval).items()}
 
 
-def _difference(difference: AccuracyDifference | None) -> dict[str, Any] | None:
+def _difference(difference: QualityDifference | None) -> dict[str, Any] | None:
     if difference is None:
         return None
     paired = difference.paired
     return {
-        "interval": _interval(paired.difference if paired else difference.over_seeds),
+        "interval": _interval(difference.interval),
         "p_value": paired.p_value if paired else None,
         "items": paired.items if paired else None,
         "by_seed": list(difference.by_seed),
         "resolved": difference.resolved,
+        "would_need_repeats": difference.needed,
         "reason": difference.reason or None,
     }
 
@@ -91,4 +117,12 @@ def _ratio(found: EnergyRatio | None) -> dict[str, Any] | None:
     # with one seed the lower end is 0 and the upper open; neither is a bound that the data gave
     if interval is not None and interval["high"] is None:
         interval["low"] = None
-    return {"interval": interval, "seeds": found.seeds, "resolved": found.resolved, "reason": found.reason or None}
+    return {
+        "interval": interval,
+        "repeats": found.seeds,
+        "paired_by_seed": found.paired,
+        "same_sensors": found.same_devices,
+        "resolved": found.resolved,
+        "would_need_repeats": found.needed,
+        "reason": found.reason or None,
+    }

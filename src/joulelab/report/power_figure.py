@@ -10,16 +10,19 @@ from typing import Any
 import altair as alt
 
 from joulelab.clock import NS
-from joulelab.meter.integrate import power_curve
+from joulelab.meter.integrate import both_paths, power_curve
 from joulelab.meter.series import Trace, load_trace
 from joulelab.report.figures import Figure, finish
 from joulelab.report.palette import stage_scale
 from joulelab.report.thinning import thin
+from joulelab.report.throttling import throttled
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.units import duration_text, energy_text, power_text
 
-HEIGHT = 260
+HEIGHT = 280
+# More lines than this cannot be told apart by their dashes.
+_FEW_DEVICES = 4
 # Bands of one stage closer than this share of the time axis cannot be told apart, and are drawn as one.
 _INVISIBLE = 1 / 800
 _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
@@ -33,6 +36,7 @@ class AttemptTrace:
     host: str
     trace: Trace
     shift_s: float
+    path: Path
 
     def seconds(self, mono_ns: float) -> float:
         return (mono_ns - self.trace.first_ns) / NS + self.shift_s
@@ -45,14 +49,13 @@ def attempt_traces(paths: RunPaths) -> list[AttemptTrace]:
         trace = load_trace(path)
         if number != previous:
             shift_s, previous = end_s, number
-        placed.append(AttemptTrace(number, host, trace, shift_s))
+        placed.append(AttemptTrace(number, host, trace, shift_s, path))
         end_s = max(end_s, shift_s + (trace.last_ns - trace.first_ns) / NS)
     return placed
 
 
-def power_over_time(record: RunRecord, folder: Path, stages: Sequence[str]) -> Figure | None:
+def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: Sequence[str]) -> Figure | None:
     """None where the trace holds no power: a run killed at once, or one without any sensor."""
-    traces = attempt_traces(RunPaths(folder))
     estimated = record.totals is not None and record.totals.best.method == "estimated"
     curves = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS)
     if not curves:
@@ -62,29 +65,89 @@ def power_over_time(record: RunRecord, folder: Path, stages: Sequence[str]) -> F
     bands = _bands(record, traces, length_s)
     idle_w = record.totals.idle_power_w if record.totals and not estimated else None
     one_device = len({point["device"] for point in curves}) == 1
-    chart = _layers(
-        _in_unit(curves, divisor), _in_unit(bands, divisor), idle_w if one_device else None, unit, estimated, stages
-    )
+    events = _events(traces, length_s)
+    data = {
+        "curves": _in_unit(curves, divisor),
+        "bands": _in_unit(bands, divisor),
+        "gaps": _in_unit([event for event in events if event["what"] == "gap"], divisor),
+        "throttling": _in_unit([event for event in events if event["what"] == "throttling"], divisor),
+    }
+    data = {name: rows for name, rows in data.items() if rows}
+    chart = _layers(data, idle_w if one_device else None, unit, estimated, stages)
     peak_w = max(point["w"] for point in curves)
     return Figure(
         title="Power over time",
-        spec=finish(chart, HEIGHT),
+        spec=finish(chart, HEIGHT, **data),
         description=f"Power of {record.label} over {duration_text(length_s)}, with a peak of {power_text(peak_w)}.",
-        caption=_caption(len(record.attempts), estimated, idle_w, one_device),
+        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *_told(events), *_two_ways(traces)]),
         height=HEIGHT,
+        name=f"power-{record.run_id}",
     )
 
 
-def _caption(attempts: int, estimated: bool, idle_w: float | None, one_device: bool) -> str:
+def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_device: bool) -> list[str]:
     parts = ["Bands are stages; between them is the run's overhead."]
     parts.append("Thinned to the lowest and highest reading of each stretch, so peaks stay.")
     if estimated:
         parts.append("Estimated from CPU time; idle power is unknown.")
     if idle_w is not None and not one_device:
         parts.append(f"All devices together drew {power_text(idle_w)} when idle.")
+    attempts = len({attempt.number for attempt in record.attempts})
     if attempts > 1:
         parts.append(f"{attempts} attempts follow each other without the pause between them.")
-    return " ".join(parts)
+    return parts
+
+
+def _events(traces: Sequence[AttemptTrace], length_s: float) -> list[dict[str, Any]]:
+    """Gaps of the record and stretches in which a card was held back; neighbours too close to tell apart are one."""
+    found: list[dict[str, Any]] = []
+    for placed in traces:
+        for gap in placed.trace.gaps:
+            moment = placed.seconds(gap.mono_ns)
+            found.append({"t": moment, "until": moment, "what": "gap", "why": f"{gap.device}: {gap.reason}"})
+        if any(series.component == "gpu" for series in placed.trace.devices):
+            for start, end, reason in throttled(placed.path, placed.trace.interval_s):
+                where = {"t": placed.seconds(start), "until": placed.seconds(end)}
+                found.append({**where, "what": "throttling", "why": reason})
+    merged: list[dict[str, Any]] = []
+    for event in sorted(found, key=lambda event: (event["what"], event["why"], event["t"])):
+        last = merged[-1] if merged else {}
+        same = (last.get("what"), last.get("why")) == (event["what"], event["why"])
+        if same and event["t"] - last["until"] < length_s * _INVISIBLE:
+            last["until"], last["times"] = max(last["until"], event["until"]), last["times"] + 1
+        else:
+            merged.append({**event, "times": 1})
+    return merged
+
+
+def _told(events: Sequence[dict[str, Any]]) -> list[str]:
+    texts = []
+    gaps = [event for event in events if event["what"] == "gap"]
+    if gaps:
+        reasons = "; ".join(dict.fromkeys(event["why"] for event in gaps))
+        count = sum(event["times"] for event in gaps)
+        texts.append(f"Dotted lines: {count} gap{'' if count == 1 else 's'} in the record ({reasons}).")
+    held = [event for event in events if event["what"] == "throttling"]
+    if held:
+        reasons = ", ".join(dict.fromkeys(event["why"] for event in held))
+        held_s = sum(event["until"] - event["t"] for event in held)
+        texts.append(f"The strip below marks {duration_text(held_s)} in which a card was held back ({reasons}).")
+    return texts
+
+
+def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
+    """Counter against integral, over the whole trace: how a broken sensor is noticed."""
+    texts = []
+    for component in MEASURED_COMPONENTS:
+        both = [both_paths(p.trace, component, [(p.trace.first_ns, p.trace.last_ns)]) for p in traces]
+        sums = [(b.counter.energy_j, b.integrated.energy_j) for b in both if b and b.counter.energy_j]
+        counter_j, integral_j = sum(c or 0.0 for c, _ in sums), sum(i or 0.0 for _, i in sums)
+        if counter_j > 0 and integral_j > 0:
+            texts.append(
+                f"{component.upper()} over the whole trace: counter {energy_text(counter_j)}, integral of power "
+                f"{energy_text(integral_j)} ({100 * (integral_j / counter_j - 1):+.1f} %)."
+            )
+    return texts
 
 
 def _curves(traces: Sequence[AttemptTrace], components: Sequence[str]) -> list[dict[str, Any]]:
@@ -136,23 +199,33 @@ def _in_unit(points: Sequence[dict[str, Any]], divisor: float) -> list[dict[str,
 
 
 def _layers(
-    curves: list[dict[str, Any]],
-    bands: list[dict[str, Any]],
-    idle_w: float | None,
-    unit: str,
-    estimated: bool,
-    stages: Sequence[str],
+    data: dict[str, list[dict[str, Any]]], idle_w: float | None, unit: str, estimated: bool, stages: Sequence[str]
 ) -> Any:
     x = alt.X("t:Q", title=f"Time since the start ({unit})", scale=alt.Scale(nice=False))
     y = alt.Y("w:Q", title=f"Power (W{', estimated' if estimated else ''})", scale=alt.Scale(zero=True))
-    several = len({point["device"] for point in curves}) > 1
-    dash = alt.StrokeDash("device:N", title="Device") if several else alt.Undefined
-    lines = alt.Chart(alt.Data(values=curves)).mark_line(strokeWidth=1.4, interpolate="linear")
-    layers = [_band_layer(bands, x, stages)] if bands else []
+    devices = len({point["device"] for point in data["curves"]})
+    dash = alt.StrokeDash("device:N", title="Device") if 1 < devices <= _FEW_DEVICES else alt.Undefined
+    thin_lines = {"strokeWidth": 0.8, "opacity": 0.6} if devices > _FEW_DEVICES else {"strokeWidth": 1.4}
+    lines = alt.Chart(alt.NamedData("curves")).mark_line(interpolate="linear", **thin_lines)
+    layers = [_band_layer(data["bands"], x, stages)] if "bands" in data else []
     layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N"], strokeDash=dash))
     if idle_w is not None:
         layers += _idle_layers(idle_w, y)
-    return alt.layer(*layers)
+    return alt.layer(*layers, *_event_layers(data, x))
+
+
+def _event_layers(data: dict[str, list[dict[str, Any]]], x: Any) -> list[Any]:
+    """Gaps as upright dotted lines, throttling as a strip along the bottom."""
+    layers = []
+    tooltip = ["what:N", "why:N", "times:Q"]
+    if "gaps" in data:
+        dotted = alt.Chart(alt.NamedData("gaps")).mark_rule(strokeDash=[1, 3], strokeWidth=2)
+        layers.append(dotted.encode(x=x, tooltip=tooltip))
+    if "throttling" in data:
+        strip = alt.Chart(alt.NamedData("throttling")).mark_rect(color="#D55E00", opacity=0.9)
+        places = {"y": alt.value(HEIGHT - 6), "y2": alt.value(HEIGHT)}
+        layers.append(strip.encode(x=x, x2="until:Q", tooltip=tooltip, **places))
+    return layers
 
 
 def _band_layer(bands: list[dict[str, Any]], x: Any, stages: Sequence[str]) -> Any:
@@ -160,7 +233,7 @@ def _band_layer(bands: list[dict[str, Any]], x: Any, stages: Sequence[str]) -> A
     domain, colours = stage_scale([*stages, *(band["stage"] for band in bands)])
     pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
     scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
-    chart = alt.Chart(alt.Data(values=bands)).mark_rect(opacity=0.32)
+    chart = alt.Chart(alt.NamedData("bands")).mark_rect(opacity=0.32)
     color = alt.Color("stage:N", title="Stage", scale=scale)
     return chart.encode(x=x, x2="until:Q", color=color, tooltip=["stage:N", "took:N", "joules:N"])
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import accuracy_interval
 from joulelab.report.grid import Grid, make_grid
+from joulelab.report.inference_table import inference_grids
 from joulelab.report.joules import ancestor_figure, method_words, run_joules
+from joulelab.report.node_tables import node_grids
+from joulelab.report.quality import share_interval
 from joulelab.report.training_table import told_results, training_grids
-from joulelab.report.wording import NOTHING, accuracy, gain, gram_cell, grams, joules, moment, rate
+from joulelab.report.wording import NOTHING, gain, gram_cell, grams, joules, moment, rate, share
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
 from joulelab.units import duration_text, energy_text, percent_text, power_text
@@ -15,7 +17,9 @@ from joulelab.units import duration_text, energy_text, percent_text, power_text
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
     beyond = beyond_grid(record)
-    grids = [header_grid(record), *training_grids(record), stages_grid(record), *([beyond] if beyond else [])]
+    told = [*training_grids(record), *inference_grids(record)]
+    grids = [header_grid(record), *told, stages_grid(record), *([beyond] if beyond else [])]
+    grids += node_grids(record)
     if set(record.results) - told_results(record):
         grids.append(results_grid(record))
     if record.inherited:
@@ -45,9 +49,10 @@ def header_grid(record: RunRecord) -> Grid:
 
 
 def _attempts_text(record: RunRecord) -> str:
-    cut = sum(not attempt.closed for attempt in record.attempts)
+    cut = len({attempt.number for attempt in record.attempts if not attempt.closed})
     hosts = ", ".join(dict.fromkeys(attempt.host for attempt in record.attempts))
-    return f"{len(record.attempts)}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"
+    number = len({attempt.number for attempt in record.attempts})
+    return f"{number}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"
 
 
 def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -172,11 +177,7 @@ def results_grid(record: RunRecord) -> Grid:
         if name in told_results(record):
             continue
         proportion = result.trials is not None and result.successes is not None
-        text = (
-            accuracy(result.value, accuracy_interval(result.value, result.trials))
-            if proportion
-            else f"{result.value:.4g}"
-        )
+        text = share(result.value, share_interval(result.value, result.trials)) if proportion else f"{result.value:.4g}"
         of = f"{result.successes} of {result.trials}" if proportion else NOTHING
         rows.append((name, text, of))
     return make_grid("Results", "Result|Value [95 %]>|Count>", rows)

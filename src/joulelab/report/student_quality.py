@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.report.compare import ComparedRun, Comparison, Row
+from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
 from joulelab.stats import mean_t

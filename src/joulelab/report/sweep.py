@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.report.compare import TRAINING_STAGES
+from joulelab.report.compare_rows import training_stage
 from joulelab.report.joules import mean_figure, mixes_methods, run_joules
 from joulelab.report.training_table import item_name, phase_clock, phase_joules, phase_times
 from joulelab.report.utilisation import Utilisation, utilisation
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval, mean_t
 
 
@@ -86,10 +86,6 @@ def read_sweep(group: GroupRecord, records: Sequence[RunRecord], store: Path) ->
         failed=_failed(group, by_id),
         records=tuple(records),
     )
-
-
-def training_stage(record: RunRecord) -> StageRecord | None:
-    return next((stage for name in TRAINING_STAGES if (stage := record.stage(name))), None)
 
 
 def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, store: Path) -> SweepRow:

@@ -11,9 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare_rows import training_stage
 from joulelab.report.grid import Grid, make_grid, to_rich
 from joulelab.report.joules import methods_in_words
-from joulelab.report.sweep import Sweep, SweepRow, training_stage
+from joulelab.report.sweep import Sweep, SweepRow
 from joulelab.report.verdict import provenance
 from joulelab.report.wording import NOTHING, joules, joules_and_method
 from joulelab.runs.sweeps import short_name

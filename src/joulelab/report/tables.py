@@ -9,22 +9,22 @@ from rich.table import Table
 from rich.text import Text
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import AccuracyDifference, Comparison, EnergyRatio, Row, quality
+from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
 from joulelab.report.joules import method_words, methods_in_words
-from joulelab.report.losses import loss_grid, quality_text
+from joulelab.report.language_table import language_grid
+from joulelab.report.payback import payback_grid
+from joulelab.report.quality import quality_of
+from joulelab.report.quality_table import quality_grid
 from joulelab.report.run_tables import run_grids
 from joulelab.report.student_quality import has_student_quality, student_quality_grid
 from joulelab.report.verdict import Verdict, verdict
 from joulelab.report.wording import (
     NOTHING,
-    accuracy_cell,
     gain,
     gram_cell,
     joules,
     joules_and_method,
-    p_value,
-    points,
     rate,
     ratio,
 )
@@ -67,65 +67,40 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
-    quality_of = loss_grid if comparison.is_about_loss else quality_grid
-    grids = [quality_of(comparison), energy_grid(comparison), stage_grid(comparison)]
+    quality = quality_grid(comparison)
+    grids = [quality] if quality else []
     if has_student_quality(comparison):
-        grids.insert(1, student_quality_grid(comparison))
+        grids.append(student_quality_grid(comparison))
+    grids += [energy_grid(comparison), stage_grid(comparison)]
+    grids += [grid for grid in (language_grid(comparison), payback_grid(comparison)) if grid]
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))
     return tuple(grids)
-
-
-def quality_grid(comparison: Comparison) -> Grid:
-    rows = [
-        (
-            row.label,
-            ", ".join(str(run.seed) for run in row.runs),
-            accuracy_cell(row.accuracy, row.interval),
-            ", ".join(f"{100 * run.accuracy.value:.1f}" for run in row.runs),
-            *_difference_cells(row.difference),
-        )
-        for row in comparison.rows
-    ]
-    items = sorted({run.accuracy.trials or 0 for row in comparison.rows for run in row.runs})
-    note = (
-        f"Accuracy: mean over seeds with Wilson's 95 % interval on {' / '.join(map(str, items))} test items. "
-        f"Difference: to {comparison.baseline}, paired by item and seed."
-    )
-    if any(row.difference and row.difference.paired is None for row in comparison.rows):
-        note += " Unpaired: there are no predictions, or no equal seeds, to pair."
-    titles = "Method|Seeds!|Accuracy, %>|By seed, %>|Difference, points>|McNemar>|Resolved!"
-    return make_grid("Quality", titles, rows, note)
-
-
-def _difference_cells(difference: AccuracyDifference | None) -> tuple[str, str, str]:
-    if difference is None:
-        return "baseline", NOTHING, NOTHING
-    if difference.paired is None:
-        mean = sum(difference.by_seed) / len(difference.by_seed) if difference.by_seed else None
-        return (NOTHING if mean is None else points(mean), NOTHING, "unpaired")
-    found = difference.paired.difference
-    text = f"{points(found.value)} [{points(found.low)}, {points(found.high)}]"
-    return text, p_value(difference.paired.p_value), "yes" if difference.resolved else "no"
 
 
 def energy_grid(comparison: Comparison) -> Grid:
     """The method stands in the caption; only where rows differ does each say its own."""
     own = [row.own for row in comparison.rows]
     differ = len({figure.method for figure in own}) > 1
-    rows = [
-        (
-            row.label,
-            joules(row.own) + (f"\n{method_words(row.own)}" if differ else ""),
-            joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
-            NOTHING if row.role == "teacher" else percent_text(row.teacher_share, 0),
-            _ratio_cell(row.own_ratio),
-            _ratio_cell(row.full_ratio),
-        )
-        for row in comparison.rows
-    ]
+    taught = any(row.inherited or row.teacher_share for row in comparison.rows)
+    rows = [(row.label, *_energy_cells(row, differ, taught)) for row in comparison.rows]
     titles = "Method|Own stages>|Teacher\nincluded>|Teacher\nshare>|x own stages>|x teacher\nincluded>"
-    return make_grid(f"Energy, mean per run ({methods_in_words(own)})", titles, rows, _energy_note(comparison))
+    caption = f"Energy, mean per run ({methods_in_words(own)})"
+    return make_grid(caption, titles if taught else "Method|Energy>|x>", rows, _energy_note(comparison))
+
+
+def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
+    """Where nobody had a teacher nor inherited anything, a run's own joules are all there is."""
+    own = joules(row.own) + (f"\n{method_words(row.own)}" if differ else "")
+    if not taught:
+        return own, _ratio_cell(row.own_ratio)
+    return (
+        own,
+        joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
+        NOTHING if row.role == "teacher" else percent_text(row.teacher_share, 0),
+        _ratio_cell(row.own_ratio),
+        _ratio_cell(row.full_ratio),
+    )
 
 
 def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:
@@ -158,10 +133,13 @@ def _grades_cell(row: Row) -> str:
 
 def _energy_note(comparison: Comparison) -> str:
     scale = gain(row.own for row in comparison.rows)
-    stated = f" The scale may be off by {scale}, which cancels in the ratios." if scale else ""
+    ratios = [row.own_ratio for row in comparison.rows if row.own_ratio]
+    cancels = "which cancels in the ratios" if all(found.same_devices for found in ratios) else "part of ratios apart"
+    stated = f" The scale may be off by {scale}, {cancels}." if scale else ""
+    pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"
     return (
         f"± is the random 95 % half-width.{stated} "
-        f"x: multiple of {comparison.baseline} [95 % t interval on logarithms], paired by seed."
+        f"x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
     )
 
 
@@ -170,7 +148,10 @@ def _ratio_cell(found: EnergyRatio | None) -> str:
         return "1"
     if found.ratio is None:
         return f"{NOTHING}\n{found.reason}"
-    return ratio(found.ratio) + ("" if found.resolved else "\nnot resolved" if found.seeds > 1 else "\none seed")
+    if found.resolved:
+        return ratio(found.ratio)
+    needed = f", needs {found.needed}" if found.needed else ""
+    return ratio(found.ratio) + (f"\nnot resolved\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
 
 
 def stage_grid(comparison: Comparison) -> Grid:
@@ -180,13 +161,15 @@ def stage_grid(comparison: Comparison) -> Grid:
     one_method = len({figure.method for figure in figures}) <= 1
     keys = _stage_order(rows)
     lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
-    lines.append(["sum, teacher included", *(joules(row.with_teacher) for row in rows)])
-    lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
-    lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
+    taught = any(row.inherited or row.teacher_share for row in rows)
+    lines.append(["sum, teacher included" if taught else "sum", *(joules(row.with_teacher) for row in rows)])
+    if any(row.samples_per_s for row in rows):
+        lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
+        lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
     lines += _trust_lines(rows)
     caption = f"Joules by stage, mean per run ({methods_in_words(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
-    note = "(inherited): another run paid for it; counted once in each bill."
+    note = "(inherited): another run paid for it; counted once in each bill." if any(key[1] for key in keys) else ""
     return Grid(caption, columns, tuple(tuple(line) for line in lines), note)
 
 
@@ -231,7 +214,7 @@ def runs_grid(records: Iterable[RunRecord]) -> Grid:
     ]
     note = "A, B or C after the method is the grade of the measurement."
     graded = any(record.validity.grade for record in listed)
-    return make_grid("Runs", "Run!|Label|Status!|Accuracy>|Energy|Time>", rows, note if graded else "")
+    return make_grid("Runs", "Run!|Label|Status!|Quality>|Energy|Time>", rows, note if graded else "")
 
 
 def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
@@ -247,8 +230,8 @@ def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
 
 
 def _quality_cell(record: RunRecord) -> str:
-    found = quality(record)
-    return NOTHING if found is None else quality_text(found, with_interval=False)
+    found = quality_of(record)
+    return NOTHING if found is None else found.text(with_interval=False)
 
 
 def _total_cells(record: RunRecord) -> tuple[str, str]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import Comparison, EnergyRatio, Row
-from joulelab.report.losses import loss_clause, loss_sentence
-from joulelab.report.wording import listed, p_value, points, points_interval, ratio
+from joulelab.report.comparison import Comparison, EnergyRatio, Row
+from joulelab.report.pareto import reading_sentences
+from joulelab.report.payback import payback_sentence, paybacks
+from joulelab.report.quality_words import quality_clause, quality_sentence
+from joulelab.report.wording import listed, ratio, unresolved
 from joulelab.runs.record import RunRecord
 from joulelab.units import percent_text, three_digits
 
@@ -25,14 +27,19 @@ class Verdict:
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    sentence = loss_sentence if comparison.is_about_loss else accuracy_sentence
-    pairs = [
-        (sentence(row, comparison.baseline), energy_sentence(row, comparison.baseline)) for row in comparison.methods
-    ]
-    sentences = [text for pair in pairs for text in pair]
+    sentences: list[str] = []
+    for row in comparison.methods:
+        if comparison.measure:
+            sentences.append(quality_sentence(row, comparison.baseline, comparison.measure))
+        sentences.append(energy_sentence(row, comparison.baseline))
     return Verdict(
         headline=headline(comparison),
-        sentences=(*sentences, *_caveats(comparison)),
+        sentences=(
+            *sentences,
+            *reading_sentences(comparison),
+            *(payback_sentence(one) for one in paybacks(comparison) if one.found),
+            *_caveats(comparison),
+        ),
         provenance=provenance(comparison.records),
     )
 
@@ -43,64 +50,29 @@ def headline(comparison: Comparison) -> str:
         return f"No comparison: the baseline {comparison.baseline} has no finished run."
     if not methods:
         return f"No comparison: only {comparison.baseline} has finished runs."
-    clause = loss_clause if comparison.is_about_loss else _quality_clause
-    return f"Against {comparison.baseline}, {clause(methods)}; {_cost_clause(methods)}."
-
-
-def _quality_clause(methods: Sequence[Row]) -> str:
-    better = [row for row in methods if row.difference and row.difference.resolved and _gain_of(row) > 0]
-    worse = [row for row in methods if row.difference and row.difference.resolved and _gain_of(row) < 0]
-    for rows, word in ((better, "more"), (worse, "less")):
-        if rows:
-            verb = "is" if len(rows) == 1 else "are"
-            gains = listed([points(_gain_of(row)) for row in rows])
-            return f"{listed([row.label for row in rows])} {verb} {word} accurate ({gains} points)"
-    return "no method is resolvably more or less accurate"
-
-
-def _gain_of(row: Row) -> float:
-    return row.difference.paired.difference.value if row.difference and row.difference.paired else 0.0
+    if comparison.measure is None:
+        return f"Against {comparison.baseline}, {_cost_clause(methods)}."
+    clause = quality_clause(methods, comparison.measure)
+    return f"Against {comparison.baseline}, {clause}; {_cost_clause(methods)}."
 
 
 def _cost_clause(methods: Sequence[Row]) -> str:
     ratios = [row.full_ratio.ratio for row in methods if row.full_ratio and row.full_ratio.resolved]
     values = sorted(interval.value for interval in ratios if interval)
+    teacher = any(row.teacher_share for row in methods)
     if len(values) < len(methods):
-        return "what it costs in joules with the teacher included is not resolved for every method"
+        with_teacher = " with the teacher included" if teacher else ""
+        return f"what it costs in joules{with_teacher} is not resolved for every method"
     span = f"{three_digits(values[0])}x"
     if len(values) > 1:
         span += f" to {three_digits(values[-1])}x"
-    return f"with the teacher included {'it costs' if len(methods) == 1 else 'the methods cost'} {span} the joules"
-
-
-def accuracy_sentence(row: Row, baseline: str) -> str:
-    difference = row.difference
-    if difference is None or difference.paired is None:
-        reason = difference.reason if difference else "nothing to compare with"
-        seeds = f" (seeds {_seeds(difference.by_seed)})" if difference and difference.by_seed else ""
-        return f"{row.label} against {baseline}: accuracy not resolved{seeds}: {reason}."
-    paired = difference.paired
-    interval = f"95 % interval {points_interval(paired.difference)}"
-    seeds = f"seeds {_seeds(difference.by_seed)}"
-    if not difference.resolved:
-        return (
-            f"{row.label} against {baseline}: accuracy not resolved: "
-            f"difference {points(paired.difference.value)} points, {interval}, "
-            f"McNemar {p_value(paired.p_value)}; {seeds}{'' if difference.seeds_agree else ' disagree in sign'}."
-        )
-    word = "more" if paired.difference.value > 0 else "less"
-    size = f"{100 * abs(paired.difference.value):.1f}"
-    return (
-        f"{row.label} is {size} points {word} accurate than {baseline} "
-        f"(McNemar {p_value(paired.p_value)}; {interval}; {seeds})."
-    )
-
-
-def _seeds(differences: Sequence[float]) -> str:
-    return ", ".join(points(difference) for difference in differences) + " points"
+    subject = "with the teacher included " if teacher else ""
+    return f"{subject}{'it costs' if len(methods) == 1 else 'the methods cost'} {span} the joules"
 
 
 def energy_sentence(row: Row, baseline: str) -> str:
+    if not row.inherited and not row.teacher_share:
+        return f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline}."
     share = f"; the teacher is {percent_text(row.teacher_share, 0)} of that bill" if row.teacher_share else ""
     return (
         f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline} in its own stages "
@@ -111,10 +83,7 @@ def energy_sentence(row: Row, baseline: str) -> str:
 def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
-    if found.resolved:
-        return ratio(found.ratio)
-    why = "not resolved from 1x" if found.seeds > 1 else "not resolved: one seed tells no spread"
-    return f"{ratio(found.ratio)} ({why})"
+    return ratio(found.ratio) if found.resolved else f"{ratio(found.ratio)} ({unresolved(found.seeds, found.needed)})"
 
 
 def _caveats(comparison: Comparison) -> list[str]:
@@ -125,10 +94,11 @@ def _caveats(comparison: Comparison) -> list[str]:
     unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown))
     if unknown:
         texts.append(f"In no bill, because nobody measured it here: what {listed(unknown)} took to make.")
-    hosts = {attempt.host for record in comparison.records for attempt in record.attempts}
-    if len(hosts) > 1:
+    apart = [row.label for row in comparison.methods if row.own_ratio and not row.own_ratio.same_devices]
+    if apart:
         texts.append(
-            f"The runs ran on {len(hosts)} hosts: scale errors of different sensors do not cancel in the ratios."
+            f"Other sensors than those of {comparison.baseline} measured {listed(apart)}: their scale errors do not "
+            "cancel, and are inside the intervals of the ratios."
         )
     return texts
 

@@ -46,28 +46,15 @@ def gain(figures: Iterable[EnergyFigure]) -> str:
     return f"±{percent(low)}" if low == high else f"±{percent(low)} to ±{percent(high)}"
 
 
-def accuracy(share: float, interval: Interval | None) -> str:
-    text = f"{100 * share:.1f} %"
+def share(value: float, interval: Interval | None) -> str:
+    """`81.2 % [80.0, 82.3]`"""
+    text = f"{100 * value:.1f} %"
     return text if interval is None else f"{text} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-
-
-def accuracy_cell(share: float, interval: Interval | None) -> str:
-    """The same under a heading that already says percent."""
-    return accuracy(share, interval).replace(" %", "")
 
 
 def moment(timestamp: str) -> str:
     """`2026-03-01 10:00:00+00:00`; the microseconds are for machines."""
     return datetime.fromisoformat(timestamp).isoformat(sep=" ", timespec="seconds")
-
-
-def points(difference: float) -> str:
-    # adding 0 turns a negative zero into a plain one
-    return f"{round(100 * difference, 1) + 0.0:+.1f}"
-
-
-def points_interval(interval: Interval) -> str:
-    return f"[{points(interval.low)}, {points(interval.high)}]"
 
 
 def p_value(p: float) -> str:
@@ -83,6 +70,13 @@ def ratio(interval: Interval) -> str:
     if math.isinf(interval.high):
         return f"{value:.{decimals}f}x"
     return f"{value:.{decimals}f}x [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+
+
+def unresolved(repeats: int, needed: int | None) -> str:
+    """`not resolved: n=3; would need about 9`"""
+    if repeats < 2:
+        return f"not resolved: n={repeats}, and one repeat tells no spread"
+    return f"not resolved: n={repeats}" + (f"; would need about {needed}" if needed else "")
 
 
 def gram_cell(low_g: float, high_g: float) -> str:

@@ -3,6 +3,7 @@
   "use strict";
   const specs = JSON.parse(document.getElementById("chart-specs").textContent);
   const narrow = window.matchMedia("(max-width: 640px)");
+  const views = new Map();
 
   function config() {
     const font = getComputedStyle(document.body).fontFamily;
@@ -22,11 +23,40 @@
     };
   }
 
+  function params(state) {
+    const hidden = window.view.hiddenMethods ? window.view.hiddenMethods() : [];
+    return { scope: state.scope, students: state.n, pue: state.pue || 1, hidden };
+  }
+
+  // The switchable axis in every layer; a logarithmic one has no zero.
+  function withAxis(spec, axis, kind) {
+    const changed = { ...spec };
+    if (spec.layer) changed.layer = spec.layer.map((layer) => withAxis(layer, axis, kind));
+    const encoded = spec.encoding && spec.encoding[axis];
+    if (encoded && encoded.type === "quantitative") {
+      const scale = { ...encoded.scale, type: kind };
+      if (kind === "log") { delete scale.zero; scale.nice = false; scale.padding = 16; } else if (!("zero" in scale)) scale.zero = true;
+      changed.encoding = { ...spec.encoding, [axis]: { ...encoded, scale } };
+    }
+    return changed;
+  }
+
+  function prepared(name, place) {
+    const { spec, log_axis: axis } = specs[name];
+    const kind = window.view.state.log[place.dataset.name];
+    const chosen = axis && kind ? withAxis(spec, axis, kind) : spec;
+    const now = params(window.view.state);
+    const moved = (chosen.params || []).map((one) => (one.name in now ? { ...one, value: now[one.name] } : one));
+    const shared = window.view.report.datasets;
+    return { ...chosen, datasets: { ...shared, ...chosen.datasets }, ...(moved.length ? { params: moved } : {}) };
+  }
+
   async function draw(place) {
     try {
-      await vegaEmbed(place, specs[place.dataset.chart], {
+      const found = await vegaEmbed(place, prepared(place.dataset.chart, place), {
         mode: "vega-lite", renderer: "svg", actions: false, config: config(),
       });
+      views.set(place, found.view);
     } catch (error) {
       place.textContent = "This figure could not be drawn: " + error.message;
       console.error(error);
@@ -34,18 +64,69 @@
   }
 
   const places = Array.from(document.querySelectorAll(".chart"));
-  const drawAll = () => places.forEach(draw);
+  const drawAll = () => Promise.all(places.map(draw));
   drawAll();
   narrow.addEventListener("change", drawAll);
 
+  async function move(state) {
+    const now = params(state);
+    for (const [place, view] of views) {
+      const known = (specs[place.dataset.chart].spec.params || []).map((one) => one.name);
+      if (!known.includes("scope")) continue;
+      Object.entries(now).forEach(([name, value]) => view.signal(name, value));
+      await view.runAsync();
+    }
+    document.documentElement.dataset.moved = JSON.stringify(now);
+  }
+
+  const power = document.getElementById("power");
   const choice = document.getElementById("power-run");
+  function showPower(state) {
+    if (!choice || !state.power) return;
+    const option = Array.from(choice.options).find((one) => one.dataset.run === state.power);
+    if (!option || power.dataset.chart === option.value) return;
+    choice.value = option.value;
+    power.dataset.chart = option.value;
+    document.getElementById("power-caption").textContent = option.dataset.caption;
+    draw(power);
+  }
   if (choice) {
-    choice.addEventListener("change", () => {
-      const power = document.getElementById("power");
-      const chosen = choice.selectedOptions[0];
-      power.dataset.chart = choice.value;
-      document.getElementById("power-caption").textContent = chosen.dataset.caption;
-      draw(power);
+    choice.addEventListener("change", () => window.view.change({ power: choice.selectedOptions[0].dataset.run }));
+    showPower(window.view.state);
+  }
+
+  const switches = Array.from(document.querySelectorAll("[data-axis-of]"));
+  function showSwitches(state) {
+    switches.forEach((button) => {
+      const kind = state.log[button.dataset.axisOf] || button.dataset.first;
+      button.setAttribute("aria-pressed", String(kind === "log"));
     });
   }
+  switches.forEach((button) => {
+    button.addEventListener("click", () => {
+      const name = button.dataset.axisOf;
+      const now = window.view.state.log[name] || button.dataset.first;
+      window.view.change({ log: { ...window.view.state.log, [name]: now === "log" ? "linear" : "log" } });
+    });
+  });
+  showSwitches(window.view.state);
+
+  window.view.onChange((state, parts) => {
+    showSwitches(state);
+    if (parts.includes("log")) places.filter((place) => specs[place.dataset.chart].log_axis).forEach(draw);
+    else if (["scope", "n", "pue", "hide", "find"].some((part) => parts.includes(part))) move(state);
+    showPower(state);
+  });
+
+  // A figure as a file of its own, in the ink of paper whatever the page is shown in.
+  document.querySelectorAll("[data-save]").forEach((button) => {
+    button.addEventListener("click", async () => {
+      const place = document.getElementById(button.dataset.of);
+      const view = views.get(place);
+      if (!view) return;
+      const name = (place.dataset.name || place.dataset.chart) + "." + button.dataset.save;
+      if (button.dataset.save === "svg") window.view.save(name, await view.toSVG(), "image/svg+xml");
+      else window.view.saveAddress(name, await view.toImageURL("png", 2));
+    });
+  });
 })();

@@ -1,0 +1,145 @@
+"""A bill for machines: JSON, the Hub's model card (grams), and a row as CodeCarbon writes it (kWh and kg)."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import yaml
+
+import joulelab
+from joulelab.errors import UsageError
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.grids import GridFactor
+from joulelab.report.energy_bill import COMPONENTS, BillLine, EnergyBill
+from joulelab.report.joules import method_words
+from joulelab.runs.carbon import Co2e
+from joulelab.units import J_PER_KWH, J_PER_WH
+
+# The columns of CodeCarbon 3's emissions.csv, in its order; what joulelab does not know stays empty.
+CODECARBON_COLUMNS = (
+    *("timestamp", "project_name", "run_id", "experiment_id", "duration", "emissions", "emissions_rate"),
+    *("cpu_power", "gpu_power", "ram_power", "cpu_energy", "gpu_energy", "ram_energy", "energy_consumed"),
+    *("water_consumed", "country_name", "country_iso_code", "region", "cloud_provider", "cloud_region", "os"),
+    *("python_version", "codecarbon_version", "cpu_count", "cpu_model", "gpu_count", "gpu_model", "longitude"),
+    *("latitude", "ram_total_size", "tracking_mode", "cpu_utilization_percent", "gpu_utilization_percent"),
+    *("ram_utilization_percent", "ram_used_gb", "on_cloud", "pue", "wue"),
+)
+NO_GRID = "grams need a grid, and none was named: --grid FR, or --grid 40-60 in g/kWh"
+
+
+def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "of": bill.title,
+        "kind": bill.kind,
+        "made_by": bill.made_by,
+        "students": bill.students,
+        "provisional": bill.provisional,
+        "own": _figure(bill.own_figure),
+        "inherited": _figure(bill.inherited_figure),
+        "together": _figure(bill.whole),
+        "adds_estimates_to_measurements": bill.mixed,
+        "unknown": list(bill.unknown),
+        "by_component": {name: _figure(bill.component(name, bill.lines)) for name in COMPONENTS},
+        "co2e": co2e.model_dump() if co2e else None,
+        "lines": [_line(bill, line, "own") for line in bill.own]
+        + [_line(bill, line, "inherited") for line in bill.inherited],
+    }
+
+
+def _line(bill: EnergyBill, line: BillLine, paid: str) -> dict[str, Any]:
+    return {
+        "key": line.key,
+        "name": line.name,
+        "kind": line.kind,
+        "made_by": line.made_by,
+        "paid": paid,
+        "shared_by_students": line.shared,
+        "parents": list(line.parents),
+        "energy": _figure(line.figure),
+        "share": _figure(bill.share(line)),
+        "by_component": {name: _figure(figure) for name, figure in line.components.items()},
+    }
+
+
+def _figure(figure: EnergyFigure | None) -> dict[str, Any] | None:
+    return None if figure is None else figure.model_dump(mode="json")
+
+
+def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> str:
+    """The Hub's `co2_eq_emissions` in grams, with what it rests on in words: a bare number could mean anything."""
+    if co2e is None or grid is None:
+        raise UsageError("a model card wants grams of CO2e", NO_GRID)
+    middle_g = (co2e.co2e_g_low + co2e.co2e_g_high) / 2
+    whole = bill.whole
+    shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
+    unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
+    source = (
+        f"joulelab {joulelab.__version__}: {(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh "
+        f"({method_words(whole, bill.mixed)}{shared}), {co2e.co2e_g_low:.3g} to {co2e.co2e_g_high:.3g} g "
+        f"on the grid {grid.name}, {grid.year}{unknown}"
+    )
+    front: dict[str, Any] = {
+        "co2_eq_emissions": {
+            "emissions": float(f"{middle_g:.3g}"),
+            "source": source,
+            "training_type": _training_type(bill),
+            "geographical_location": grid.name,
+        }
+    }
+    hardware = _hardware(bill)
+    if hardware:
+        front["co2_eq_emissions"]["hardware_used"] = hardware
+    return "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=100) + "---\n"
+
+
+def _training_type(bill: EnergyBill) -> str:
+    """The Hub knows two words; weights that came from elsewhere make it the second."""
+    began_with_weights = any(line.elsewhere and line.kind in ("model", "weights") for line in bill.inherited)
+    return "fine-tuning" if began_with_weights else "pre-training"
+
+
+def _hardware(bill: EnergyBill) -> str:
+    """Names of the devices whose joules are in the bill; empty where the record does not name them."""
+    sources = {source for line in bill.own for source in line.figure.sources}
+    attempts = bill.record.attempts if bill.record else ()
+    named = [device.name for attempt in attempts for device in attempt.devices if device.device in sources]
+    return ", ".join(dict.fromkeys(named))
+
+
+def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None, pue: float | None) -> str:
+    """One row. Estimates go where CodeCarbon has its own models; grams are the middle of the range, in kg."""
+    whole = bill.whole
+    cpu = bill.component("cpu", bill.lines)
+    if cpu.energy_j is None and whole.method == "estimated":
+        cpu = bill.component("cpu_estimate", bill.lines)
+    parts = {"cpu_energy": cpu, "gpu_energy": bill.component("gpu", bill.lines)}
+    parts["ram_energy"] = bill.component("dram", bill.lines)
+    kg = None if co2e is None else (co2e.co2e_g_low + co2e.co2e_g_high) / 2000
+    record, duration_s = bill.record, bill.duration_s
+    row: dict[str, Any] = {
+        "timestamp": record.created_at if record else "",
+        "project_name": bill.title,
+        "run_id": bill.made_by,
+        "duration": duration_s,
+        "emissions": kg,
+        "emissions_rate": kg / duration_s if kg is not None and duration_s else None,
+        **{name: _kwh(figure) for name, figure in parts.items()},
+        "energy_consumed": _kwh(whole),
+        "country_name": grid.name if grid else None,
+        "country_iso_code": grid.code3 if grid else None,
+        "codecarbon_version": f"joulelab {joulelab.__version__}",
+        "tracking_mode": "joulelab",
+        "pue": pue,
+    }
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CODECARBON_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerow({name: "" if row.get(name) is None else row[name] for name in CODECARBON_COLUMNS})
+    return out.getvalue()
+
+
+def _kwh(figure: EnergyFigure) -> float | None:
+    return None if figure.energy_j is None else figure.energy_j / J_PER_KWH

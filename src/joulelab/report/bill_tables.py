@@ -1,0 +1,136 @@
+"""A bill for people: the tree of its lineage, and the sums by component and method."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.energy_bill import COMPONENTS, BillLine, EnergyBill
+from joulelab.report.grid import Grid, make_grid, to_markdown, to_rich
+from joulelab.report.joules import method_words
+from joulelab.report.wording import NOTHING, gain, grams, joules, listed
+from joulelab.runs.carbon import Co2e
+
+_TITLES = {
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "dram": "memory",
+    "cpu_estimate": "CPU, estimated",
+    "codecarbon": "CodeCarbon's own",
+}
+
+
+def bill_view(bill: EnergyBill, co2e: Co2e | None = None) -> RenderableType:
+    parts: list[RenderableType] = [
+        Text(sentence, style="bold" if not place else "") for place, sentence in enumerate(sentences(bill, co2e))
+    ]
+    return Group(*parts, Text(""), *(to_rich(grid) for grid in bill_grids(bill)))
+
+
+def bill_markdown(bill: EnergyBill, co2e: Co2e | None = None) -> str:
+    opening, *others = sentences(bill, co2e)
+    parts = [f"# Energy bill of {bill.title}", f"**{opening}**", *others]
+    return "\n\n".join([*parts, *(to_markdown(grid).strip() for grid in bill_grids(bill))]) + "\n"
+
+
+def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
+    return tree_grid(bill), component_grid(bill)
+
+
+def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
+    whole, scale = bill.whole, gain([bill.whole])
+    words = method_words(whole, bill.mixed)
+    shared = f" when {bill.students} students share the teacher" if bill.students > 1 else ""
+    opening = f"{bill.title} took {joules(whole)} ({words}){shared}"
+    if bill.inherited_figure is not None:
+        opening += f": {joules(bill.own_figure)} itself, {joules(bill.inherited_figure)} inherited"
+    texts = [opening + "."]
+    if scale:
+        texts.append(f"± is the random 95 % half-width; the scale may be off by {scale}.")
+    if bill.mixed:
+        texts.append("The sum adds estimates to measurements.")
+    if bill.unknown:
+        texts.append(f"In no sum, because nobody measured it here: what {listed(list(bill.unknown))} took to make.")
+    if bill.provisional:
+        texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
+    if co2e:
+        texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high)}.")
+        if co2e.with_pue_co2e_g_low is not None and co2e.with_pue_co2e_g_high is not None:
+            texts.append(f"With the building: {grams(co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high)}.")
+    return texts
+
+
+def tree_grid(bill: EnergyBill) -> Grid:
+    """Ancestors under what used them; one that was met before is named again without its joules."""
+    by_key = {line.key: line for line in bill.inherited}
+    met: set[str] = set()
+    rows = [_row(bill, line, "", "own") for line in bill.own]
+
+    def add(key: str, depth: int) -> None:
+        line = by_key.get(key)
+        if line is None:
+            return
+        indent = "\u00a0\u00a0" * depth + "└ "  # plain spaces would be lost in Markdown
+        if key in met:
+            rows.append((f"{indent}{line.name}", "counted above", line.made_by, NOTHING, NOTHING, NOTHING))
+            return
+        met.add(key)
+        rows.append(_row(bill, line, indent, "shared" if line.shared else "inherited"))
+        for parent in line.parents:
+            add(parent, depth + 1)
+
+    for key in bill.roots:
+        add(key, 0)
+    for key in by_key:  # what no path leads to, as the ancestors of an old bill
+        if key not in met:
+            add(key, 0)
+    rows.append(("sum", "", "", joules(_unshared(bill)), joules(bill.whole), method_words(bill.whole, bill.mixed)))
+    titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
+    note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
+    if bill.students == 1:
+        return _without_share(make_grid("Where it comes from", titles, rows, note))
+    return make_grid("Where it comes from", titles, rows, note)
+
+
+def _unshared(bill: EnergyBill) -> EnergyFigure:
+    alone = EnergyBill(bill.title, bill.kind, bill.made_by, bill.own, bill.inherited, bill.roots, students=1)
+    return alone.whole
+
+
+def _without_share(grid: Grid) -> Grid:
+    """With one student the share is the whole."""
+    keep = [place for place, column in enumerate(grid.columns) if not column.title.startswith("Share")]
+    return Grid(
+        grid.caption,
+        tuple(grid.columns[place] for place in keep),
+        tuple(tuple(row[place] for place in keep) for row in grid.rows),
+        grid.note,
+    )
+
+
+def _row(bill: EnergyBill, line: BillLine, indent: str, paid: str) -> tuple[str, ...]:
+    figure = line.figure
+    method = method_words(figure) if figure.energy_j is not None else f"missing: {figure.reason}"
+    return f"{indent}{line.name}", paid, line.made_by, joules(figure), joules(bill.share(line)), method
+
+
+def component_grid(bill: EnergyBill) -> Grid:
+    rows = []
+    for name in COMPONENTS:
+        own, inherited = bill.component(name, bill.own), bill.component(name, bill.inherited)
+        whole = bill.component(name, bill.lines)
+        if whole.energy_j is None:
+            rows.append((_TITLES[name], NOTHING, NOTHING, NOTHING, f"missing: {own.reason}"))
+        else:
+            rows.append(
+                (
+                    _TITLES[name],
+                    joules(own),
+                    joules(inherited) if bill.inherited else NOTHING,
+                    joules(whole),
+                    method_words(whole),
+                )
+            )
+    note = "Estimates and CodeCarbon's figures stand beside the measured ones and are never added to them."
+    return make_grid("By component and method", "Component!|Own>|Inherited>|Together>|Method", rows, note)

@@ -1,0 +1,111 @@
+"""One method's row: means over its runs, where its joules went, and how it differs from the baseline."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from joulelab.meter.figures import EnergyFigure, total
+from joulelab.report.comparison import ComparedRun, Role, Row, StageMean
+from joulelab.report.differences import energy_ratio, quality_difference
+from joulelab.report.joules import ancestor_figure, mean_figure
+from joulelab.report.quality import share_interval
+from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.stats import Interval, mean_t
+
+TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
+Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
+
+
+def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRun]) -> Row:
+    label = runs[0].record.label
+    own = label == baseline_label
+    role: Role = "baseline" if own else "teacher" if is_teacher(runs[0].record) else "method"
+    own_mean, inherited = mean_figure(run.joules.own for run in runs), _mean_inherited(runs)
+    values = [run.quality.result.value for run in runs if run.quality]
+    return Row(
+        label=label,
+        role=role,
+        runs=tuple(runs),
+        quality=sum(values) / len(values) if values else None,
+        interval=_interval(runs, values),
+        stages=_stages(runs),
+        own=own_mean,
+        inherited=inherited,
+        with_teacher=_mean_with_teacher(runs, own_mean, inherited),
+        mixed=any(run.joules.mixed for run in runs),
+        teacher_share=_teacher_share(runs),
+        samples_per_s=training_mean(runs, "samples_per_s"),
+        j_per_sample=training_mean(runs, "j_per_sample"),
+        unknown=tuple(dict.fromkeys(name for run in runs for name in run.joules.unknown)),
+        difference=None if own else quality_difference(runs, baseline),
+        own_ratio=None if own else energy_ratio(runs, baseline, lambda joules: joules.own),
+        full_ratio=None if own else energy_ratio(runs, baseline, lambda joules: joules.with_teacher),
+    )
+
+
+def is_teacher(record: RunRecord) -> bool:
+    """A run that prepares what students learn from and trains none itself."""
+    names = [stage.name for stage in record.stages]
+    return any(name.startswith("teacher.") for name in names) and not any(name.startswith("student.") for name in names)
+
+
+def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
+    """Of the test set where quality is a share of its items; else over the repeats."""
+    if not values:
+        return None
+    trials = next((run.quality.result.trials for run in runs if run.quality), None)
+    return share_interval(sum(values) / len(values), trials) if trials else mean_t(values)
+
+
+def _stages(runs: list[ComparedRun]) -> tuple[StageMean, ...]:
+    """Inherited stages first, as they came first, then the run's own in order; idle baselines belong to no bill."""
+    inherited: dict[str, dict[str, EnergyFigure]] = {}
+    own: dict[str, list[EnergyFigure]] = {}
+    for run in runs:
+        for ancestor in run.record.inherited:
+            name = " + ".join(ancestor.stages) or ancestor.name
+            # by key: an ancestor that all seeds share is one measurement, and repeating it makes it no surer
+            inherited.setdefault(name, {})[ancestor.key] = ancestor_figure(ancestor, run.record.policy)
+        for stage in run.record.stages:
+            if not stage.outside_totals:
+                own.setdefault(stage.name, []).append(stage.best)
+    return (
+        *(StageMean(name, True, mean_figure(parts.values())) for name, parts in inherited.items()),
+        *(StageMean(name, False, mean_figure(parts)) for name, parts in own.items()),
+    )
+
+
+def _share_ancestors(runs: list[ComparedRun]) -> bool:
+    return len({frozenset(ancestor.key for ancestor in run.record.inherited) for run in runs}) == 1
+
+
+def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
+    found = [run.joules.inherited for run in runs if run.joules.inherited is not None]
+    if not found or _share_ancestors(runs):
+        return found[0] if found else None
+    return mean_figure(found)
+
+
+def _mean_with_teacher(runs: list[ComparedRun], own: EnergyFigure, inherited: EnergyFigure | None) -> EnergyFigure:
+    if own.energy_j is None or not _share_ancestors(runs):
+        return mean_figure(run.joules.with_teacher for run in runs)
+    return own if inherited is None or inherited.energy_j is None else total([own, inherited])
+
+
+def _teacher_share(runs: list[ComparedRun]) -> float | None:
+    whole_j = [run.joules.with_teacher.energy_j for run in runs]
+    if any(energy_j is None for energy_j in whole_j):
+        return None
+    sum_j = sum(energy_j or 0.0 for energy_j in whole_j)
+    return sum(run.joules.teacher_j for run in runs) / sum_j if sum_j else None
+
+
+def training_stage(record: RunRecord) -> StageRecord | None:
+    return next((found for name in TRAINING_STAGES if (found := record.stage(name))), None)
+
+
+def training_mean(runs: list[ComparedRun] | tuple[ComparedRun, ...], what: Rate) -> float | None:
+    """Mean over the runs' main training stage."""
+    stages = [training_stage(run.record) for run in runs]
+    values = [float(value) for stage in stages if stage and (value := getattr(stage, what)) is not None]
+    return sum(values) / len(values) if values else None

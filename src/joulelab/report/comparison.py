@@ -1,0 +1,152 @@
+"""What a comparison holds: one row per method, each set against the baseline, and the runs that could not take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.joules import RunJoules
+from joulelab.report.quality import Measure, Quality
+from joulelab.runs.record import Result, RunRecord
+from joulelab.stats import Interval, PairedDifference
+
+Role = Literal["baseline", "method", "teacher"]
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A finished run."""
+
+    record: RunRecord
+    folder: Path
+    seed: int
+    quality: Quality | None
+    joules: RunJoules
+    devices: frozenset[str]
+    """Which sensors its joules come from, each with its machine."""
+
+    @property
+    def result(self) -> Result:
+        """Of a run that has one; those without stand in no comparison of quality."""
+        assert self.quality is not None
+        return self.quality.result
+
+
+@dataclass(frozen=True)
+class IncompleteRun:
+    run_id: str | None
+    label: str
+    seed: int
+    why: str
+    own: EnergyFigure
+
+
+@dataclass(frozen=True)
+class QualityDifference:
+    """Method minus baseline. `paired` is item by item and needs both sides' predictions.
+
+    Figures without right and wrong items, as losses, have the repeats as their sample: `over_seeds` is the interval of
+    their difference, paired by seed where seeds pair.
+    """
+
+    paired: PairedDifference | None
+    by_seed: tuple[float, ...]
+    reason: str = ""
+    over_seeds: Interval | None = None
+    needed: int | None = None
+    """Repeats that would tell a difference of this size, where the repeats are the sample."""
+
+    @property
+    def interval(self) -> Interval | None:
+        return self.paired.difference if self.paired else self.over_seeds
+
+    @property
+    def resolved(self) -> bool:
+        """Significant, and every seed on the same side: one lucky seed does not make a method better."""
+        if self.paired is None:
+            return self.over_seeds is not None and self.over_seeds.excludes(0.0) and self.seeds_agree
+        return self.paired.p_value < SIGNIFICANT and self.seeds_agree
+
+    @property
+    def seeds_agree(self) -> bool:
+        return all(difference > 0 for difference in self.by_seed) or all(difference < 0 for difference in self.by_seed)
+
+
+@dataclass(frozen=True)
+class EnergyRatio:
+    """Method over baseline. On the same sensors their scale errors cancel; between different ones they are inside."""
+
+    ratio: Interval | None
+    seeds: int
+    """Pairs, or the smaller side's repeats where none pair."""
+    reason: str = ""
+    paired: bool = True
+    same_devices: bool = True
+    needed: int | None = None
+
+    @property
+    def resolved(self) -> bool:
+        return self.ratio is not None and self.ratio.excludes(1.0)
+
+
+@dataclass(frozen=True)
+class StageMean:
+    """A stage's joules, mean over the runs that have it; `inherited` where another run paid for it."""
+
+    name: str
+    inherited: bool
+    figure: EnergyFigure
+
+
+@dataclass(frozen=True)
+class Row:
+    label: str
+    role: Role
+    runs: tuple[ComparedRun, ...]
+    quality: float | None
+    """Mean over the runs; None where they have no figure of this measure."""
+    interval: Interval | None
+    stages: tuple[StageMean, ...]
+    own: EnergyFigure
+    inherited: EnergyFigure | None
+    with_teacher: EnergyFigure
+    mixed: bool
+    teacher_share: float | None
+    samples_per_s: float | None
+    j_per_sample: float | None
+    unknown: tuple[str, ...]
+    difference: QualityDifference | None
+    """None for the baseline itself."""
+    own_ratio: EnergyRatio | None
+    full_ratio: EnergyRatio | None
+
+    @property
+    def seeds_text(self) -> str:
+        return ", ".join(str(run.seed) for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    name: str
+    about: str
+    baseline: str
+    measure: Measure | None
+    """None where no run has a quality figure: then joules alone are compared."""
+    rows: tuple[Row, ...]
+    incomplete: tuple[IncompleteRun, ...]
+    records: tuple[RunRecord, ...]
+
+    def row(self, label: str) -> Row | None:
+        return next((row for row in self.rows if row.label == label), None)
+
+    @property
+    def methods(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.role == "method")
+
+    @property
+    def about_items(self) -> bool:
+        """Quality is a share of right test items, so its interval is the test set's."""
+        return any(run.quality and run.quality.result.trials for row in self.rows for run in row.runs)

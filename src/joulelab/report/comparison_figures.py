@@ -1,0 +1,200 @@
+"""A comparison drawn: what quality costs, where the joules went, how the repeats lie."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from joulelab.report.comparison import Comparison, Row
+from joulelab.report.figures import (
+    FOLDED_AXIS,
+    Figure,
+    comparison_unit,
+    energy_title,
+    finish,
+    folded,
+    moving,
+    parts_chart,
+)
+from joulelab.report.palette import GREY, label_scales, stage_scale
+from joulelab.report.parts import datasets
+from joulelab.report.quality import Measure
+from joulelab.units import energy_text
+
+# Above this spread a linear axis presses the cheap runs against its zero.
+_LOG_ABOVE = 30.0
+_BAR_HEIGHT = 52
+
+
+def quality_against_energy(comparison: Comparison) -> Figure | None:
+    """One mark per run, and the Pareto front over the methods' means: no other is better and cheaper at once."""
+    factor, unit, figures = comparison_unit(comparison)
+    measure = comparison.measure
+    rows = [row for row in comparison.rows if row.quality is not None and row.with_teacher.energy_j]
+    if measure is None or not rows:
+        return None
+    title = energy_title("Energy per student", unit, figures)
+    energies = [value for row in rows for value in (row.own.energy_j, row.with_teacher.energy_j) if value]
+    log = max(energies) > _LOG_ABOVE * min(energies)
+    scale = alt.Scale(type="log", nice=False, padding=16) if log else alt.Scale(type="linear", zero=True, nice=True)
+    chart = _tradeoff(
+        measure, alt.X("total:Q", title=title, scale=scale), factor, [row.label for row in comparison.rows]
+    )
+    described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
+    bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
+    return Figure(
+        title="Quality against energy",
+        spec=finish(moving(chart), 340),
+        description=f"{measure.axis} against joules, teacher included. {'; '.join(described)}.",
+        caption="One mark per run. Filled: teacher included; hollow: the run's own stages; the thin line between them "
+        f"is what it inherited.{bars} Dashed: the Pareto front over the methods' means; whatever is not on it is "
+        "beaten by another in both.",
+        height=340,
+        name="quality-against-energy",
+        log_axis="x",
+    )
+
+
+def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) -> Any:
+    domain, colours, shapes = label_scales(labels)
+    solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend its opacity to the legend
+    runs = (
+        parts_chart(factor)
+        .transform_calculate(own_energy="datum.paid == 'own' ? datum.energy : 0")
+        .transform_aggregate(total="sum(energy)", own="sum(own_energy)", groupby=["run", "method"])
+        .transform_lookup(
+            "run", from_=alt.LookupData(data=alt.NamedData("runs"), key="run", fields=["quality", "low", "high"])
+        )
+        .transform_filter("isValid(datum.quality)")
+    )
+    y_scale = alt.Scale(zero=False, padding=12)
+    colour = alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours), legend=solid)
+    shape = alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes), legend=solid)
+    tooltip = [
+        alt.Tooltip("run:N"),
+        alt.Tooltip("quality:Q", title=measure.title, format=".4g"),
+        alt.Tooltip("own:Q", title="own stages", format=".3g"),
+        alt.Tooltip("total:Q", title="teacher included", format=".3g"),
+    ]
+    y_title = f"{measure.axis}, less is better" if measure.lower_is_better else measure.axis
+    base = runs.encode(y=alt.Y("quality:Q", title=y_title, scale=y_scale), color=colour, tooltip=tooltip)
+    inherited = base.mark_rule(opacity=0.35, strokeWidth=1).encode(x=x, x2="own:Q")
+    interval = base.mark_rule(opacity=0.55, strokeWidth=2).encode(
+        x=x, y=alt.Y("low:Q", title=measure.axis), y2="high:Q"
+    )
+    own = base.mark_point(filled=False, size=70, strokeWidth=1.5).encode(
+        x=alt.X("own:Q", title=x.to_dict()["title"]), shape=shape
+    )
+    full = base.mark_point(filled=True, size=110, opacity=1).encode(x=x, shape=shape)
+    cheapest_first = [alt.SortField("total"), alt.SortField("score", "descending")]
+    front = (
+        runs.transform_aggregate(total="mean(total)", quality="mean(quality)", groupby=["method"])
+        .transform_calculate(score=f"datum.quality * {measure.sign}")
+        .transform_window(best="max(score)", frame=[None, 0], sort=cheapest_first)
+        .transform_filter("datum.score >= datum.best")
+        .transform_aggregate(total="min(total)", groupby=["score"])  # of equals, only the cheapest
+        .transform_calculate(quality=f"datum.score * {measure.sign}")
+        .mark_line(interpolate="step-after", strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8, color=GREY)
+        .encode(x=x, y=alt.Y("quality:Q", title=y_title, scale=y_scale))
+    )
+    return alt.layer(front, inherited, interval, own, full)
+
+
+def _by_run(row: Row) -> str:
+    return f"{row.label} {', '.join(energy_text(run.joules.with_teacher.energy_j) for run in row.runs)}"
+
+
+def _energy(row: Row) -> str:
+    return energy_text(row.with_teacher.energy_j)
+
+
+def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | None:
+    factor, unit, figures = comparison_unit(comparison)
+    used = list(dict.fromkeys(part["stage"] for part in datasets(comparison)["parts"]))
+    if not used:
+        return None
+    domain, colours = stage_scale([*stages, *used])
+    pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
+    scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
+    places = json.dumps([stage for stage, _ in pairs])
+    counts = {row.label: len(row.runs) for row in comparison.rows}
+    inherited = "datum.paid == 'inherited'"
+    chart = (
+        parts_chart(factor)
+        .transform_lookup("method", from_=_folded_methods(counts))
+        .transform_calculate(mean="datum.energy / datum.repeats")
+        .transform_aggregate(energy="sum(mean)", groupby=["row", "method", "stage", "paid"])
+        .transform_calculate(place=f"indexof({places}, datum.stage) + (datum.paid == 'inherited' ? 0 : 100)")
+        .mark_bar(cornerRadius=1)
+        .encode(
+            y=alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS)),
+            x=alt.X("energy:Q", title=energy_title("Mean energy per student", unit, figures), stack="zero"),
+            fill=alt.Fill("stage:N", title="Stage", scale=scale, legend=alt.Legend()),
+            order=alt.Order("place:Q"),
+            fillOpacity=alt.condition(inherited, alt.value(0.45), alt.value(1)),
+            stroke=alt.Stroke("stage:N", title="Stage", scale=scale, legend=alt.Legend()),
+            strokeDash=alt.condition(inherited, alt.value([4, 3]), alt.value([1, 0])),
+            tooltip=["method:N", "stage:N", "paid:N", alt.Tooltip("energy:Q", title=unit, format=".3g")],
+        )
+    )
+    height = _BAR_HEIGHT * len(comparison.rows)
+    described = [f"{row.label} {_energy(row)}" for row in comparison.rows]
+    return Figure(
+        title="Where the joules went",
+        spec=finish(moving(chart), height),
+        description="Joules by stage, stacked for each method: " + "; ".join(described) + ".",
+        caption="Muted parts with a dashed edge were inherited: another run paid for them, "
+        "and each method's bill has them once.",
+        height=height,
+        name="stages",
+    )
+
+
+def _folded_methods(counts: dict[str, int]) -> Any:
+    values = [{"method": label, "row": folded(label), "repeats": count} for label, count in counts.items()]
+    return alt.LookupData(data=alt.Data(values=values), key="method", fields=["row", "repeats"])
+
+
+def repeats(comparison: Comparison) -> Figure | None:
+    """Every run's joules on a line of its own method, with mean and t interval: spread is seen before it is summed."""
+    factor, unit, figures = comparison_unit(comparison)
+    if not figures or all(len(row.runs) < 2 for row in comparison.rows):
+        return None
+    counts = {row.label: len(row.runs) for row in comparison.rows}
+    title = energy_title("Energy per run, teacher included", unit, figures)
+    x = alt.X("total:Q", title=title, scale=alt.Scale(type="linear", zero=False, nice=True, padding=8))
+    y = alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS))
+    runs = (
+        parts_chart(factor)
+        .transform_aggregate(total="sum(energy)", groupby=["run", "method"])
+        .transform_lookup("run", from_=alt.LookupData(data=alt.NamedData("runs"), key="run", fields=["seed", "t"]))
+        .transform_lookup("method", from_=_folded_methods(counts))
+    )
+    means = runs.transform_aggregate(
+        mean="mean(total)", deviation="stdev(total)", n="count()", t="max(t)", groupby=["method", "row"]
+    ).transform_calculate(
+        half="datum.n > 1 ? datum.t * datum.deviation / sqrt(datum.n) : 0",
+        low="datum.mean - datum.half",
+        high="datum.mean + datum.half",
+    )
+    spread = means.mark_rule(strokeWidth=2, opacity=0.6, color=GREY).encode(
+        y=y, x=alt.X("low:Q", title=title), x2="high:Q"
+    )
+    ticks = means.mark_tick(thickness=2, size=22, color=GREY).encode(y=y, x=alt.X("mean:Q", title=title))
+    domain, colours, _ = label_scales(counts)
+    colour = alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=None)
+    tooltip = ["run:N", alt.Tooltip("total:Q", title=unit, format=".4g")]
+    points = runs.mark_point(filled=True, size=60, opacity=0.85).encode(y=y, x=x, color=colour, tooltip=tooltip)
+    height = 40 * len(comparison.rows) + 20
+    return Figure(
+        title="Repeats",
+        spec=finish(moving(alt.layer(spread, ticks, points)), height),
+        description=f"Joules of every run: {'; '.join(map(_by_run, comparison.rows))}.",
+        caption="A mark per run; tick and bar: mean with Student's 95 % interval.",
+        height=height,
+        name="repeats",
+        log_axis="x",
+    )

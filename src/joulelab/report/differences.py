@@ -1,0 +1,104 @@
+"""How a method differs from the baseline: quality item by item or repeat by repeat, joules as a ratio.
+
+Runs pair by seed where each side has each seed once; otherwise the repeats stand for themselves, and the interval is
+Welch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.comparison import ComparedRun, EnergyRatio, QualityDifference
+from joulelab.report.joules import RunJoules, mixes_methods
+from joulelab.report.predictions import item_difference, paired_difference
+from joulelab.stats import (
+    Interval,
+    difference_of_means,
+    mean_interval,
+    ratio_paired,
+    ratio_unpaired,
+    repeats_for,
+    repeats_needed,
+    widened_ratio,
+)
+
+Pair = tuple[ComparedRun, ComparedRun]
+ONE_SEED = "one seed tells no spread"
+
+
+def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
+    """(baseline, method) of equal seed; none where a side has a seed twice, since nothing says who pairs with whom."""
+    by_seed = {run.seed: run for run in baseline}
+    if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
+        return [(baseline[0], runs[0])] if len(runs) == len(baseline) == 1 else []
+    return [(by_seed[run.seed], run) for run in runs if run.seed in by_seed]
+
+
+def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> QualityDifference:
+    ours, theirs = ([run for run in side if run.quality] for side in (runs, baseline))
+    if not theirs or not ours:
+        return QualityDifference(None, (), _no_quality(ours, baseline, theirs))
+    pairs = pairs_of(ours, theirs)
+    by_seed = tuple(method.result.value - base.result.value for base, method in pairs)
+    if ours[0].result.trials:
+        return _by_items(ours, theirs, pairs, by_seed)
+    if pairs:
+        reason = "" if len(by_seed) > 1 else ONE_SEED
+        return QualityDifference(None, by_seed, reason, mean_interval(by_seed), repeats_needed(by_seed))
+    values = [[run.result.value for run in side] for side in (ours, theirs)]
+    found = difference_of_means(*values)
+    return QualityDifference(None, (), "" if found.bounded else ONE_SEED, found, _needed(found, values))
+
+
+def _by_items(
+    ours: Sequence[ComparedRun], theirs: Sequence[ComparedRun], pairs: Sequence[Pair], by_seed: tuple[float, ...]
+) -> QualityDifference:
+    if pairs:
+        found = paired_difference([(base.folder, method.folder) for base, method in pairs])
+    else:
+        found = item_difference([run.folder for run in theirs], [run.folder for run in ours])
+    return QualityDifference(found, by_seed, "" if found else "the predictions to pair item by item are missing")
+
+
+def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:
+    if not baseline:
+        return "the baseline has no finished run"
+    return "the baseline has no such figure" if not theirs else "it has no such figure" if not ours else ""
+
+
+def energy_ratio(
+    runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun], of: Callable[[RunJoules], EnergyFigure]
+) -> EnergyRatio:
+    if not baseline:
+        return EnergyRatio(None, 0, "the baseline has no finished run")
+    pairs = pairs_of(runs, baseline)
+    theirs = [base for base, _ in pairs] if pairs else list(baseline)
+    ours = [method for _, method in pairs] if pairs else list(runs)
+    count = min(len(ours), len(theirs))
+    figures = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    if mixes_methods(figure for side in figures for figure in side):
+        return EnergyRatio(None, count, "one side is measured and the other estimated")
+    joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
+    if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
+        return EnergyRatio(None, count, "joules are missing")
+    ratio = (ratio_paired if pairs else ratio_unpaired)(*joules)
+    same = {device for run in ours for device in run.devices} == {device for run in theirs for device in run.devices}
+    if not same:
+        ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
+    logs = [[math.log(value) for value in side] for side in joules]
+    needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
+    return EnergyRatio(ratio, count, "", paired=bool(pairs), same_devices=same, needed=needed if same else None)
+
+
+def _log(ratio: Interval) -> Interval:
+    return Interval(math.log(ratio.value), 0.0, 0.0)
+
+
+def _needed(found: Interval, sides: Sequence[Sequence[float]]) -> int | None:
+    """Repeats on each side, by the spread of both together."""
+    if min(map(len, sides)) < 2 or found.value == 0:
+        return None
+    variances = [sum((value - sum(side) / len(side)) ** 2 for value in side) / (len(side) - 1) for side in sides]
+    return repeats_for(found.value, math.sqrt(sum(variances)))

@@ -1,0 +1,76 @@
+"""Joules per item against latency: what a larger batch or another way to run buys, and the front of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from joulelab.report.figures import Figure, energy_unit, finish
+from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto
+from joulelab.report.palette import label_scales
+from joulelab.runs.record import RunRecord
+from joulelab.units import energy_text, with_prefix
+
+HEIGHT = 300
+
+
+def joules_against_latency(record: RunRecord) -> Figure | None:
+    rows = [row for row in inference_rows(record) if row.energy is not None]
+    if len(rows) < 2:
+        return None
+    front = pareto(rows)
+    factor, unit = energy_unit([row.energy.gross_j for row in rows if row.energy])
+    values = [_point(row, factor, row in front) for row in rows]
+    item = rows[0].values["item"]
+    estimated = ", estimated" if any(row.energy and row.energy.method == "estimated" for row in rows) else ""
+    names = [f"batch {row.values['batch_size']}, {row.name}" for row in front]
+    return Figure(
+        title="Joules against latency",
+        spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})"), HEIGHT),
+        description=f"Energy per {item} against latency of a call. " + "; ".join(map(_described, rows)) + ".",
+        caption=f"One mark per row, its batch size beside it; bars: 95 %. No row is both quicker and cheaper than "
+        f"those on the line: {'; '.join(names)}.",
+        height=HEIGHT,
+        name="joules-against-latency",
+        log_axis="x",
+    )
+
+
+def _point(row: InferenceRow, factor: float, on_front: bool) -> dict[str, Any]:
+    assert row.energy is not None
+    energy, half = row.energy.gross_j / factor, row.energy.gross_half_width_j / factor
+    return {
+        "way": row.name,
+        "batch": str(row.values["batch_size"]),
+        "ms": float(f"{1000 * row.latency_s:.5g}"),
+        "energy": float(f"{energy:.5g}"),
+        "low": float(f"{energy - half:.5g}"),
+        "high": float(f"{energy + half:.5g}"),
+        "joules": energy_text(row.energy.gross_j),
+        "time": with_prefix(row.latency_s, "s"),
+        "front": on_front,
+    }
+
+
+def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
+    domain, colours, shapes = label_scales([value["way"] for value in values])
+    x = alt.X("ms:Q", title="Latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
+    y = alt.Y("energy:Q", title=title, scale=alt.Scale(zero=True))
+    base = alt.Chart(alt.Data(values=list(values)))
+    solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend it its opacity
+    colour = alt.Color("way:N", title="Way", scale=alt.Scale(domain=domain, range=colours), legend=solid)
+    shape = alt.Shape("way:N", title="Way", scale=alt.Scale(domain=domain, range=shapes), legend=solid)
+    line = base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], opacity=0.6, color="#8A8F98")
+    bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+    marks = base.mark_point(filled=True, size=90, opacity=1).encode(
+        x=x, y=y, color=colour, shape=shape, tooltip=["way:N", "batch:N", "time:N", "joules:N"]
+    )
+    labels = base.mark_text(dx=10, dy=-8, align="left").encode(x=x, y=y, text="batch:N")
+    return alt.layer(line.encode(x=x, y=y), bars, marks, labels)
+
+
+def _described(row: InferenceRow) -> str:
+    joules = energy_text(row.energy.gross_j if row.energy else None)
+    return f"batch {row.values['batch_size']}, {row.name}: {joules} in {with_prefix(row.latency_s, 's')}"

@@ -1,0 +1,166 @@
+"""A student beside its teacher in use, and after how many inferences the distillation has paid back (T*).
+
+T* = what making the student took while its teacher existed already, over what the student takes less per item. It is
+meant for rows that were run alike: same batch, sequence length, mode and numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulelab.errors import ConfigError
+from joulelab.report.grid import Grid, make_grid
+from joulelab.report.inference_generation import TRACKER as GENERATION
+from joulelab.report.inference_rows import InferenceRow, inference_rows
+from joulelab.report.inference_words import with_doubt
+from joulelab.report.joules import mixes_methods
+from joulelab.report.parts import parts_of
+from joulelab.report.wording import NOTHING
+from joulelab.runs.record import RunRecord
+from joulelab.stats import Estimate, Payback, payback
+from joulelab.units import count_text, energy_text, three_digits
+
+SUNK = "teacher.train"
+
+
+@dataclass(frozen=True)
+class Pair:
+    student: InferenceRow
+    teacher: InferenceRow
+    item: str
+    over: int
+    """Items in what the rows count: the tokens of a response, else 1."""
+    found: Payback | None
+    reason: str = ""
+
+    @property
+    def answer(self) -> str:
+        if self.found is None:
+            return f"no answer: {self.reason}"
+        if not self.found.pays_back:
+            return f"does not pay back: {self.found.reason}"
+        return "at once" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
+
+
+def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> list[Pair]:
+    tracker = GENERATION if inference_rows(student, GENERATION) else "inference"
+    ours, theirs = (_in_use(inference_rows(record, tracker)) for record in (student, teacher))
+    for record, rows in ((student, ours), (teacher, theirs)):
+        if not rows:
+            raise ConfigError(f"{record.run_id} has no finished rows of inference", "name runs of `joulelab infer`")
+    alike = [(row, other) for row in ours for other in theirs if _key(row) == _key(other)]
+    if not alike:
+        raise ConfigError(
+            "the two runs have no row that was run alike (batch, tokens, mode, numbers)",
+            "run both with the same --batch-size, --mode and --dtype",
+        )
+    extra, why_not = _extra(student, made_by)
+    return [_pair(row, other, extra, why_not) for row, other in alike]
+
+
+def _in_use(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
+    return [row for row in rows if row.values.get("part", "infer") == "infer"]
+
+
+def _key(row: InferenceRow) -> tuple[Any, ...]:
+    names = ("batch_size", "tokens", "mode", "dtype", "device", "prompt_tokens", "new_tokens")
+    return tuple(row.values.get(name) for name in names)
+
+
+def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | None, str]:
+    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
+    if made_by is not None:
+        parts = [part for part in parts_of(made_by) if part.stage != SUNK and (not part.inherited or part.shared)]
+    else:
+        parts = [part for part in parts_of(student) if part.inherited and SUNK not in part.stage]
+    figures = [part.figure for part in parts]
+    known = [figure for figure in figures if figure.energy_j is not None]
+    if not known:
+        source = "that run" if made_by is not None else "the student's lineage"
+        return None, f"{source} has no joules of distillation (name its run with --distilled-by)"
+    if mixes_methods(known):
+        return None, "the distillation is partly measured and partly estimated"
+    half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
+    return Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j), ""
+
+
+def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, why_not: str) -> Pair:
+    tokens = int(student.values.get("new_tokens", 0))
+    item, over = ("token", tokens) if tokens else (str(student.values["item"]), 1)
+
+    def answer(found: Payback | None, reason: str = "") -> Pair:
+        return Pair(student, teacher, item, over, found, reason)
+
+    ours, theirs = student.energy, teacher.energy
+    if ours is None or theirs is None:
+        return answer(None, str((student if ours is None else teacher).values["why_no_energy"]))
+    if (ours.method == "estimated") != (theirs.method == "estimated"):
+        return answer(None, "one side is measured and the other estimated")
+    if extra is None:
+        return answer(None, why_not)
+    each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
+    article = "an" if item[0] in "aeiou" else "a"
+    return answer(payback(extra, each[0] - each[1], f"{article} {item}"))
+
+
+def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> Grid:
+    rows = []
+    for one in found:
+        how = f"batch {one.student.values['batch_size']}, {one.student.name}"
+        for who, label, row in (("student", student.label, one.student), ("teacher", teacher.label, one.teacher)):
+            rows.append((how if who == "student" else "", f"{who}: {label}", *_cells(row, one.over)))
+        rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _told(one)))
+    note = (
+        f"Energy per {found[0].item}, gross. T*: joules spent on making the student beyond its teacher, over the "
+        "joules it takes less each time; Fieller's 95 % interval. Quality is not in this table: T* means something "
+        "where the student is good enough."
+    )
+    if any(row.energy and row.energy.method == "estimated" for one in found for row in (one.student, one.teacher)):
+        note += " The joules are estimated from CPU time, not measured."
+    titles = "How!|Who!|Latency ms>|Watts>|Energy each>|Spent once>|Pays back"
+    return make_grid("Student against teacher in use", titles, rows, note)
+
+
+def _cells(row: InferenceRow, over: int) -> tuple[str, str, str, str, str]:
+    energy = row.energy
+    if energy is None:
+        return f"{1000 * row.latency_s:.4g}", "missing", "missing", NOTHING, NOTHING
+    each = with_doubt(energy.gross_j / over, energy.gross_half_width_j / over)
+    return f"{1000 * row.latency_s:.4g}", three_digits(energy.power_w), each, NOTHING, NOTHING
+
+
+def _saved(one: Pair) -> str:
+    return NOTHING if one.found is None else f"saves {energy_text(one.found.saved.value)}"
+
+
+def _spent(one: Pair) -> str:
+    return NOTHING if one.found is None else energy_text(one.found.spent.value)
+
+
+def _told(one: Pair) -> str:
+    if one.found is None or math.isinf(one.found.low) or not one.found.pays_back:
+        return one.answer
+    high = "no upper end" if math.isinf(one.found.high) else count_text(one.found.high)
+    return f"{one.answer} [{count_text(one.found.low)} to {high}]"
+
+
+def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": one.student.stage,
+            "item": one.item,
+            "student": None if one.student.energy is None else one.student.energy.model_dump(),
+            "teacher": None if one.teacher.energy is None else one.teacher.energy.model_dump(),
+            "items_per_row": one.over,
+            "spent_j": None if one.found is None else one.found.spent.value,
+            "saved_j_per_item": None if one.found is None else one.found.saved.value,
+            "pays_back_after": None if one.found is None else one.found.count,
+            "low": None if one.found is None or math.isinf(one.found.low) else one.found.low,
+            "high": None if one.found is None or math.isinf(one.found.high) else one.found.high,
+            "answer": one.answer,
+        }
+        for one in found
+    ]

@@ -1,0 +1,127 @@
+"""The rows of an inference run, out of its record: latency, joules gross and above idle, and who beats whom.
+
+Net joules are computed here and not while the run ran, because the idle baseline after it comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulelab.infer.energy import IdlePower, PerInference
+from joulelab.runs.record import RunRecord
+from joulelab.stats import Interval, ratio_paired
+
+TRACKER = "inference"
+
+
+@dataclass(frozen=True)
+class InferenceRow:
+    stage: str
+    values: Mapping[str, Any]
+    energy: PerInference | None
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """Rows of one input took turns, and can be compared round by round."""
+        return self.values["batch_size"], self.values["tokens"]
+
+    @property
+    def latency_s(self) -> float:
+        return float(self.values["latency"]["median_s"])
+
+    @property
+    def name(self) -> str:
+        """How it was run, without how much at once."""
+        return ", ".join(str(self.values[key]) for key in ("norm", "mode", "dtype") if self.values.get(key))
+
+
+def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[InferenceRow, ...]:
+    idle = idle_of(record)
+    rows = []
+    for stage, found in record.findings.items():
+        if tracker in found:
+            rows.append(InferenceRow(stage, found[tracker], _with_net(found[tracker], idle)))
+    return tuple(rows)
+
+
+def idle_of(record: RunRecord) -> IdlePower | None:
+    """Of the baselines before and after; half their range is doubt about which one holds."""
+    baselines = record.totals.idle if record.totals else ()
+    if not baselines:
+        return None
+    powers = [baseline.power_w for baseline in baselines]
+    own = [2 * (b.spread_rel or 0.0) * b.power_w / math.sqrt(max(b.duration_s, 1.0)) for b in baselines]
+    return IdlePower(
+        power_w=sum(b.power_w * b.duration_s for b in baselines) / sum(b.duration_s for b in baselines),
+        half_width_w=math.hypot((max(powers) - min(powers)) / 2, max(own)),
+    )
+
+
+def _with_net(values: Mapping[str, Any], idle: IdlePower | None) -> PerInference | None:
+    if values["energy"] is None:
+        return None
+    found = PerInference.model_validate(values["energy"])
+    if idle is None or found.method == "estimated":
+        return found
+    item_s = found.gross_j / found.power_w
+    return found.model_copy(
+        update={
+            "net_j": found.gross_j - idle.power_w * item_s,
+            "net_half_width_j": math.hypot(found.gross_half_width_j, idle.half_width_w * item_s),
+            "idle_power_w": idle.power_w,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class RowRatio:
+    """A row against the first of its group, from rounds that took turns."""
+
+    row: InferenceRow
+    base: InferenceRow
+    time: Interval
+    energy: Interval | None
+
+
+def row_ratios(rows: Sequence[InferenceRow]) -> list[RowRatio]:
+    first: dict[tuple[Any, ...], InferenceRow] = {}
+    found = []
+    for row in rows:
+        base = first.setdefault(row.group, row)
+        if base is not row:
+            found.append(RowRatio(row, base, _ratio(row, base, _seconds), _energy_ratio(row, base)))
+    return found
+
+
+def _ratio(row: InferenceRow, base: InferenceRow, value: Any) -> Interval:
+    pairs = list(zip(row.values["rounds"], base.values["rounds"], strict=False))
+    return ratio_paired([value(ours) for ours, _ in pairs], [value(theirs) for _, theirs in pairs])
+
+
+def _seconds(turn: Mapping[str, Any]) -> float:
+    return float(turn["median_s"])
+
+
+def _joules(turn: Mapping[str, Any]) -> float:
+    return float(turn["power_w"] * (turn["end_ns"] - turn["begin_ns"]) / turn["calls"])
+
+
+def _energy_ratio(row: InferenceRow, base: InferenceRow) -> Interval | None:
+    turns = [*row.values["rounds"], *base.values["rounds"]]
+    if row.energy is None or base.energy is None or any(not turn.get("power_w") for turn in turns):
+        return None
+    return _ratio(row, base, _joules)
+
+
+def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
+    """Rows that no other beats in latency and joules per item at once, quickest first."""
+    told = [row for row in rows if row.energy is not None]
+    told.sort(key=lambda row: (row.latency_s, row.energy.gross_j if row.energy else 0.0))
+    front: list[InferenceRow] = []
+    for row in told:
+        if not front or (row.energy and front[-1].energy and row.energy.gross_j < front[-1].energy.gross_j):
+            front.append(row)
+    return tuple(front)

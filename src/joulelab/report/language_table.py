@@ -1,0 +1,171 @@
+"""Language models at equal held-out loss: what a student took to come as far as the other one, and whether the teacher
+pays back there.
+
+N* is meant at equal quality, and two students with equal tokens are hardly ever equally good. Held-out loss was looked
+at on the way, so of the better one it is known when it was as good as the worse one at its end; it is charged up to
+there. A step costs the same early and late, so joules go by steps. Students that begin with an SFT student pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulelab.meter.trace import read_lines
+from joulelab.report.comparison import ComparedRun, Comparison, Row
+from joulelab.report.differences import pairs_of
+from joulelab.report.grid import Grid, make_grid
+from joulelab.report.parts import parts_of
+from joulelab.report.wording import NOTHING
+from joulelab.runs.paths import RunPaths
+from joulelab.stats import Estimate, Payback, payback
+from joulelab.units import energy_text, percent_text, three_digits
+
+_LOSS, _TRAIN = "student.clm_loss", "student.train"
+_BEFORE = ("student.sft", "student.reference")
+
+
+@dataclass(frozen=True)
+class EqualLoss:
+    """A method and the baseline, as far as both came."""
+
+    loss: float
+    own_j: float
+    base_j: float
+    found: Payback
+
+
+def language_grid(comparison: Comparison) -> Grid | None:
+    """None where the comparison is not about language models with a held-out loss."""
+    rows = [row for row in comparison.rows if all(_LOSS in run.record.results for run in row.runs)]
+    if not rows or comparison.measure is None or comparison.measure.name != "clm_loss":
+        return None
+    baseline = comparison.row(comparison.baseline)
+    cells = [(*_own_cells(row), *_equal_cells(row, baseline)) for row in rows]
+    titles = (
+        "Method|Held-out\nloss, nats>|Training\ntokens/s>|Training\nJ/token>|Teacher\nshare>|"
+        "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
+    )
+    note = (
+        "Equal loss: the worse one's at its end; the better one is charged up to where it had come as far. "
+        "N*: students after which the teacher's joules have come back, from student stages alone."
+    )
+    return make_grid("Language models at equal held-out loss", titles, cells, note)
+
+
+def _own_cells(row: Row) -> tuple[str, ...]:
+    loss = _mean([run.record.results[_LOSS].value for run in row.runs])
+    stages = [stage for run in row.runs if (stage := run.record.stage(_TRAIN))]
+    speed = _mean([stage.tokens_per_s for stage in stages if stage.tokens_per_s])
+    price = _mean([stage.j_per_token for stage in stages if stage.j_per_token])
+    return (
+        row.label,
+        NOTHING if loss is None else f"{loss:.3f}",
+        NOTHING if speed is None else f"{speed:,.0f}",
+        NOTHING if price is None else three_digits(price) if price >= 0.01 else f"{price:.2g}",
+        percent_text(row.teacher_share, 0),
+    )
+
+
+def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
+    if baseline is None or row.label == baseline.label:
+        return (NOTHING, NOTHING, NOTHING, "baseline" if baseline else NOTHING)
+    found = equal_loss(row, baseline)
+    if found is None:
+        return (NOTHING, NOTHING, NOTHING, "not known: no look at that loss on both sides")
+    return (
+        f"{found.loss:.3f}",
+        energy_text(found.own_j),
+        energy_text(found.base_j),
+        _answer(found.found) if row.teacher_share else "had no teacher",
+    )
+
+
+def _answer(found: Payback) -> str:
+    if found.count is not None:
+        return f"{found.count:.1f} students"
+    repeat = ""
+    if found.saved.value > 0 and found.spent.value > 0:
+        repeat = f"; by these figures alone {found.spent.value / found.saved.value:.1f} students"
+    return f"does not pay back: {found.reason}{repeat}"
+
+
+def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
+    """None where one side has no looks on the way, no joules, or was as good before anybody looked."""
+    pairs = pairs_of(row.runs, baseline.runs)
+    both = [(_Course.of(base), _Course.of(own)) for base, own in pairs]
+    courses = [(base, own) for base, own in both if base is not None and own is not None]
+    if not courses or len(courses) < len(pairs):
+        return None
+    losses = [max(base.final, own.final) for base, own in courses]
+    both_j = [(base.joules_to(loss), own.joules_to(loss)) for (base, own), loss in zip(courses, losses, strict=True)]
+    known = [(base_j, own_j) for base_j, own_j in both_j if base_j is not None and own_j is not None]
+    if len(known) < len(pairs):
+        return None
+    saved = Estimate.of_repeats([base_j - own_j for base_j, own_j in known])
+    found = payback(_teacher(row.runs), saved, "a student")
+    base_j, own_j = (float(np.mean(side)) for side in zip(*known, strict=True))
+    return EqualLoss(float(np.mean(losses)), own_j, base_j, found)
+
+
+@dataclass(frozen=True)
+class _Course:
+    """One student's way: looks at held-out loss by the share of its last training that was done."""
+
+    shares: tuple[float, ...]
+    losses: tuple[float, ...]
+    before_j: float
+    train_j: float
+
+    @classmethod
+    def of(cls, run: ComparedRun) -> _Course | None:
+        stage, steps = run.record.stage(_TRAIN), run.record.results.get(f"{_TRAIN}.steps")
+        if stage is None or stage.best.energy_j is None or steps is None:
+            return None
+        looks = {
+            int(line["step"]): float(line["held_out_loss"])
+            for line in read_lines(RunPaths(run.folder).metrics)
+            if "held_out_loss" in line and line.get("stage") == "student.evaluate"
+        }
+        if not looks:
+            return None
+        order = sorted(looks)
+        before_j = sum(_student_j(part.stage, part.figure.energy_j) for part in parts_of(run.record))
+        return cls(
+            tuple(step / steps.value for step in order), tuple(looks[step] for step in order), before_j,
+            stage.best.energy_j,
+        )  # fmt: skip
+
+    @property
+    def final(self) -> float:
+        return self.losses[-1]
+
+    def joules_to(self, loss: float) -> float | None:
+        """To the first look, or point between two, that is as good; None where that was before the first look."""
+        if loss > self.losses[0]:
+            return None
+        lowest = np.minimum.accumulate(self.losses)
+        share = float(np.interp(-loss, -lowest, self.shares))
+        return self.before_j + share * self.train_j
+
+
+def _student_j(stages: str, energy_j: float | None) -> float:
+    """Of work before the last training: the SFT student's (whoever paid for it) and the reference's."""
+    return energy_j or 0.0 if any(stage in _BEFORE for stage in stages.split(" + ")) else 0.0
+
+
+def _teacher(runs: Sequence[ComparedRun]) -> Estimate:
+    """The dearest of the repeats: those that found the teacher's work made have it on their bill as well."""
+    asking = "teacher.evaluate"  # how good a teacher is, is no part of its teaching
+    parts = [[part for part in parts_of(run.record) if part.shared and part.stage != asking] for run in runs]
+    sums = [sum(part.figure.energy_j or 0.0 for part in some) for some in parts]
+    first = sums.index(max(sums))
+    half = float(np.hypot.reduce([part.figure.half_width_j or 0.0 for part in parts[first]] or [0.0]))
+    return Estimate.of_half_width(sums[first], half)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

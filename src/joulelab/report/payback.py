@@ -1,0 +1,230 @@
+"""Whether a teacher pays back: after how many students, and after how many items that a student serves in its place.
+
+Students: what the teacher took, over what its help saves on the student stages. Items: what the student took to make
+beyond its teacher, over what it takes less than the teacher per token or sample, as measured where both were used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from joulelab.report.comparison import ComparedRun, Comparison, Row
+from joulelab.report.differences import pairs_of
+from joulelab.report.grid import Grid, make_grid
+from joulelab.report.joules import mixes_methods
+from joulelab.report.parts import Part, parts_of
+from joulelab.report.served import Served, served
+from joulelab.report.wording import NOTHING, listed
+from joulelab.runs.record import RunRecord
+from joulelab.stats import Estimate, Payback, payback
+from joulelab.units import count_text, energy_text
+
+_STUDENT = ("student.", "model.", "policy.")
+
+
+@dataclass(frozen=True)
+class RowPayback:
+    """One method's answer; `found` is None where there is nothing to compute it from, and `reason` says what."""
+
+    label: str
+    against: str
+    """The baseline, or the model that the student replaces."""
+    each: str
+    """`student`, `token` or `sample`."""
+    found: Payback | None
+    reason: str = ""
+    quality: str = ""
+
+    @property
+    def answer(self) -> str:
+        if self.found is None:
+            return "no answer"
+        if not self.found.pays_back:
+            return "does not pay back"
+        return "at once" if not self.found.count else f"{_count(self.found.count, self.each)} {self.each}s"
+
+
+def paybacks(comparison: Comparison) -> tuple[RowPayback, ...]:
+    """For every method that had a teacher."""
+    taught = taught_rows(comparison)
+    baseline = comparison.row(comparison.baseline)
+    found = [_by_students(row, baseline, comparison) for row in taught]
+    teacher = next((row for row in comparison.rows if row.role == "teacher"), None)
+    if teacher is not None:
+        found += [_by_items(row, teacher, comparison) for row in taught]
+    return tuple(found)
+
+
+def taught_rows(comparison: Comparison) -> list[Row]:
+    """Methods that trained a student with a teacher's help; a run that only uses a model has its ancestors too."""
+    return [row for row in comparison.methods if row.teacher_share and student_parts(row.runs[0])]
+
+
+def student_parts(run: ComparedRun) -> list[Part]:
+    return [part for part in parts_of(run.record) if not part.inherited and part.stage.startswith(_STUDENT)]
+
+
+def teacher_parts(run: ComparedRun) -> list[Part]:
+    return [part for part in parts_of(run.record) if part.shared]
+
+
+def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowPayback:
+    def answer(found: Payback | None, reason: str = "") -> RowPayback:
+        return RowPayback(row.label, comparison.baseline, "student", found, reason, _equal_quality(row, comparison))
+
+    if baseline is None:
+        return answer(None, "the baseline has no finished run")
+    figures = [part.figure for run in (*row.runs, *baseline.runs) for part in student_parts(run)]
+    if mixes_methods(figures):
+        return answer(None, "one side is measured and the other estimated")
+    base_j, student_j = ([_sum_j(student_parts(run)) for run in side.runs] for side in (baseline, row))
+    if not all(base_j) or not all(student_j):
+        return answer(None, "joules of the student stages are missing")
+    pairs = pairs_of(row.runs, baseline.runs)
+    if pairs:
+        saved = Estimate.of_repeats([_sum_j(student_parts(b)) - _sum_j(student_parts(m)) for b, m in pairs])
+    else:
+        saved = Estimate.of_repeats(base_j) - Estimate.of_repeats(student_j)
+    return answer(payback(_once(row.runs, teacher_parts), saved, "a student"))
+
+
+def _sum_j(parts: Sequence[Part]) -> float:
+    return sum(part.figure.energy_j or 0.0 for part in parts)
+
+
+def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) -> Estimate:
+    """Work that all repeats share was measured once: its interval is the sensor's. Otherwise the repeats tell."""
+    sums = [_sum_j(of(run)) for run in runs]
+    if max(sums) - min(sums) > 1e-9 * max(sums):
+        return Estimate.of_repeats(sums)
+    half_widths = [part.figure.half_width_j or 0.0 for part in of(runs[0])]
+    return Estimate.of_half_width(sums[0], math.hypot(*half_widths))
+
+
+def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
+    ours, theirs = _used(row, comparison), _used(teacher, comparison)
+    items = {one.item for one in (*ours, *theirs)}
+    each = items.pop() if len(items) == 1 else "item"
+    if not ours or not theirs or items:
+        return RowPayback(row.label, teacher.label, each, None, "there is no run in which both models were used alike")
+    if mixes_methods(one.stage.best for one in (*ours, *theirs)):
+        return RowPayback(row.label, teacher.label, each, None, "one side is measured and the other estimated")
+    extra = _once(row.runs, _beyond_the_teacher)
+    saved = _per_item(theirs) - _per_item(ours)
+    stages = listed(list(dict.fromkeys(one.stage.name for one in (*theirs, *ours))))
+    single = "; one run tells no spread, so its interval is the sensor's alone" if 1 in (len(ours), len(theirs)) else ""
+    found = payback(extra, saved, f"a {each}")
+    return RowPayback(row.label, teacher.label, each, found, f"measured in {stages}{single}")
+
+
+def _used(row: Row, comparison: Comparison) -> list[Served]:
+    """Inference runs of the row's own models where there are some; else the runs' own evaluation."""
+    ids = {run.record.run_id for run in row.runs}
+    others = [run for other in comparison.rows if other is not row for run in other.runs]
+    linked = [run for run in others if _infers(run.record) and ids & _makers_of_what_it_used(run.record)]
+    return [one for run in (linked or row.runs) if (one := served(run))]
+
+
+def _infers(record: RunRecord) -> bool:
+    return any(stage.name.startswith("infer.") for stage in record.stages)
+
+
+def _makers_of_what_it_used(record: RunRecord) -> set[str]:
+    """Of the artefacts it took itself: a student's teacher is among its ancestors, and was not what ran."""
+    parents = {parent for ancestor in record.lineage for parent in ancestor.parents}
+    return {ancestor.made_by for ancestor in record.lineage if ancestor.key not in parents}
+
+
+def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
+    """What the student took while its teacher existed already: its own stages, and the teacher's work for it."""
+    own = [part for part in parts_of(run.record) if not part.inherited and part.stage != "teacher.train"]
+    lent = [part for part in teacher_parts(run) if part.inherited and part.stage != "teacher.train"]
+    return own + lent
+
+
+def _per_item(found: Sequence[Served]) -> Estimate:
+    """Over repeats; a single run has its sensor's interval."""
+    if len(found) > 1:
+        return Estimate.of_repeats([one.j_per_item for one in found])
+    best = found[0].stage.best
+    relative = (best.half_width_j or 0.0) / best.energy_j if best.energy_j else 0.0
+    return Estimate.of_half_width(found[0].j_per_item, relative * found[0].j_per_item)
+
+
+def _equal_quality(row: Row, comparison: Comparison) -> str:
+    """N* is meant at equal quality; where the qualities differ that is said beside it."""
+    difference, measure = row.difference, comparison.measure
+    if measure is None or difference is None or difference.interval is None:
+        return "quality unknown"
+    if not difference.resolved:
+        return "quality not resolvably different"
+    better = measure.sign * difference.interval.value > 0
+    size = f"{measure.change(difference.interval.value)} {measure.difference_unit}".strip()
+    return f"at {'higher' if better else 'lower'} quality, {size}"
+
+
+def _count(value: float, each: str) -> str:
+    if each == "student":
+        return f"{value:.1f}" if value < 100 else count_text(value)
+    return count_text(value)
+
+
+def count_interval(found: Payback, each: str) -> str:
+    if math.isinf(found.low):
+        return NOTHING
+    if found.low == 0 and math.isinf(found.high):
+        return "any number"
+    high = "no upper end" if math.isinf(found.high) else _count(found.high, each)
+    return f"{_count(found.low, each)} to {high}"
+
+
+def payback_sentence(one: RowPayback) -> str:
+    goal = f"{one.label} in place of {one.against}" if one.each != "student" else f"The teacher of {one.label}"
+    if one.found is None:
+        return f"{goal}: no payback to tell, because {one.reason}."
+    if one.found.count == 0:
+        return f"{goal} pays back at once: {one.found.reason}."
+    if one.found.pays_back:
+        return f"{goal} pays back after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
+    if math.isinf(one.found.saved.standard_error) and one.found.saved.value > 0:
+        by_these = _count(one.found.spent.value / one.found.saved.value, one.each)
+        reason = f"{one.found.reason}; by these runs alone it would after {by_these} {one.each}s"
+        return f"{goal} does not pay back as far as can be told: {reason}{_quality(one)}."
+    open_end = one.found.low if math.isfinite(one.found.low) and one.found.low > 1 else None
+    could = (
+        f"; the data leave open that it does after {_count(open_end, one.each)} {one.each}s or more" if open_end else ""
+    )
+    return f"{goal} does not pay back: {one.found.reason}{could}{_quality(one)}."
+
+
+def _quality(one: RowPayback) -> str:
+    """At which quality; or, for items, where what is saved on each was measured."""
+    beside = one.quality or one.reason.split(";")[0]
+    return f" ({beside})" if beside else ""
+
+
+def payback_grid(comparison: Comparison) -> Grid | None:
+    found = paybacks(comparison)
+    if not found:
+        return None
+    rows = [
+        (
+            one.label,
+            one.against,
+            energy_text(one.found.spent.value) if one.found else NOTHING,
+            energy_text(one.found.saved.value) if one.found else NOTHING,
+            one.answer,
+            count_interval(one.found, one.each) if one.found else NOTHING,
+        )
+        for one in found
+    ]
+    remarks = dict.fromkeys(one.reason for one in found if one.reason)
+    note = (
+        "Students: the teacher's joules over what its help saves on the student stages. Tokens or samples: what the "
+        "student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the saving "
+        "is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
+        + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
+    )
+    return make_grid("Payback", "Method|Against|Spent\nonce>|Saved by\neach>|Pays back after|95 %!", rows, note)

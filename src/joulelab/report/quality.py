@@ -1,0 +1,169 @@
+"""Which of a run's results says how good its model is, and how such a figure reads.
+
+Pipelines name their results themselves (`student.accuracy`, `student.exact_match`, `model.evaluate.loss`). The first
+word says whose it is; the rest is the measure, which teacher and student share and by which runs are compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from joulelab.runs.record import Result, RunRecord
+from joulelab.stats import Interval, wilson
+
+_WHOSE = ("student", "policy", "model", "teacher")
+_SHARES = ("accuracy", "exact_match", "f1", "macro_f1", "win_rate")
+_SCORES = ("score", "reward", "bleu", "rouge")
+_FALLING = ("loss", "perplexity")
+# Losses that are known to be a mean cross-entropy per token; what another one counts in, its name does not tell.
+_NATS = ("mlm_loss", "clm_loss")
+_TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
+# Results that describe the training, the data or another result, and not how good the model is.
+_BESIDE = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases")
+_NOT_QUALITY = ("agreement", "over_teacher", "calibration_error")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A kind of quality: `accuracy`, `exact_match`, `mlm_loss`."""
+
+    name: str
+    lower_is_better: bool
+    percent: bool
+
+    @property
+    def title(self) -> str:
+        last = self.name.rsplit(".", 1)[-1]
+        if last.endswith("loss"):
+            return "validation loss"
+        return _TITLES.get(self.name, self.name.replace("_", " ").replace(".", " "))
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.percent else "nats" if self.name.endswith(_NATS) else ""
+
+    @property
+    def difference_unit(self) -> str:
+        return "points" if self.percent else self.unit
+
+    @property
+    def axis(self) -> str:
+        title = self.title[:1].upper() + self.title[1:]
+        unit = "nats per token" if self.unit == "nats" else self.unit
+        return f"{title} ({unit})" if unit else title
+
+    @property
+    def sign(self) -> int:
+        """What a difference is multiplied by, so that more is better."""
+        return -1 if self.lower_is_better else 1
+
+    def number(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.percent else f"{value:.3f}"
+
+    def text(self, value: float, interval: Interval | None = None) -> str:
+        """`81.2 % [80.0, 82.3]`, `3.214 nats`"""
+        ends = f" [{self.number(interval.low)}, {self.number(interval.high)}]" if interval else ""
+        return f"{self.number(value)}{f' {self.unit}' if self.unit else ''}{ends}"
+
+    def change(self, difference: float) -> str:
+        # adding 0 turns a negative zero into a plain one
+        return f"{round(100 * difference, 1) + 0.0:+.1f}" if self.percent else f"{round(difference, 3) + 0.0:+.3f}"
+
+    def change_interval(self, interval: Interval) -> str:
+        return f"[{self.change(interval.low)}, {self.change(interval.high)}]"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A run's figure for a measure."""
+
+    measure: Measure
+    result: Result
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the test set: its items are a sample, however many seeds were trained."""
+        return share_interval(self.result.value, self.result.trials)
+
+    def text(self, with_interval: bool = True) -> str:
+        return self.measure.text(self.result.value, self.interval if with_interval else None)
+
+
+def share_interval(share: float, trials: int | None) -> Interval | None:
+    return wilson(share * trials, trials) if trials else None
+
+
+def quality_of(record: RunRecord, measure: Measure | None = None) -> Quality | None:
+    """The figure a comparison is about: the student's before its teacher's; of a given measure where one is given."""
+    found = _qualities(record)
+    return next((quality for quality in found if measure is None or quality.measure.name == measure.name), None)
+
+
+def common_measure(records: Sequence[RunRecord], wanted: str | None = None) -> Measure | None:
+    """The measure that most runs have, and of equals the first; `wanted` names one, whatever its kind."""
+    if wanted is not None:
+        found = (_named(record, wanted) for record in records)
+        return next((measure for measure in found if measure), None)
+    measures = [[quality.measure for quality in _qualities(record)] for record in records]
+    counts = Counter(measure.name for found in measures for measure in dict.fromkeys(found))
+    most = max(counts.values(), default=0)
+    return next((measure for found in measures for measure in found if counts[measure.name] == most), None)
+
+
+def measure_names(records: Sequence[RunRecord]) -> list[str]:
+    """What `common_measure` can be asked for."""
+    return list(dict.fromkeys(_split(name)[1] for record in records for name in record.results))
+
+
+def _named(record: RunRecord, wanted: str) -> Measure | None:
+    for name, result in record.results.items():
+        if wanted in (name, _split(name)[1]):
+            return _measure(_split(name)[1], result)
+    return None
+
+
+def _qualities(record: RunRecord) -> list[Quality]:
+    found = []
+    for name, result in record.results.items():
+        whose, measure = _split(name)
+        if _is_quality(measure, result):
+            found.append((_WHOSE.index(whose) if whose in _WHOSE else len(_WHOSE), _measure(measure, result), result))
+    found.sort(key=lambda row: (row[0], _rank(row[1])))
+    return [Quality(measure, result) for _, measure, result in found]
+
+
+def result_of(record: RunRecord, measure: Measure) -> Result | None:
+    """The student's before the model's before the teacher's, also for a measure that is no quality by itself."""
+    for whose in (*_WHOSE, ""):
+        name = f"{whose}.{measure.name}" if whose else measure.name
+        if name in record.results:
+            return record.results[name]
+    return None
+
+
+def _split(name: str) -> tuple[str, str]:
+    whose, _, measure = name.partition(".")
+    return (whose, measure) if whose in _WHOSE and measure else ("", name)
+
+
+def _is_quality(measure: str, result: Result) -> bool:
+    parts = measure.split(".")
+    if any(part in _BESIDE or part.startswith("epoch_") for part in parts) or parts[-1] in _NOT_QUALITY:
+        return False
+    told = parts[-1] in _SHARES + _SCORES or parts[-1].endswith(_FALLING)
+    return told or result.trials is not None or result.lower_is_better
+
+
+def _measure(name: str, result: Result) -> Measure:
+    last = name.rsplit(".", 1)[-1]
+    lower = result.lower_is_better or last.endswith(_FALLING)
+    return Measure(name, lower, percent=not lower and (last in _SHARES or result.trials is not None))
+
+
+def _rank(measure: Measure) -> tuple[int, int]:
+    last = measure.name.rsplit(".", 1)[-1]
+    if last in _SHARES:
+        return 0, _SHARES.index(last)
+    return (1, 0) if measure.percent else (2, 0) if last.endswith("loss") else (3, 0)

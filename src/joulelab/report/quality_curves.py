@@ -1,0 +1,151 @@
+"""Quality over joules: what each joule bought while a run was training, from its metrics and its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from joulelab.meter.trace import read_lines
+from joulelab.report.comparison import Comparison
+from joulelab.report.figures import Figure, energy_unit, finish, moving
+from joulelab.report.palette import label_scales
+from joulelab.report.power_figure import AttemptTrace
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
+from joulelab.units import energy_text
+
+_MOST_POINTS = 200
+_HELD_OUT = "held_out_loss"
+
+Point = dict[str, Any]
+
+
+def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]) -> list[Point]:
+    """A point per line of metrics: joules so far, and every number the line has.
+
+    Joules count from the first stage on that is no idle baseline. A run on several hosts has none: its metrics do not
+    tell on whose clock they are.
+    """
+    if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
+        return []
+    lines = [line for line in read_lines(RunPaths(folder).metrics) if "mono_ns" in line and "stage" in line]
+    step = max(1, len(lines) // _MOST_POINTS)
+    kept = [line for place, line in enumerate(lines) if place % step == 0 or _is_validation(line)]
+    so_far = _JoulesSoFar(record, traces)
+    points = [{"joules": so_far.at(line), "run": record.run_id, **_numbers(line)} for line in kept]
+    return [point for point in points if point["joules"] is not None]
+
+
+def _is_validation(line: dict[str, Any]) -> bool:
+    return str(line["stage"]).endswith((".validate", ".evaluate"))
+
+
+def _numbers(line: dict[str, Any]) -> Point:
+    passed = ("mono_ns", "attempt", "timestamp")
+    return {k: v for k, v in line.items() if k not in passed and (k == "stage" or isinstance(v, int | float))}
+
+
+class _JoulesSoFar:
+    """Own joules of a run up to a moment, over its attempts."""
+
+    def __init__(self, record: RunRecord, traces: Sequence[AttemptTrace]) -> None:
+        estimated = record.totals is not None and record.totals.best.method == "estimated"
+        self._components = ("cpu_estimate",) if estimated else MEASURED_COMPONENTS
+        self._traces = {placed.attempt: placed for placed in traces}
+        self._starts: dict[int, int] = {}
+        for stage in record.stages:
+            for segment in stage.segments if not stage.outside_totals else ():
+                known = self._starts.get(segment.attempt, segment.start_ns)
+                self._starts[segment.attempt] = min(known, segment.start_ns)
+        self._before: dict[int, float] = {}
+        spent_j = 0.0
+        for attempt in sorted(self._starts):
+            self._before[attempt] = spent_j
+            if attempt in self._traces:
+                spent_j += self._over(attempt, self._traces[attempt].trace.last_ns)
+
+    def at(self, line: dict[str, Any]) -> float | None:
+        attempt = int(line.get("attempt", 1))
+        if attempt not in self._starts or attempt not in self._traces:
+            return None
+        return float(f"{self._before[attempt] + self._over(attempt, int(line['mono_ns'])):.5g}")
+
+    def _over(self, attempt: int, until_ns: int) -> float:
+        devices = [d for d in self._traces[attempt].trace.devices if d.component in self._components and d.counted]
+        paths = [path for device in devices if (path := device.best_path)]
+        return sum(path.energy(self._starts[attempt], until_ns)[0] for path in paths)
+
+
+def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figure | None:
+    """By what was validated on the way where runs did that; else by the loss they were trained on."""
+    found = _chosen(comparison, points)
+    if found is None:
+        return None
+    key, title, chosen = found
+    labels = {run.record.run_id: (row.label, run.seed) for row in comparison.rows for run in row.runs}
+    told = [point for point in chosen if point["run"] in labels and point["joules"]]
+    if len({point["joules"] for point in told}) < 2:
+        return None
+    factor, unit = energy_unit([point["joules"] for point in told])
+    times = 100 if comparison.measure and comparison.measure.percent and key == comparison.measure.name else 1
+    values = [
+        {
+            "method": labels[point["run"]][0],
+            "run": f"{labels[point['run']][0]}, seed {labels[point['run']][1]}",
+            "energy": float(f"{point['joules'] / factor:.5g}"),
+            "value": float(f"{times * point[key]:.5g}"),
+            "step": point.get("step"),
+            "joules": energy_text(point["joules"]),
+        }
+        for point in told
+    ]
+    domain, colours, shapes = label_scales([row.label for row in comparison.rows])
+    base = (
+        alt.Chart(alt.NamedData("looks"))
+        .transform_filter("indexof(hidden, datum.method) < 0")
+        .encode(
+            x=alt.X("energy:Q", title=f"Own joules so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
+            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False, padding=8)),
+            color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
+            detail="run:N",
+            tooltip=["run:N", "step:Q", "joules:N", alt.Tooltip("value:Q", title=title)],
+        )
+    )
+    marks = alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes))
+    few = len(values) <= 40 * len({value["run"] for value in values})
+    layers = [base.mark_line(strokeWidth=1.6, opacity=0.8)]
+    if few:
+        layers.append(base.mark_point(filled=True, size=45, opacity=0.9).encode(shape=marks))
+    return Figure(
+        title=f"{title} over joules",
+        spec=finish(moving(alt.layer(*layers)), 280, looks=values),
+        description=f"{title} against the joules that the run had taken by then, a line per run of "
+        + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in told))
+        + ".",
+        caption="Joules of the run itself, from its first stage on; what it inherited is not in them. "
+        "Read upright for equal energy, across for equal quality.",
+        height=280,
+        name="quality-over-joules",
+        log_axis="x",
+    )
+
+
+def _chosen(comparison: Comparison, points: Sequence[Point]) -> tuple[str, str, list[Point]] | None:
+    validated = [point for point in points if _is_validation(point)]
+    measure = comparison.measure
+    if measure and (told := [point for point in validated if measure.name in point]):
+        return measure.name, f"Validation: {measure.axis}", told
+    if told := [point for point in validated if _HELD_OUT in point]:
+        return _HELD_OUT, "Held-out loss", told
+    trained = [point for point in points if str(point["stage"]).endswith(".train") and "loss" in point]
+    if not trained:
+        return None
+    # where objectives differ, only the part that all have can be compared
+    shared = all("loss.ce" in point or "loss.kl" not in point for point in trained)
+    if any("loss.ce" in point for point in trained) and shared:
+        told = [{**point, "loss.ce": point.get("loss.ce", point["loss"])} for point in trained]
+        return "loss.ce", "Training loss on the labels", told
+    return "loss", "Training loss", trained

@@ -1,0 +1,87 @@
+"""What a difference in quality is called: resolved with its evidence, or "not resolved" with what is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.report.comparison import QualityDifference, Row
+from joulelab.report.quality import Measure
+from joulelab.report.wording import listed, p_value
+
+
+def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
+    """`response KD is more accurate (+3.7 points)`, for the headline; better ones before worse ones."""
+    resolved = [row for row in methods if row.difference and row.difference.resolved]
+    better = [row for row in resolved if measure.sign * _mean(row.difference) > 0]
+    rows = better or resolved
+    if not rows:
+        if measure.name == "accuracy":
+            return "no method is resolvably more or less accurate"
+        words = "lower or higher" if measure.lower_is_better else "higher or lower"
+        return f"no method has a resolvably {words} {measure.title}"
+    sizes = listed([measure.change(_mean(row.difference)) for row in rows])
+    unit = f" {measure.difference_unit}" if measure.difference_unit else ""
+    names, one = listed([row.label for row in rows]), len(rows) == 1
+    rises = _mean(rows[0].difference) > 0
+    if measure.name == "accuracy":
+        return f"{names} {'is' if one else 'are'} {'more' if rises else 'less'} accurate ({sizes}{unit})"
+    return f"{names} {'has' if one else 'have'} a {'higher' if rises else 'lower'} {measure.title} ({sizes}{unit})"
+
+
+def _article(title: str) -> str:
+    return "an" if title[:1].lower() in "aeio" or title == "F1" else "a"
+
+
+def quality_sentence(row: Row, baseline: str, measure: Measure) -> str:
+    difference = row.difference
+    if difference is None or difference.interval is None:
+        reason = difference.reason if difference else "nothing to compare with"
+        seeds = f" ({_seeds(difference, measure)})" if difference and difference.by_seed else ""
+        return f"{row.label} against {baseline}: {measure.title} not resolved{seeds}: {reason}."
+    found, unit = difference.interval, f" {measure.difference_unit}" if measure.difference_unit else ""
+    evidence = _evidence(difference, measure)
+    if not difference.resolved:
+        return (
+            f"{row.label} against {baseline}: {measure.title} not resolved: "
+            f"difference {measure.change(found.value)}{unit}, {evidence}."
+        )
+    size = f"{measure.change(abs(found.value)).lstrip('+')}{unit}"
+    if measure.name == "accuracy":
+        return (
+            f"{row.label} is {size} {'more' if found.value > 0 else 'less'} accurate than {baseline} "
+            f"({_resolving(difference, measure)})."
+        )
+    word = "higher" if found.value > 0 else "lower"
+    told = f"{_article(measure.title)} {measure.title} {size} {word}"
+    return f"{row.label} has {told} than {baseline} ({_resolving(difference, measure)})."
+
+
+def _resolving(difference: QualityDifference, measure: Measure) -> str:
+    parts = [f"McNemar {p_value(difference.paired.p_value)}"] if difference.paired else []
+    if difference.interval:
+        parts.append(f"95 % interval {measure.change_interval(difference.interval)}")
+    return "; ".join([*parts, *([_seeds(difference, measure)] if difference.by_seed else [])])
+
+
+def _evidence(difference: QualityDifference, measure: Measure) -> str:
+    """What is known of a difference that is not resolved, and what would resolve it."""
+    parts = []
+    if difference.interval and difference.interval.bounded:
+        parts.append(f"95 % interval {measure.change_interval(difference.interval)}")
+    if difference.paired:
+        parts.append(f"McNemar {p_value(difference.paired.p_value)}")
+    elif difference.reason:
+        parts.append(difference.reason)
+    elif difference.needed:
+        parts.append(f"would need about {difference.needed} seeds")
+    seeds = f"; {_seeds(difference, measure)}" if difference.by_seed else ""
+    return ", ".join(parts) + seeds + ("" if difference.seeds_agree else " disagree in sign")
+
+
+def _seeds(difference: QualityDifference, measure: Measure) -> str:
+    values = ", ".join(measure.change(value) for value in difference.by_seed)
+    return f"seeds {values}{' points' if measure.percent else ''}"
+
+
+def _mean(difference: QualityDifference | None) -> float:
+    return difference.interval.value if difference and difference.interval else 0.0

@@ -1,0 +1,77 @@
+// What the reader has chosen, kept in the page's address: a link shows somebody else the same view.
+(() => {
+  "use strict";
+  const first = { scope: "policy", n: 1, pue: null, log: {}, sort: "", hide: [], find: "", power: "", at: "" };
+  const report = JSON.parse(document.getElementById("report-data").textContent);
+  first.pue = report.pue;
+  const listeners = [];
+  let state = read();
+
+  function read() {
+    const words = new URLSearchParams(window.location.hash.slice(1));
+    const found = { ...first, log: {} };
+    if (!window.location.hash.includes("=")) return { ...found, at: window.location.hash.slice(1) };
+    const scopes = report.scopes.filter((one) => !one.why_not).map((one) => one.scope);
+    if (scopes.includes(words.get("scope"))) found.scope = words.get("scope");
+    found.n = Math.min(1000, Math.max(1, Math.round(Number(words.get("n")) || 1)));
+    if (Number(words.get("pue")) >= 1) found.pue = Number(words.get("pue"));
+    for (const pair of (words.get("log") || "").split(",").filter(Boolean)) {
+      const [name, kind] = pair.split(":");
+      if (kind === "log" || kind === "linear") found.log[name] = kind;
+    }
+    found.sort = words.get("sort") || "";
+    found.hide = words.getAll("hide");
+    found.find = words.get("find") || "";
+    found.power = words.get("power") || "";
+    found.at = words.get("at") || "";
+    return found;
+  }
+
+  function write() {
+    const words = new URLSearchParams();
+    if (state.scope !== first.scope) words.set("scope", state.scope);
+    if (state.n !== 1) words.set("n", state.n);
+    if (state.pue !== null && state.pue !== report.pue) words.set("pue", state.pue);
+    const axes = Object.entries(state.log).map(([name, kind]) => name + ":" + kind);
+    if (axes.length) words.set("log", axes.join(","));
+    if (state.sort) words.set("sort", state.sort);
+    state.hide.forEach((method) => words.append("hide", method));
+    if (state.find) words.set("find", state.find);
+    if (state.power) words.set("power", state.power);
+    if (state.at) words.set("at", state.at);
+    const text = words.toString();
+    window.history.replaceState(null, "", text ? "#" + text : window.location.pathname + window.location.search);
+  }
+
+  window.view = {
+    report,
+    get state() { return state; },
+    isFirst() { return state.scope === first.scope && state.n === 1; },
+    change(part) {
+      state = { ...state, ...part };
+      write();
+      listeners.forEach((tell) => tell(state, Object.keys(part)));
+    },
+    onChange(tell) { listeners.push(tell); },
+  };
+  window.addEventListener("hashchange", () => {
+    state = read();
+    listeners.forEach((tell) => tell(state, Object.keys(first)));
+  });
+
+  // Links inside the page scroll, and keep what was chosen in the address.
+  document.querySelectorAll("nav a").forEach((link) => {
+    link.addEventListener("click", (event) => {
+      event.preventDefault();
+      const section = document.getElementById(link.getAttribute("href").slice(1));
+      section.scrollIntoView();
+      section.setAttribute("tabindex", "-1");
+      section.focus({ preventScroll: true });
+      window.view.change({ at: section.id });
+    });
+  });
+  if (state.at) {
+    const section = document.getElementById(state.at);
+    if (section) section.scrollIntoView();
+  }
+})();

@@ -1,0 +1,118 @@
+"""Any runs can be put side by side: repeats are found, namesakes told apart, other machines flagged."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from joulelab.cli.main import app
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.report.compare import compare
+from joulelab.report.hardware import environment_differences, hardware_warning
+from joulelab.report.selection import select
+from joulelab.report.tables import comparison_view, render_text
+from joulelab.runs.groups import GroupRecord
+from joulelab.runs.record import RunRecord
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.fixture
+def store(made, tmp_path: Path) -> Path:
+    made.write_group(tmp_path, made.demo_records(True), True)
+    return tmp_path
+
+
+def test_runs_and_patterns_become_a_comparison_with_repeats_grouped(store: Path) -> None:
+    found = select(store, ["made-labels-only-*", "made-response-KD-*"])
+    comparison = found.comparison(store)
+    assert [(row.label, len(row.runs), row.role) for row in comparison.rows] == [
+        ("labels only", 2, "baseline"),
+        ("response KD", 2, "method"),
+    ]
+    assert select(store, ["made-*-KD-*", "made-labels*"], "labels only").group.baseline == "labels only"
+
+
+def test_a_label_that_stands_for_two_settings_is_told_apart(made, tmp_path: Path) -> None:
+    for seed, rate in ((0, 0.1), (1, 0.1), (2, 0.2)):
+        record = made.labels_only(seed, 790)
+        spec = {**record.spec, "training": {"learning_rate": rate}}
+        made.write_run(tmp_path, record.model_copy(update={"spec": spec}))
+    labels = [record.label for record in select(tmp_path, ["made-*"]).records]
+    assert labels == ["labels only, training.learning_rate=0.1"] * 2 + ["labels only, training.learning_rate=0.2"]
+
+
+def test_repeats_of_one_seed_are_not_paired_with_each_other(made, tmp_path: Path) -> None:
+    records = []
+    for label, joules in (("a", (100.0, 101.0, 99.0)), ("b", (50.0, 51.0, 49.5))):
+        for number, value in enumerate(joules):
+            record = made.make_record(label, 0, made.student_parts(value))
+            records.append(record.model_copy(update={"run_id": f"{record.run_id[:-2]}{number:02x}"}))
+    row = compare(made.group_of(records, "a"), records, tmp_path).row("b")
+    assert row and row.own_ratio and row.own_ratio.ratio and not row.own_ratio.paired
+    assert row.own_ratio.ratio.value == pytest.approx(((63 * 64 * 62.5) / (113 * 114 * 112)) ** (1 / 3))
+    assert row.own_ratio.resolved
+
+
+def other_card(record: RunRecord) -> RunRecord:
+    """The same joules from another card."""
+    text = record.model_dump_json().replace('"gpu:0"', '"gpu:GPU-2"')
+    return RunRecord.model_validate_json(text)
+
+
+def test_scale_errors_cancel_on_one_card_and_are_inside_the_interval_between_two(made, tmp_path: Path) -> None:
+    base = [made.labels_only(seed, 790, 120.0 + seed, True) for seed in range(4)]
+    ours = [made.distilled("response KD", seed, 820, 240.0 + seed, True) for seed in range(4)]
+    same = compare(made.group_of([*base, *ours]), [*base, *ours], tmp_path).row("response KD")
+    moved = [other_card(record) for record in ours]
+    apart = compare(made.group_of([*base, *moved]), [*base, *moved], tmp_path).row("response KD")
+    assert same and apart and same.own_ratio and apart.own_ratio and same.own_ratio.ratio and apart.own_ratio.ratio
+    assert same.own_ratio.same_devices and not apart.own_ratio.same_devices
+    assert same.own_ratio.ratio.high / same.own_ratio.ratio.value < 1.01
+    assert apart.own_ratio.ratio.high / apart.own_ratio.ratio.value == pytest.approx(1.05 ** (2**0.5), rel=0.002)
+
+
+def test_another_gpu_or_driver_is_flagged_before_other_differences(made, store: Path) -> None:
+    selection = select(store, ["made-labels-only-*"])
+    assert hardware_warning(selection.records, selection.folders) == ""
+    folder = selection.folders[selection.records[0].run_id]
+    gpus = [{"name": "NVIDIA H200", "driver": "580"}]
+    (folder / "environment.json").write_text(json.dumps({**made.ENVIRONMENT, "python": "3.12.1", "gpus": gpus}))
+    grid = environment_differences(selection.records, selection.folders)
+    assert [row[:2] for row in grid.rows] == [("hardware", "GPUs"), ("software", "Python")]
+    assert hardware_warning(selection.records, selection.folders).startswith("The runs differ in GPUs:")
+
+
+def test_what_does_not_fit_is_answered(store: Path) -> None:
+    with pytest.raises(NotFoundError, match="no run fits 'nothing-"):
+        select(store, ["nothing-*"])
+    with pytest.raises(UsageError, match="no run is labelled 'x'") as told:
+        select(store, ["made-*"], "x")
+    assert "labels only" in told.value.hint
+
+
+def test_a_comparison_recorded_on_an_h200_reads_as_recorded(golden, tmp_path: Path) -> None:
+    data = json.loads(gzip.decompress((RECORDED / "h200-demo.json.gz").read_bytes()))
+    records = [RunRecord.model_validate(record) for record in data["records"]]
+    group = GroupRecord.model_validate(data["group"])
+    golden("comparison-h200.txt", render_text(comparison_view(compare(group, records, tmp_path)), 100))
+
+
+def test_the_command_prints_text_json_and_forms_for_papers(store: Path) -> None:
+    def run(*words: str) -> str:
+        done = CliRunner().invoke(
+            app, ["compare", "made-labels-*", "made-response-KD-*", "--runs-dir", str(store), *words]
+        )
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "6.33x [5.65, 7.09]" in run() and "Settings that differ" in run()
+    data = json.loads(run("--json"))
+    assert data["pareto_front"] == ["labels only", "response KD"]
+    assert data["payback"][0]["pays_back"] is False
+    assert run("--format", "latex").startswith("% Quality\n\\begin{tabular}{llrrrrl}\n\\toprule\n")
+    assert 'response KD,"0, 1","83.0 [80.5, 85.2]"' in run("--format", "csv")

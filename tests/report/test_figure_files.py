@@ -1,0 +1,48 @@
+"""Figures and tables for papers: every figure in every form, its words still words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from joulelab.cli.main import app
+from joulelab.report.figure_files import figure_names
+from joulelab.report.grid import make_grid
+from joulelab.report.grid_forms import to_csv, to_latex
+from joulelab.report.page_builders import selection_page
+from joulelab.report.selection import select
+
+
+def test_figures_and_tables_are_written_beside_the_page(made, tmp_path: Path, monkeypatch) -> None:
+    made.write_run(tmp_path / "runs", made.distilled("KD", 0, 826, 131.0, True), True)
+    monkeypatch.chdir(tmp_path)
+    words = ["report", "last", "--out", "kd.html", "--svg", "--png", "--pdf", "--latex"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "kd-figures"
+    assert [Path(line).name for line in done.output.splitlines()] == [
+        *("kd.html", "stages.svg", "stages.png", "stages.pdf", "power.svg", "power.png", "power.pdf"),
+        *("tables.tex", "figures.tex"),
+    ]
+    assert "Energy (J)</text>" in (folder / "stages.svg").read_text()  # words, not outlines
+    pdf = (folder / "power.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF") and b"/FontFile" in pdf
+    assert (folder / "stages.png").read_bytes().startswith(b"\x89PNG")
+    latex = (folder / "figures.tex").read_text()
+    assert "\\includegraphics[width=\\linewidth]{stages.pdf}" in latex
+    assert (folder / "tables.tex").read_text().count("\\toprule") >= 3
+
+
+def test_every_figure_of_a_comparison_has_a_file_name_of_its_own(made, tmp_path: Path) -> None:
+    made.write_group(tmp_path, made.demo_records(True), True)
+    page = selection_page(select(tmp_path, ["made-labels-*", "made-response-KD-*"]), tmp_path)
+    names = list(figure_names(page))
+    assert names[:5] == ["quality-against-energy", "stages", "payback", "joules-against-time", "repeats"]
+    assert sum(name.startswith("power-made-") for name in names) == 4 and len(names) == 9
+
+
+def test_latex_and_csv_keep_special_characters_inside_their_cells() -> None:
+    grid = make_grid("t", "a_b|x>", [["50 % & {more}", "1 ± 2"], ['say "no", please', "3 → 4"]])
+    assert r"50 \% \& \{more\} & 1 $\pm$ 2 \\" in to_latex(grid) and r"a\_b & x \\" in to_latex(grid)
+    assert to_csv(grid).splitlines()[2] == '"say ""no"", please",3 → 4'

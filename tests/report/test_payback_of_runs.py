@@ -1,0 +1,81 @@
+"""Payback from runs: whose joules count, at which quality, and when there is no answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.payback import payback_sentence, paybacks
+from joulelab.report.payback_figure import payback_curve
+
+
+def saving(made, joules=(60.0, 61.0, 59.5), correct=790):
+    """A teacher that halves what its students take."""
+    base = [made.labels_only(seed, 790, value, True) for seed, value in enumerate((120.0, 121.5, 119.0))]
+    taught = [made.distilled("KD", seed, correct, value, True) for seed, value in enumerate(joules)]
+    return [made.teacher_run(True), *base, *taught]
+
+
+def told(made, records, tmp_path: Path):
+    made.write_group(tmp_path, records, True)
+    return {one.each: one for one in paybacks(compare(made.group_of(records), records, tmp_path))}
+
+
+def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_path: Path) -> None:
+    one = told(made, saving(made), tmp_path)["student"]
+    assert one.found and one.found.spent.value == pytest.approx(640 + 130)  # not the data, which both need
+    assert one.found.saved.value == pytest.approx(60.0)
+    assert one.found.count == pytest.approx(770 / 60)
+    assert one.found.low < 770 / 60 < one.found.high < 15
+    assert payback_sentence(one).startswith("The teacher of KD pays back after 12.8 students [12.")
+    assert "not resolvably different" in payback_sentence(one)
+
+
+def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_less_in_use(made, tmp_path: Path) -> None:
+    one = told(made, saving(made), tmp_path)["sample"]
+    # own 60 + 9 + 4 J and the teacher's logits; 82 mJ against 9 mJ for a sample
+    assert one.found and one.found.count == pytest.approx((60.1667 + 13 + 130) / 0.073, rel=1e-3)
+    assert "teacher.evaluate and student.evaluate" in one.reason
+
+
+def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
+    records = saving(made)
+    _, _, teacher, _ = made.teacher_lineage(True)
+    student = made.ancestor("final_model", 60.0, ("student.train",), True)
+    student = student.model_copy(update={"made_by": records[4].run_id, "parents": (teacher.key,)})
+    teacher = teacher.model_copy(update={"made_by": records[0].run_id})
+    for label, lineage, joules in (("use of KD", (teacher, student), 30.0), ("use of teacher", (teacher,), 80.0)):
+        parts = (made.Part("infer.b1", 10.0, joules, 1_000),)
+        records.append(made.make_record(label, 0, parts, measured=True, lineage=lineage))
+    one = told(made, records, tmp_path)["sample"]
+    assert one.found and one.found.saved.value == pytest.approx(0.080 - 0.030)
+    assert "measured in infer.b1" in one.reason
+
+
+def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:
+    one = told(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
+    assert one.answer == "does not pay back" and "not resolved from 0" in payback_sentence(one)
+    assert "or more" in payback_sentence(one)
+
+
+def test_another_quality_is_said_beside_it(made, tmp_path: Path) -> None:
+    assert "at lower quality, -4.0 points" in payback_sentence(
+        told(made, saving(made, correct=750), tmp_path)["student"]
+    )
+
+
+def test_measured_and_estimated_joules_give_no_answer(made, tmp_path: Path) -> None:
+    records = [made.labels_only(0, 790), made.distilled("KD", 0, 790, 60.0, measured=True)]
+    one = told(made, records, tmp_path)["student"]
+    assert one.found is None and "one side is measured" in payback_sentence(one)
+
+
+def test_the_curve_falls_to_the_student_alone(made, tmp_path: Path) -> None:
+    records = saving(made)
+    figure = payback_curve(compare(made.group_of(records), records, tmp_path))
+    assert figure and "pays back after 12.8 students" in figure.description
+    values = figure.spec["datasets"]["curves"]
+    last = [value for value in values if value["method"] == "KD"][-1]
+    assert last["n"] == 1000 and last["lent"]["policy"] == pytest.approx(770)

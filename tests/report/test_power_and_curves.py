@@ -1,0 +1,84 @@
+"""The power figure tells gaps, throttling and both ways to the joules; curves set quality against joules so far."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulelab.meter.trace import LineFile, read_lines
+from joulelab.meter.trace_parquet import copy_to_parquet
+from joulelab.report.compare import compare
+from joulelab.report.power_figure import attempt_traces, power_over_time
+from joulelab.report.quality_curves import curve_points, quality_over_joules
+from joulelab.report.throttling import throttled
+from joulelab.runs.paths import RunPaths
+
+NS = 1_000_000_000
+
+
+@pytest.fixture
+def held_back(made, tmp_path: Path) -> tuple[Any, RunPaths]:
+    """A measured run whose card was at its power limit for 5 s, with a counter, and a gap at 20 s."""
+    record = made.distilled("response KD", 0, 826, 131.0, True)
+    paths = RunPaths(made.write_run(tmp_path, record, True))
+    (path,) = [trace for _, _, trace in paths.traces()]
+    lines, counted_j = [], 0.0
+    for line in read_lines(path):
+        if line["kind"] == "gpu":
+            second = (line["mono_ns"] - made.FIRST_NS) / NS
+            counted_j += line["power_watts"] / 2
+            line |= {"throttle_reasons": 4 if 10 <= second < 15 else 1, "energy_counter_j": 1.02 * counted_j}
+        lines.append(line)
+    gap = {
+        "kind": "gap",
+        "timestamp": made.STAMP,
+        "mono_ns": made.FIRST_NS + 20 * NS,
+        "device": "gpu:0",
+        "reason": "lost",
+    }
+    path.unlink()
+    file = LineFile(path)
+    file.append(*lines[:-1], gap, lines[-1])
+    file.close()
+    return record, paths
+
+
+def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back) -> None:
+    record, paths = held_back
+    figure = power_over_time(record, attempt_traces(paths), [])
+    assert figure
+    (gap,), (held,) = figure.spec["datasets"]["gaps"], figure.spec["datasets"]["throttling"]
+    assert (gap["t"], gap["why"]) == (20.0, "gpu:0: lost")
+    assert (held["t"], held["until"], held["why"]) == (10.0, 15.0, "power limit")
+    assert "1 gap in the record (gpu:0: lost)" in figure.caption
+    assert "5.0 s in which a card was held back (power limit)" in figure.caption
+    assert "counter 144 J, integral of power 142 J (-1.4 %)" in figure.caption
+
+
+def test_a_trace_in_columns_tells_the_same_throttling(held_back) -> None:
+    _, paths = held_back
+    (path,) = [trace for _, _, trace in paths.traces()]
+    assert throttled(copy_to_parquet(path, read_lines), 0.5) == throttled(path, 0.5) != []
+
+
+def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, tmp_path: Path) -> None:
+    record = made.distilled("response KD", 0, 826, 131.0, True)
+    paths = RunPaths(made.write_run(tmp_path, record, True))
+    rows = [
+        (6, "student.train", {"loss": 0.9}),
+        (12, "student.validate", {"accuracy": 0.6}),
+        (24, "student.validate", {"accuracy": 0.8}),
+    ]
+    lines = [
+        {"step": second, "attempt": 1, "mono_ns": made.FIRST_NS + second * NS, "stage": stage, **values}
+        for second, stage, values in rows
+    ]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    points = curve_points(record, paths.folder, attempt_traces(paths))
+    assert [point["joules"] for point in points] == pytest.approx([131 / 4, 131 / 2, 131], rel=0.05)
+    figure = quality_over_joules(compare(made.group_of([record]), [record], tmp_path), points)
+    assert figure and figure.title == "Validation: Accuracy (%) over joules"
+    assert [look["value"] for look in figure.spec["datasets"]["looks"]] == [60.0, 80.0]

@@ -1,0 +1,84 @@
+"""Whatever a pipeline measures can be compared: shares, losses, scores, or joules alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joulelab.errors import UsageError
+from joulelab.report.compare import compare
+from joulelab.report.quality import common_measure, quality_of
+from joulelab.report.tables import comparison_markdown
+from joulelab.report.verdict import verdict
+from joulelab.runs.record import Result
+
+
+def with_results(record, **results):
+    named = {name.replace("__", "."): result for name, result in results.items()}
+    return record.model_copy(update={"results": named})
+
+
+def squad(made):
+    """Exact matches of 1,000 questions, an F1 beside them, and figures that describe them."""
+    changed = []
+    for record in made.demo_records():
+        share = next(iter(record.results.values()))
+        who = "teacher" if record.label == "teacher" else "student"
+        f1 = Result(value=share.value + 0.05)
+        names = {f"{who}__f1": f1, f"{who}__f1__low": f1, f"{who}__exact_match": share, f"{who}__agreement": share}
+        changed.append(with_results(record, **names))
+    return changed
+
+
+def test_exact_matches_are_compared_item_by_item_like_accuracies(made, tmp_path: Path) -> None:
+    records = squad(made)
+    made.write_group(tmp_path, made.demo_records())  # the predictions are the same
+    comparison = compare(made.group_of(records), records, tmp_path)
+    assert comparison.measure and comparison.measure.name == "exact_match"
+    found = verdict(comparison)
+    assert "response KD has a higher exact match (+3.7 points)" in found.headline
+    assert found.sentences[0].startswith("response KD has an exact match 3.7 points higher than labels only (McNemar")
+    assert "| Exact match, % |" in comparison_markdown(comparison)
+
+
+def test_a_figure_can_be_asked_for_by_name_and_has_the_seeds_as_its_sample(made, tmp_path: Path) -> None:
+    records = squad(made)
+    row = compare(made.group_of(records), records, tmp_path, wanted="f1").row("response KD")
+    assert row and row.quality == pytest.approx(0.88)
+    assert row.difference and row.difference.paired is None and row.difference.over_seeds
+    assert row.difference.over_seeds.value == pytest.approx(0.037)
+
+
+def test_a_name_that_no_run_has_is_refused_with_those_there_are(made, tmp_path: Path) -> None:
+    records = squad(made)
+    with pytest.raises(UsageError, match="'bleu'") as told:
+        compare(made.group_of(records), records, tmp_path, wanted="bleu")
+    assert "exact_match" in told.value.hint
+
+
+def test_a_loss_is_a_loss_also_where_its_record_does_not_say_so(made) -> None:
+    record = with_results(
+        made.labels_only(0, 1), model__evaluate__loss=Result(value=2.5), model__train__final_loss=Result(value=2.0)
+    )
+    quality = quality_of(record)
+    assert quality and quality.measure.lower_is_better and quality.text() == "2.500"
+
+
+def test_the_measure_that_most_runs_share_is_compared(made) -> None:
+    both = with_results(
+        made.labels_only(0, 1), student__accuracy=Result(value=0.5, trials=10), student__score=Result(value=3)
+    )
+    score = with_results(made.labels_only(1, 1), student__score=Result(value=4))
+    measure = common_measure([both, score])
+    assert measure and measure.name == "score" and not measure.percent
+
+
+def test_runs_without_any_quality_are_compared_by_joules_alone(made, tmp_path: Path) -> None:
+    records = [with_results(record) for record in made.demo_records() if record.label != "teacher"]
+    comparison = compare(made.group_of(records), records, tmp_path)
+    assert comparison.measure is None and not comparison.incomplete
+    assert verdict(comparison).headline == (
+        "Against labels only, with the teacher included the methods cost 6.33x to 6.45x the joules."
+    )
+    assert "Quality" not in comparison_markdown(comparison)

@@ -1,0 +1,73 @@
+"""Fieller's interval and payback, against closed forms and by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+
+from joulelab.stats import Estimate, fieller_interval, payback_students, payback_tokens
+
+EXACT = 1e-12
+
+
+def test_with_an_exact_denominator_fieller_is_the_plain_interval():
+    found = fieller_interval(Estimate(10.0, 1.0), Estimate(2.0, EXACT))
+    assert (found.value, found.low, found.high) == pytest.approx((5.0, 5 - 1.96 / 2, 5 + 1.96 / 2), rel=1e-4)
+
+
+def test_fieller_matches_its_textbook_form():
+    """r/(1-g) +- t/(b (1-g)) sqrt(va (1-g) + r^2 vb) with g = t^2 vb / b^2, uncorrelated."""
+    a, b, t = Estimate(8.0, 0.5), Estimate(4.0, 0.4), 1.959964
+    g, ratio = (t * 0.4 / 4) ** 2, 2.0
+    half = t / 4 / (1 - g) * math.sqrt(0.25 * (1 - g) + ratio**2 * 0.16)
+    found = fieller_interval(a, b)
+    assert (found.low, found.high) == pytest.approx((ratio / (1 - g) - half, ratio / (1 - g) + half), rel=1e-5)
+
+
+def test_the_published_example_pays_back_after_ten_students():
+    spent, base, distilled = (Estimate(value, 0.01) for value in (11.0, 6.30, 5.20))
+    found = payback_students(spent, base, distilled)
+    assert found.pays_back and found.count == pytest.approx(10.0)
+    assert 9.6 < found.low < 10 < found.high < 10.4
+
+
+def test_tokens_pay_back_what_a_student_costs_more():
+    extra_j = Estimate(3.6e6, 1e3)
+    found = payback_tokens(extra_j, Estimate(0.50, 0.001), Estimate(0.26, 0.001))
+    assert found.count == pytest.approx(3.6e6 / 0.24)
+
+
+def test_a_saving_that_is_not_resolved_does_not_pay_back_but_tells_from_where_on_it_could():
+    found = payback_students(Estimate(11.0, 0.01), Estimate(6.3, 0.5), Estimate(6.1, 0.5))
+    assert not found.pays_back and found.high == math.inf
+    assert found.low == pytest.approx(11 / (0.2 + 1.96 * math.hypot(0.5, 0.5)), rel=0.01)
+    assert "not resolved" in found.reason
+
+
+def test_a_student_that_costs_more_never_pays_back():
+    found = payback_students(Estimate(11.0, 0.01), Estimate(5.0, 0.1), Estimate(6.0, 0.1))
+    assert not found.pays_back and found.low == math.inf and "costs more" in found.reason
+
+
+def test_one_repeat_resolves_nothing():
+    found = payback_students(Estimate(11.0, 0.01), Estimate.of_repeats([6.3]), Estimate.of_repeats([5.2, 5.1]))
+    assert not found.pays_back and "one repeat" in found.reason
+
+
+def test_where_nothing_extra_was_spent_it_has_paid_already():
+    assert payback_tokens(Estimate(-5.0, 1.0), Estimate(0.5, 0.01), Estimate(0.3, 0.01)).count == 0.0
+
+
+@pytest.mark.parametrize(("saving", "spread"), [(1.0, 0.1), (1.0, 0.5), (0.2, 0.5), (-0.5, 0.5)])
+def test_fiellers_set_covers_the_true_ratio_95_times_in_100(saving, spread):
+    """Also where the saving drowns in noise: the set is unbounded then, and still holds the truth as often."""
+    rng = np.random.default_rng(3)
+    truth, hits, trials = 11.0 / saving, 0, 1000
+    for _ in range(trials):
+        base = Estimate.of_repeats(rng.normal(5 + saving, spread, 4))
+        saved = base - Estimate.of_repeats(rng.normal(5.0, spread, 4))
+        found = fieller_interval(Estimate.of_half_width(rng.normal(11.0, 0.1), 0.196), saved)
+        inside = found.low <= truth <= found.high
+        # an unbounded set also has a part below 0; only what `low` cuts off above 0 is outside
+        hits += inside or (math.isinf(found.high) and truth < 0)
+    assert 0.935 < hits / trials <= 0.985

@@ -1,0 +1,80 @@
+"""Intervals over repeats: what they cover, and how many repeats a difference would need."""
+
+import math
+
+import numpy as np
+import pytest
+
+from joulelab.stats import (
+    Interval,
+    difference_of_means,
+    mean_bootstrap,
+    mean_interval,
+    mean_t,
+    paired_shares,
+    ratio_paired,
+    ratio_unpaired,
+    repeats_for,
+    repeats_needed,
+    widened_ratio,
+)
+
+
+def coverage(interval_of, trials=1500, seed=5):
+    rng = np.random.default_rng(seed)
+    return sum(not interval_of(rng).excludes(0.0) for _ in range(trials)) / trials
+
+
+def test_welchs_interval_covers_95_of_100_with_unequal_spreads():
+    share = coverage(lambda rng: difference_of_means(rng.normal(0, 1, 3).tolist(), rng.normal(0, 4, 5).tolist()))
+    assert 0.935 < share < 0.97
+
+
+def test_the_bootstrap_of_20_covers_95_of_100_also_where_values_are_skewed():
+    assert 0.925 < coverage(lambda rng: mean_bootstrap(rng.normal(0, 1, 20).tolist()), 600) < 0.975
+    assert 0.92 < coverage(lambda rng: mean_bootstrap((rng.exponential(1, 20) - 1).tolist()), 600) < 0.975
+
+
+def test_a_bootstrap_of_a_few_values_is_refused_and_t_is_taken():
+    with pytest.raises(ValueError, match="does not cover"):
+        mean_bootstrap([1.0, 2.0, 3.0])
+    assert mean_interval([1.0, 2.0, 4.0]) == mean_t([1.0, 2.0, 4.0])
+
+
+def test_a_bootstrap_gives_the_same_interval_every_time():
+    values = np.random.default_rng(0).normal(size=25).tolist()
+    assert mean_bootstrap(values) == mean_bootstrap(values) == mean_interval(values)
+    assert mean_bootstrap([2.0] * 20) == Interval(2.0, 2.0, 2.0)
+
+
+def test_pairing_takes_out_what_seeds_have_in_common():
+    ours, theirs = [10.0, 20.0, 40.0], [5.1, 9.9, 20.2]
+    paired, unpaired = ratio_paired(ours, theirs), ratio_unpaired(ours, theirs)
+    assert paired.value == pytest.approx(unpaired.value)
+    assert paired.excludes(1.0) and not unpaired.excludes(1.0)
+
+
+def test_scale_errors_of_two_cards_join_in_quadrature_and_those_of_one_card_cancel():
+    ratio = Interval(2.0, 2.0 * math.exp(-0.03), 2.0 * math.exp(0.03))
+    assert widened_ratio(ratio) == ratio
+    half = math.sqrt(0.03**2 + math.log1p(0.04) ** 2)
+    assert widened_ratio(ratio, 0.04).high == pytest.approx(2 * math.exp(half))
+
+
+def test_repeats_needed_are_those_of_the_power_formula():
+    # difference of one standard deviation, 80 % power, two-sided 5 %: 10 pairs (t, not z)
+    assert repeats_for(1.0, 1.0) == 10
+    assert repeats_needed([1.0]) is None and repeats_for(0.001, 1.0) is None
+    rng = np.random.default_rng(2)
+    seen = sum(mean_t(rng.normal(1.0, 1.0, 10).tolist()).excludes(0.0) for _ in range(1000)) / 1000
+    assert 0.77 < seen < 0.87
+
+
+def test_items_pair_also_where_seeds_do_not():
+    rng = np.random.default_rng(4)
+    items = rng.random(2000)
+    a = np.mean([items < 0.7 + 0.05 * rng.normal(size=2000) for _ in range(2)], axis=0)
+    b = np.mean([items < 0.75 + 0.05 * rng.normal(size=2000) for _ in range(3)], axis=0)
+    found = paired_shares(a, b)
+    assert found.difference.value == pytest.approx(0.05, abs=0.02) and found.p_value < 1e-6
+    assert paired_shares(a, a).p_value == 1.0
