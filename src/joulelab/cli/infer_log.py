@@ -1,0 +1,84 @@
+"""`joulelab infer --from-log`: joules per inference out of a power log that something else wrote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joulelab.errors import UsageError
+
+if TYPE_CHECKING:
+    from joulelab.meter.foreign.busy_idle import IdleGiven
+    from joulelab.meter.foreign.gather import TimeRule
+    from joulelab.meter.foreign.power_log import PowerLog
+    from joulelab.meter.foreign.summary import DeviceFigures
+
+
+def infer_from_log(
+    file: Path,
+    latency_ms: float | None,
+    idle_from: str | None,
+    time_zone: str | None,
+    period: float | None,
+    as_json: bool,
+) -> None:
+    from joulelab.meter.foreign.gather import TimeRule
+    from joulelab.meter.foreign.recognise import read_power_log
+    from joulelab.meter.foreign.summary import figures, summary_data, with_energy
+
+    if latency_ms is None:
+        raise UsageError("a log tells watts, and joules per inference need its duration", "add --latency-ms 4.37")
+    for option, value in (("--latency-ms", latency_ms), ("--period", period)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{option} {value:g} is not a number above 0")
+    rule = TimeRule(time_zone, period)
+    log = read_power_log(file, rule, "joules per inference")
+    given, source = _idle(idle_from, log, rule)
+    rows = [_sourced(row, source) for row in with_energy(log, figures(log, given, latency_ms / 1000))]
+    if as_json:
+        import json
+
+        print(json.dumps({"file": str(file), **summary_data(log, rows)}, indent=2))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.grid import to_rich
+    from joulelab.report.inference_log import log_inference_grids
+    from joulelab.report.log_tables import log_sentences
+
+    print_result(*(to_rich(grid) for grid in log_inference_grids(rows)), *log_sentences(log, rows))
+
+
+def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, str]:
+    """What --idle-from says, and how it should be told; an empty text leaves the telling to the reader of the log."""
+    from joulelab.meter.foreign.busy_idle import IdleGiven, parse_idle
+
+    if text is None:
+        return IdleGiven(), ""
+    if ".." in text and not Path(text).exists():
+        return IdleGiven(window_s=parse_idle(text, log)), ""
+    number = text.strip().removesuffix("W").removesuffix("w").strip()
+    if _is_number(number):
+        return IdleGiven(power_w=float(number)), "given with --idle-from"
+    from joulelab.meter.foreign.energy import device_energy
+    from joulelab.meter.foreign.recognise import read_power_log
+
+    idle = read_power_log(Path(text), rule, "an idle baseline")
+    means = [mean for device in idle.devices if (mean := device_energy(device).mean_w) is not None]
+    if len(means) != 1:
+        raise UsageError(f"{text} tells the power of {len(means)} devices, and one idle power is wanted", "write watts")
+    return IdleGiven(power_w=means[0]), f"mean of {text}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return 0 <= float(text) < float("inf")
+    except ValueError:
+        return False
+
+
+def _sourced(row: DeviceFigures, source: str) -> DeviceFigures:
+    if not source or row.inference is None:
+        return row
+    idle = replace(row.inference.idle, source=source)
+    return replace(row, idle=idle, inference=replace(row.inference, idle=idle))

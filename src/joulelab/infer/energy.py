@@ -1,0 +1,135 @@
+"""Joules of one inference, gross and above idle, from windows in which nothing else was done.
+
+Gross: the window's joules over the inferences in it. Net: less the idle power over the same time. The interval is the
+widest of three: what the meter says of its own refresh and sampling; how the power of single seconds differs, which
+contains the meter's noise and the card's own drift; and how the joules of an inference differ from round to round,
+which also contains how the time of one varies. Idle is not one number (a card whose clocks have not dropped
+draws half as much again), so half the difference of the baselines before and after counts as doubt about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from joulelab.meter.figures import EnergyFigure, Frozen
+from joulelab.stats import Interval, mean_t, ratio_paired
+
+Window = tuple[int, int]
+Turn = tuple[Window, int]
+"""A window and the items in it."""
+Reader = Callable[[Sequence[Window]], EnergyFigure]
+# Ten refreshes of a GPU's counter.
+PIECE_S = 1.0
+_NS = 1e9
+
+
+class IdlePower(Frozen):
+    power_w: float
+    half_width_w: float
+
+
+class PerInference(Frozen):
+    """Of one item: an image, a sequence, a token."""
+
+    gross_j: float
+    gross_half_width_j: float
+    net_j: float | None = None
+    """None where no idle baseline was measured."""
+    net_half_width_j: float | None = None
+    power_w: float
+    idle_power_w: float | None = None
+    method: str
+
+    @property
+    def relative(self) -> float:
+        return self.gross_half_width_j / abs(self.gross_j) if self.gross_j else math.inf
+
+
+def per_inference(
+    turns: Sequence[Turn], read: Reader, idle: IdlePower | None = None
+) -> tuple[PerInference | None, str]:
+    """The joules of an item, or why there are none."""
+    windows, items = [window for window, _ in turns], sum(count for _, count in turns)
+    figure = read(windows)
+    if figure.energy_j is None or not items:
+        return None, f"{figure.reason or 'nothing was measured'}" + (f" ({figure.fix})" if figure.fix else "")
+    duration_s = sum(end - begin for begin, end in windows) / _NS
+    power_w = figure.energy_j / max(figure.coverage, 1e-9) / duration_s  # an unseen part is taken to be as the rest
+    own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
+    relative = max(own, _spread_of_seconds(windows, read), _spread_of_turns(turns, read))
+    item_s = duration_s / items
+    net_j = net_half = None
+    if idle is not None:
+        net_j = (power_w - idle.power_w) * item_s
+        net_half = math.hypot(relative * power_w, idle.half_width_w) * item_s
+    found = PerInference(
+        gross_j=power_w * item_s,
+        gross_half_width_j=relative * power_w * item_s,
+        net_j=net_j,
+        net_half_width_j=net_half,
+        power_w=power_w,
+        idle_power_w=None if idle is None else idle.power_w,
+        method=figure.method,
+    )
+    return found, ""
+
+
+def _spread_of_seconds(windows: Sequence[Window], read: Reader) -> float:
+    return _spread([mean_power_w(piece, read) for window in windows for piece in pieces(window)])
+
+
+def _spread_of_turns(turns: Sequence[Turn], read: Reader) -> float:
+    return _spread([_joules_each(turn, read) for turn in turns if pieces(turn[0])])
+
+
+def _spread(found: Sequence[float | None]) -> float:
+    """Relative half-width of the mean; 0 where there are too few values to tell."""
+    values = [value for value in found if value is not None]
+    if len(values) < 3:
+        return 0.0
+    interval = mean_t(values)
+    return (interval.high - interval.value) / abs(interval.value) if interval.value else 0.0
+
+
+def pieces(window: Window) -> list[Window]:
+    """Equal pieces of at least a second."""
+    count = int((window[1] - window[0]) / _NS / PIECE_S)
+    edges = [window[0] + (window[1] - window[0]) * number // max(count, 1) for number in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def mean_power_w(window: Window, read: Reader) -> float | None:
+    """None where the trace does not cover the window."""
+    figure = read([window])
+    if figure.energy_j is None or figure.coverage < 0.98:
+        return None
+    return figure.energy_j / ((window[1] - window[0]) / _NS)
+
+
+def idle_power(windows: Sequence[Window], read: Reader) -> IdlePower | None:
+    """Mean of the baselines, and half their range beside the meter's own doubt."""
+    found = [(power, read([window])) for window in windows if (power := mean_power_w(window, read)) is not None]
+    if not found:
+        return None
+    powers = [power for power, _ in found]
+    own = [(figure.half_width_j or 0.0) / max(figure.energy_j or 0.0, 1e-12) * power for power, figure in found]
+    return IdlePower(
+        power_w=sum(powers) / len(powers),
+        half_width_w=math.hypot((max(powers) - min(powers)) / 2, max(own)),
+    )
+
+
+def ratio_of_joules(ours: Sequence[Turn], theirs: Sequence[Turn], read: Reader) -> Interval | None:
+    """Joules an item, ours over theirs, from rounds that took turns."""
+    pairs = [(_joules_each(our, read), _joules_each(their, read)) for our, their in zip(ours, theirs, strict=True)]
+    if any(our is None or their is None for our, their in pairs):
+        return None
+    return ratio_paired([our or 0.0 for our, _ in pairs], [their or 0.0 for _, their in pairs])
+
+
+def _joules_each(turn: Turn, read: Reader) -> float | None:
+    (begin, end), items = turn
+    power_w = mean_power_w((begin, end), read)
+    return None if power_w is None or not items else power_w * (end - begin) / _NS / items

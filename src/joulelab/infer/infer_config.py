@@ -1,0 +1,176 @@
+"""Settings of the pipeline `infer`: one model, the ways to run it, and how long to look. Importable without torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from joulelab import lookup
+from joulelab.data import samples, sources
+from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.runs import environment
+from joulelab.runs.spec import RunSpec
+from joulelab.zoo.norms.shapes import SHAPES, Norm
+from joulelab.zoo.registry import find_model, is_file, require_packages
+
+Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16"]
+Mode = Literal["eager", "compiled", "cuda-graph", "reduce-overhead", "fastest"]
+GPU_MODES = ("cuda-graph", "reduce-overhead")
+IDLE_S = 5.0
+Kind = Literal["encoder", "zoo", "pretrained"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table: how the model is run, and on how much at once."""
+
+    batch_size: int
+    tokens: int
+    """Of a sequence; 0: as the model has it."""
+    mode: Mode
+    dtype: Dtype
+    norm: Norm | None = None
+
+    @property
+    def stage(self) -> str:
+        parts = [
+            f"b{self.batch_size}",
+            f"t{self.tokens}" if self.tokens else "",
+            self.mode,
+            self.dtype,
+            self.norm or "",
+        ]
+        return "infer." + "-".join(part for part in parts if part)
+
+
+class InferSpec(RunSpec):
+    """Profile inference: how long a call takes and how many joules an item, for every combination that is asked for."""
+
+    pipeline: Literal["infer"] = "infer"
+    """Which pipeline runs the stages."""
+    model: str
+    """deit-t, deit-s, deit-b, bert-b, bert-l (our own encoders), a model of `joulelab zoo`, a .py file with a MODEL,
+    a sample, a folder or a hub id."""
+    size: str = ""
+    """Which size, for a model of the zoo; empty: its published default."""
+    weights: str = ""
+    """For our own encoders and the zoo: `published`, a folder or a hub id; empty: drawn from the seed, which takes the
+    same time and joules."""
+    batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
+    """Items in a call, one row of the table for each."""
+    seq_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Tokens of a sequence, for models of text; empty: 128, or what the zoo's model has."""
+    dtypes: tuple[Dtype, ...] = ("fp32",)
+    """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (weights cast)."""
+    modes: tuple[Mode, ...] = ("eager",)
+    """eager, compiled, cuda-graph, reduce-overhead (torch.compile's own graphs), or fastest (several are tried)."""
+    norms: tuple[Norm, ...] = ()
+    """For our own encoders: pre-ln, pre-rms, pre-crms, post-ln, none; empty: as published."""
+    threads: int = Field(0, ge=0)
+    """Of the CPU; 0: as many as this process may use."""
+    min_run_time_s: float = Field(5.0, gt=0, le=3600)
+    """Seconds that each row is run at least; sensors refresh every 100 ms, so tens of refreshes are wanted."""
+    rounds: int = Field(4, ge=1, le=100)
+    """Into how many rounds that time is divided; rows of one batch size take turns, so that drift hits all alike."""
+    target_ci: float | None = Field(None, gt=0, lt=1)
+    """Go on until the 95 % interval of the energy is at most this share of it (0.02), or `max_time_s` is over."""
+    max_time_s: float = Field(60.0, gt=0, le=36000)
+    """Seconds after which a row ends although its interval is wider than `target_ci`."""
+    generate: bool = False
+    """Generate text: prefill and decode apart, time to first token, time and joules per token and per response."""
+    prompt_tokens: int = Field(256, ge=1)
+    """With `generate`: tokens of a prompt."""
+    new_tokens: int = Field(128, ge=2)
+    """With `generate`: tokens of a response; it always has this many, whatever the model would like to end with."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto takes a GPU where there is one."""
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Idle baselines are part of an inference's figures; the name is the model's."""
+        name, energy = settings.get("model"), settings.get("energy", {})
+        if not isinstance(name, str) or not isinstance(energy, dict):
+            return dict(settings)
+        model = f"{sources.SAMPLE_PREFIX}{name}" if name in samples.SAMPLES else name
+        idle = {"idle_before_s": IDLE_S, "idle_after_s": IDLE_S}
+        title = "infer-" + model.rstrip("/").rpartition("/")[2].replace(":", "-").removesuffix(".py")[:60]
+        return {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}
+
+    @model_validator(mode="after")
+    def _fits_the_model(self) -> InferSpec:
+        if self.norms and self.kind != "encoder":
+            raise ValueError(f"norms can be chosen for {', '.join(SHAPES)}, not for {self.model}")
+        if self.model in SHAPES and SHAPES[self.model].kind == "image" and self.seq_lengths:
+            raise ValueError(f"{self.model} takes images of one size; a sequence length fits models of text")
+        if self.generate and (self.kind != "pretrained" or self.norms or self.seq_lengths):
+            raise ValueError("generate needs a causal language model by sample, folder or hub id, and prompt_tokens")
+        if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
+            raise ValueError("generate takes the modes eager, compiled and cuda-graph; they mean the decoding step")
+        return self
+
+    @property
+    def kind(self) -> Kind:
+        if self.model in SHAPES:
+            return "encoder"
+        return "zoo" if self.model in lookup.ZOO.names() or is_python_file(self.model) else "pretrained"
+
+    @property
+    def usable_threads(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+    def groups(self) -> Iterator[list[Case]]:
+        """Rows of one input, which take turns."""
+        lengths = self.seq_lengths or ((128,) if self.is_text_encoder else (0,))
+        for tokens, batch_size in product(lengths, self.batch_sizes):
+            yield [
+                Case(batch_size, tokens, mode, dtype, norm)
+                for norm, dtype, mode in product(self.norms or (None,), self.dtypes, self.modes)
+            ]
+
+    @property
+    def is_text_encoder(self) -> bool:
+        return self.kind == "pretrained" or (self.model in SHAPES and SHAPES[self.model].kind == "text")
+
+    def preflight(self) -> None:
+        gpu = self.device != "cpu" and bool(environment.gpus())
+        if self.device == "cuda" and not gpu:
+            raise UsageError("device=cuda, and there is no NVIDIA GPU here", "leave it out, or write --device cpu")
+        for mode in self.modes:
+            if mode in GPU_MODES and not gpu:
+                raise UsageError(
+                    f"the mode {mode} launches CUDA graphs, and this runs on a CPU", "use eager, compiled or fastest"
+                )
+        if self.kind == "zoo":
+            require_packages(find_model(self.model))
+        elif self.kind == "pretrained":
+            _check_name(self.model)
+        if self.model in SHAPES:
+            _check_length(self)
+
+
+def is_python_file(name: str) -> bool:
+    return name.endswith(".py") and is_file(name)
+
+
+def _check_name(name: str) -> None:
+    """A word that is neither ours nor a place is a slip, not a model on the hub."""
+    place = sources.parse(name)
+    if place.kind == "hub" and "/" not in name:
+        known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in samples.SAMPLES)]
+        raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
+    if place.kind == "sample" and samples.find(place.name).kind == "labelled-text":
+        raise UsageError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
+    if place.path is not None and place.path.is_dir() and not (place.path / "config.json").exists():
+        raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")
+
+
+def _check_length(spec: InferSpec) -> None:
+    limit = SHAPES[spec.model].positions
+    for tokens in spec.seq_lengths:
+        if tokens > limit:
+            raise ConfigError(f"{spec.model} has {limit} positions, and seq_length is {tokens}", "ask for fewer tokens")

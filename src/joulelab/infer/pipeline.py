@@ -1,0 +1,217 @@
+"""The pipeline `infer`, as a story of stages: a model is made ready, then timed and metered in the same windows.
+
+Making ready (drawing or loading weights, compiling, trying recipes) has a stage of its own, so that a row's stage
+holds inferences and nothing else. Rows of one input take turns in rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from joulelab.errors import OutOfMemory
+from joulelab.infer.decoding_pipeline import run_generation
+from joulelab.infer.energy import PIECE_S, Reader, Turn, per_inference
+from joulelab.infer.fastest import choose
+from joulelab.infer.figures import machine_state, mfu_of, row_values
+from joulelab.infer.infer_config import Case, InferSpec
+from joulelab.infer.places import device_of, uses
+from joulelab.infer.precisions import inference
+from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
+from joulelab.infer.subject import Shelf, Subject, forward_flops, weight_bytes
+from joulelab.infer.timing import Latency, Round, run_round, waited_for
+from joulelab.runs.context import RunContext
+from joulelab.train.stats.window_energy import reader_of, why_no_joules
+from joulelab.train.zoo_results import peak_memory_bytes, start_memory_peak
+
+PREPARE = "model.prepare"
+TRACKER = "inference"
+# With fewer pieces than this their spread says nothing.
+_FEWEST_PIECES = 3
+
+
+def run_infer(run: RunContext) -> None:
+    spec = cast(InferSpec, run.spec)
+    uses(run, spec)
+    torch.set_num_threads(spec.usable_threads)
+    if spec.generate:
+        run_generation(run, spec)
+        return
+    lab = _Lab(run, spec)
+    for cases in spec.groups():
+        lab.measure([lab.make_ready(case) for case in cases])
+    lab.tell()
+
+
+@dataclass
+class _Row:
+    """One case on its way from a model to figures."""
+
+    case: Case
+    subject: Subject
+    call: Callable[[], Any]
+    recipe: Recipe
+    memory_bytes: int
+    rounds: list[Round] = field(default_factory=list)
+    waited_s: float = 0.0
+    stopped: str = ""
+    """Why it was not run longer, where an interval was asked for."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [(found.window, found.calls * self.subject.items) for found in self.rounds]
+
+    @property
+    def items(self) -> int:
+        return self.subject.items * sum(found.calls for found in self.rounds)
+
+    @property
+    def seconds(self) -> float:
+        return sum(found.duration_s for found in self.rounds)
+
+
+class _Lab:
+    def __init__(self, run: RunContext, spec: InferSpec) -> None:
+        self.run = run
+        self.spec = spec
+        self.device = device_of(spec.device)
+        self.shelf = Shelf(spec, self.device)
+        self.rows: list[_Row] = []
+        self.no_joules = why_no_joules(run.meter)
+        self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
+
+    def make_ready(self, case: Case) -> _Row:
+        with self.run.stage(PREPARE, again=True), _explained(case):
+            self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
+            subject = self.shelf.subject(case)
+            self._count_flops(case, subject)
+            before = self._allocated()
+            with inference(case.dtype):
+                recipe = self._recipe(case, subject)
+                call = prepare_call(subject.model, subject.inputs, recipe, case.dtype, self.device)
+                start_memory_peak(self.device)
+                call()
+            self._wait()
+            memory = peak_memory_bytes(self.device)
+            if self.device.type == "cuda":
+                memory = weight_bytes(subject.model) + memory - before
+        return _Row(case, subject, call, recipe, memory)
+
+    def _recipe(self, case: Case, subject: Subject) -> Recipe:
+        if case.mode != "fastest":
+            return RECIPES[case.mode]
+        recipe, tried = choose(
+            subject.model,
+            subject.inputs,
+            case.dtype,
+            self.device,
+            lambda found: self.run.progress.say(f"tried {found}"),
+        )
+        values = {"chosen": recipe.described(), "tried": [str(found) for found in tried]}
+        self.run.meter.event("tracker", stage=case.stage, name="recipes", values=values)
+        return recipe
+
+    def _count_flops(self, case: Case, subject: Subject) -> None:
+        key = (case.batch_size, case.tokens, case.norm)
+        if self._flops.get(key, (None, ""))[0] is None:
+            self._flops[key] = forward_flops(subject)
+
+    def measure(self, rows: list[_Row]) -> None:
+        """In turns, forwards and backwards, so that a drift of the card hits all rows alike."""
+        seconds = self.spec.min_run_time_s / self.spec.rounds
+        for number in range(self.spec.rounds):
+            for row in rows if number % 2 == 0 else reversed(rows):
+                self._round(row, seconds)
+        self._until_tight(rows, max(seconds, PIECE_S))
+        for row in rows:
+            with inference(row.case.dtype):
+                row.waited_s = waited_for(row.call, self.device)
+            row.call = _done
+        self.rows += rows
+
+    def _round(self, row: _Row, seconds: float) -> None:
+        with self.run.stage(row.case.stage, again=True) as stage, inference(row.case.dtype):
+            before = row.rounds[-1] if row.rounds else None
+            row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
+            stage.count(samples=row.items)
+
+    def _until_tight(self, rows: list[_Row], seconds: float) -> None:
+        target = self.spec.target_ci
+        if target is None:
+            return
+        if self.no_joules is not None:
+            for row in rows:
+                row.stopped = "there are no joules whose interval could become tight"
+            return
+        open_rows = list(rows)
+        while open_rows:
+            read = reader_of(self.run.meter, 0)  # what the trace covers by now; waiting would let the card cool down
+            for row in list(open_rows):
+                row.stopped = self._verdict(row, read, target)
+                if row.stopped:
+                    open_rows.remove(row)
+            for row in open_rows:
+                self._round(row, seconds)
+
+    def _verdict(self, row: _Row, read: Reader, target: float) -> str:
+        found, _ = per_inference(row.turns, read)
+        enough = row.seconds >= _FEWEST_PIECES * PIECE_S
+        if found is not None and enough and found.relative <= target:
+            return f"the energy's interval reached {100 * target:g} %"
+        if row.seconds >= self.spec.max_time_s:
+            wide = "unknown" if found is None else f"{100 * found.relative:.1f} %"
+            return f"the time limit of {self.spec.max_time_s:g} s; the energy's interval is {wide}"
+        return ""
+
+    def tell(self) -> None:
+        """The figures, once the trace covers the last window."""
+        read = reader_of(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows))
+        for row in self.rows:
+            energy, why_not = per_inference(row.turns, read)
+            latency = Latency.of(row.rounds)
+            flops, how = self._flops[(row.case.batch_size, row.case.tokens, row.case.norm)]
+            mfu, no_mfu = mfu_of(flops, how, row.subject.items / latency.median_s, row.case.dtype, self.device)
+            values = row_values(row.case, row.subject.item, row.subject.items, latency, row.rounds, read)
+            values |= {
+                "waited_s": row.waited_s,
+                "energy": None if energy is None else energy.model_dump(),
+                "why_no_energy": why_not,
+                "flops_per_item": flops,
+                "mfu": mfu,
+                "mfu_missing": no_mfu,
+                "memory_bytes": row.memory_bytes,
+                "recipe": row.recipe.described(),
+                "threads": self.spec.usable_threads,
+                "device": self.device.type,
+                "stopped": row.stopped,
+                "notes": list(row.subject.notes),
+                "state": machine_state(self.run.meter.trace_path, [found.window for found in row.rounds]),
+            }
+            self.run.meter.event("tracker", stage=row.case.stage, name=TRACKER, values=values)
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@contextmanager
+def _explained(case: Case) -> Iterator[None]:
+    """Too little memory is told with the row it was too little for."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{case.stage.removeprefix('infer.')} does not fit into the GPU's memory",
+            "ask for a smaller batch, a shorter sequence or 16-bit weights",
+        ) from error
+
+
+def _done() -> None:
+    raise AssertionError("this row was measured already, and its model let go")

@@ -1,0 +1,42 @@
+"""Where an inference runs, and where its model came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from joulelab.data import sources
+from joulelab.errors import ConfigError
+from joulelab.infer.infer_config import InferSpec
+from joulelab.runs.artifacts import read_bill
+from joulelab.runs.bills import external
+from joulelab.runs.context import RunContext
+from joulelab.zoo.norms.published import PUBLISHED
+from joulelab.zoo.norms.shapes import SHAPES
+
+
+def device_of(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or write --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def uses(run: RunContext, spec: InferSpec) -> None:
+    """The model's own bill where it is an artefact of ours, so that payback knows what making it took; else a note
+    that it came from elsewhere."""
+    name = spec.model if spec.kind == "pretrained" else spec.weights
+    if name == PUBLISHED:
+        name = SHAPES[spec.model].hub_id if spec.model in SHAPES else spec.model
+    if not name:
+        return
+    place = sources.parse(name)
+    bill = read_bill(place.path) if place.path is not None and place.path.is_dir() else None
+    if bill is None and place.path is not None:
+        bill = read_bill(Path(place.path).parent)
+    if bill is None:
+        identity = name if place.path is None else f"{name}@{sources.content_hash(place.path)[:16]}"
+        bill = external(name, "model", identity)
+    run.uses(bill.artefact.name, bill)

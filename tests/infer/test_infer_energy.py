@@ -1,0 +1,99 @@
+"""Joules per inference by hand: power over idle times latency, and intervals that are no tighter than the data."""
+
+import pytest
+from inference_records import record, row
+
+from joulelab.infer.energy import IdlePower, idle_power, per_inference, pieces, ratio_of_joules
+from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.report.inference_rows import inference_rows, pareto, row_ratios
+
+NS = 10**9
+
+
+def steady(power_of, relative=0.0):
+    """A reader of a card whose power at second s is `power_of(s)`, in steps of a second."""
+
+    def read(windows):
+        joules = sum(power_of(begin // NS) * (end - begin) / NS for begin, end in windows)
+        return EnergyFigure(energy_j=joules, method="counter", half_width_j=relative * joules)
+
+    return read
+
+
+def test_87_watts_over_61_idle_at_4_37_ms_are_113_62_millijoules():
+    calls = 1000
+    window = (0, round(calls * 4.37e-3 * NS))
+    found, _ = per_inference([(window, calls)], steady(lambda s: 87.0), IdlePower(power_w=61.0, half_width_w=0.0))
+    assert found.net_j == pytest.approx(0.11362)
+    assert found.gross_j == pytest.approx(0.38019)
+
+
+def test_the_interval_is_the_wider_of_the_meter_s_own_and_the_spread_of_the_seconds():
+    quiet, _ = per_inference([((0, 10 * NS), 100)], steady(lambda s: 100.0, relative=0.03))
+    assert quiet.relative == pytest.approx(0.03)
+    restless, _ = per_inference([((0, 10 * NS), 100)], steady(lambda s: 100.0 + 20 * (s % 2), relative=0.03))
+    # ten seconds of +-10 W around 110 W: Student's t of 9 degrees
+    assert restless.relative == pytest.approx(2.262 * 10.54 / 10**0.5 / 110, rel=0.01)
+
+
+def test_rounds_whose_inferences_took_longer_widen_the_interval():
+    turns = [((s * NS, (s + 1) * NS), items) for s, items in ((0, 100), (2, 110), (4, 90))]
+    found, _ = per_inference(turns, steady(lambda s: 100.0))
+    assert found.gross_j == pytest.approx(1.0)
+    assert found.relative > 0.2  # the power alone never moved
+
+
+def test_idle_that_differs_before_and_after_is_doubt_about_the_net_joules():
+    idle = idle_power([(0, 5 * NS), (20 * NS, 25 * NS)], steady(lambda s: 80.0 if s < 10 else 120.0))
+    assert (idle.power_w, idle.half_width_w) == (100.0, 20.0)
+    found, _ = per_inference([((10 * NS, 12 * NS), 1000)], steady(lambda s: 300.0), idle)
+    assert found.net_j == pytest.approx(0.4)
+    assert found.net_half_width_j == pytest.approx(20.0 * 2e-3)
+
+
+def test_without_a_sensor_there_is_the_reason_and_no_number():
+    found, why = per_inference([((0, NS), 10)], lambda windows: missing("no RAPL", "modprobe"))
+    assert found is None
+    assert why == "no RAPL (modprobe)"
+
+
+def test_pieces_are_at_least_a_second_and_cover_the_window():
+    assert pieces((0, round(0.9 * NS))) == []
+    assert pieces((0, round(2.5 * NS))) == [(0, round(1.25 * NS)), (round(1.25 * NS), round(2.5 * NS))]
+
+
+def test_a_ratio_of_joules_pairs_the_rounds_so_that_a_common_drift_cancels():
+    drifting = steady(lambda s: 100.0 + 10 * (s // 2))
+    ours = [((s * NS, (s + 1) * NS), 110) for s in (0, 2, 4)]
+    theirs = [((s * NS, (s + 1) * NS), 100) for s in (1, 3, 5)]
+    ratio = ratio_of_joules(ours, theirs, drifting)
+    assert ratio.value == pytest.approx(100 / 110)
+    assert ratio.high - ratio.low < 1e-9
+
+
+def test_net_joules_of_a_record_come_from_its_baselines():
+    (found,) = inference_rows(record([row(gross_j=0.2, half_j=0.002, power_w=200.0)], idle_w=(60.0, 62.0)))
+    assert found.energy.net_j == pytest.approx(0.2 - 61.0 * 1e-3)
+    assert found.energy.net_half_width_j == pytest.approx((0.002**2 + 0.001**2) ** 0.5)
+    (without,) = inference_rows(record([row()], idle_w=()))
+    assert without.energy.net_j is None
+
+
+def test_rows_that_took_turns_are_compared_by_pairs():
+    slow = row(ms=1.0, rounds=(1.0, 1.2, 1.1), power_w=200.0)
+    quick = row(ms=0.9, rounds=(1.0, 1.2, 1.1), mode="cuda-graph", power_w=200.0)
+    (ratio,) = row_ratios(inference_rows(record([slow, quick])))
+    assert ratio.time.value == pytest.approx(0.9)
+    assert ratio.time.high < 0.91
+    assert ratio.energy.value == pytest.approx(0.9, rel=0.01)
+
+
+def test_the_pareto_front_has_no_row_that_another_beats_in_both():
+    rows = [
+        row(1, ms=1, gross_j=0.3),
+        row(8, ms=2, gross_j=0.1),
+        row(4, ms=3, gross_j=0.2),
+        row(32, ms=6, gross_j=0.05),
+    ]
+    front = pareto(inference_rows(record(rows)))
+    assert [one.values["batch_size"] for one in front] == [1, 8, 32]

@@ -1,0 +1,74 @@
+"""A whole inference run over the simulated driver: 400 W whatever happens, so joules are time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from nvml_sim.driver import SimGpu, constant
+from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
+
+from joulelab.cli.infer_flags import FLAGS, infer_settings
+from joulelab.report.inference_figure import joules_against_latency
+from joulelab.report.inference_rows import inference_rows
+from joulelab.report.run_tables import run_grids
+from joulelab.runs.attempt import create_run
+from joulelab.runs.context import Silent
+from joulelab.runs.execute import execute
+from joulelab.runs.spec import check
+from joulelab.zoo.norms.shapes import SHAPES
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(tmp_path, model, **flags):
+    absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
+    settings = infer_settings({**absent, "model": model, "threads": 1, "device": "cpu", **flags})
+    return execute(create_run(tmp_path / "runs", check(settings)), Silent())
+
+
+def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
+    small = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
+    monkeypatch.setitem(SHAPES, "deit-t", small)
+    nvml_sim.gpus = [SimGpu(wave=constant(400))]
+    nvml_sim.write()
+    idle = ["energy.idle_before_s=1.5", "energy.idle_after_s=1.5", "rounds=2"]
+    record = run(
+        tmp_path, "deit-t", norm="pre-ln,pre-rms", min_run_time=2.4, target_ci="20%", max_time=10.0, overrides=idle
+    )
+    rows = inference_rows(record)
+    assert [row.stage for row in rows] == ["infer.b1-eager-fp32-pre-ln", "infer.b1-eager-fp32-pre-rms"]
+    for row in rows:
+        per_call_s = row.values["seconds"] / row.values["calls"]
+        assert row.energy.method == "counter"
+        assert row.energy.gross_j == pytest.approx(400 * per_call_s, rel=0.05)
+        assert row.latency_s == pytest.approx(per_call_s, rel=0.5)
+        assert row.energy.net_j == pytest.approx(0, abs=0.1 * row.energy.gross_j)  # it idles at 400 W as well
+        assert row.values["seconds"] >= 2.4
+        assert "the energy's interval reached 20 %" in row.values["stopped"]
+        assert row.values["state"]["sm_clock_mhz"] is not None
+        stage = record.stage(row.stage)
+        assert stage.samples == row.values["calls"]
+        assert len(stage.segments) >= 2
+    assert next(stage.name for stage in record.stages) == "idle.before"
+    captions = [grid.caption for grid in run_grids(record)]
+    assert "Inference: CPU, 1 thread, batch 1, eager, fp32" in captions
+    assert "Against the first row, in turns" in captions
+    assert joules_against_latency(record) is not None
+
+
+def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(tmp_path):
+    record = run(
+        tmp_path, "bert", size="tiny", batch_size="1,2", min_run_time=0.2,
+        overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "energy.gpus=none", "rounds=1"],
+    )  # fmt: skip
+    rows = inference_rows(record)
+    assert [row.values["items_per_call"] for row in rows] == [1, 2]
+    assert all(row.values["flops_per_item"] > 0 for row in rows)
+    if all(row.energy is None for row in rows):  # a machine without RAPL
+        grid = next(grid for grid in run_grids(record) if grid.caption.startswith("Inference"))
+        assert "Not measured: joules and watts." in grid.note

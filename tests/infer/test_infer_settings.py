@@ -1,0 +1,131 @@
+"""What `joulelab infer` makes of its flags, and what it refuses before anything starts."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from joulelab.cli.infer_flags import FLAGS, infer_settings
+from joulelab.cli.infer_log import infer_from_log
+from joulelab.data import samples
+from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.runs.spec import check
+
+
+def settings(model, **flags):
+    absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
+    return infer_settings({**absent, "model": model, **flags})
+
+
+def spec(model, **flags):
+    return check(settings(model, **flags))
+
+
+def test_every_combination_is_a_row_and_rows_of_one_input_stand_together():
+    asked = spec("deit-t", batch_size="1,8", mode="eager,compiled", dtype="fp32,autocast-bf16", norm="pre-ln,pre-rms")
+    groups = [[case.stage for case in group] for group in asked.groups()]
+    assert [len(group) for group in groups] == [8, 8]
+    assert groups[0][0] == "infer.b1-eager-fp32-pre-ln"
+    assert len({stage for group in groups for stage in group}) == 16
+
+
+def test_idle_is_measured_before_and_after_unless_told_otherwise():
+    assert (spec("deit-t").energy.idle_before_s, spec("deit-t").energy.idle_after_s) == (5.0, 5.0)
+    assert spec("deit-t", overrides=["energy.idle_before_s=0"]).energy.idle_before_s == 0
+
+
+@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("1.5 %", 0.015)])
+def test_a_target_is_read_as_percent_or_share(text, share):
+    assert spec("deit-t", target_ci=text).target_ci == pytest.approx(share)
+
+
+def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
+    asked = spec("smollm2")
+    assert (asked.model, asked.kind) == ("sample:smollm2", "pretrained")
+    assert [case.tokens for group in spec("bert-b").groups() for case in group] == [128]
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "words"),
+    [
+        ("deit-t", {"batch_size": "1,x"}, "no list of whole numbers"),
+        ("deit-t", {"target_ci": "soon"}, "no percentage"),
+        ("deit-t", {"mode": "eagre"}, "eager"),
+        ("deit-t", {"seq_length": "128"}, "takes images"),
+        ("bert", {"norm": "pre-rms"}, "norms can be chosen"),
+        ("deit-t", {"generate": True}, "causal language model"),
+        ("deit-t", {"new_tokens": 5}, "belongs to generation"),
+        ("deit-t", {"max_time": 9.0}, "--target-ci"),
+        (None, {}, "no model"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):
+    with pytest.raises(UsageError) as refused:
+        spec(model, **flags)
+    assert words in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
+    for flags, words in (({"mode": "cuda-graph"}, "CUDA graphs"), ({"device": "cuda"}, "no NVIDIA GPU")):
+        with pytest.raises(UsageError, match=words):
+            spec("deit-t", **flags).preflight()
+    with pytest.raises(NotFoundError, match="did you mean 'deit-t'"):
+        spec("deit-tt").preflight()
+    if samples.installed_version("reviews"):
+        with pytest.raises(UsageError, match="labelled text"):
+            spec("reviews").preflight()
+    with pytest.raises(ConfigError, match="512 positions"):
+        spec("bert-b", seq_length="513").preflight()
+
+
+DMON = "# gpu    pwr     sm\n# Idx      W      %\n" + "".join(
+    f"    0     {watts}     0\n" for watts in [61] * 12 + [87] * 20 + [61] * 12
+)
+
+
+def from_log(capsys, file, idle_from=None):
+    infer_from_log(file, 4.37, idle_from, None, None, as_json=True)
+    (device,) = json.loads(capsys.readouterr().out)["devices"]
+    return device
+
+
+def test_a_dmon_file_and_a_latency_give_113_62_millijoules(tmp_path, capsys):
+    file = tmp_path / "power.csv"
+    file.write_text(DMON)
+    found = from_log(capsys, file)
+    assert found["inference"]["power_above_idle_w"] == pytest.approx(26.0)
+    assert found["inference"]["energy_above_idle_j"] == pytest.approx(0.11362)
+    assert [len(found[level]["stretches"]) for level in ("busy", "idle")] == [1, 2]
+
+
+@pytest.mark.parametrize(("idle_from", "idle_w"), [("60W", 60.0), ("0..10", 61.0), ("FILE", 55.0)])
+def test_idle_may_come_from_watts_a_stretch_or_another_log(tmp_path, capsys, idle_from, idle_w):
+    file, other = tmp_path / "power.csv", tmp_path / "idle.csv"
+    file.write_text(DMON)
+    other.write_text("timestamp, power.draw [W]\n" + "".join(f"2026/01/01 10:00:0{s}.000, 55.00 W\n" for s in range(9)))
+    if idle_from == "FILE":
+        idle_from = str(other)
+    found = from_log(capsys, file, idle_from)
+    assert found["idle"]["power_w"] == pytest.approx(idle_w)
+    assert found["inference"]["energy_above_idle_j"] == pytest.approx((87 - idle_w) * 4.37e-3)
+
+
+def test_flags_that_would_do_nothing_are_refused(tmp_path):
+    file = tmp_path / "power.csv"
+    file.write_text(DMON)
+    command = [
+        sys.executable,
+        "-m",
+        "joulelab",
+        "infer",
+        "--from-log",
+        str(file),
+        "--latency-ms",
+        "4",
+        "--mode",
+        "eager",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--mode does nothing beside --from-log" in done.stderr
