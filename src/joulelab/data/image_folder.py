@@ -54,7 +54,8 @@ class FolderImages:
         if not self._augment:
             return read_middle(file, self._side, self._centre_share)
         with _opened(file) as image:
-            seen = _shown(image, random_box(*image.size, random), self._side)
+            width, height = image.size
+            seen = _shown(image, random_box(width, height, random), self._side)
         return seen[:, ::-1] if random.random() < 0.5 else seen
 
 
@@ -84,7 +85,8 @@ def _shown(image: Any, box: Box, side: int) -> Bytes:
 def read_middle(file: Path, side: int, centre_share: float = CENTRE_SHARE) -> Bytes:
     """[H, W, C]: the middle of an image, scaled to `side`."""
     with _opened(file) as image:
-        return _shown(image, centre_box(*image.size, centre_share), side)
+        width, height = image.size
+        return _shown(image, centre_box(width, height, centre_share), side)
 
 
 def normalised(bytes_BHWC: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
