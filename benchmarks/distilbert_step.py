@@ -117,7 +117,7 @@ def make_batches(folder: Path, batch_size: int) -> tuple[LmBatches, Scales]:
     random = np.random.default_rng(0)
     rows = (random.integers(1000, 30522, size=TOKENS) for _ in range(max(4096, 4 * batch_size)))
     store = write_store(folder, rows, vocab_size=30522, specials=SPECIALS, tokenizer="random words")
-    weights_V = np.ones(30522)  # noqa: N806
+    weights_V = np.ones(30522)
     weights_V[list(SPECIALS.values())] = 0.0
     task = LmTask(MaskRecipe(0.15, 0.8, 0.1, SPECIALS["mask"], weights_V), TERMS.everywhere, SPECIALS["pad"])
     cut = cut_sequences(store, np.arange(len(store)), Limits(TOKENS, 11, 0.5))

@@ -148,3 +148,13 @@ def test_a_subset_of_a_file_is_refused_before_anything_starts(tmp_path):
     assert done.returncode == 2
     assert "set data.subset=all" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_quick_is_the_short_form_of_an_experiment_or_says_who_has_one(tmp_path):
+    done = joulelab("run", "fitnets", "--quick", "--dry-run", "--runs-dir", tmp_path / "runs")
+    assert done.returncode == 0 and "train_size: 1200" in done.stdout
+    refused = joulelab("run", "demo-kd", "--quick", "--runs-dir", tmp_path / "runs")
+    assert refused.returncode == 2
+    assert (
+        "demo-kd has no short form" in refused.stderr and "these have one: distilbert-tiny, fitnets" in refused.stderr
+    )

@@ -12,6 +12,7 @@ from joulelab.cli.options import AsJson, Require, RequireGrade, RunsDir
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
+    from joulelab.runs.parts import Part
     from joulelab.runs.spec import RunSpec
 
 
@@ -25,9 +26,43 @@ def run(
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Go on with a run or group that was cut off.")
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget",
+            metavar="AMOUNT",
+            help="How much the student may train, in place of the experiment's limits: joules (500kJ, 0.2kWh) or "
+            "tokens (20Mtokens). budget.counts_teacher=true takes the teacher's joules off first.",
+        ),
+    ] = None,
+    data_script: Annotated[
+        str | None,
+        typer.Option(
+            "--data-script",
+            metavar="NAME",
+            help="Do one step of a language-model experiment by itself: preprocess_dataset, tulu_preprocess_dataset, "
+            "codeforces_preprocess_dataset, openr1_math_preprocess_dataset, logit_caching, synthetic_generation, "
+            "preference_dataset or prerun. The experiment finds what it made.",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The experiment's short form, NAME-quick, where it has one.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the merged settings; run nothing.")
     ] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir", help="The run's own folder; one that holds this run already goes on.", show_default=False
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            "--part", metavar="data|teacher|train", help="Stop where the next part begins; --resume does that."
+        ),
+    ] = None,
     require: Require = None,
     require_grade: RequireGrade = None,
     runs_dir: RunsDir = None,
@@ -41,32 +76,85 @@ def run(
 
       joulelab run demo-kd training.learning_rate=1e-4 seed=3
 
+      joulelab run fitnets --quick
+
+      joulelab run kd-tiny --data-script logit_caching
+
+      joulelab run kd-small --budget 500kJ budget.counts_teacher=true
+
       joulelab run --resume demo-kd-20260101T120000Z-ab12
+
+      joulelab run demo-kd --run-dir runs/mine
     """
     from joulelab.runs.store import store_root
 
-    store = store_root(runs_dir)
+    store = run_dir.absolute().parent if run_dir else store_root(runs_dir)
+    only = read_part(part)
+    experiment = short_form(experiment) if quick else experiment
     if resume is not None:
         if experiment is not None:
             raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
-        go_on(store, resume, as_json)
+        go_on(store, resume, as_json, only)
     elif experiment is None:
         raise UsageError(
             "no experiment was named", "`joulelab experiments` lists them; for a first look: joulelab demo"
         )
+    elif data_script == "prerun":
+        from joulelab.cli.data_script_option import rehearsed
+        from joulelab.cli.prerun import prerun
+
+        prerun(rehearsed(experiment), runs_dir=runs_dir, as_json=as_json)
     else:
+        from joulelab.cli.budget_option import budget_settings
+        from joulelab.cli.data_script_option import script_settings
+
         demanded = {"require": require, "require_grade": require_grade}
         asked = [f"energy.{key}={value}" for key, value in demanded.items() if value is not None]
-        start(store, experiment, [*(overrides or []), *asked], dry_run, as_json)
+        asked += script_settings(data_script, experiment) if data_script else []
+        asked += budget_settings(budget, experiment) if budget else []
+        start(store, experiment, [*asked, *(overrides or [])], dry_run, as_json, run_dir, only)
 
 
-def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = False, as_json: bool = False) -> None:
+def read_part(name: str | None) -> Part | None:
+    from joulelab import lookup
+    from joulelab.runs.parts import PARTS
+
+    found = next((part for part in PARTS if part == name), None)
+    if name is not None and found is None:
+        raise lookup.unknown("part", name, PARTS, "the stages' names say which part they belong to")
+    return found
+
+
+def short_form(experiment: str | None) -> str:
+    from joulelab.runs.spec import experiment_names
+
+    known = experiment_names()
+    if f"{experiment}-quick" in known:
+        return f"{experiment}-quick"
+    others = ", ".join(name.removesuffix("-quick") for name in known if name.endswith("-quick"))
+    raise UsageError(f"{experiment or 'what was named'} has no short form", f"these have one: {others}")
+
+
+def start(
+    store: Path,
+    experiment: str,
+    overrides: list[str],
+    dry_run: bool = False,
+    as_json: bool = False,
+    run_dir: Path | None = None,
+    part: Part | None = None,
+) -> None:
     """Check everything first: a mistake in the settings leaves no folder behind."""
     from joulelab.runs.groups import check_group, create_group, is_group
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 
     settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
+        if run_dir is not None or part is not None:
+            raise UsageError(
+                f"{experiment} is a group: each member has a folder of its own, and is run whole",
+                "--run-dir and --part go with one run",
+            )
         group, specs = check_group(settings, changes)
         require_inputs(specs)
         if dry_run:
@@ -75,29 +163,52 @@ def start(store: Path, experiment: str, overrides: list[str], dry_run: bool = Fa
         made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(store, made.folder, as_json)
     else:
-        start_run(store, check(merge(read_experiment(experiment), changes)), dry_run, as_json)
+        start_run(store, check(merge(read_experiment(experiment), changes)), dry_run, as_json, run_dir, part)
 
 
-def start_run(store: Path, spec: RunSpec, dry_run: bool = False, as_json: bool = False) -> None:
+def start_run(
+    store: Path,
+    spec: RunSpec,
+    dry_run: bool = False,
+    as_json: bool = False,
+    run_dir: Path | None = None,
+    part: Part | None = None,
+) -> None:
     """The one place where a single run's folder is made and set going."""
     from joulelab.runs.attempt import create_run
 
     require_inputs([spec])
     if dry_run:
         print_settings(spec.model_dump(mode="json"))
-        return
-    if not followed(store):
-        run_folder(create_run(store, spec).folder, as_json)
+    elif run_dir is not None and (run_dir / "run.json").exists():
+        require_same_settings(run_dir, spec)
+        go_on(store, str(run_dir), as_json, part)
+    elif not followed(store, spec.pipeline, part):
+        run_folder(create_run(store, spec, folder=run_dir).folder, as_json, part)
 
 
-def followed(store: Path) -> bool:
+def require_same_settings(run_dir: Path, spec: RunSpec) -> None:
+    """A folder chosen by hand goes on with its own run and no other."""
+    from joulelab.runs.spec import check
+    from joulelab.runs.yaml_text import read_mapping
+
+    held = check(read_mapping(run_dir / "config.yaml"))
+    if held != spec:
+        differing = [name for name in type(spec).model_fields if getattr(held, name, None) != getattr(spec, name)]
+        raise UsageError(
+            f"{run_dir} holds a run with other settings ({', '.join(differing) or 'another pipeline'})",
+            "name another folder, or go on with that run: joulelab run --resume " + str(run_dir),
+        )
+
+
+def followed(store: Path, pipeline: str, part: Part | None = None) -> bool:
     """Whether this process is a following rank of torchrun's; then its work is done here, in the first rank's run."""
     from joulelab.runs.execute import execute_beside
     from joulelab.runs.ranks import my_place
 
     place = my_place()
     if place.follows:
-        execute_beside(place, store)
+        execute_beside(place, store, pipeline, part)
     return place.follows
 
 
@@ -105,30 +216,32 @@ def require_inputs(specs: list[RunSpec]) -> None:
     """Files, sensors and packages that were asked for, looked for while nothing has been made yet."""
     from joulelab.runs.sensing import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
+    from joulelab.trackers.tracker import require_installed
 
     for spec in specs:
         spec.preflight()
         demand_sensors(spec.energy)
         check_installed(spec.energy)
+        require_installed(spec.trackers)
 
 
-def go_on(store: Path, name: str, as_json: bool) -> None:
-    from joulelab.runs.paths import RunPaths
-    from joulelab.runs.store import find_folder, is_alive, load_record
+def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> None:
+    from joulelab.runs.store import find_folder, load_record
+    from joulelab.runs.yaml_text import read_mapping
 
     folder = find_folder(store, name)
     if (folder / "group.json").exists():
         go_on_with_group(store, folder, as_json)
         return
-    if followed(store):
+    if followed(folder.absolute().parent, read_mapping(folder / "config.yaml").get("pipeline", ""), part):
         return
     record = load_record(folder)
     if record.status == "done":
         print(f"{record.run_id} is done already; nothing to resume", file=sys.stderr)
-    elif is_alive(RunPaths(folder)):
+    elif record.status == "running":  # as derived from the trace: somebody is alive behind it
         raise UsageError(f"{record.run_id} is still running", "wait for it or end it first")
     else:
-        run_folder(folder, as_json)
+        run_folder(folder, as_json, part)
 
 
 def go_on_with_group(store: Path, folder: Path, as_json: bool) -> None:
@@ -138,7 +251,7 @@ def go_on_with_group(store: Path, folder: Path, as_json: bool) -> None:
     (run_sweep_folder if load_group(folder).sweep else run_group_folder)(store, folder, as_json)
 
 
-def run_folder(folder: Path, as_json: bool) -> None:
+def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
     from joulelab.cli.console import print_result
     from joulelab.cli.progress import watching
     from joulelab.report.page import write_report
@@ -150,18 +263,22 @@ def run_folder(folder: Path, as_json: bool) -> None:
     print(f"run {folder}", file=sys.stderr)
     try:
         with watching() as progress:
-            record = execute(RunPaths(folder), progress)
+            record = execute(RunPaths(folder), progress, part)
     except BaseException as error:
         print(f"its record and joules: joulelab show {folder}", file=sys.stderr)
         if not isinstance(error, UsageError):  # settings that do not fit are not mended by going on with them
             print(f"to go on with it:      joulelab run --resume {folder}", file=sys.stderr)
         raise
-    page = write_report(folder)
+    if record.status == "queued":
+        print(f"part '{part}' is done; the rest: joulelab run --resume {folder}", file=sys.stderr)
+        return
+    page = None if record.group else write_report(folder)  # members are on their group's page
     if as_json:
         print(record.model_dump_json(indent=2))
     else:
         print_result(run_view(record))
-        print(f"\nreport: {page}", file=sys.stderr)
+        if page is not None:
+            print(f"\nreport: {page}", file=sys.stderr)
     enforce(record)
 
 
