@@ -24,12 +24,20 @@ class LiveJoules:
     def read(self, estimates: bool = False) -> float | None:
         """Joules of all counted devices since the trace began; None where no sensor told any."""
         self._take_new_lines()
-        chosen = [
+        chosen = self._chosen(estimates)
+        return sum(joules.energy_j for joules in chosen) if chosen else None
+
+    def power_w(self, estimates: bool = False) -> float | None:
+        """The latest power of the same devices, as far as the lines were read."""
+        found = [joules.power_w for joules in self._chosen(estimates) if joules.power_w is not None]
+        return sum(found) if found else None
+
+    def _chosen(self, estimates: bool) -> list[Joules]:
+        return [
             joules
             for joules in self._devices.values()
             if joules.device.counted and joules.told and (estimates or joules.device.component != "cpu_estimate")
         ]
-        return sum(joules.energy_j for joules in chosen) if chosen else None
 
     def _take_new_lines(self) -> None:
         if not self._trace.exists():

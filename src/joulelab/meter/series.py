@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from joulelab.clock import NS
 from joulelab.meter.curve import EnergyCurve, counter_curve, polled_curve, sample_curve, shaped_curve
 from joulelab.meter.figures import Method
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import read_lines, where_now
+from joulelab.meter.trace_columns import Pieces, read_rare_lines, read_readings
+from joulelab.meter.trace_parquet import SUFFIX
 
 Array = NDArray[Any]
 # A wrapping counter that fell is taken as wrapped unless that needed this many times the power `max_gap_s` stands for.
@@ -108,9 +110,18 @@ class Trace:
 
 
 def load_trace(path: Path) -> Trace:
+    """A trace of either kind; Parquet gives its arrays column by column, which is much quicker."""
     collector = _Collector()
-    for line in read_lines(path):
+    path = where_now(path)
+    readings = read_readings(path) if path.suffix == SUFFIX else None
+    if readings is None or readings.misfit:
+        for line in read_lines(path):
+            collector.take(line)
+        return collector.trace()
+    for line in read_rare_lines(path):
         collector.take(line)
+    collector.pieces = {"counters": readings.counters, "powers": readings.powers, "samples": readings.samples}
+    collector.stamps += readings.stamps
     return collector.trace()
 
 
@@ -120,6 +131,8 @@ class _Collector:
         self.counters: dict[str, list[tuple[int, float]]] = {}
         self.powers: dict[str, list[tuple[int, float]]] = {}
         self.samples: dict[str, list[tuple[int, float]]] = {}
+        self.pieces: dict[str, Pieces] = {}
+        """The same three as arrays, where the trace has columns."""
         self.gaps: list[Gap] = []
         self.stamps: list[int] = []
         self.ended = False
@@ -197,13 +210,15 @@ class _Collector:
 
     def _series(self, device: dict[str, Any]) -> DeviceSeries:
         name = device["device"]
-        counter_ns, counter_j = _arrays(self.counters.get(name, []))
+        counter_ns, counter_j = self._readings("counters", name)
         if device["component"] == "cpu_estimate":
             counter_j = counter_j * device["facts"]["w_per_thread"]
         elif device.get("wrap_j"):
             counter_j = unwrap(counter_ns, counter_j, device["wrap_j"], device.get("facts", {}).get("max_gap_s"))
-        power_ns, power_w = _arrays(self.powers.get(name, []))
-        samples_ns, samples_w = _arrays(sorted(self.samples.get(name, [])))
+        power_ns, power_w = self._readings("powers", name)
+        samples_ns, samples_w = self._readings("samples", name)
+        order = np.lexsort((samples_w, samples_ns))
+        samples_ns, samples_w = samples_ns[order], samples_w[order]
         return DeviceSeries(
             device=name,
             component=device["component"],
@@ -219,6 +234,11 @@ class _Collector:
             samples_w=samples_w,
             facts=device.get("facts", {}),
         )
+
+    def _readings(self, what: str, device: str) -> tuple[Array, Array]:
+        if pieces := self.pieces.get(what, {}).get(device):
+            return np.concatenate([times for times, _ in pieces]), np.concatenate([values for _, values in pieces])
+        return _arrays(getattr(self, what).get(device, []))
 
 
 def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:

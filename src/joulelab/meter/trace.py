@@ -1,4 +1,7 @@
-"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and read back forgivingly."""
+"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and read back forgivingly.
+
+`read_lines` also reads what a closed trace becomes (Parquet), so that no reader need know which of the two it has.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,16 @@ def header(**facts: Any) -> dict[str, Any]:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file from a byte offset on; a last line cut off by a kill is passed over."""
+    """The whole lines of a file from a byte offset on; a last line cut off by a kill is passed over.
+
+    A trace that was closed and copied into Parquet gives the same lines.
+    """
+    path = where_now(path)
+    if path.suffix == ".parquet":
+        from joulelab.meter.trace_parquet import read_parquet_lines  # the recorder reads no trace and needs no arrays
+
+        yield from read_parquet_lines(path)
+        return
     with path.open("rb") as file:
         file.seek(offset)
         for raw in file:
@@ -77,6 +89,12 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(line, dict):
                 yield line
+
+
+def where_now(path: Path) -> Path:
+    """The file that a trace is in: it may have become Parquet since somebody learnt its name."""
+    copy = path.with_suffix(".parquet")
+    return copy if path.suffix == ".jsonl" and not path.exists() and copy.exists() else path
 
 
 def read_header(path: Path) -> dict[str, Any]:

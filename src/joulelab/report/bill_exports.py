@@ -42,7 +42,7 @@ def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
         "together": _figure(bill.whole),
         "adds_estimates_to_measurements": bill.mixed,
         "unknown": list(bill.unknown),
-        "by_component": {name: _figure(bill.component(name, bill.lines)) for name in COMPONENTS},
+        "by_component": {name: _figure(bill.component(name)) for name in COMPONENTS},
         "co2e": co2e.model_dump() if co2e else None,
         "lines": [_line(bill, line, "own") for line in bill.own]
         + [_line(bill, line, "inherited") for line in bill.inherited],
@@ -72,18 +72,18 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
     """The Hub's `co2_eq_emissions` in grams, with what it rests on in words: a bare number could mean anything."""
     if co2e is None or grid is None:
         raise UsageError("a model card wants grams of CO2e", NO_GRID)
-    middle_g = (co2e.co2e_g_low + co2e.co2e_g_high) / 2
-    whole = bill.whole
+    low_g, high_g = _grams(co2e)
+    whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
     unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
     source = (
         f"joulelab {joulelab.__version__}: {(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh "
-        f"({method_words(whole, bill.mixed)}{shared}), {co2e.co2e_g_low:.3g} to {co2e.co2e_g_high:.3g} g "
+        f"({method_words(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
         f"on the grid {grid.name}, {grid.year}{unknown}"
     )
     front: dict[str, Any] = {
         "co2_eq_emissions": {
-            "emissions": float(f"{middle_g:.3g}"),
+            "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
             "source": source,
             "training_type": _training_type(bill),
             "geographical_location": grid.name,
@@ -110,14 +110,16 @@ def _hardware(bill: EnergyBill) -> str:
 
 
 def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None, pue: float | None) -> str:
-    """One row. Estimates go where CodeCarbon has its own models; grams are the middle of the range, in kg."""
+    """One row. Estimates go where CodeCarbon has its own models; grams are the middle of the range, in kg.
+
+    Where a PUE is named, joules and grams are those with the building, as they are in CodeCarbon's own file.
+    """
     whole = bill.whole
-    cpu = bill.component("cpu", bill.lines)
+    cpu = bill.component("cpu")
     if cpu.energy_j is None and whole.method == "estimated":
-        cpu = bill.component("cpu_estimate", bill.lines)
-    parts = {"cpu_energy": cpu, "gpu_energy": bill.component("gpu", bill.lines)}
-    parts["ram_energy"] = bill.component("dram", bill.lines)
-    kg = None if co2e is None else (co2e.co2e_g_low + co2e.co2e_g_high) / 2000
+        cpu = bill.component("cpu_estimate")
+    parts = {"cpu_energy": cpu, "gpu_energy": bill.component("gpu"), "ram_energy": bill.component("dram")}
+    kg = None if co2e is None else sum(_grams(co2e)) / 2000
     record, duration_s = bill.record, bill.duration_s
     row: dict[str, Any] = {
         "timestamp": record.created_at if record else "",
@@ -126,8 +128,8 @@ def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None,
         "duration": duration_s,
         "emissions": kg,
         "emissions_rate": kg / duration_s if kg is not None and duration_s else None,
-        **{name: _kwh(figure) for name, figure in parts.items()},
-        "energy_consumed": _kwh(whole),
+        **{name: _kwh(figure, pue) for name, figure in parts.items()},
+        "energy_consumed": _kwh(whole, pue),
         "country_name": grid.name if grid else None,
         "country_iso_code": grid.code3 if grid else None,
         "codecarbon_version": f"joulelab {joulelab.__version__}",
@@ -141,5 +143,12 @@ def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None,
     return out.getvalue()
 
 
-def _kwh(figure: EnergyFigure) -> float | None:
-    return None if figure.energy_j is None else figure.energy_j / J_PER_KWH
+def _kwh(figure: EnergyFigure, pue: float | None) -> float | None:
+    return None if figure.energy_j is None else figure.energy_j / J_PER_KWH * (pue or 1.0)
+
+
+def _grams(co2e: Co2e) -> tuple[float, float]:
+    """The range that a file with room for one number has to tell: with the building where its PUE is known."""
+    if co2e.with_pue_co2e_g_low is None or co2e.with_pue_co2e_g_high is None:
+        return co2e.co2e_g_low, co2e.co2e_g_high
+    return co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high

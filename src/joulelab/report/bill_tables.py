@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -52,6 +54,8 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
         texts.append("The sum adds estimates to measurements.")
     if bill.unknown:
         texts.append(f"In no sum, because nobody measured it here: what {listed(list(bill.unknown))} took to make.")
+    if bill.kind == "run" and bill.record and bill.record.status == "running":
+        texts.append("The run still goes on: these are the joules so far.")
     if bill.provisional:
         texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
     if co2e:
@@ -94,8 +98,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
 
 
 def _unshared(bill: EnergyBill) -> EnergyFigure:
-    alone = EnergyBill(bill.title, bill.kind, bill.made_by, bill.own, bill.inherited, bill.roots, students=1)
-    return alone.whole
+    return replace(bill, students=1).whole
 
 
 def _without_share(grid: Grid) -> Grid:
@@ -118,8 +121,7 @@ def _row(bill: EnergyBill, line: BillLine, indent: str, paid: str) -> tuple[str,
 def component_grid(bill: EnergyBill) -> Grid:
     rows = []
     for name in COMPONENTS:
-        own, inherited = bill.component(name, bill.own), bill.component(name, bill.inherited)
-        whole = bill.component(name, bill.lines)
+        own, inherited, whole = bill.own_component(name), bill.inherited_component(name), bill.component(name)
         if whole.energy_j is None:
             rows.append((_TITLES[name], NOTHING, NOTHING, NOTHING, f"missing: {own.reason}"))
         else:

@@ -7,7 +7,7 @@ without joules, and in no sum.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from joulelab.errors import NotFoundError, UsageError
@@ -56,6 +56,8 @@ class EnergyBill:
     record: RunRecord | None = None
     """The run behind it, where its folder is still there."""
     duration_s: float | None = None
+    own_totals: dict[str, EnergyFigure] = field(default_factory=dict)
+    """What the run's record says of its own stages together, by component, and as `best` what tables show."""
 
     @property
     def lines(self) -> tuple[BillLine, ...]:
@@ -75,7 +77,7 @@ class EnergyBill:
 
     @property
     def own_figure(self) -> EnergyFigure:
-        return _sum(self.share(line) for line in self.own)
+        return self._own("best") or _sum(self.share(line) for line in self.own)
 
     @property
     def inherited_figure(self) -> EnergyFigure | None:
@@ -83,9 +85,29 @@ class EnergyBill:
 
     @property
     def whole(self) -> EnergyFigure:
-        return _sum(self.share(line) for line in self.lines)
+        return _sum([self.own_figure, *(self.share(line) for line in self.inherited)])
 
-    def component(self, name: str, lines: Sequence[BillLine]) -> EnergyFigure:
+    def _own(self, name: str) -> EnergyFigure | None:
+        """The record's own sum, as other tables have it: two neighbours' errors at their common edge cancel in it.
+
+        None where there is none, or where N students share some of these stages.
+        """
+        if self.students > 1 and any(line.shared for line in self.own):
+            return None
+        found = self.own_totals.get(name)
+        return found.model_copy(update={"reason": None}) if found and found.energy_j is not None else None
+
+    def own_component(self, name: str) -> EnergyFigure:
+        return self._own(name) or self._component(name, self.own)
+
+    def inherited_component(self, name: str) -> EnergyFigure:
+        return self._component(name, self.inherited)
+
+    def component(self, name: str) -> EnergyFigure:
+        """Own and inherited together."""
+        return _sum([self.own_component(name), *([self.inherited_component(name)] if self.inherited else [])])
+
+    def _component(self, name: str, lines: Sequence[BillLine]) -> EnergyFigure:
         parts = [line.components.get(name, missing("not in its bill")) for line in lines]
         shares = [
             scaled(part, 1 / self.students) if line.shared else part for part, line in zip(parts, lines, strict=True)
@@ -191,6 +213,7 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
         students=students,
         record=record,
         duration_s=record.totals.duration_s if record.totals else None,
+        own_totals={name: getattr(record.totals, name) for name in ("best", *COMPONENTS)} if record.totals else {},
     )
 
 

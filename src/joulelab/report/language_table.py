@@ -127,7 +127,7 @@ class _Course:
         looks = {
             int(line["step"]): float(line["held_out_loss"])
             for line in read_lines(RunPaths(run.folder).metrics)
-            if "held_out_loss" in line and line.get("stage") == "student.evaluate"
+            if "held_out_loss" in line and line.get("stage") == "student.validate"
         }
         if not looks:
             return None
@@ -158,12 +158,16 @@ def _student_j(stages: str, energy_j: float | None) -> float:
 
 def _teacher(runs: Sequence[ComparedRun]) -> Estimate:
     """The dearest of the repeats: those that found the teacher's work made have it on their bill as well."""
-    asking = "teacher.evaluate"  # how good a teacher is, is no part of its teaching
-    parts = [[part for part in parts_of(run.record) if part.shared and part.stage != asking] for run in runs]
+    parts = [[part for part in parts_of(run.record) if part.shared and not _asks(part.stage)] for run in runs]
     sums = [sum(part.figure.energy_j or 0.0 for part in some) for some in parts]
     first = sums.index(max(sums))
     half = float(np.hypot.reduce([part.figure.half_width_j or 0.0 for part in parts[first]] or [0.0]))
     return Estimate.of_half_width(sums[first], half)
+
+
+def _asks(stages: str) -> bool:
+    """How good a teacher is, is no part of its teaching."""
+    return all(stage.endswith("evaluate") for stage in stages.split(" + "))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -15,7 +15,8 @@ from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.integrate import peak_power_w
 from joulelab.meter.phases import PhaseAggregate
 from joulelab.meter.series import Trace
-from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData, load_attempts, seconds
+from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData, leading, load_attempts, seconds, wall_seconds
+from joulelab.runs.attempt_record import attempt_record
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.carbon import co2e
@@ -27,7 +28,6 @@ from joulelab.runs.notes import notes_on
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
-    Attempt,
     EnergyByComponent,
     ErrorRecord,
     IdleBaseline,
@@ -44,6 +44,8 @@ from joulelab.runs.record import (
 from joulelab.runs.validity import grade
 
 OVERHEAD = "run.overhead"
+# Beyond so many hosts one process of each is looked at: the event files of all would cost more than all traces.
+MANY_HOSTS = 64
 # How `joulelab measure --repeat` names its stages.
 REPEAT = re.compile(r"program\.run\.\d+")
 
@@ -69,20 +71,21 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
     attempts = load_attempts(paths)
     frame = _frame(paths, opened.spec.get("energy", {}), attempts, status)
     stages = _stage_records(attempts, frame)
-    made, lineage = _lineage(opened.run_id, attempts, stages)
+    leads = leading(attempts)
+    made, lineage = _lineage(opened.run_id, leads, stages)
     totals = _totals(attempts, frame)
     return opened.model_copy(
         update={
             "status": status,
-            "attempts": tuple(_attempt_record(attempt) for attempt in attempts),
+            "attempts": tuple(attempt_record(attempt, len(attempts) <= MANY_HOSTS) for attempt in attempts),
             "stages": stages,
             "totals": totals,
             "results": {
                 name: Result.model_validate(result)
-                for attempt in attempts
+                for attempt in leads
                 for name, result in attempt.events.results.items()
             },
-            "findings": _findings(attempts),
+            "findings": _findings(leads),
             "made": made,
             "lineage": lineage,
             "validity": _run_validity(attempts, stages, totals, frame),
@@ -140,11 +143,10 @@ def _stage_records(attempts: list[AttemptData], frame: _Frame) -> tuple[StageRec
 
 
 def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageRecord:
-    durations = [seconds(windows) for _, windows in parts]
-    duration_s = sum(durations)
+    durations, duration_s = [seconds(windows) for _, windows in parts], wall_seconds(parts)
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
-    peaks = [_peak_w(attempt.trace, best, windows) for attempt, windows in parts]
+    peaks = _peaks_w(parts, best)
     samples, tokens = _most(parts, name, "samples"), _most(parts, name, "tokens")
     mean_w = _divide(best.energy_j, duration_s)
     return StageRecord(
@@ -157,7 +159,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         energy=energy,
         best=best,
         energy_j=figure.energy_j,
-        above_idle_j=_above_idle(figure, frame.idle_w, duration_s),
+        above_idle_j=_above_idle(figure, frame.idle_w, sum(durations)),
         mean_power_w=mean_w,
         # the curve's finest steps may straddle a short stage; its peak is then at least its mean
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
@@ -189,13 +191,23 @@ def _segments(parts: Parts) -> tuple[Segment, ...]:
 
 
 def _stage_status(name: str, parts: Parts, run_status: Status) -> Status:
-    last = parts[-1][0]
+    last = leading([attempt for attempt, _ in parts])[-1]
     if name == OVERHEAD:
         return run_status
     said = last.events.statuses.get(name)
     if said in ("done", "failed", "truncated"):
         return said  # type: ignore[return-value]  # narrowed by the test above
     return "running" if run_status == "running" else "truncated"
+
+
+def _peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
+    """One per attempt: hosts work at the same time, so their own peaks add up, to an upper bound."""
+    by_attempt: dict[int, float] = {}
+    for attempt, windows in parts:
+        peak_w = _peak_w(attempt.trace, best, windows)
+        if peak_w is not None:
+            by_attempt[attempt.number] = by_attempt.get(attempt.number, 0.0) + peak_w
+    return list(by_attempt.values())
 
 
 def _most(parts: Parts, stage: str, what: str) -> int | None:
@@ -214,7 +226,7 @@ def _peak_w(trace: Trace, best: EnergyFigure, windows: list[Window]) -> float | 
 
 def _phases(parts: Parts, stage: str) -> dict[str, PhaseRecord]:
     merged: dict[str, PhaseAggregate] = {}
-    for attempt, _ in parts:
+    for attempt in leading([attempt for attempt, _ in parts]):
         for (of_stage, phase), aggregate in attempt.events.phases.items():
             if of_stage == stage:
                 merged.setdefault(phase, PhaseAggregate()).merge(aggregate)
@@ -242,8 +254,9 @@ def _above_idle(figure: EnergyFigure, idle_w: float | None, duration_s: float) -
 def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
     if not attempts:
         return None
-    durations = [seconds(attempt.billed_windows) for attempt in attempts]
-    energy = add_components([attempt.energy(attempt.billed_windows) for attempt in attempts], durations)
+    parts = [(attempt, attempt.billed_windows) for attempt in attempts]
+    durations = [seconds(windows) for _, windows in parts]
+    energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     return Totals(
         policy=frame.policy,
@@ -251,25 +264,13 @@ def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
         figure=figure,
         best=best,
         **{name: getattr(energy, name) for name in EnergyByComponent.model_fields},
-        duration_s=sum(durations),
+        duration_s=wall_seconds(parts),
         idle_power_w=frame.idle_w,
         above_idle_j=_above_idle(figure, frame.idle_w, sum(durations)),
         idle=frame.idle,
         grid=frame.grid,
         pue=frame.pue,
         co2e=co2e(best, frame.grid, frame.pue),
-    )
-
-
-def _attempt_record(attempt: AttemptData) -> Attempt:
-    return Attempt(
-        number=attempt.number,
-        host=attempt.host,
-        boot_id=attempt.trace.header.get("boot_id", ""),
-        started_at=attempt.started_at(attempt.begin_ns),
-        duration_s=(attempt.end_ns - attempt.begin_ns) / NS,
-        closed=attempt.trace.ended,
-        energy=attempt.energy(attempt.billed_windows),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
-from joulelab.runs.context import Progress, RunContext
-from joulelab.runs.json_file import write_json
-from joulelab.runs.paths import RunPaths, make_folder
-from joulelab.runs.record import ErrorRecord, RunRecord, Status
+from joulelab.runs.compaction import compact_run
+from joulelab.runs.context import Progress, RunContext, Trackers
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.parts import Part
+from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
+from joulelab.runs.ranks import my_place
+from joulelab.runs.record import ErrorRecord, Note, RunRecord, Status
 from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
@@ -30,16 +33,21 @@ from joulelab.runs.summary import flat_summary
 from joulelab.runs.yaml_text import write_yaml
 
 
-def create_run(store: Path, spec: RunSpec, group: str | None = None) -> RunPaths:
-    """A folder with the merged config and an opening record; nothing is measured yet."""
-    paths = RunPaths(make_folder(store, spec.name))
+def create_run(
+    store: Path, spec: RunSpec, group: str | None = None, *, status: Status = "running", folder: Path | None = None
+) -> RunPaths:
+    """A folder with the merged config and an opening record; nothing is measured yet.
+
+    `status` is `queued` for a run that a job will begin; `folder` is one the user chose.
+    """
+    paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
     write_yaml(paths.config, settings)
     opening = RunRecord(
         run_id=paths.run_id,
         name=spec.name,
         label=spec.label or spec.name,
-        status="running",
+        status=status,
         group=group,
         created_at=clock.iso(clock.now().wall_s),
         spec=settings,
@@ -56,42 +64,88 @@ class RunAttempt:
         self._spec = spec
         self._stop = stop
         self._progress = progress
+        self.part: Part | None = None
         self._beside = ExitStack()
+        self._trackers: Trackers | None = None
         self._context: RunContext | None = None
 
-    def begin(self, command: Sequence[str] | None = None) -> RunContext:
+    def begin(
+        self, command: Sequence[str] | None = None, metering: Callable[[RunContext], None] | None = None
+    ) -> RunContext:
         """Snapshot the environment, start the meter, record the idle baseline.
 
-        `command` replaces our own command line in the snapshot.
+        `command` replaces our own command line in the snapshot. `metering` is told once the meter runs: other ranks
+        join then, so that all hosts have their idle baselines at the same time.
         """
         demand_sensors(self._spec.energy)
+        mark_running(self._paths)
         facts = environment.snapshot()
         if command is not None:
             facts["command"] = list(command)
         write_json(self._paths.environment, facts)
-        attempt, host = self._paths.next_attempt(), facts["host"]
+        attempt, host = self._paths.next_attempt(), environment.node_name()
         beside = lookup.BESIDE.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
         self._beside.enter_context(power_cap(self._spec.energy))
         self._beside.enter_context(beside)  # before the meter: its own start-up is nobody's bill
+        self._start_trackers(self._paths.trace(host, attempt))
         meter = Meter(self._paths.trace(host, attempt), self._paths.events(host, 0, attempt), self._spec.energy)
         meter.start()
         meter.event("run", edge="begin")
         self._context = RunContext(self._paths, self._spec, meter, self._stop, attempt, self._progress)
+        self._context.part = self.part
+        self._context.trackers = self._trackers
+        self._context.tell_problems()
+        if metering is not None:
+            metering(self._context)
         idle(self._context, "idle.before", self._spec.energy.idle_before_s)
         return self._context
 
-    def end(self, status: Status, error: BaseException | None = None) -> RunRecord:
-        """Stop the meter and write the record; works after a `begin()` that failed too."""
+    def end(
+        self,
+        status: Status,
+        error: BaseException | None = None,
+        others: Callable[[RunContext], None] | None = None,
+    ) -> RunRecord:
+        """Stop the meter and write the record; works after a `begin()` that failed too.
+
+        `others` waits for the ranks of other hosts, whose traces belong to the record.
+        """
         context, self._context = self._context, None
         if context is not None:
             if status == "done":
                 with suppress(EndedBySignal):  # the work is done; whoever cannot wait for the baseline goes without
                     idle(context, "idle.after", self._spec.energy.idle_after_s)
+            context.tell_problems()
             context.meter.event("run", edge="end", status=status)
             context.close()
             context.meter.stop()
+            if others is not None:
+                others(context)
         self._beside.close()
-        return close_run(self._paths, status, error)
+        record = self._end_trackers(close_run(self._paths, status, error))
+        if my_place().world == 1:  # where there are more, one of them may still hold the trace
+            for text in compact_run(self._paths).kept:
+                self._progress.say(f"the trace stays JSONL: {text}")
+        return record
+
+    def _start_trackers(self, trace: Path) -> None:
+        if self._spec.trackers:
+            group = read_json(self._paths.record).get("group")
+            self._trackers = lookup.BESIDE.resolve("trackers")(self._paths, self._spec, group, trace)
+
+    def _end_trackers(self, record: RunRecord) -> RunRecord:
+        """They are told the finished record; what goes wrong then is written into it afterwards."""
+        trackers, self._trackers = self._trackers, None
+        if trackers is None:
+            return record
+        trackers.end(record)
+        problems = trackers.problems()
+        for text in problems:
+            self._progress.say(f"warning: {text}")
+        if problems:
+            record = record.with_notes(Note(level="warning", text=text) for text in problems)
+            write_json(self._paths.record, record)
+        return record
 
 
 def idle(run: RunContext, name: str, duration_s: float) -> None:
@@ -103,6 +157,13 @@ def idle(run: RunContext, name: str, duration_s: float) -> None:
             run.stop.check()
             time.sleep(0.1)
             run.progress.advance(second // 10)
+
+
+def mark_running(paths: RunPaths) -> None:
+    """A run that was queued, or cut off and goes on, says so; its joules so far stay in the record meanwhile."""
+    record = RunRecord.model_validate(read_json(paths.record))
+    if record.status != "running":
+        write_json(paths.record, record.model_copy(update={"status": "running", "error": None}))
 
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 
 from joulelab.clock import NS, iso
 from joulelab.meter.integrate import COMPONENTS, component_energy, without
@@ -15,6 +17,8 @@ from joulelab.runs.events import AttemptEvents, Window, read_events
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent
 
+# The phase of one step of training, after which ranks agree on what comes next.
+STEP = "step"
 IDLE_STAGES = ("idle.before", "idle.after")
 
 
@@ -29,13 +33,19 @@ class AttemptData:
     end_ns: int
     windows: dict[str, list[Window]]
     codecarbon: CodecarbonReadings
+    rank: int = 0
+    """Of the process whose marks these are: the lowest one of the host."""
+    event_files: tuple[tuple[int, Path], ...] = ()
+    """(rank, file) of all processes on the host."""
+    clock_offset_s: float = 0.0
+    """Wall time of this host less that of the host with rank 0."""
 
     def energy(self, windows: list[Window]) -> EnergyByComponent:
         figures = {name: component_energy(self.trace, name, windows) for name in COMPONENTS}
         return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows))
 
     def started_at(self, mono_ns: int) -> str:
-        return iso(mono_ns / NS + self.trace.offset_s)
+        return iso(mono_ns / NS + self.trace.offset_s - self.clock_offset_s)
 
     @cached_property
     def vitals(self) -> Vitals:
@@ -58,13 +68,28 @@ class AttemptData:
 
 
 def load_attempts(paths: RunPaths) -> list[AttemptData]:
-    return [_load_attempt(paths, host, number, trace) for host, number, trace in paths.traces()]
+    """One entry per attempt and host, in order of attempts, the host with rank 0 first."""
+    files = paths.event_files()
+    found = [
+        _load_attempt(paths, host, number, trace, files.get((host, number), []))
+        for host, number, trace in paths.traces()
+    ]
+    return with_clock_offsets(sorted(found, key=lambda attempt: (attempt.number, attempt.rank, attempt.host)))
 
 
-def _load_attempt(paths: RunPaths, host: str, number: int, trace_path: Path) -> AttemptData:
+def leading(attempts: Sequence[AttemptData]) -> list[AttemptData]:
+    """Of each attempt the host with rank 0: what was counted, found and said is the same everywhere, and told once."""
+    first: dict[int, AttemptData] = {}
+    for attempt in attempts:
+        first.setdefault(attempt.number, attempt)
+    return list(first.values())
+
+
+def _load_attempt(
+    paths: RunPaths, host: str, number: int, trace_path: Path, files: list[tuple[int, Path]]
+) -> AttemptData:
     trace = load_trace(trace_path)
-    events_path = paths.events(host, 0, number)
-    events = read_events(events_path) if events_path.exists() else AttemptEvents()
+    rank, events = (files[0][0], read_events(files[0][1])) if files else (0, AttemptEvents())
     begin_ns = events.begin_ns or trace.first_ns
     end_ns = max(begin_ns, events.end_ns or trace.last_ns)
     return AttemptData(
@@ -77,8 +102,41 @@ def _load_attempt(paths: RunPaths, host: str, number: int, trace_path: Path) -> 
         end_ns=end_ns,
         windows=events.closed_windows(end_ns),
         codecarbon=load_codecarbon(paths.folder, host, number),
+        rank=rank,
+        event_files=tuple(files),
     )
+
+
+def with_clock_offsets(attempts: Sequence[AttemptData]) -> list[AttemptData]:
+    """Each host's clock against the leading one's.
+
+    Joules need no common clock: each host's are cut out by its own marks. Times of day do. Ranks end a stage of
+    training together, so the difference of those moments is the difference of the clocks.
+    """
+    placed = []
+    leads = {attempt.number: attempt for attempt in leading(attempts)}
+    for attempt in attempts:
+        lead = leads[attempt.number]
+        together = [] if lead is attempt else _ends_apart_s(attempt, lead)
+        placed.append(replace(attempt, clock_offset_s=median(together)) if together else attempt)
+    return placed
+
+
+def _ends_apart_s(attempt: AttemptData, lead: AttemptData) -> list[float]:
+    return [
+        (windows[-1][1] / NS + attempt.trace.offset_s) - (lead.windows[stage][-1][1] / NS + lead.trace.offset_s)
+        for stage, windows in attempt.windows.items()
+        if windows and lead.windows.get(stage) and (stage, STEP) in attempt.events.phases
+    ]
 
 
 def seconds(windows: list[Window]) -> float:
     return sum(end - start for start, end in windows) / NS
+
+
+def wall_seconds(parts: Sequence[tuple[AttemptData, list[Window]]]) -> float:
+    """Time as a person waits for it: hosts work at the same time, attempts one after the other."""
+    longest: dict[int, float] = {}
+    for attempt, windows in parts:
+        longest[attempt.number] = max(longest.get(attempt.number, 0.0), seconds(windows))
+    return sum(longest.values())

@@ -19,7 +19,7 @@ from joulelab.meter.figures import EnergyFigure, Frozen, missing
 BILL = "bill.json"
 ELSEWHERE = "elsewhere"
 # The rooms whose code decides what an artefact contains. A change there makes a new artefact, never a stale reuse.
-_MAKING_ROOMS = ("data", "zoo", "train", "evaluate", "distill")
+_MAKING_ROOMS = ("data", "zoo", "train", "infer", "evaluate", "distill")
 
 
 class Ancestor(Frozen):

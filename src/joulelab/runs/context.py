@@ -16,8 +16,9 @@ from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
 from joulelab.runs.artifacts import Artifact, find_artifact, fresh_folder, read_bill, write_bill
 from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version
+from joulelab.runs.parts import Part, leave_to_later
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Result
+from joulelab.runs.record import Result, RunRecord
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
 
@@ -45,6 +46,17 @@ class Silent:
     def finish(self) -> None: ...
 
     def say(self, text: str) -> None: ...
+
+
+class Trackers(Protocol):
+    """Other tools that are told the metrics; whatever becomes of them, nothing is raised here."""
+
+    def log(self, line: Mapping[str, Any]) -> None: ...
+
+    def problems(self) -> list[str]:
+        """What has gone wrong since the last time somebody asked."""
+
+    def end(self, record: RunRecord) -> None: ...
 
 
 class Stage:
@@ -79,10 +91,14 @@ class RunContext:
         self.stop = stop
         self.attempt = attempt
         self.progress = progress
+        self.trackers: Trackers | None = None
+        """Where the metrics also go; following ranks have none."""
         self._metrics = self._open_metrics(paths.metrics)
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[list[str]] = []
+        self.part: Part | None = None
+        """What this attempt is to do of the run; None: all that is left."""
 
     @contextmanager
     def stage(self, name: str, total: int | None = None, again: bool = False) -> Iterator[Stage]:
@@ -94,6 +110,8 @@ class RunContext:
         if name in self._open or (name in self._closed and not again):
             raise JoulelabError(f"the stage '{name}' was opened twice", "give each stage a name of its own")
         self.stop.check()
+        if not self._open:
+            leave_to_later(name, self.part)
         stage = self._closed.pop(name, None) or Stage(self.meter, name)
         if self._making and name not in self._making[-1]:
             self._making[-1].append(name)
@@ -208,7 +226,16 @@ class RunContext:
 
     def log(self, step: int, **values: float | str) -> None:
         """A line of metrics; after a resume the later attempt's line for a step is the one that counts."""
-        self._metrics.append({"step": step, "attempt": self.attempt, **clock.now().fields(), **values})
+        line = {"step": step, "attempt": self.attempt, **clock.now().fields(), **values}
+        self._metrics.append(line)
+        if self.trackers is not None:
+            self.trackers.log(line)
+            self.tell_problems()
+
+    def tell_problems(self) -> None:
+        """What trackers could not do is a warning of the run, and nothing worse."""
+        for text in self.trackers.problems() if self.trackers is not None else ():
+            self.warn(text)
 
     def result(self, name: str, result: Result) -> None:
         self.meter.event("result", name=name, result=result.model_dump())

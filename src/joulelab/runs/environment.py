@@ -53,6 +53,11 @@ def snapshot() -> dict[str, Any]:
     }
 
 
+def node_name() -> str:
+    """This host as its traces are called: by Slurm's name inside a job, where it is what people look for."""
+    return (os.environ.get("SLURMD_NODENAME") if "SLURM_JOB_ID" in os.environ else None) or platform.node()
+
+
 def redact(name: str, value: str) -> str:
     return REDACTED if (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value)) else value
 

@@ -33,7 +33,7 @@ def gather(
     warnings = [text for attempt, pieces in parts for text in attempt.vitals.warnings_during(pieces)]
     devices = [series for attempt, _ in parts for series in _devices_behind(attempt, figure)]
     states = [state for attempt, pieces in parts for state in attempt.vitals.during(pieces)]
-    attempts = {attempt.number: attempt for attempt, _ in parts}
+    attempts = {(attempt.number, attempt.host): attempt for attempt, _ in parts}
     return Evidence(
         figure=figure,
         window_s=seconds(windows),

@@ -2,58 +2,98 @@
 
 from __future__ import annotations
 
-import platform
 import shutil
 from pathlib import Path
 
 from joulelab import lookup
 from joulelab.errors import EndedBySignal
 from joulelab.meter.session import Meter
-from joulelab.runs.attempt import RunAttempt
-from joulelab.runs.context import FollowingContext, Progress
+from joulelab.runs import environment
+from joulelab.runs.attempt import RunAttempt, idle
+from joulelab.runs.context import FollowingContext, Progress, RunContext
+from joulelab.runs.parts import Part, PartDone
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.ranks import Place, announce, follow, my_place, scratch, withdraw
+from joulelab.runs.ranks import (
+    Place,
+    announce,
+    follow,
+    my_place,
+    scratch,
+    wait_for_others,
+    wait_until_joined,
+    withdraw,
+)
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import check
-from joulelab.runs.stopping import StopRequest
+from joulelab.runs.stopping import JOB_SIGNALS, StopRequest
 from joulelab.runs.yaml_text import read_mapping
 
 
-def execute(paths: RunPaths, progress: Progress) -> RunRecord:
-    """Run the folder's pipeline as a new attempt. Whatever happens, the joules spent are in the record afterwards."""
+def execute(paths: RunPaths, progress: Progress, part: Part | None = None) -> RunRecord:
+    """Run the folder's pipeline as a new attempt. Whatever happens, the joules spent are in the record afterwards.
+
+    With a `part` it stops where the next part would begin; the run is then queued for whoever does that.
+    """
     spec = check(read_mapping(paths.config))
     place = my_place()
     status: Status = "done"
     error: BaseException | None = None
-    with StopRequest() as stop:
+    with StopRequest(JOB_SIGNALS) as stop:
         attempt = RunAttempt(paths, spec, stop, progress)
+        attempt.part = part
         try:
             pipeline = lookup.PIPELINES.resolve(spec.pipeline)  # importing a framework is no part of the bill
-            run = attempt.begin()
-            announce(place, paths, run.attempt)
+            run = attempt.begin(metering=lambda run: _gather(place, run))
             pipeline(run)
+        except PartDone:
+            status = "queued"
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:
             status, error = "failed", failure
+        stop.settle()
         withdraw(place, paths)
-        record = attempt.end(status, error)
+        # after a failure of its own nobody waits: the others hang in a message that never comes
+        others = None if status == "failed" else lambda run: wait_for_others(place, paths, run.attempt)
+        record = attempt.end(status, error, others)
     if error is not None:
         raise error
     return record
 
 
-def execute_beside(place: Place, store: Path) -> None:
-    """What a following rank does: the same pipeline, in the first rank's run, with marks of its own."""
+def _gather(place: Place, run: RunContext) -> None:
+    """The meter runs: the other ranks may come."""
+    announce(place, run.paths, run.attempt)
+    if run.spec.energy.idle_before_s > 0:
+        wait_until_joined(place, run.paths, run.attempt)
+
+
+def execute_beside(place: Place, store: Path, pipeline_name: str, part: Part | None = None) -> None:
+    """What a following rank does: the same pipeline, in the first rank's run, with marks of its own.
+
+    On another host than the first rank's its marks are the ones that this host's joules are told apart by. How the run
+    ended is the first rank's to say: one that was asked to stop ends quietly here, or its launcher would take it for a
+    failure and kill the first rank over its record.
+    """
+    pipeline = lookup.PIPELINES.resolve(pipeline_name)  # while the first rank imports the same
     paths, number = follow(place, store)
     spec = check(read_mapping(paths.config))
-    host = platform.node()
-    with StopRequest() as stop:
+    host = environment.node_name()
+    with StopRequest(JOB_SIGNALS) as stop:
         meter = Meter(paths.trace(host, number), paths.events(host, place.rank, number), spec.energy)
         meter.start()
+        meter.event("run", edge="begin")
+        run = FollowingContext(paths, spec, meter, stop, number, scratch(paths, place))
+        run.part = part
         try:
-            run = FollowingContext(paths, spec, meter, stop, number, scratch(paths, place))
-            lookup.PIPELINES.resolve(spec.pipeline)(run)
+            idle(run, "idle.before", spec.energy.idle_before_s)
+            pipeline(run)
+            idle(run, "idle.after", spec.energy.idle_after_s)
+        except (PartDone, EndedBySignal):
+            pass
         finally:
+            stop.settle()
+            meter.event("run", edge="end")
+            run.close()
             meter.stop()
             shutil.rmtree(scratch(paths, place), ignore_errors=True)

@@ -17,7 +17,7 @@ from joulelab.runs.context import Progress
 from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment
 from joulelab.runs.spec_errors import explain
 from joulelab.runs.store import is_alive, load_record
@@ -161,14 +161,35 @@ def execute_group(
         if run is not None and record is not None and _is_worked_on(run, record):
             raise JoulelabError(f"{run.run_id} is still running", "wait for it, or end it, then resume the group")
         if run is None:
-            run = create_run(store, check(member.spec), group.group_id)
-            members = list(group.members)
-            members[number] = member.model_copy(update={"run_id": run.run_id})
-            group = group.model_copy(update={"members": tuple(members)})
-            write_json(paths.record, group)
+            group, run = _with_run(paths, store, group, number, "running")
         progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
         records.append(run_here(run))
     return records
+
+
+def queue_members(paths: GroupPaths, store: Path) -> list[RunPaths]:
+    """The folders of all members, made ahead: jobs of an array begin them at the same time, in any order."""
+    group = load_group(paths.folder)
+    found = []
+    for number, member in enumerate(group.members):
+        run = _member_paths(store, member)
+        if run is None:
+            group, run = _with_run(paths, store, group, number, "queued")
+        found.append(run)
+    return found
+
+
+def _with_run(
+    paths: GroupPaths, store: Path, group: GroupRecord, number: int, status: Status
+) -> tuple[GroupRecord, RunPaths]:
+    """A folder for one member, and the group that knows it."""
+    member = group.members[number]
+    run = create_run(store, check(member.spec), group.group_id, status=status)
+    members = list(group.members)
+    members[number] = member.model_copy(update={"run_id": run.run_id})
+    known = group.model_copy(update={"members": tuple(members)})
+    write_json(paths.record, known)
+    return known, run
 
 
 def _is_worked_on(run: RunPaths, record: RunRecord) -> bool:

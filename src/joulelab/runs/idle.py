@@ -50,6 +50,7 @@ def _baseline(attempt: AttemptData, stage: str, windows: list[Window], energy_j:
         sm_clock_MHz=_median(states, "sm_clock_mhz"),
         temperature_C=_median(states, "temperature_c"),
         gpu_utilization_percent=_median(states, "utilization_percent"),
+        host=attempt.host,
     )
 
 

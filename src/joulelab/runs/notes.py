@@ -21,11 +21,15 @@ def notes_on(attempts: Sequence[AttemptData], policy: str, idle: Sequence[IdleBa
         notes |= _trace_notes(attempt)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
-    if len(attempts) > 1:
-        notes["attempts"] = Note(level="info", text=f"the joules of all {len(attempts)} attempts are counted")
-    changed = _idle_change(idle)
-    if changed:
-        notes["idle"] = Note(level="info", text=changed)
+    numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
+    if len(numbers) > 1:
+        notes["attempts"] = Note(level="info", text=f"the joules of all {len(numbers)} attempts are counted")
+    if len(hosts) > 1:
+        notes["hosts"] = Note(level="info", text=f"the joules of all {len(hosts)} hosts are counted, each host once")
+    for host in dict.fromkeys(baseline.host for baseline in idle):
+        changed = _idle_change([baseline for baseline in idle if baseline.host == host])
+        if changed:
+            notes[f"idle {host}"] = Note(level="info", text=changed)
     return list(notes.values())
 
 

@@ -34,6 +34,17 @@ def make_folder(parent: Path, name: str) -> Path:
         ) from None
 
 
+def make_chosen_folder(folder: Path) -> Path:
+    """The very folder a user named for a run; what is in it stays."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"no run can be kept in {folder.absolute()}: {error.strerror}", "name another folder"
+        ) from None
+    return folder
+
+
 @dataclass(frozen=True)
 class RunPaths:
     folder: Path
@@ -78,19 +89,33 @@ class RunPaths:
     def stages(self) -> Path:
         return self.folder / "stages"
 
+    @property
+    def slurm(self) -> Path:
+        """Job scripts, job ids and logs, where the run was submitted to Slurm."""
+        return self.folder / "slurm"
+
     def trace(self, host: str, attempt: int) -> Path:
         return self.folder / "trace" / f"{host}.{attempt}.jsonl"
 
     def events(self, host: str, rank: int, attempt: int) -> Path:
         return self.folder / "events" / f"{host}.{rank}.{attempt}.jsonl"
 
+    def event_files(self) -> dict[tuple[str, int], list[tuple[int, Path]]]:
+        """(host, attempt) -> (rank, file) of every process there, lowest rank first; one look at the folder."""
+        found: dict[tuple[str, int], list[tuple[int, Path]]] = {}
+        for path in (self.folder / "events").glob("*.jsonl"):
+            host, rank, attempt = path.stem.rsplit(".", 2)
+            found.setdefault((host, int(attempt)), []).append((int(rank), path))
+        return {place: sorted(files) for place, files in found.items()}
+
     def traces(self) -> list[tuple[str, int, Path]]:
-        """(host, attempt, file) of every trace, in order of attempts."""
-        found = []
-        for path in (self.folder / "trace").glob("*.jsonl"):
-            host, _, attempt = path.stem.rpartition(".")
-            found.append((host, int(attempt), path))
-        return sorted(found, key=lambda row: (row[1], row[0]))
+        """(host, attempt, file) of every trace, in order of attempts; as it was recorded where both kinds are there."""
+        found: dict[tuple[int, str], Path] = {}
+        for kind in ("parquet", "jsonl"):
+            for path in (self.folder / "trace").glob(f"*.{kind}"):
+                host, _, attempt = path.stem.rpartition(".")
+                found[int(attempt), host] = path
+        return [(host, attempt, path) for (attempt, host), path in sorted(found.items())]
 
     def next_attempt(self) -> int:
         return 1 + max((attempt for _, attempt, _ in self.traces()), default=0)
@@ -111,3 +136,7 @@ class GroupPaths:
     @property
     def report(self) -> Path:
         return self.folder / "report.html"
+
+    @property
+    def slurm(self) -> Path:
+        return self.folder / "slurm"

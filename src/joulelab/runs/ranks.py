@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import RunPaths
 
 WAIT_S = 600.0
+# The others end with the first rank, their recorders a moment later.
+CLOSING_S = 15.0
+JOINING_S = 120.0
 _FOLDER = ".ranks"
 
 
@@ -39,9 +42,19 @@ def my_place() -> Place:
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return Place()
-    # the launcher is the parent of all ranks of a node, and no other job's
-    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ.get('MASTER_PORT', '')}-{os.getppid()}"
-    return Place(int(os.environ["RANK"]), world, job)
+    return Place(int(os.environ["RANK"]), world, _job_name(os.environ, os.getppid()))
+
+
+def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:
+    """The same for all ranks of a run and for nobody else, an earlier start of the same job included."""
+    parts = [environ["TORCHELASTIC_RUN_ID"], environ.get("MASTER_PORT", "")]
+    if int(environ.get("GROUP_WORLD_SIZE", "1")) == 1:
+        parts.append(str(launcher_pid))  # the parent of all ranks of a node, and no other job's
+    else:
+        parts.append(environ.get("MASTER_ADDR", ""))
+        slurm = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+        parts += [environ[name] for name in slurm if name in environ]
+    return "-".join([*parts, environ.get("TORCHELASTIC_RESTART_COUNT", "0")])
 
 
 def announce(place: Place, paths: RunPaths, attempt: int) -> None:
@@ -61,10 +74,37 @@ def follow(place: Place, store: Path, sleep: Callable[[float], None] = time.slee
     give_up = time.monotonic() + WAIT_S
     while not file.exists():
         if time.monotonic() > give_up:
-            raise JoulelabError(f"rank 0 has begun no run within {WAIT_S:.0f} s", "its own message says why")
+            raise JoulelabError(
+                f"rank 0 has begun no run within {WAIT_S:.0f} s",
+                f"its own message says why; on several nodes all of them must see {store.absolute()}",
+            )
         sleep(0.1)
     told = read_json(file)
     return RunPaths(store / told["folder"]), int(told["attempt"])
+
+
+def wait_until_joined(place: Place, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Until every rank has come along: an idle baseline is none while the others still import their framework."""
+    give_up = time.monotonic() + JOINING_S
+    while place.world > 1 and time.monotonic() < give_up:
+        if len(_events_of(paths, attempt)) >= place.world:
+            return
+        sleep(0.1)
+
+
+def _events_of(paths: RunPaths, attempt: int) -> list[Path]:
+    return [path for (_, number), ranks in paths.event_files().items() if number == attempt for _, path in ranks]
+
+
+def wait_for_others(place: Place, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Until the recorder of every rank has closed its files; what is still open then is read as far as it goes."""
+    give_up = time.monotonic() + CLOSING_S
+    while place.world > 1 and time.monotonic() < give_up:
+        events = _events_of(paths, attempt)
+        # a ring is removed after its recorder has ended
+        if len(events) >= place.world and not any(path.with_suffix(".ring").exists() for path in events):
+            return
+        sleep(0.1)
 
 
 def scratch(paths: RunPaths, place: Place) -> Path:

@@ -13,7 +13,7 @@ from joulelab.runs.bills import Ancestor
 from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 1
-Status = Literal["running", "done", "failed", "truncated"]
+Status = Literal["queued", "running", "done", "failed", "truncated"]
 Grade = Literal["A", "B", "C"]
 MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 NO_CODECARBON = missing("CodeCarbon did not run beside this run", "energy.codecarbon=true")
@@ -126,6 +126,7 @@ class IdleBaseline(Frozen):
     sm_clock_MHz: float | None = None  # noqa: N815 (as in the trace)
     temperature_C: float | None = None  # noqa: N815
     gpu_utilization_percent: float | None = None
+    host: str = ""
 
 
 class StageRecord(Frozen):
@@ -183,7 +184,30 @@ class Totals(Frozen):
         return EnergyByComponent(**{name: getattr(self, name) for name in EnergyByComponent.model_fields})
 
 
+class DeviceEnergy(Frozen):
+    """One counted device of one host, over the attempt without its idle baselines."""
+
+    device: str
+    name: str
+    component: str
+    figure: EnergyFigure
+
+
+class RankPace(Frozen):
+    """How one process of several kept up in a stage: the one whose own work takes longest holds up all others."""
+
+    rank: int
+    stage: str
+    steps: int
+    step_s: float
+    """Mean time of a step, waiting for the others included."""
+    own_s: float
+    """Mean time a step of input and forward passes, which wait for nobody."""
+
+
 class Attempt(Frozen):
+    """One start of the run on one host; several hosts share an attempt's number."""
+
     number: int
     host: str
     boot_id: str
@@ -192,6 +216,13 @@ class Attempt(Frozen):
     closed: bool
     """Whether the recorder wrote its closing line; false after a kill of everything."""
     energy: EnergyByComponent
+    billed_s: float = 0.0
+    """Its length without idle baselines: what `energy` is of."""
+    devices: tuple[DeviceEnergy, ...] = ()
+    clock_offset_s: float = 0.0
+    """This host's clock against that of the host with rank 0, by marks that both set together; times are corrected."""
+    ranks: tuple[RankPace, ...] = ()
+    """Where the run had several processes: those on this host."""
 
 
 class Result(Frozen):

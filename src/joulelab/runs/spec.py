@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from joulelab import lookup
-from joulelab.errors import ConfigError, UsageError
+from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.runs.spec_errors import explain
 from joulelab.runs.yaml_text import parse_yaml, read_mapping
@@ -46,6 +46,18 @@ class RunSpec(Section):
     """Take an artefact that an earlier run of this store has made from the same inputs, with its bill."""
     energy: EnergyConfig = EnergyConfig()
     """What is measured and how often."""
+    trackers: tuple[str, ...] = ()
+    """Where the metrics also go while it runs: tensorboard, wandb, mlflow, trackio; one that fails is a warning."""
+
+    @field_validator("trackers")
+    @classmethod
+    def _known_trackers(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            for name in names:
+                lookup.TRACKERS.require(name)
+        except NotFoundError as error:
+            raise ValueError(error.message) from None
+        return tuple(dict.fromkeys(names))
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:

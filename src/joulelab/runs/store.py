@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from joulelab import clock, lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
-from joulelab.meter.trace import read_header
+from joulelab.meter.trace import read_header, where_now
 from joulelab.runs.assemble import assemble
 from joulelab.runs.json_file import read_json
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
@@ -27,20 +27,30 @@ def store_root(given: Path | None) -> Path:
     return given or Path(os.environ.get("JOULELAB_RUNS", "runs"))
 
 
+def run_files(store: Path) -> dict[str, os.stat_result]:
+    """The state of every `run.json` by its folder's name; quick, since a store may hold many thousands."""
+    found = {}
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(store) as entries:
+        for entry in entries:
+            with suppress(OSError):  # not a run, or removed while we looked
+                found[entry.name] = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 (a Path costs more than the call)
+    return found
+
+
 def run_folders(store: Path) -> list[Path]:
     """Run folders, oldest first by the time in their names."""
-    if not store.is_dir():
-        return []
-    return sorted((path.parent for path in store.glob("*/run.json")), key=_age)
+    return [store / name for name in sorted(run_files(store), key=lambda name: (age(name), name))]
 
 
 def group_folders(store: Path) -> list[Path]:
-    return sorted((path.parent for path in (store / GROUPS_FOLDER).glob("*/group.json")), key=_age)
+    return sorted(
+        (path.parent for path in (store / GROUPS_FOLDER).glob("*/group.json")), key=lambda path: age(path.name)
+    )
 
 
-def _age(folder: Path) -> str:
+def age(name: str) -> str:
     """The time in a folder's name; folders that people named themselves come first."""
-    found = re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}$", folder.name)
+    found = re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}$", name)
     return found.group() if found else ""
 
 
@@ -51,7 +61,7 @@ def find_folder(store: Path, name: str) -> Path:
         return path
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
-        return max(folders, key=_age)
+        return max(folders, key=lambda folder: age(folder.name))
     matches = [folder for folder in folders if folder.name == name] or [
         folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)
     ]
@@ -67,16 +77,24 @@ def find_folder(store: Path, name: str) -> Path:
 
 def load_record(folder: Path) -> RunRecord:
     """The run's record. A run that nobody closed is assembled from its trace, and its status derived."""
-    paths = RunPaths(folder)
+    return settle(RunPaths(folder), read_record(RunPaths(folder)))
+
+
+def read_record(paths: RunPaths) -> RunRecord:
+    """The record as it was written last."""
     try:
-        record = RunRecord.model_validate(read_json(paths.record))
+        return RunRecord.model_validate(read_json(paths.record))
     except ValidationError as error:
         raise JoulelabError(
             f"{paths.record} does not fit this version of joulelab ({error.error_count()} fields differ)",
             "the trace beside it is unharmed",
         ) from None
-    if record.status != "running":
-        return record
+
+
+def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
+    """What a record that was never closed must be now."""
+    if written.status != "running":
+        return written
     return assemble(paths, "running" if is_alive(paths) else "truncated")
 
 
@@ -90,7 +108,7 @@ def is_alive(paths: RunPaths) -> bool:
     if head.get("host") == os.uname().nodename and head.get("boot_id") == clock.boot_id():
         return _is_process(head.get("program_pid", -1), clock.wall_seconds(head["timestamp"]))
     patience_s = max(STALE_AFTER_S, 5 * float(head.get("interval_s", 0.0)))
-    return time.time() - path.stat().st_mtime < patience_s
+    return time.time() - where_now(path).stat().st_mtime < patience_s
 
 
 def _is_process(pid: int, alive_at_s: float) -> bool:
@@ -100,12 +118,3 @@ def _is_process(pid: int, alive_at_s: float) -> bool:
         return process.create_time() <= alive_at_s + 1 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
-
-
-def load_records(store: Path, unreadable: Callable[[str], None]) -> Iterator[RunRecord]:
-    """Every run that can be read; one that cannot is told and does not hide the others."""
-    for folder in run_folders(store):
-        try:
-            yield load_record(folder)
-        except JoulelabError as error:
-            unreadable(error.message)

@@ -18,6 +18,8 @@ from joulelab.clock import NS, wall_seconds
 from joulelab.meter.foreign.gather import Findings, TimeRule, gather
 from joulelab.meter.foreign.numbers import number
 from joulelab.meter.foreign.power_log import COLUMNS, LogGap, PowerLog, Row, Source
+from joulelab.meter.trace import read_lines
+from joulelab.meter.trace_parquet import SUFFIX
 
 FORMAT = "joulelab JSONL"
 FORMAT_OLD = "monitor JSONL without a header"
@@ -59,7 +61,14 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
 
 def read_files(paths: Sequence[Path], rule: TimeRule) -> PowerLog:
     """Several files as one log: the traces of a run's attempts and hosts."""
-    return read([line for path in paths for line in path.read_text(errors="replace").splitlines()], rule)
+    return read([line for path in paths for line in jsonl_text(path).splitlines()], rule)
+
+
+def jsonl_text(path: Path) -> str:
+    """The lines of a log, also those of a closed trace, which are kept in Parquet."""
+    if path.suffix == SUFFIX:
+        return "\n".join(json.dumps(line) for line in read_lines(path))
+    return path.read_text(errors="replace")
 
 
 def read_csv(lines: Sequence[str], rule: TimeRule) -> PowerLog:

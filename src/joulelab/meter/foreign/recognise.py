@@ -9,9 +9,10 @@ from joulelab.meter.foreign import codecarbon, dmon, operators_jsonl, smi_csv
 from joulelab.meter.foreign.codecarbon import CodeCarbonLog
 from joulelab.meter.foreign.gather import TimeRule
 from joulelab.meter.foreign.power_log import PowerLog, UnknownFormat, UnusableLog
+from joulelab.meter.trace_parquet import SUFFIX
 
 _LOOKED_FOR = (
-    "JSONL with power_watts (joulelab monitor and earlier monitors), CSV with the same field names, "
+    "JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, CSV with the same field names, "
     "`nvidia-smi dmon` text (# gpu pwr ...), `nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
     "CodeCarbon's emissions.csv"
 )
@@ -56,6 +57,8 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> PowerLog | CodeCarbon
 
 
 def _text(path: Path) -> str:
+    if path.suffix == SUFFIX and path.is_file():
+        return operators_jsonl.jsonl_text(path)
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

@@ -1,0 +1,198 @@
+"""`joulelab submit`: the same experiment on a Slurm cluster."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir
+from joulelab.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from joulelab.cluster.chosen import Chosen
+    from joulelab.cluster.jobs_file import JobsFile
+
+
+# Options that are settings of the same name.
+_PLAIN = (
+    *("partition", "cpu_partition", "time", "gpus", "gpu_type", "nodes", "ranks_per_node", "cpus", "memory"),
+    *("account", "qos", "constraint", "warn_s", "hf_home", "cache_dir", "scratch"),
+)
+
+
+def submit(
+    context: typer.Context,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Name of an experiment (`joulelab experiments`) or a YAML file.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the experiment's; commas sweep."),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="`h100`, `l40s`, or one of the site file's.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition of the GPU jobs.")] = None,
+    cpu_partition: Annotated[str | None, typer.Option(help="Partition of jobs without a GPU.")] = None,
+    time: Annotated[str | None, typer.Option(help="Limit of each job: minutes, H:MM:SS, D-HH:MM:SS.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs on each node, a process each.")] = None,
+    gpu_type: Annotated[str | None, typer.Option(help="The cluster's name of the GPU.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Nodes of each job.")] = None,
+    ranks_per_node: Annotated[int | None, typer.Option(help="Processes on each node (default: its GPUs).")] = None,
+    cpus: Annotated[int | None, typer.Option(help="CPU cores on each node.")] = None,
+    memory: Annotated[str | None, typer.Option("--mem", help="Memory of each node, as in 64G.")] = None,
+    account: Annotated[str | None, typer.Option(help="Whom the hours are charged to.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Quality of service.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Features the nodes must have.")] = None,
+    exclusive: Annotated[bool, typer.Option("--exclusive", help="Whole nodes, so that RAPL is this job's.")] = False,
+    warn_s: Annotated[int | None, typer.Option("--warn", help="Seconds before the limit to save at.")] = None,
+    no_requeue: Annotated[bool, typer.Option("--no-requeue", help="Do not come back after the limit.")] = False,
+    sbatch: Annotated[list[str] | None, typer.Option("--sbatch", help="Another option of sbatch, verbatim.")] = None,
+    venv: Annotated[str | None, typer.Option(help="Virtual environment of the job.")] = None,
+    conda: Annotated[str | None, typer.Option(help="Conda environment of the job.")] = None,
+    module: Annotated[list[str] | None, typer.Option(help="Module to load first; repeat it for several.")] = None,
+    hf_home: Annotated[str | None, typer.Option(help="HF_HOME of the job.")] = None,
+    cache_dir: Annotated[str | None, typer.Option(help="XDG_CACHE_HOME of the job.")] = None,
+    scratch: Annotated[str | None, typer.Option(help="TMPDIR of the job.")] = None,
+    array: Annotated[str | None, typer.Option(metavar="0-3", help="One run for each of these seeds.")] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Runs of each configuration, by seed.")] = 1,
+    steps: Annotated[
+        str | None,
+        typer.Option(metavar="data,teacher,students,evaluation,report", help="Which have a job of their own."),
+    ] = None,
+    both: Annotated[bool, typer.Option("--both", help="Preprocess in a CPU job, then distil, for seeds 0-3.")] = False,
+    first: Annotated[str | None, typer.Option(help="A command to run before all jobs; {shard} is i/N.")] = None,
+    shards: Annotated[int, typer.Option(metavar="N", help="Tasks that --first is split over.")] = 1,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN|GROUP", help="Submit what is left of an earlier one.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run's own folder.", show_default=False)] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not try the environment here first.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts; write and submit nothing.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit an experiment to Slurm: readable scripts in the run folder, chained so that each waits for the one before.
+
+    Account, partition and environment can be written down once, in ~/.config/joulelab/slurm.yaml (docs/slurm.md). A run
+    that reaches its time limit saves, goes back to the queue, and goes on. Several runs (a group, --array, --repeats, a
+    value with commas) are an array, with data and teacher made once before it.
+
+    Examples:
+
+      joulelab submit demo-kd --preset h100 --time 2:00:00 --dry-run
+
+      joulelab submit demo --partition gpu --cpu-partition cpu
+
+      joulelab submit distilbert --both --preset h100
+
+      joulelab submit my.yaml --nodes 2 --gpus 4
+
+      joulelab watch last
+    """
+    from joulelab.cluster import chosen as choosing
+    from joulelab.cluster.activation import check_activation
+    from joulelab.cluster.plan import plan, read_steps, require_kept_model, require_ranks, usual_steps
+    from joulelab.cluster.settings import job_settings
+    from joulelab.cluster.submission import dry_text, submit_plan
+    from joulelab.runs.store import store_root
+
+    settings = job_settings(preset, _asked(context.params))
+    store = (run_dir.parent if run_dir else store_root(runs_dir)).absolute()
+    if resume is not None:
+        if experiment is not None:
+            raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
+        wanted, made = choosing.again(store, resume)
+    else:
+        wanted = chosen(experiment, overrides or [], array, repeats, both)
+        made = wanted.imagined(store, run_dir)
+    wanted_steps = read_steps(steps) if steps else usual_steps(wanted.specs, both)
+    for spec in wanted.specs:
+        require_ranks(spec, settings.nodes, settings.ranks)
+        require_kept_model(spec, wanted_steps)
+    if run_dir is not None and wanted.is_group:
+        raise UsageError("--run-dir names the folder of one run, and this is a group", "--runs-dir names a store")
+    if not no_check and not dry_run:
+        require_files(wanted)
+        check_activation(settings.environment)
+    if not dry_run and resume is None:
+        made = wanted.made(store, run_dir)
+    jobs = plan(
+        made.members, wanted_steps, report_on=made.folder, nodes=settings.nodes, ranks=settings.ranks,
+        first=first, shards=shards,
+    )  # fmt: skip
+    if dry_run:
+        print(dry_text(jobs, made.folder, store, wanted.name, settings), end="")
+        return
+    submitted = submit_plan(jobs, made.folder.absolute(), store, wanted.name, settings)
+    tell(made.folder, submitted, as_json)
+
+
+def chosen(experiment: str | None, overrides: list[str], array: str | None, repeats: int, both: bool) -> Chosen:
+    """The runs that were asked for, all checked; the classic pair of scripts distils for the seeds 0 to 3."""
+    from joulelab.cli.sweep import sweep_members
+    from joulelab.cluster.chosen import Chosen, seeds_of
+    from joulelab.runs.groups import check_group, is_group
+    from joulelab.runs.spec import check, parse_overrides, read_layers
+
+    if experiment is None:
+        raise UsageError("no experiment was named", "`joulelab experiments` lists them")
+    if array is not None and repeats > 1:
+        raise UsageError("--array and --repeats both say how many runs", "give one of them")
+    layers = read_layers(experiment)
+    if is_group(layers):
+        if array is not None or repeats > 1:
+            raise UsageError(f"{experiment} is a group and says its seeds itself", "leave --array and --repeats out")
+        group, specs = check_group(layers, parse_overrides(overrides))
+        return Chosen(group.name, tuple(specs), group.about, group.baseline, is_group=True)
+    name, specs = sweep_members(["run", experiment, *overrides], repeats)
+    if both and array is None and len(specs) == 1:
+        array = "0-3"
+    if array is not None:
+        seeds = seeds_of(array)
+        specs = [check({**spec.model_dump(mode="json"), "seed": seed}) for seed in seeds for spec in specs]
+    several = len(specs) > 1
+    about = f"{len(specs)} runs of {name}" if several else ""
+    return Chosen(name, tuple(specs), about, is_group=several, sweep=several)
+
+
+def require_files(wanted: Chosen) -> None:
+    """A file that is not there is told now rather than by a job in an hour; packages and GPUs are the job's matter."""
+    for spec in wanted.specs:
+        try:
+            spec.preflight()
+        except NotFoundError:
+            raise
+        except UsageError:
+            continue
+
+
+def _asked(params: dict[str, Any]) -> dict[str, Any]:
+    """The options that were given, as settings of a job; the rest is left to preset and site file."""
+    asked = {name: params[name] for name in _PLAIN if params[name] is not None}
+    environment = {name: params[name] for name in ("venv", "conda") if params[name] is not None}
+    if params["module"]:
+        environment["modules"] = params["module"]
+    if environment:
+        asked["environment"] = environment
+    if params["sbatch"]:
+        asked["sbatch"] = params["sbatch"]
+    return {**asked, **({"exclusive": True} if params["exclusive"] else {}), **_requeue(params)}
+
+
+def _requeue(params: dict[str, Any]) -> dict[str, Any]:
+    return {"requeue": False} if params["no_requeue"] else {}
+
+
+def tell(folder: Path, jobs: JobsFile, as_json: bool) -> None:
+    if as_json:
+        print(jobs.model_dump_json(indent=2))
+        return
+    for job in jobs.jobs:
+        tasks = f" x {len(job.runs)}" if job.array and job.runs else ""
+        after = f"  after {job.after}" if job.after else ""
+        print(f"{job.job_id}  {job.key}{tasks}  {job.about}{after}")
+    print(f"\nscripts and logs: {folder / 'slurm'}", file=sys.stderr)
+    print(f"watch:  joulelab watch {folder.name}", file=sys.stderr)
+    print(f"cancel: joulelab cancel {folder.name}", file=sys.stderr)

@@ -1,0 +1,11 @@
+"""`python -m joulelab.cluster`: what a job script runs. It listens for the scheduler before it imports what is slow."""
+
+import sys
+
+from joulelab.cluster.warned import Warned
+
+if __name__ == "__main__":
+    warned = Warned()
+    from joulelab.cluster.job import main
+
+    sys.exit(main(sys.argv[1:], warned))

@@ -1,0 +1,109 @@
+"""What is to be submitted: one run or a group, new or from an earlier folder, with its folders made last.
+
+Everything is checked before a folder exists, so that a mistake leaves nothing behind, here as in `joulelab run`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulelab.cluster.plan import Member, has_teacher
+from joulelab.errors import UsageError
+from joulelab.runs.attempt import create_run
+from joulelab.runs.groups import create_group, load_group, queue_members
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.paths import GroupPaths, RunPaths
+from joulelab.runs.record import RunRecord
+from joulelab.runs.spec import RunSpec, check
+from joulelab.runs.store import find_folder, load_record
+from joulelab.runs.yaml_text import read_mapping
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the user asked for: checked, and not made yet."""
+
+    name: str
+    specs: tuple[RunSpec, ...]
+    about: str = ""
+    baseline: str = ""
+    is_group: bool = False
+    sweep: bool = False
+
+    def made(self, store: Path, run_dir: Path | None = None) -> Made:
+        """Its folders, queued."""
+        if not self.is_group:
+            paths = create_run(store, self.specs[0], status="queued", folder=run_dir)
+            return Made(paths.folder, self._members([paths.folder]))
+        group = create_group(
+            store, self.specs, name=self.name, about=self.about, baseline=self.baseline, sweep=self.sweep
+        )
+        return Made(group.folder, self._members([run.folder for run in queue_members(group, store)]))
+
+    def imagined(self, store: Path, run_dir: Path | None = None) -> Made:
+        """The same for a dry run: names that stand for folders that will be made."""
+        folder = run_dir or store / ("groups/<new group>" if self.is_group else "<new run>")
+        runs = [store / f"<run {number}>" for number in range(len(self.specs))] if self.is_group else [folder]
+        return Made(folder, self._members(runs))
+
+    def _members(self, folders: Sequence[Path]) -> tuple[Member, ...]:
+        return tuple(
+            Member(folder.absolute(), has_teacher(spec)) for folder, spec in zip(folders, self.specs, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Made:
+    folder: Path
+    members: tuple[Member, ...]
+
+
+def seeds_of(text: str) -> tuple[int, ...]:
+    """`0-3` or `0,2,5`, as Slurm writes arrays; each task has its number as its seed."""
+    seeds: list[int] = []
+    for piece in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
+        if not found:
+            raise UsageError(f"--array {text}: '{piece}' is no number or range", "write 0-3 or 0,2,5: one run per seed")
+        low, high = int(found.group(1)), int(found.group(2) or found.group(1))
+        seeds += range(low, high + 1)
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise UsageError(f"--array {text} names a seed twice or none", "write 0-3 or 0,2,5: one run per seed")
+    return tuple(seeds)
+
+
+def again(store: Path, name: str) -> tuple[Chosen, Made]:
+    """A run or group that was submitted or cut off before: what of it is not done, queued again."""
+    folder = find_folder(store, name)
+    if (folder / "group.json").exists():
+        group = load_group(folder)
+        store = folder.absolute().parent.parent
+        runs = queue_members(GroupPaths(folder), store)
+        left = [run for run in runs if _requeued(run)]
+        chosen = Chosen(group.name, tuple(_spec(run) for run in left), is_group=True)
+    else:
+        left = [run for run in [RunPaths(folder)] if _requeued(run)]
+        chosen = Chosen(load_record(folder).name, tuple(_spec(run) for run in left))
+    if not left:
+        raise UsageError(f"{folder.name} is done already; nothing is left to submit", f"joulelab show {folder.name}")
+    members = tuple(Member(run.folder.absolute(), has_teacher(_spec(run))) for run in left)
+    return chosen, Made(folder.absolute(), members)
+
+
+def _spec(run: RunPaths) -> RunSpec:
+    return check(read_mapping(run.config))
+
+
+def _requeued(run: RunPaths) -> bool:
+    """Whether the run is left to do; then it is queued, unless somebody is at work on it."""
+    status = load_record(run.folder).status
+    if status == "done":
+        return False
+    if status == "running":
+        raise UsageError(f"{run.run_id} is still running", "wait for it or end it first: joulelab cancel")
+    record = RunRecord.model_validate(read_json(run.record))
+    write_json(run.record, record.model_copy(update={"status": "queued", "error": None}))
+    return True

@@ -1,0 +1,152 @@
+"""Which jobs an experiment becomes, and which waits for which. Pure: nothing is written or submitted here.
+
+    data (CPU) -> teacher (GPU) -> students (an array over members) -> evaluation -> report (CPU)
+
+Only what was asked for has a job of its own; the job after it does the rest. `data` and `teacher` are parts of the
+first member that needs them: the others find its artefacts in the store, with their bill.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulelab.errors import UsageError
+from joulelab.runs.parts import Part
+from joulelab.runs.spec import RunSpec
+
+STEPS = ("data", "teacher", "students", "evaluation", "report")
+# Pipelines that share their work among the processes torchrun starts; others would do it once in each of them.
+SEVERAL_RANKS = ("distilbert", "dpo", "kd", "self", "sft", "synthetic", "train")
+_JOB = "python -m joulelab.cluster"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A run as a plan sees it."""
+
+    folder: Path
+    has_teacher: bool
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    key: str
+    """`02-teacher`: its place and what it does; its files are called so."""
+    about: str
+    command: str
+    runs: tuple[Path, ...] = ()
+    """The run folders it works on, one per task."""
+    array: bool = False
+    needs_gpu: bool = True
+    one_node: bool = False
+    tasks: int | None = None
+    """Where it is an array of something else than runs."""
+    after: str | None = None
+
+
+def has_teacher(spec: RunSpec) -> bool:
+    """Whether a run has a teacher to prepare."""
+    if "teacher" not in type(spec).model_fields:
+        return False
+    told = getattr(spec, "needs_teacher", getattr(getattr(spec, "distill", None), "needs_teacher", True))
+    return bool(told)
+
+
+def usual_steps(specs: Sequence[RunSpec], both: bool = False) -> tuple[str, ...]:
+    """Where a job of its own pays: a teacher for several students, data for several runs, a report for a group."""
+    if both:
+        return ("data", "students", "report") if len(specs) > 1 else ("data", "students")
+    if len(specs) == 1:
+        return ("students",)
+    shared = ("data", "teacher") if any(map(has_teacher, specs)) else ()
+    return (*shared, "students", "report")
+
+
+def read_steps(text: str) -> tuple[str, ...]:
+    asked = [step.strip() for step in text.split(",") if step.strip()]
+    wrong = [step for step in asked if step not in STEPS]
+    if wrong:
+        raise UsageError(f"'{wrong[0]}' is no step", f"the steps are {', '.join(STEPS)}")
+    if "students" not in asked:
+        raise UsageError("--steps leaves out the students", "they are what the others are for")
+    return tuple(step for step in STEPS if step in asked)
+
+
+def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
+    if nodes * ranks > 1 and spec.pipeline not in SEVERAL_RANKS:
+        raise UsageError(
+            f"the pipeline '{spec.pipeline}' runs in one process, and {nodes} x {ranks} were asked for",
+            f"--nodes 1 --gpus 1; several are for {', '.join(SEVERAL_RANKS)}",
+        )
+
+
+def require_kept_model(spec: RunSpec, steps: Sequence[str]) -> None:
+    """An evaluation in a job of its own needs the model of the job before it."""
+    if "evaluation" in steps and not getattr(spec, "save_model", True):
+        raise UsageError(
+            "an evaluation in a job of its own needs the trained model, and this run keeps none",
+            "save_model=true, or leave `evaluation` out of --steps",
+        )
+
+
+def plan(
+    members: Sequence[Member],
+    steps: Sequence[str],
+    *,
+    report_on: Path,
+    nodes: int = 1,
+    ranks: int = 1,
+    first: str | None = None,
+    shards: int = 1,
+) -> tuple[PlannedJob, ...]:
+    """The jobs in order, each after the one before it. `first` is a command that is run before all of them."""
+    jobs: list[PlannedJob] = []
+
+    def add(step: str, about: str, command: str, **more: object) -> None:
+        after = jobs[-1].key if jobs else None
+        job = PlannedJob(f"{len(jobs) + 1:02d}-{step}", about, command, after=after, **more)  # type: ignore[arg-type]
+        jobs.append(job)
+
+    several = f" --nodes {nodes} --ranks {ranks}" if nodes * ranks > 1 else ""
+    folders, many = tuple(member.folder for member in members), len(members) > 1
+    if first is not None:
+        add(
+            "first",
+            f"What was asked to run first, in {shards} shards.",
+            _sharded(first, shards),
+            tasks=shards,
+            one_node=True,
+        )
+    if "data" in steps:
+        about = "Prepare the data, once for all runs."
+        add("data", about, _run_part("data"), runs=folders[:1], needs_gpu=False, one_node=True)
+    if "teacher" in steps:
+        taught = next((member.folder for member in members if member.has_teacher), folders[0])
+        about = "Make the teacher and what it says, once for all students."
+        add("teacher", about, _run_part("teacher") + several, runs=(taught,))
+    part: Part | None = "train" if "evaluation" in steps else None
+    about = "Run what is left of each member." if part is None else "Train each member."
+    add("students", about, _run_part(part) + several, runs=folders, array=many)
+    if "evaluation" in steps:
+        add("evaluation", "Evaluate each member.", _run_part(None), runs=folders, array=many, one_node=True)
+    if "report" in steps:
+        command = f"{_JOB} report {shlex.quote(str(report_on))}"
+        add("report", "Take in Slurm's accounting and write the report.", command, needs_gpu=False, one_node=True)
+    return tuple(jobs)
+
+
+def _run_part(part: Part | None) -> str:
+    return f'{_JOB} run "$run"' + (f" --part {part}" if part else "")
+
+
+def _sharded(command: str, shards: int) -> str:
+    """`{shard}` stands for this task's share, as in 3/8; each has a task of its own, on whichever node is free."""
+    if shards > 1 and "{shard}" not in command:
+        raise UsageError(
+            f"--shards {shards}, and the command does not say where its share goes",
+            "write {shard} where it takes one, as in: --first 'joulelab teacher-cache ... --shard {shard}'",
+        )
+    return f"bash -euc {shlex.quote(command.replace('{shard}', f'${{SLURM_ARRAY_TASK_ID}}/{shards}'))}"

@@ -1,0 +1,128 @@
+"""Slurm's own programs, called in one place: what they print becomes values, what they refuse becomes an error."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulelab.errors import DependencyMissing, JoulelabError
+
+PATIENCE_S = 60.0
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
+ALIVE = (*WAITING, "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """One job, or one task of an array, as Slurm tells it."""
+
+    job_id: str
+    """`123`, or `123_4` for a task of an array."""
+    state: str
+    reason: str = ""
+    nodes: str = ""
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ALIVE
+
+    @property
+    def waiting(self) -> bool:
+        return self.state in WAITING
+
+
+def tool(*words: str) -> subprocess.CompletedProcess[str]:
+    if shutil.which(words[0]) is None:
+        raise DependencyMissing(
+            f"{words[0]} was not found: there is no Slurm on this machine",
+            "call it on the cluster's login node; --dry-run shows the scripts anywhere",
+        )
+    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def submit(script: Path, after: str | None = None) -> str:
+    """The id of the job; it waits until the job `after` has ended well."""
+    dependency = [f"--dependency=afterok:{after}"] if after else []
+    done = tool("sbatch", "--parsable", *dependency, str(script))
+    if done.returncode != 0:
+        raise JoulelabError(
+            f"sbatch refused {script.name}: {done.stderr.strip() or f'exit code {done.returncode}'}",
+            f"the script is {script}; options and the site file say what it asks for",
+        )
+    return done.stdout.strip().partition(";")[0]  # with several clusters its name follows
+
+
+def cancel(job_ids: Sequence[str]) -> None:
+    if not job_ids:
+        return
+    done = tool("scancel", *job_ids)
+    if done.returncode != 0 and "nvalid job id" not in done.stderr:
+        raise JoulelabError(f"scancel: {done.stderr.strip()}", "squeue --me lists your jobs")
+
+
+def signal_steps(job_id: str, name: str) -> bool:
+    """Send a signal to what srun started, and not to the script itself."""
+    return tool("scancel", f"--signal={name}", job_id).returncode == 0
+
+
+def requeue(job_id: str) -> str | None:
+    """Put the job back into the queue; the reason where the cluster does not allow it."""
+    done = tool("scontrol", "requeue", job_id)
+    return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def states(job_ids: Sequence[str]) -> dict[str, JobState]:
+    """All jobs and tasks that Slurm still knows: from the queue, then from its memory, then from its accounts."""
+    found: dict[str, JobState] = {}
+    for job_id in job_ids:
+        for state in _from_queue(job_id) or _from_memory(job_id) or _from_accounts(job_id):
+            found[state.job_id] = state
+    return found
+
+
+def _from_queue(job_id: str) -> list[JobState]:
+    done = tool("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%F|%K|%T|%r|%N")
+    return parse_queue(done.stdout) if done.returncode == 0 else []
+
+
+def parse_queue(text: str) -> list[JobState]:
+    found = []
+    for line in text.splitlines():
+        job, task, state, reason, nodes = line.strip().split("|")
+        found.append(JobState(job if task == "N/A" else f"{job}_{task}", state, _reason(reason), nodes))
+    return found
+
+
+def _from_memory(job_id: str) -> list[JobState]:
+    """The controller remembers a finished job for some minutes."""
+    done = tool("scontrol", "--oneliner", "show", "job", job_id)
+    return parse_jobs(done.stdout) if done.returncode == 0 else []
+
+
+def parse_jobs(text: str) -> list[JobState]:
+    found = []
+    for line in text.splitlines():
+        facts = dict(word.partition("=")[::2] for word in line.split() if "=" in word)
+        if "JobState" not in facts:
+            continue
+        task = facts.get("ArrayTaskId", "")
+        job_id = f"{facts['ArrayJobId']}_{task}" if task.isdigit() else facts.get("ArrayJobId", facts["JobId"])
+        found.append(JobState(job_id, facts["JobState"], _reason(facts.get("Reason", "")), facts.get("NodeList", "")))
+    return found
+
+
+def _from_accounts(job_id: str) -> list[JobState]:
+    if shutil.which("sacct") is None:
+        return []
+    done = tool("sacct", "--noheader", "--parsable2", "-X", f"--jobs={job_id}", "--format=JobID,State,NodeList")
+    if done.returncode != 0:
+        return []
+    rows = [line.split("|") for line in done.stdout.splitlines() if line.count("|") == 2]
+    return [JobState(job, state.split()[0], "", nodes) for job, state, nodes in rows]
+
+
+def _reason(text: str) -> str:
+    return "" if text in ("None", "(null)") else text

@@ -1,0 +1,51 @@
+"""Runs that wait for a job, and what they are told when it will never come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from joulelab.cluster.jobs_file import SubmittedJob, read_jobs
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
+from joulelab.runs.record import ErrorRecord, RunRecord, Status
+
+
+def home_of(folder: Path) -> Path:
+    """Where a run's jobs are written down: in its group where it was submitted with one, else in its own folder."""
+    if read_jobs(folder) is not None or not RunPaths(folder).record.exists():
+        return folder
+    group = read_json(RunPaths(folder).record).get("group")
+    return folder.absolute().parent / GROUPS_FOLDER / str(group) if group else folder
+
+
+def job_of(folder: Path, job_id: str | None) -> SubmittedJob | None:
+    jobs = read_jobs(home_of(folder))
+    return next((job for job in jobs.jobs if job.job_id == job_id), None) if jobs else None
+
+
+def tell_waiting(folder: Path, why: str) -> None:
+    """This job failed: Slurm cancels those that wait for it, and their runs say why they never began."""
+    job = job_of(folder, os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID"))
+    jobs = read_jobs(home_of(folder))
+    if job is None or jobs is None:
+        return
+    waiting = [run for later in jobs.after(job.key) for run in later.runs]
+    store = folder.absolute().parent
+    close_queued((store / run for run in waiting), "failed", f"not started: job {job.key} failed ({why})")
+
+
+def close_queued(folders: Iterable[Path], status: Status, message: str) -> list[str]:
+    """Runs that are still queued, now with the reason why they will not run; their ids."""
+    closed = []
+    for folder in folders:
+        paths = RunPaths(folder)
+        if not paths.record.exists():
+            continue
+        record = RunRecord.model_validate(read_json(paths.record))
+        if record.status == "queued":
+            error = ErrorRecord(kind="NotStarted", message=message, hint=f"joulelab submit --resume {paths.run_id}")
+            write_json(paths.record, record.model_copy(update={"status": status, "error": error}))
+            closed.append(record.run_id)
+    return closed

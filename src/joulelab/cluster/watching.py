@@ -1,0 +1,141 @@
+"""What a submitted run or group looks like now: its runs from the folder, its jobs from Slurm where there is one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab.cluster import slurm
+from joulelab.cluster.accounting import AccountedJob, import_accounting
+from joulelab.cluster.jobs_file import SubmittedJob, folder_of_job, read_jobs
+from joulelab.cluster.live_run import LiveRun, RunWatcher
+from joulelab.cluster.waiting_runs import home_of
+from joulelab.errors import JoulelabError
+from joulelab.report.grid import Grid, make_grid
+from joulelab.report.wording import NOTHING, rate
+from joulelab.runs.groups import load_group
+from joulelab.runs.store import find_folder
+from joulelab.units import duration_text, energy_text, percent_text, power_text
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One job of the chain, or one task of an array."""
+
+    key: str
+    job_id: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Watched:
+    name: str
+    runs: tuple[LiveRun, ...]
+    jobs: tuple[JobLine, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        alive = any(job.state in slurm.ALIVE for job in self.jobs)
+        return not alive and all(run.over or (bool(self.jobs) and run.status == "queued") for run in self.runs)
+
+    @property
+    def well(self) -> bool:
+        return all(run.status == "done" for run in self.runs)
+
+    def data(self) -> dict[str, Any]:
+        runs, jobs = [asdict(run) for run in self.runs], [asdict(job) for job in self.jobs]
+        return {"name": self.name, "over": self.over, "runs": runs, "jobs": jobs}
+
+
+class Watcher:
+    """A run, a group, or whatever was submitted as a job."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.folder = find_watched(store, name)
+        self._home = home_of(self.folder)
+        self._runs: dict[str, RunWatcher] = {}
+
+    def look(self) -> Watched:
+        folders = self._run_folders()
+        for folder in folders:
+            self._runs.setdefault(folder.name, RunWatcher(folder))
+        runs = tuple(self._runs[folder.name].look() for folder in folders)
+        return Watched(self.folder.name, runs, self._jobs())
+
+    def accounts(self) -> tuple[AccountedJob, ...]:
+        """What Slurm says the jobs took, once they are over; kept in the folder."""
+        return import_accounting(self._home)
+
+    def _run_folders(self) -> list[Path]:
+        if not (self.folder / "group.json").exists():
+            return [self.folder]
+        store = self.folder.absolute().parent.parent
+        members = load_group(self.folder).members
+        found = [store / member.run_id for member in members if member.run_id is not None]
+        return [folder for folder in found if (folder / "run.json").exists()]
+
+    def _jobs(self) -> tuple[JobLine, ...]:
+        jobs = read_jobs(self._home)
+        if jobs is None:
+            return ()
+        known = _known_states(jobs.jobs)
+        lines = []
+        for job in jobs.jobs:
+            own = [state for job_id, state in known.items() if job_id.partition("_")[0] == job.job_id]
+            lines += [JobLine(job.key, state.job_id, state.state, state.reason) for state in own]
+            if not own:
+                lines.append(JobLine(job.key, job.job_id, "UNKNOWN", "Slurm does not know it any more"))
+        return tuple(lines)
+
+
+def find_watched(store: Path, name: str) -> Path:
+    """A job's number is told from a run's name by its digits."""
+    if name.replace("_", "").isdigit() and not (store / name).exists():
+        return folder_of_job(store, name)
+    found = find_folder(store, name)
+    return home_of(found) if name == "last" else found  # a chain's runs and its group are of the same second
+
+
+def _known_states(jobs: Sequence[SubmittedJob]) -> dict[str, slurm.JobState]:
+    """Off the cluster there is the folder alone, which is enough to watch the runs themselves."""
+    if shutil.which("squeue") is None:
+        return {}
+    try:
+        return slurm.states([job.job_id for job in jobs])
+    except JoulelabError:
+        return {}
+
+
+def watch_grids(watched: Watched) -> tuple[Grid, ...]:
+    grids = [_runs_grid(watched)]
+    if watched.jobs:
+        rows = [(job.key, job.job_id, job.state, job.reason or NOTHING) for job in watched.jobs]
+        grids.append(make_grid("Jobs", "Job!|Id!|State!|Reason", rows))
+    return tuple(grids)
+
+
+def _runs_grid(watched: Watched) -> Grid:
+    titles = "Run|Status!|Stage|Loss>|Now>|So far>|tokens\nper s>|Done>|Time\nleft>|Energy\nleft>"
+    estimated = any(run.estimated for run in watched.runs)
+    note = "Joules are ESTIMATED where no sensor told any." if estimated else ""
+    reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
+    return make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
+
+
+def _cells(run: LiveRun) -> tuple[str, ...]:
+    return (
+        run.run_id,
+        run.status,
+        run.stage or NOTHING,
+        NOTHING if run.loss is None else f"{run.loss:.4f}",
+        NOTHING if run.power_w is None else power_text(run.power_w),
+        energy_text(run.energy_j) if run.energy_j is not None else NOTHING,
+        rate(run.tokens_per_s or run.samples_per_s, "") if run.tokens_per_s or run.samples_per_s else NOTHING,
+        percent_text(run.fraction, 0) if run.fraction is not None else NOTHING,
+        NOTHING if run.left_s is None else duration_text(run.left_s),
+        NOTHING if run.left_j is None else energy_text(run.left_j),
+    )

@@ -1,0 +1,103 @@
+"""Closed traces become Parquet: at the end of a run, and for old runs by `joulelab runs --compact`.
+
+The JSONL stays until its copy is written, synced, read back and found equal. A trace that somebody may still write to
+is left alone: its recorder holds the lock beside it, and has written no closing line.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from joulelab.errors import JoulelabError
+from joulelab.meter.trace import read_lines
+from joulelab.meter.trace_parquet import SUFFIX, copy_to_parquet
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.store import is_alive, run_folders
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """What was done about the traces of some runs."""
+
+    traces: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    kept: tuple[str, ...] = ()
+    """Why some stay JSONL."""
+
+    def __add__(self, other: Compaction) -> Compaction:
+        return Compaction(
+            self.traces + other.traces,
+            self.bytes_before + other.bytes_before,
+            self.bytes_after + other.bytes_after,
+            self.kept + other.kept,
+        )
+
+
+def compact_run(paths: RunPaths, nobody_writes: bool = False) -> Compaction:
+    """Turn the closed traces of a run into Parquet; never raises, since the JSONL is as good a trace.
+
+    `nobody_writes`: the run is known to be dead, so that a trace without a closing line is as long as it will get.
+    """
+    done = Compaction()
+    for _, _, path in paths.traces():
+        if path.suffix == SUFFIX:
+            continue
+        try:
+            done += _compact(path, nobody_writes)
+        except (JoulelabError, OSError) as error:
+            done += Compaction(kept=(f"{path}: {error}",))
+    return done
+
+
+def compact_ended(store: Path) -> Compaction:
+    """The traces of all runs of a store on which nobody works any more."""
+    done = Compaction()
+    for folder in run_folders(store):
+        paths = RunPaths(folder)
+        if all(path.suffix == SUFFIX for _, _, path in paths.traces()):
+            continue
+        # a program goes on after a run of it has ended: with the next of a group, say
+        done += compact_run(paths, nobody_writes=not is_alive(paths))
+    return done
+
+
+def _compact(path: Path, nobody_writes: bool) -> Compaction:
+    with _alone(path) as alone:
+        if not alone:
+            return Compaction(kept=(f"{path}: its recorder is at work",))
+        if not nobody_writes and not _is_closed(path):
+            return Compaction(kept=(f"{path}: it has no closing line",))
+        before = path.stat().st_size
+        copy = copy_to_parquet(path, read_lines)
+        path.unlink()
+    return Compaction(1, before, copy.stat().st_size)
+
+
+def _is_closed(path: Path) -> bool:
+    last = None
+    for last in read_lines(path):  # noqa: B007 (the last one is what is wanted)
+        pass
+    return last is not None and last.get("kind") == "end"
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Hold the lock that recorders of this trace hold, where there is one."""
+    lock = path.with_suffix(".lock")
+    if not lock.exists():
+        yield True
+        return
+    descriptor = os.open(lock, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(descriptor)

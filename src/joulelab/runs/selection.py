@@ -1,0 +1,43 @@
+"""Runs as people name them on a command line: ids, parts of ids, folders, `last`, and groups for all their members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from joulelab.errors import UsageError
+from joulelab.runs.groups import load_group
+from joulelab.runs.store import find_folder, load_record
+
+
+def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
+    """Every run that was named, alone or by its group, once, in the order of the names."""
+    found: dict[Path, None] = {}
+    for name in names:
+        folder = find_folder(store, name)
+        if not (folder / "group.json").exists():
+            found[folder] = None
+            continue
+        members = [folder.parent.parent / member.run_id for member in load_group(folder).members if member.run_id]
+        if not members:
+            raise UsageError(f"no run of the group {folder.name} has started yet", "name a run")
+        found |= dict.fromkeys(member for member in members if (member / "run.json").exists())
+    return list(found)
+
+
+def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
+    folders = (find_folder(store, name) for name in names)
+    return [folder for folder in dict.fromkeys(folders) if (folder / "group.json").exists()]
+
+
+def with_ancestors(store: Path, folders: Sequence[Path]) -> list[Path]:
+    """The runs and those of the store that made what they used, and so on."""
+    found = dict.fromkeys(folders)
+    waiting = list(folders)
+    while waiting:
+        for ancestor in load_record(waiting.pop()).inherited:
+            maker = store / ancestor.made_by
+            if maker not in found and (maker / "run.json").exists():
+                found[maker] = None
+                waiting.append(maker)
+    return list(found)

@@ -1,0 +1,169 @@
+"""What is read back: Slurm's words, a run that is under way, and its accounts; on a machine without torch or GPU."""
+
+import json
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from made_hosts import made_run, write_lines
+
+from joulelab import clock, lookup
+from joulelab.cluster.accounting import parse_accounting
+from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, folder_of_job, write_jobs
+from joulelab.cluster.live_run import RunWatcher, read_speed
+from joulelab.cluster.plan import SEVERAL_RANKS
+from joulelab.cluster.slurm import parse_jobs, parse_queue
+from joulelab.cluster.waiting_runs import tell_waiting
+from joulelab.errors import EndedBySignal, NotFoundError
+from joulelab.runs.attempt import create_run
+from joulelab.runs.parts import PartDone, leave_to_later
+from joulelab.runs.record import RunRecord
+from joulelab.runs.spec import RunSpec
+from joulelab.runs.stopping import JOB_SIGNALS, StopRequest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_queue_s_lines_become_states_tasks_apart():
+    told = parse_queue("12|N/A|RUNNING|None|node1\n13|0|PENDING|Dependency|\n13|1|PENDING|Dependency|\n")
+    assert [(job.job_id, job.state, job.reason) for job in told] == [
+        ("12", "RUNNING", ""), ("13_0", "PENDING", "Dependency"), ("13_1", "PENDING", "Dependency"),
+    ]  # fmt: skip
+
+
+def test_the_controller_s_memory_becomes_states_too():
+    line = "JobId=21 ArrayJobId=20 ArrayTaskId=1 JobName=x JobState=FAILED Reason=NonZeroExitCode NodeList=node2\n"
+    (job,) = parse_jobs(line + "garbage\n")
+    assert (job.job_id, job.state, job.reason, job.nodes, job.alive) == (
+        "20_1",
+        "FAILED",
+        "NonZeroExitCode",
+        "node2",
+        False,
+    )
+
+
+def test_slurm_s_joules_are_flagged_where_they_are_zero_or_of_a_shared_node():
+    text = (
+        "7|COMPLETED|01:00:00|0|node1|64|1\n7.batch|COMPLETED|01:00:00|0|node1|64|1\n"
+        "8|COMPLETED|01:00:00|360000|node1|8|1\n9|CANCELLED by 0|00:01:00|720000|node1,node2|128|2\n"
+        "10|FAILED|00:00:01||node1|1|1\n"
+    )
+    zero, shared, whole, none = parse_accounting(text, {"node1": 64, "node2": 64})
+    assert (zero.energy_j, shared.energy_j, whole.energy_j, none.energy_j) == (None, 360_000, 720_000, None)
+    assert "0 J" in zero.remark
+    assert "8 of 64 CPUs: other jobs' work may be in it" in shared.remark
+    assert "to itself" in whole.remark
+    assert "360 kJ by Slurm's accounting" in shared.text
+
+
+def line(step, second, attempt=1, stage="student.train"):
+    stamp = {"mono_ns": round(second * 1e9), "attempt": attempt, "stage": stage, "step": step}
+    return {**stamp, "loss": 1.0 / step, "fraction": step / 100, "tokens": 1000 * step, "samples": step}
+
+
+def test_speed_and_what_is_left_come_from_one_stage_of_one_attempt():
+    lines = [
+        line(1, 1000),
+        line(50, 2000),
+        line(10, 5, attempt=2),
+        line(20, 10, attempt=2),
+        {"step": 21, "held_out_loss": 1},
+    ]
+    speed = read_speed(lines)
+    assert speed.tokens_per_s == pytest.approx(2000)
+    assert speed.left_s == pytest.approx(40)
+    assert speed.loss == pytest.approx(0.05)
+    assert read_speed([]).left_s is None
+
+
+def test_a_run_that_goes_on_tells_stage_watts_joules_and_what_is_left(tmp_path):
+    paths = made_run(tmp_path / "run", (100.0, 300.0))
+    for host in ("node0001", "node0002"):  # nobody has closed anything yet
+        trace, ends = paths.trace(host, 1), paths.trace(host, 1).read_text().splitlines()[:-1]
+        trace.write_text("\n".join(ends) + "\n")
+    write_lines(paths.metrics, [line(10, 0), line(20, 10)])
+    seen = RunWatcher(paths.folder).look()
+    assert (seen.status, seen.stage, seen.hosts) == ("running", "between stages", ("node0001", "node0002"))
+    assert seen.energy_j == pytest.approx(400 * 40)
+    assert seen.power_w == pytest.approx(400)
+    assert seen.left_s == pytest.approx(80)
+    assert seen.left_j == pytest.approx(400 * 80)
+
+
+def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(tmp_path, monkeypatch):
+    runs = [create_run(tmp_path, RunSpec(name=n, pipeline="measure"), status="queued").folder for n in ("a", "b")]
+    jobs = [
+        SubmittedJob(key=k, about="", job_id=i, script="", runs=r, after=a, submitted_at=clock.iso(time.time()))
+        for k, i, r, a in [("01-data", "31", (), None), ("02-students", "32", (runs[1].name,), "01-data")]
+    ]
+    write_jobs(runs[0], JobsFile(jobs=tuple(jobs)))
+    assert folder_of_job(tmp_path, "32_1") == runs[0]
+    with pytest.raises(NotFoundError, match="job 33"):
+        folder_of_job(tmp_path, "33")
+    monkeypatch.setenv("SLURM_JOB_ID", "31")
+    tell_waiting(runs[0], "no such file")
+    record = RunRecord.model_validate_json((runs[1] / "run.json").read_text())
+    assert record.status == "failed"
+    assert record.error.message == "not started: job 01-data failed (no such file)"
+
+
+def test_a_part_ends_where_a_stage_of_the_next_one_begins():
+    for stage in ("idle.before", "data.preprocess", "teacher.train", "teacher.evaluate"):
+        leave_to_later(stage, "teacher")
+    for stage, part in [("teacher.train", "data"), ("student.train", "teacher"), ("model.evaluate", "train")]:
+        with pytest.raises(PartDone):
+            leave_to_later(stage, part)
+    leave_to_later("student.evaluate", None)
+
+
+def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_left_in_peace(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("joulelab.runs.stopping.time.monotonic", lambda: now[0])
+    stop = StopRequest(JOB_SIGNALS)
+    stop._receive(10, None)
+    now[0] += 0.5
+    stop._receive(15, None)
+    assert stop.signum == 10
+    now[0] += 5
+    with pytest.raises(EndedBySignal):
+        stop._receive(15, None)
+    stop.settle()
+    stop._receive(15, None)
+
+
+def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():
+    modules = {name: place.partition(":")[0] for name, place in lookup.PIPELINES._entries.items()}
+    sources = {name: Path(find_spec(module).origin).read_text() for name, module in modules.items()}
+    assert sorted(SEVERAL_RANKS) == sorted(name for name, text in sources.items() if "joined() as" in text)
+
+
+WITHOUT_TORCH = """\
+import sys
+for name in ("torch", "transformers", "datasets", "tokenizers", "safetensors", "pynvml"):
+    sys.modules[name] = None
+sys.argv = ["joulelab", *sys.argv[1:]]
+from joulelab.cli.main import main
+main()
+"""
+
+
+def test_submit_watch_and_report_need_neither_torch_nor_a_gpu(tmp_path):
+    paths = made_run(tmp_path / "run", (100.0, 300.0))
+    words = {
+        "submit": ["distilbert-tiny-quick", "--dry-run", "--preset", "h100"],
+        "watch": ["run", "--once", "--json"],
+        "report": ["run"],
+    }
+    said = {}
+    for verb, rest in words.items():
+        command = [sys.executable, "-c", WITHOUT_TORCH, verb, *rest, "--runs-dir", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        said[verb] = done.stdout
+        assert done.returncode == 0, done.stderr
+    assert "#SBATCH --gpus-per-node=h100:1" in said["submit"]
+    assert json.loads(said["watch"])["runs"][0]["energy_j"] > 0
+    assert paths.report.exists()

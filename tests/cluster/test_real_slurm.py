@@ -1,0 +1,252 @@
+"""A real Slurm: what is submitted runs, survives the scheduler, and counts every joule once.
+
+One cluster for the file, with two nodes of two make-believe GPUs each, whose driver says exactly what they draw. The
+job with a time limit is submitted first and looked at last: Slurm takes its time over it, and the others use that.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from nvml_sim.driver import NvmlSim, SimGpu, constant
+from rapl_tree import domain
+from slurm_cluster import running_cluster, why_not_here
+from tiny_reviews import settings, write_encoder, write_reviews
+
+from joulelab.runs.record import RunRecord
+
+pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+
+SLOW_MODEL = Path(__file__).parent / "slow_model.py"
+PATIENCE_S = 600.0
+LIMITED_STEPS = 600
+
+
+class Lab:
+    """A store, a cluster, and the command line of a login node."""
+
+    def __init__(self, folder, cluster, library):
+        self.folder, self.cluster, self.store = folder, cluster, folder / "runs"
+        self.env = {**os.environ, **cluster.environment, "LD_LIBRARY_PATH": str(library.parent), "OMP_NUM_THREADS": "1"}
+        self.sims = {node: NvmlSim(library, cluster.folder / f"{node}.gpus") for node in cluster.nodes}
+        for number, (node, sim) in enumerate(self.sims.items(), 1):
+            cards = [SimGpu(uuid=f"GPU-{node}-{card}", wave=constant(100 * number + 10 * card)) for card in (0, 1)]
+            sim.gpus = cards
+            sim.write()
+
+    def joulelab(self, *words, env=None):
+        command = [sys.executable, "-m", "joulelab", *map(str, words), "--runs-dir", str(self.store)]
+        more = {"env": {**self.env, **(env or {})}, "cwd": self.folder, "timeout": PATIENCE_S, "check": False}
+        return subprocess.run(command, capture_output=True, text=True, **more)
+
+    def submit(self, *words, env=None):
+        done = self.joulelab("submit", *words, "--cpus", "1", "--json", env=env)
+        assert done.returncode == 0, done.stderr
+        return {job["key"].partition("-")[2]: job for job in json.loads(done.stdout)["jobs"]}
+
+    def experiment(self, name, chosen):
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in chosen.items() if key != "name"}))
+        return path
+
+    def slow(self, name, steps):
+        training = {"max_steps": steps, "epochs": None, "batch_size": 4, "log_every_steps": 5, "prefetch": 0}
+        energy = {"sample_interval_s": 0.5, "counter_interval_s": 0.2}
+        chosen = {"pipeline": "train", "model": str(SLOW_MODEL), "size": "tiny", "evaluate_batches": 0}
+        return self.experiment(name, {**chosen, "training": training, "energy": energy})
+
+    def record(self, run_id):
+        return RunRecord.model_validate_json((self.store / run_id / "run.json").read_text())
+
+    def wait(self, job, *states):
+        """Until the job, or all tasks of it, are in one of these states; a requeued one is let start at once."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            state = self.cluster.state(job["job_id"])
+            if state in states:
+                return state
+            if state == "PENDING" and job.get("seen_running"):
+                self.cluster.call("scontrol", "update", f"jobid={job['job_id']}", "StartTime=now", "TimeLimit=60")
+            job["seen_running"] = job.get("seen_running") or state == "RUNNING"
+            time.sleep(0.3)
+        raise AssertionError(f"{job['key']} is {state} after {PATIENCE_S:.0f} s; {self.log(job)}")
+
+    def log(self, job):
+        logs = Path(job["script"]).parent.glob(f"*{job['key']}.*.log")
+        return "\n".join(f"{path.name}:\n{path.read_text()}" for path in logs)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, nvml_library):
+    folder = tmp_path_factory.mktemp("lab")
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield Lab(folder, cluster, nvml_library)
+
+
+@pytest.fixture(scope="module")
+def limited(lab):
+    """Its limit is drawn close once it trains: Slurm then warns it within half a minute, on any machine."""
+    words = ("--time", "30", "--warn", "65", "--gpus", "1", "name=limited")
+    job = lab.submit(lab.slow("limited", LIMITED_STEPS), *words)["students"]
+    threading.Thread(target=draw_limit_close, args=(lab, job, time.monotonic()), daemon=True).start()
+    return job
+
+
+def draw_limit_close(lab, job, submitted_s):
+    metrics = lab.store / job["runs"][0] / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 2:
+        time.sleep(0.5)
+    minutes = int((time.monotonic() - submitted_s) // 60) + 2
+    lab.cluster.call("scontrol", "update", f"jobid={job['job_id']}", f"TimeLimit={minutes}")
+
+
+@pytest.fixture(scope="module")
+def tiny(lab):
+    energy = {"gpus": "none", "estimate_cpu": True, "sample_interval_s": 0.5}
+    return settings(write_encoder(lab.folder / "encoder"), write_reviews(lab.folder / "reviews.csv"), energy=energy)
+
+
+def test_a_chain_runs_from_the_data_to_the_report_with_one_bill(lab, limited, tiny):
+    jobs = lab.submit(lab.experiment("tiny", tiny), "--array", "0-1", "--gpus", "0", env={"LD_LIBRARY_PATH": ""})
+    assert [(name, job["array"]) for name, job in jobs.items()] == [
+        ("data", False), ("teacher", False), ("students", True), ("report", False),
+    ]  # fmt: skip
+    assert lab.wait(jobs["report"], "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", "".join(
+        map(lab.log, jobs.values())
+    )
+    first, second = (lab.record(run_id) for run_id in jobs["students"]["runs"])
+    assert first.status == second.status == "done"
+    assert [attempt.number for attempt in first.attempts] == [1, 2, 3]  # data, teacher, student
+    assert len(second.attempts) == 1
+    spent = sum(attempt.energy.cpu_estimate.energy_j for attempt in first.attempts)
+    assert first.totals.cpu_estimate.energy_j == pytest.approx(spent)
+    stages = {stage.name: {segment.attempt for segment in stage.segments} for stage in first.stages}
+    assert stages["data.preprocess"] == {1}
+    assert stages["teacher.train"] == stages["teacher.logits"] == {2}
+    assert stages["student.train"] == {3}
+    assert {row.made_by for row in second.lineage if row.name in ("data", "teacher", "teacher-cache")} == {first.run_id}
+    group = Path(jobs["report"]["script"]).parent.parent
+    assert (group / "report.html").exists()
+    shown = lab.joulelab("watch", jobs["students"]["job_id"], "--once", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert {job["state"] for job in json.loads(shown.stdout)["jobs"]} == {"COMPLETED"}
+
+
+def test_missing_data_ends_with_2_before_any_gpu_work_and_the_rest_is_cancelled_and_says_why(lab, tiny):
+    gone = {**tiny, "data": {**tiny["data"], "source": str(lab.folder / "gone.csv")}}
+    refused = lab.joulelab("submit", lab.experiment("gone", gone), "--array", "0-1")
+    assert refused.returncode == 2
+    assert "gone.csv" in refused.stderr
+    jobs = lab.submit(lab.experiment("gone", gone), "--both", "--gpus", "0", "--no-check")
+    assert lab.wait(jobs["report"], "CANCELLED", "COMPLETED") == "CANCELLED"
+    assert lab.wait(jobs["data"], "FAILED") == "FAILED"
+    assert "ExitCode=2:0" in lab.cluster.call("scontrol", "show", "job", jobs["data"]["job_id"]).stdout
+    records = [lab.record(run_id) for run_id in jobs["students"]["runs"]]
+    assert len(records) == 4
+    assert [record.status for record in records] == ["failed"] * 4
+    assert not records[0].attempts
+    assert "gone.csv" in records[0].error.message
+    assert records[3].error.message.startswith("not started: job 01-data failed")
+    watched = lab.joulelab("watch", jobs["data"]["job_id"])
+    assert watched.returncode == 1
+    assert "not started: job 01-data failed" in watched.stdout
+
+
+def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_total(lab):
+    (job,) = lab.submit(lab.slow("ranks", steps=20), "--nodes", "2", "--gpus", "2", "--time", "10").values()
+    assert lab.wait(job, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", lab.log(job)
+    record = lab.record(job["runs"][0])
+    assert record.status == "done"
+    # whose node has rank 0 is for torchrun to say
+    assert sorted((attempt.host, attempt.number, attempt.closed) for attempt in record.attempts) == [
+        ("node1", 1, True), ("node2", 1, True),
+    ]  # fmt: skip
+    by_host = {attempt.host: attempt.energy.gpu.energy_j for attempt in record.attempts}
+    assert record.totals.gpu.energy_j == pytest.approx(sum(by_host.values()), rel=1e-9)
+    powers_w = {"node1": 210, "node2": 410}
+    for attempt in record.attempts:
+        assert by_host[attempt.host] == pytest.approx(powers_w[attempt.host] * attempt.billed_s, rel=0.02)
+    assert sorted(d.device for a in record.attempts for d in a.devices) == [
+        "gpu:GPU-node1-0", "gpu:GPU-node1-1", "gpu:GPU-node2-0", "gpu:GPU-node2-1",
+    ]  # fmt: skip
+    assert sorted(pace.rank for attempt in record.attempts for pace in attempt.ranks) == [0, 1, 2, 3]
+    train = record.stage("model.train")
+    told = sum(powers_w[segment.host] * segment.duration_s for segment in train.segments)
+    assert train.energy_j == pytest.approx(told, rel=0.03)
+    assert train.samples == 20 * 4 * 4
+    assert abs(record.attempts[1].clock_offset_s) < 1.0
+    assert "Together" in lab.log(job)
+
+
+def test_two_jobs_on_a_node_see_their_own_gpu_each_and_rapl_is_in_neither_total(lab):
+    rapl = lab.folder / "powercap"
+    counter = domain(rapl)
+    names = ("left", "right")
+    jobs = []
+    for name in names:
+        command = f"{sys.executable} -m joulelab measure --runs-dir {lab.store} --name {name} --rapl-root {rapl}"
+        jobs.append(
+            lab.cluster.call(
+                "sbatch", "--parsable", "-w", "node2", "--gpus-per-node=1", "-c", "1", "--output=/dev/null",
+                "--wrap", f"{command} -- sleep 4", env=lab.env,
+            ).stdout.strip()
+        )  # fmt: skip
+    for _ in range(200):
+        counter.write_text(f"{int(time.monotonic() * 5e7)}\n")  # 50 W
+        if all(lab.cluster.state(job) not in ("PENDING", "RUNNING", "COMPLETING") for job in jobs):
+            break
+        time.sleep(0.2)
+    records = [lab.record(next(lab.store.glob(f"{name}-*")).name) for name in names]
+    cards = [{device.device for device in record.attempts[0].devices} for record in records]
+    assert sorted(map(sorted, cards)) == [["gpu:GPU-node2-0"], ["gpu:GPU-node2-1"]]
+    for record in records:
+        card = int(record.attempts[0].devices[0].device[-1])
+        assert record.totals.energy_j == pytest.approx((200 + 10 * card) * record.totals.duration_s, rel=0.02)
+        assert record.totals.cpu.energy_j is None
+        assert "include other jobs' work" in record.totals.cpu.reason
+
+
+def test_a_cancelled_run_keeps_checkpoint_and_joules_and_does_not_come_back(lab):
+    (job,) = lab.submit(lab.slow("ended", steps=2000), "--gpus", "1", "--time", "10").values()
+    metrics = lab.store / job["runs"][0] / "metrics.jsonl"
+    end = time.monotonic() + PATIENCE_S
+    while not (metrics.exists() and metrics.read_text().count("\n") > 1) and time.monotonic() < end:
+        time.sleep(0.2)
+    live = json.loads(lab.joulelab("watch", job["runs"][0], "--once", "--json").stdout)["runs"][0]
+    assert (live["status"], live["stage"]) == ("running", "model.train")
+    assert live["energy_j"] > 0
+    assert live["power_w"] > 0
+    assert live["left_s"] > 0
+    done = lab.joulelab("cancel", job["job_id"])
+    assert job["job_id"] in done.stdout, done.stderr
+    assert lab.wait(job, "CANCELLED", "COMPLETED", "PENDING") == "CANCELLED"
+    record = lab.record(job["runs"][0])
+    assert record.status == "truncated"
+    assert record.totals.energy_j > 0
+    assert list((lab.store / job["runs"][0] / "checkpoints" / "model.train").glob("step-*.pt"))
+
+
+def test_a_time_limit_puts_the_run_back_into_the_queue_and_it_goes_on_to_the_same_loss(lab, limited):
+    limited["seen_running"] = True  # while the others ran
+    assert lab.wait(limited, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT") == "COMPLETED", lab.log(limited)
+    record = lab.record(limited["runs"][0])
+    assert record.status == "done"
+    assert len(record.attempts) >= 2
+    assert all(attempt.closed for attempt in record.attempts)
+    assert "goes back to the queue" in lab.log(limited)
+    joules = sum(attempt.energy.gpu.energy_j for attempt in record.attempts)
+    assert record.totals.energy_j == pytest.approx(joules)
+    train = record.stage("model.train")
+    assert len({segment.attempt for segment in train.segments}) >= 2
+    assert train.samples == LIMITED_STEPS * 4
+    words = ("run", lab.slow("limited", LIMITED_STEPS), "name=at-once", "energy.gpus=none")
+    quick = lab.joulelab(*words, "--json", env={"SLOW_MODEL_STEP_S": "0"})
+    assert quick.returncode == 0, quick.stderr
+    at_once = json.loads(quick.stdout)["results"]["model.train.final_loss"]["value"]
+    assert record.results["model.train.final_loss"].value == at_once
