@@ -107,13 +107,19 @@ PIPELINE_SPECS = Table(
         "classify": "joulelab.distill.classify_config:ClassifySpec",
         "fitnets-images": "joulelab.distill.fitnets_images_config:FitnetsImagesSpec",
         "distilbert": "joulelab.distill.lm_config:LmDistillSpec",
+        "dpo": "joulelab.distill.causal.config:CausalSpec",
+        "kd": "joulelab.distill.causal.config:CausalSpec",
+        "infer": "joulelab.infer.infer_config:InferSpec",
         "measure": "joulelab.runs.measure_spec:MeasureSpec",
         "prepare-binarize": "joulelab.distill.prepare_config:BinarizeSpec",
         "prepare-dump": "joulelab.distill.prepare_config:DumpSpec",
         "prepare-extract-student": "joulelab.distill.prepare_config:ExtractStudentSpec",
         "prepare-reviews": "joulelab.distill.prepare_reviews_config:PrepareReviewsSpec",
         "prepare-token-counts": "joulelab.distill.prepare_config:TokenCountsSpec",
+        "self": "joulelab.distill.causal.config:CausalSpec",
+        "sft": "joulelab.distill.causal.config:CausalSpec",
         "squad": "joulelab.distill.qa_config:SquadSpec",
+        "synthetic": "joulelab.distill.causal.config:CausalSpec",
         "train": "joulelab.train.zoo_config:TrainSpec",
     },
 )
@@ -123,19 +129,39 @@ PIPELINES = Table(
         "classify": "joulelab.distill.classify:run_classify",
         "fitnets-images": "joulelab.distill.fitnets_images:run_fitnets_images",
         "distilbert": "joulelab.distill.lm_pipeline:run_distilbert",
+        "dpo": "joulelab.distill.causal.pipelines:run_dpo",
+        "kd": "joulelab.distill.causal.pipelines:run_kd",
+        "infer": "joulelab.infer.pipeline:run_infer",
         "measure": "joulelab.runs.measure_spec:refuse",
         "prepare-binarize": "joulelab.distill.prepare:run_binarize",
         "prepare-dump": "joulelab.distill.prepare:run_dump",
         "prepare-extract-student": "joulelab.distill.prepare:run_extract_student",
         "prepare-reviews": "joulelab.distill.prepare_reviews:run_prepare_reviews",
         "prepare-token-counts": "joulelab.distill.prepare:run_token_counts",
+        "self": "joulelab.distill.causal.pipelines:run_self",
+        "sft": "joulelab.distill.causal.pipelines:run_sft",
         "squad": "joulelab.distill.qa_pipeline:run_squad",
+        "synthetic": "joulelab.distill.causal.pipelines:run_synthetic",
         "train": "joulelab.train.zoo_pipeline:run_train",
     },
 )
 
 # What runs beside the meter when asked for, as a context manager around the run.
-BESIDE = Table("tool beside the meter", {"codecarbon": "joulelab.trackers.codecarbon:beside"})
+BESIDE = Table(
+    "tool beside the meter",
+    {"codecarbon": "joulelab.trackers.codecarbon:beside", "trackers": "joulelab.trackers.live:start"},
+)
+
+# Where else the metrics of a run go, live (`trackers:` in the settings) or afterwards (`joulelab export`).
+TRACKERS = Table(
+    "tracker",
+    {
+        "mlflow": "joulelab.trackers.mlflow:MlflowTracker",
+        "tensorboard": "joulelab.trackers.tensorboard:TensorBoardTracker",
+        "trackio": "joulelab.trackers.trackio:TrackioTracker",
+        "wandb": "joulelab.trackers.wandb:WandbTracker",
+    },
+)
 
 TRAINER_STATS = Table(
     "trainer stats",

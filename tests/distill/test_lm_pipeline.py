@@ -125,25 +125,6 @@ def test_a_store_that_was_prepared_before_is_read_where_it_lies(tmp_path, text, 
     assert again.results["teacher.mlm_loss"].value == pytest.approx(made.results["teacher.mlm_loss"].value)
 
 
-def test_metrics_become_tensorboard_scalars_where_asked(tmp_path):
-    from joulelab.distill.lm_scalars import write_scalars
-
-    class Writer(list):
-        def add_scalar(self, *scalar):
-            self.append(scalar)
-
-        def close(self): ...
-
-    lines = [
-        {"step": 1, "attempt": 1, "timestamp": "x", "mono_ns": 5, "stage": "student.train", "loss": 3.0},
-        {"step": 1, "attempt": 2, "timestamp": "x", "mono_ns": 6, "stage": "student.train", "loss": 2.5},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    writer = Writer()
-    assert write_scalars(tmp_path / "metrics.jsonl", tmp_path, writer) == 1
-    assert writer == [("student.train/loss", 2.5, 1)]
-
-
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teachers, monkeypatch):
     from joulelab.distill.lm_objective import LmObjective
 

@@ -8,6 +8,8 @@ import sys
 import pytest
 from programs import BUSY, measure, only_folder, record, stages
 
+from joulelab.meter.trace import read_header
+
 
 @pytest.fixture
 def store(tmp_path):
@@ -23,8 +25,8 @@ def test_streams_and_secrets_reach_the_program_and_we_speak_on_stderr_only(store
     assert (done.returncode, done.stdout) == (0, given[::-1])
     assert done.stderr.startswith(b"s3cr3t-one") and b"joulelab: run " in done.stderr
     assert done.stderr.count(b"s3cr3t") == 1
-    texts = [path.read_text() for path in only_folder(store).rglob("*") if path.is_file() and path.suffix != ".ring"]
-    assert texts and not any("s3cr3t" in text for text in texts)
+    texts = [path.read_bytes() for path in only_folder(store).rglob("*") if path.is_file() and path.suffix != ".ring"]
+    assert texts and not any(b"s3cr3t" in text for text in texts)
     assert record(store)["spec"]["command"][-2:] == ["--max-tokens", "128"]
 
 
@@ -61,7 +63,7 @@ def test_the_cpu_estimate_follows_the_program_its_children_and_their_orphans(sto
     words = ["--estimate-cpu", "--interval", "0.1", "--", sys.executable, "-c", ADOPTS, store.parent / "sign"]
     measure(store, *words)
     (stage,) = [stage for stage in record(store)["stages"] if stage["name"] == "program.run"]
-    header = json.loads(next((only_folder(store) / "trace").glob("*.jsonl")).read_text().splitlines()[0])
+    header = read_header(next((only_folder(store) / "trace").glob("*.parquet")))
     (device,) = [row for row in header["devices"] if row["component"] == "cpu_estimate"]
     assert stage["best"]["method"] == "estimated"
     assert stage["best"]["energy_j"] == pytest.approx(2.4 * device["facts"]["w_per_thread"], rel=0.2)

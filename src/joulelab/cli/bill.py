@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from joulelab.cli.options import AsJson, RunsDir
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.meter.grids import GridFactor
@@ -50,10 +50,14 @@ def bill(
     from joulelab.runs.carbon import co2e
     from joulelab.runs.store import store_root
 
+    if pue is not None and not pue < float("inf"):
+        raise UsageError(f"--pue {pue:g} is not a number", "1.0 adds nothing; most buildings have 1.1 to 1.6")
     found = find_bill(store_root(runs_dir), name, students)
     totals = found.record.totals if found.record else None
     factor = _grid(grid) if grid is not None else totals.grid if totals else None
     building = pue if pue is not None else totals.pue if totals else None
+    if pue is not None and factor is None and form != "codecarbon":
+        raise UsageError("--pue changes grams of CO2e, and they need a grid", "--grid FR, or --grid 40-60 in g/kWh")
     grams = co2e(found.whole, factor, building)
     if as_json:
         import json

@@ -8,23 +8,33 @@ import typer
 
 from joulelab import __version__
 from joulelab.cli import (
+    bill,
+    cancel,
+    compare,
     demo,
     doctor,
     experiments,
     explain,
+    export,
     import_log,
+    infer,
     measure,
     monitor,
+    pack,
     plot,
     prepare,
     prerun,
+    query,
     report,
     run,
     runs,
     samples,
     show,
+    submit,
     sweep,
     train,
+    unpack,
+    watch,
     zoo,
 )
 from joulelab.errors import JoulelabError
@@ -41,12 +51,22 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("train")(train.train)
+app.command("infer")(infer.infer)
 app.command("sweep", context_settings={"ignore_unknown_options": True})(sweep.sweep)
 app.command("zoo")(zoo.zoo)
 app.command("measure", context_settings={"allow_interspersed_args": False})(measure.measure)
+app.command("submit")(submit.submit)
+app.command("watch")(watch.watch)
+app.command("cancel")(cancel.cancel)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
+app.command("query")(query.query)
+app.command("export")(export.export)
+app.command("pack")(pack.pack)
+app.command("unpack")(unpack.unpack)
 app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("bill")(bill.bill)
 app.command("monitor")(monitor.monitor)
 app.command("import")(import_log.import_log)
 app.command("plot")(plot.plot)

@@ -20,3 +20,21 @@ RequireGrade = Annotated[
     str | None,
     typer.Option("--require-grade", metavar="A|B|C", help="The lowest validity grade that is accepted (exit code 4)."),
 ]
+SeveralRuns = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="Runs or groups: an id, its beginning or end, a folder, a pattern in quotes, or `last`."
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline", metavar="LABEL", help="What the others are compared with (default: the group's, or the first)."
+    ),
+]
+QualityName = Annotated[
+    str | None,
+    typer.Option(
+        "--quality", metavar="NAME", help="The result that is compared, as `exact_match` (default: the runs' main one)."
+    ),
+]

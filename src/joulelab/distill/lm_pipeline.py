@@ -18,7 +18,7 @@ from joulelab.distill.lm_heads import freeze_embeddings
 from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit, require_room
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
-from joulelab.distill.lm_scalars import write_scalars
+from joulelab.distill.prepare_delivery import bill_of
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
@@ -38,8 +38,6 @@ def run_distilbert(run: RunContext) -> None:
         if lab.spec.until == "student":
             student = lab.student(data, teacher)
             lab.quality("student", str(student.folder), student.bill, data)
-        if lab.spec.tensorboard and ranks.is_first:
-            write_scalars(run.paths.metrics, run.paths.folder / "tensorboard")
 
 
 class Teacher:
@@ -283,6 +281,7 @@ class _Lab:
         return distill.model_copy(update={**off, **frozen, **tokens})
 
     def _external(self, name: str, source: str, kind: str) -> Bill:
-        place = sources.parse(source)
-        identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
-        return self.run.uses(name, external(source, kind, identity))
+        path = sources.parse(source).path
+        if path is None:
+            return self.run.uses(name, external(source, kind, source))
+        return bill_of(self.run, name, path, kind, source)

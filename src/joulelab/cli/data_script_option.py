@@ -1,0 +1,27 @@
+"""`--data-script NAME`: one step of a language-model experiment by itself, turned into the settings that stop there."""
+
+from __future__ import annotations
+
+from joulelab.errors import UsageError
+
+
+def rehearsed(experiment: str) -> str:
+    """Whose meter a prerun takes: the experiment's; of a group its first member's."""
+    from joulelab.runs.groups import is_group
+    from joulelab.runs.spec import read_layers
+
+    settings = read_layers(experiment)
+    return str(settings["members"][0]["experiment"]) if is_group(settings) else experiment
+
+
+def script_settings(script: str, experiment: str) -> list[str]:
+    """As `key.path=value`; what the user writes comes after them and wins."""
+    from joulelab.distill.causal.data_scripts import settings_of
+    from joulelab.runs.groups import is_group
+    from joulelab.runs.spec import read_layers
+
+    settings = read_layers(experiment)
+    if is_group(settings):
+        named = ", ".join(dict.fromkeys(str(member["experiment"]) for member in settings["members"]))
+        raise UsageError(f"{experiment} is a group; a data script is a step of one experiment", f"name one of {named}")
+    return settings_of(script, str(settings["name"]))

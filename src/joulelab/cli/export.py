@@ -1,0 +1,43 @@
+"""`joulelab export`: finished runs for W&B, MLflow, TensorBoard or trackio."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from joulelab.cli.options import RunsDir
+
+
+def export(
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Runs or groups: id, part of it, folder, `last`.")
+    ],
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Hand finished runs to another tracker: metrics by step, settings, and the summary with the joules.
+
+    tensorboard and wandb (offline) write into the run's folder, mlflow and trackio into a database in the store. To
+    have a tracker fed while a run runs: joulelab run NAME trackers=[tensorboard]
+
+    Examples:
+
+      joulelab export last --to tensorboard && tensorboard --logdir runs
+
+      joulelab export last --to mlflow && mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
+    """
+    from contextlib import redirect_stdout
+
+    from joulelab.runs.paths import RunPaths
+    from joulelab.runs.selection import run_folders_of
+    from joulelab.runs.store import load_record, store_root
+    from joulelab.trackers.export import export_run
+    from joulelab.trackers.tracker import require_installed
+
+    require_installed([to])
+    for folder in run_folders_of(store_root(runs_dir), names):
+        with redirect_stdout(sys.stderr):  # trackers greet
+            steps = export_run(RunPaths(folder), load_record(folder), to)
+        print(f"{folder.name}: {steps} steps and its summary are in {to}")

@@ -1,0 +1,42 @@
+"""A store with one finished run, as a program leaves it: stages, metrics, an artefact, joules by the CPU model."""
+
+import shutil
+import time
+
+import pytest
+
+from joulelab.meter.config import EnergyConfig
+from joulelab.runs.measure_spec import MeasureSpec
+from joulelab.runs.measuring import MeasuredRun
+
+
+@pytest.fixture(scope="session")
+def finished_once(tmp_path_factory):
+    store = tmp_path_factory.mktemp("finished") / "runs"
+    spec = MeasureSpec(name="made", label="the label", energy=EnergyConfig(estimate_cpu=True, gpus="none"))
+    measured = MeasuredRun(store, spec)
+    run = measured.begin()
+
+    def train(folder):
+        with run.stage("model.train") as stage:
+            end = time.monotonic() + 0.6
+            while time.monotonic() < end:
+                sum(range(10_000))
+            stage.count(samples=10, tokens=1000)
+            run.log(1, stage="model.train", loss=3.0)
+            run.log(2, stage="model.train", loss=2.0)
+
+    run.artifact("weights", kind="model", inputs={"a": 1}, parents=[], make=train)
+    measured.end("done")
+    return store
+
+
+@pytest.fixture
+def store(finished_once, tmp_path):
+    """A copy of that store, to be changed as a test likes."""
+    return shutil.copytree(finished_once, tmp_path / "runs")
+
+
+@pytest.fixture
+def folder(store):
+    return next(store.glob("made-*"))

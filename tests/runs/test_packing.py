@@ -1,0 +1,209 @@
+"""An archive says the same to somebody else: whole, recomputable, and without what is nobody's business."""
+
+import gzip
+import hashlib
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+
+import pytest
+
+from joulelab.cli.unpack import unpack as unpack_verb
+from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.pack_secrets import without_secrets
+from joulelab.runs.packing import SUMS, TOP, pack
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.unpacking import unpack
+from joulelab.runs.verification import verify_runs
+
+KINDS = pytest.mark.parametrize("name", ["x.tar.gz", "x.zip"])
+
+
+def files_of(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@KINDS
+def test_what_is_packed_comes_out_again_and_the_same_runs_give_the_same_bytes(folder, tmp_path, name):
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "weights.bin").write_bytes(b"large")
+    (folder / "notes-to-myself.txt").write_text("private")
+    first, second = tmp_path / "a" / name, tmp_path / "b" / name
+    done = pack([folder], [], first)
+    for path in folder.rglob("*"):
+        path.touch()
+    pack([folder], [], second)
+    assert first.read_bytes() == second.read_bytes()
+    out = files_of(unpack(first, tmp_path / "out"))
+    assert len(out) == done.files
+    kept = {name for name in files_of(folder) if not name.startswith(("checkpoints", "notes", "trace/node"))}
+    kept = {name for name in kept if not name.endswith((".lock", ".ring"))}
+    assert {name.removeprefix(f"runs/{folder.name}/") for name in out if name.startswith("runs/")} == kept
+    assert out[f"runs/{folder.name}/run.json"] == (folder / "run.json").read_bytes()
+    for line in out[SUMS].decode().splitlines():
+        digest, inner = line.split("  ")
+        assert hashlib.sha256(out[inner]).hexdigest() == digest
+
+
+def test_every_joule_follows_from_the_trace(folder, tmp_path, capsys):
+    archive = tmp_path / "x.tar.gz"
+    pack([folder], [], archive)
+    unpack_verb(archive, tmp_path / "out", verify=True, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert {check["verdict"] for check in found["figures"]} == {"matches"}
+    names = {check["figure"] for check in found["figures"]}
+    stages = ("total, shown", "model.train, cpu estimate", "artefact weights, cpu estimate", "stages: model.train")
+    assert names.issuperset({*stages, "bill of weights, cpu estimate", "experiment_summary.json: shown_energy_j"})
+
+
+def changed(folder, change):
+    record = read_json(folder / "run.json")
+    change(record)
+    write_json(folder / "run.json", record)
+
+
+def test_a_prettier_figure_is_found_out_though_the_sums_fit(folder, tmp_path):
+    changed(folder, lambda record: record["stages"][0]["best"].update(energy_j=0.001))
+    archive = tmp_path / "x.zip"
+    pack([folder], [], archive)
+    with pytest.raises(InvalidMeasurement, match=r"1 of \d+ figures do not follow .*model.train, shown") as error:
+        unpack_verb(archive, tmp_path / "out", verify=True)
+    assert error.value.exit_code == 4
+
+
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_without_its_trace_a_figure_cannot_be_recomputed(folder, how):
+    ((_, _, trace),) = RunPaths(folder).traces()
+    if how == "gone":
+        trace.unlink()
+    else:
+        trace.write_bytes(trace.read_bytes()[:-100])
+    checks = verify_runs([folder])
+    assert {check.verdict for check in checks} == {"cannot be recomputed"}
+    assert ("is missing" if how == "gone" else "cannot be read") in checks[0].reason
+
+
+def test_what_was_inherited_is_checked_where_its_maker_is_there(folder):
+    made = read_json(folder / "run.json")["lineage"][0]
+    heir = shutil.copytree(folder, folder.with_name("heir-20260101T000000Z-0001"))
+    changed(heir, lambda record: record.update(run_id=heir.name, made=[], lineage=[made]))
+    inherited = [check for check in verify_runs([folder, heir]) if check.figure.startswith("inherited")]
+    assert [check.verdict for check in inherited] == ["matches"]
+    alone = [check for check in verify_runs([heir]) if check.figure.startswith("inherited")]
+    assert [check.verdict for check in alone] == ["not in the archive"]
+    changed(heir, lambda record: record["lineage"][0]["energy"]["cpu_estimate"].update(energy_j=1e-3))
+    wrong = [check for check in verify_runs([folder, heir]) if check.figure.startswith("inherited")]
+    assert [check.verdict for check in wrong] == ["differs"]
+
+
+@KINDS
+def test_a_flipped_byte_or_a_missing_end_is_refused_and_leaves_nothing(folder, tmp_path, name):
+    archive = tmp_path / name
+    pack([folder], [], archive)
+    whole, original = archive.read_bytes(), files_of(unpack(archive, tmp_path / "original"))
+    shutil.rmtree(tmp_path / "original")
+    refused = 0
+    for place in range(40, len(whole), len(whole) // 20):
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :])
+        try:
+            out = unpack(archive, tmp_path / "out")
+        except JoulelabError as error:
+            assert error.exit_code == 1
+            refused += 1
+        else:  # the byte told of nothing that is kept, as a time in a header
+            assert files_of(out) == original
+            shutil.rmtree(out)
+    assert refused > 15
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(JoulelabError, match="damaged"):
+        unpack(archive, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir() if path.name not in (name, "runs")] == []
+
+
+def tar_of(path, *members):
+    with gzip.open(path, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        for facts, content in members:
+            facts.size = len(content)
+            tar.addfile(facts, io.BytesIO(content))
+    return path
+
+
+def named(name, kind=tarfile.REGTYPE, link=""):
+    facts = tarfile.TarInfo(name)
+    facts.type, facts.linkname = kind, link
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        (named("../../escaped"), "leads out"),
+        (named("/tmp/escaped"), "leads out"),
+        (named(f"{TOP}/../../escaped"), "leads out"),
+        (named(f"{TOP}/link", tarfile.SYMTYPE, "/etc"), "no plain file"),
+        (named(f"{TOP}/pipe", tarfile.FIFOTYPE), "no plain file"),
+        (named("elsewhere/run.json"), "not made by"),
+        (named(f"{TOP}/x"), "no SHA256SUMS"),
+    ],
+)
+def test_an_archive_of_somebody_elses_making_writes_nowhere(tmp_path, member, said):
+    archive = tar_of(tmp_path / "x.tar.gz", (member, b""))
+    with pytest.raises(JoulelabError, match=said):
+        unpack(archive, tmp_path / "deep" / "er" / "out")
+    assert not list(tmp_path.rglob("escaped")) and not (tmp_path / "deep" / "er" / "out").exists()
+
+
+def test_a_zip_is_trusted_no_more(tmp_path):
+    archive = tmp_path / "x.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr(f"{TOP}/../../escaped", "x")
+    with pytest.raises(JoulelabError, match="leads out"):
+        unpack(archive, tmp_path / "a" / "out")
+
+
+def test_an_extra_file_is_noticed(folder, tmp_path):
+    archive = tmp_path / "x.zip"
+    pack([folder], [], archive)
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr(f"{TOP}/runs/{folder.name}/trace/node.2.jsonl", "{}")
+    with pytest.raises(JoulelabError, match=r"node\.2\.jsonl is not in SHA256SUMS"):
+        unpack(archive, tmp_path / "out")
+
+
+def test_mistakes_are_answered(folder, tmp_path):
+    with pytest.raises(NotFoundError, match="no such file"):
+        unpack(tmp_path / "none.zip", tmp_path / "out")
+    with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|no kind of archive"):
+        pack([folder], [], tmp_path / "x.rar")
+    (tmp_path / "x.tar.gz").write_text("not an archive")
+    with pytest.raises(JoulelabError, match="damaged or no archive"):
+        unpack(tmp_path / "x.tar.gz", tmp_path / "out")
+    with pytest.raises(UsageError, match="there already"):
+        unpack(tmp_path / "x.tar.gz", folder)
+    changed(folder, lambda record: record.update(status="running"))  # its process is this one
+    with pytest.raises(UsageError, match="still running"):
+        pack([folder], [], tmp_path / "y.zip")
+
+
+def test_secrets_stay_at_home(folder, tmp_path):
+    with (folder / "config.yaml").open("a") as file:
+        file.write("hub_token: null\napi_key: 'abc def'\nurl: https://me:pass@host/x\ntokenizer: bert\n")
+    with (folder / "events" / "extra.0.1.jsonl").open("w") as file:
+        file.write('{"kind": "warning", "text": "hf_abcdefghijklmnopqrst was refused"}\n')
+    archive = tmp_path / "x.zip"
+    done = pack([folder], [], archive)
+    assert sorted(done.redacted.values()) == [1, 2]
+    out = files_of(unpack(archive, tmp_path / "out"))
+    text = b"".join(out.values())
+    assert not [word for word in (b"abc def", b":pass@", b"hf_abc") if word in text]
+    assert b"tokenizer: bert" in text and b"hub_token: null" in text
+
+
+@pytest.mark.parametrize(
+    "text", ["risk-based-approach-to-it", "tokens: 123", '"token": "##ing"', "https://host/a:b@c", "secrets.py"]
+)
+def test_what_is_no_secret_is_left(text):
+    assert without_secrets(text) == (text, 0)

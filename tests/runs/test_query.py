@@ -1,0 +1,90 @@
+"""SQL over a store: right answers, read-only, and mistakes answered with the way out."""
+
+import csv
+import io
+import json
+import sys
+
+import pytest
+
+from joulelab.cli.query import query
+from joulelab.errors import DependencyMissing, UsageError
+from joulelab.meter.trace import read_lines
+from joulelab.runs.index import Told
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.query import ask, schema
+from joulelab.runs.store import read_record
+
+pytest.importorskip("duckdb", reason="duckdb is not installed: pip install 'joulelab[query]'")
+TOLD = Told(print)
+
+
+def test_runs_and_stages_say_what_the_record_says(folder, store):
+    record = read_record(RunPaths(folder))
+    answer = ask(store, "select run_id, status, cpu_estimate_j, settings->>'$.name', energy_j from runs", TOLD)
+    assert answer.rows == [(record.run_id, "done", record.totals.cpu_estimate.energy_j, "made", None)]
+    asked = "select s.stage, s.shown_energy_j, tokens, r.label from stages s join runs r using (run_id) order by number"
+    stages = [(stage.name, stage.best.energy_j, stage.tokens, "the label") for stage in record.stages]
+    assert ask(store, asked, TOLD).rows == stages
+
+
+def test_samples_are_the_lines_of_the_trace_closed_or_not(folder, store):
+    ((_, _, path),) = RunPaths(folder).traces()
+    lines = list(read_lines(path))
+    asked = "select run_id, kind, count(*) from samples where attempt = 1 group by all order by kind"
+    closed = ask(store, asked, TOLD).rows
+    assert sum(count for *_, count in closed) == len(lines)
+    assert {row[0] for row in closed} == {folder.name}
+    path.unlink()
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ask(store, asked, TOLD).rows == closed
+    busy = ask(store, "select max(busy_thread_s) from samples where kind = 'estimate'", TOLD).rows[0][0]
+    assert busy == max(line["busy_thread_s"] for line in lines if line["kind"] == "estimate")
+
+
+def test_every_column_of_the_schema_can_be_asked_for(store):
+    for table, columns in schema().items():
+        names = ", ".join(name for name, *_ in columns)
+        assert len(ask(store, f"select {names} from {table}", TOLD).columns) == len(columns)
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("select x from runs", "x"),
+        ("selec 1", "syntax error"),
+        ("drop table runs", "one SELECT"),
+        ("select 1; select 2", "one SELECT"),
+        ("copy (select 1) to '{outside}'", "one SELECT"),
+        ("set enable_external_access = true", "one SELECT"),
+        ("select * from read_csv('{outside}')", "[Pp]ermission"),
+        ("select * from '{outside}'", "outside|does not exist|[Pp]ermission"),
+    ],
+)
+def test_anything_but_a_question_to_this_store_is_refused(store, tmp_path, sql, said):
+    outside = tmp_path / "outside.csv"
+    outside.write_text("secret\n1\n")
+    with pytest.raises(UsageError, match=said):
+        ask(store, sql.format(outside=outside), TOLD)
+    assert outside.read_text() == "secret\n1\n"
+
+
+def test_the_answer_as_table_csv_and_json(store, capsys):
+    asked = "select label, round(duration_s) as s, created_at, error from runs"
+    query(asked, runs_dir=store)
+    assert "the label" in capsys.readouterr().out
+    query(asked, as_csv=True, runs_dir=store)
+    ((header), (row)) = csv.reader(io.StringIO(capsys.readouterr().out))
+    assert (header, row[0], row[3]) == (["label", "s", "created_at", "error"], "the label", "")
+    query(asked, as_json=True, runs_dir=store)
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["label"], found["error"], found["created_at"]) == ("the label", None, row[2])
+    query(schema=True)
+    assert "cpu_estimate_j" in capsys.readouterr().out
+
+
+def test_without_duckdb_the_way_out_is_said(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(DependencyMissing) as error:
+        ask(store, "select 1", TOLD)
+    assert error.value.hint == "pip install 'joulelab[query]'"

@@ -1,0 +1,144 @@
+"""Each tracker against the real package: what was logged can be read back from where it says it is."""
+
+import json
+import sqlite3
+import struct
+from pathlib import Path
+
+import pytest
+
+from joulelab import clock
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord
+from joulelab.trackers.export import export_run
+from joulelab.trackers.tracker import PACKAGES, require_installed
+
+NOW = clock.now().wall_s
+# A step that was done twice, after a resume; and a second stage whose steps begin anew.
+METRICS = [
+    ("teacher.train", 1, 1, 4.0),
+    ("teacher.train", 2, 1, 3.5),
+    ("teacher.train", 2, 2, 3.0),
+    ("student.train", 1, 2, 2.0),
+    ("student.train", 2, 2, 1.0),
+]
+SPEC = {"seed": 3, "training": {"learning_rate": 3e-4}, "note": "hf_abcdefghijklmnopqrst"}
+
+
+def needs(name):
+    package, extra = PACKAGES[name]
+    return pytest.importorskip(package, reason=f"{package} is not installed: pip install '{extra}'")
+
+
+@pytest.fixture
+def paths(tmp_path, monkeypatch):
+    """A finished run, as a tracker needs it: metrics and a record."""
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    paths = RunPaths(tmp_path / "runs" / "made-20260101T000000Z-0001")
+    paths.folder.mkdir(parents=True)
+    lines = [
+        {"step": step, "attempt": attempt, "timestamp": clock.iso(NOW + n), "mono_ns": n, "stage": stage, "loss": loss}
+        for n, (stage, step, attempt, loss) in enumerate(METRICS)
+    ]
+    paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return paths
+
+
+def record(paths):
+    return RunRecord(
+        run_id=paths.run_id, name="made", label="a label", status="done", created_at=clock.iso(NOW), spec=SPEC
+    )
+
+
+def test_tensorboard_has_every_step_of_every_stage_once(paths):
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for _ in range(2):  # a second export replaces the first
+        assert export_run(paths, record(paths), "tensorboard") == 4
+    read = EventAccumulator(str(paths.folder / "tensorboard"))
+    read.Reload()
+    found = {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+    assert found["teacher.train/loss"] == [(1, 4.0), (2, 3.0)]
+    assert found["student.train/loss"] == [(1, 2.0), (2, 1.0)]
+    assert found["summary/seed"] == [(0, 3.0)]
+    assert read.Scalars("teacher.train/loss")[0].wall_time == pytest.approx(NOW, abs=0.001)
+
+
+def wandb_records(file):
+    """The records of an offline file: a 7-byte head, then blocks of 32 KiB with records or pieces of records."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    raw, place, piece = file.read_bytes(), 7, b""
+    while place + 7 <= len(raw):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", raw, place)
+        piece += raw[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            yield Record.FromString(piece)
+            piece = b""
+
+
+def values(items):
+    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+
+def test_wandb_offline_has_every_step_and_no_secret(paths):
+    needs("wandb")
+    assert export_run(paths, record(paths), "wandb") == 4
+    (file,) = paths.folder.glob("wandb/offline-run-*/run-*.wandb")
+    found = list(wandb_records(file))
+    rows = [values(line.history.item) for line in found if line.history.item]
+    told = [(row["teacher/train/step"], row["teacher/train/loss"]) for row in rows if "teacher/train/loss" in row]
+    assert told == [(1, 4.0), (2, 3.0)]
+    assert [row["student/train/loss"] for row in rows if "student/train/loss" in row] == [2.0, 1.0]
+    settings = {name: value for line in found for name, value in values(line.run.config.update).items()}
+    assert (settings["training.learning_rate"], settings["note"]) == (3e-4, "<redacted>")
+    summary = {name: value for line in found for name, value in values(line.summary.update).items()}
+    assert summary["seed"] == 3
+    assert b"hf_abc" not in file.read_bytes()
+
+
+def test_mlflow_has_one_run_in_one_database_for_the_store(paths):
+    mlflow = needs("mlflow")
+    for _ in range(2):  # a second export adds no second run
+        assert export_run(paths, record(paths), "mlflow") == 4
+    client = mlflow.MlflowClient(f"sqlite:///{paths.folder.parent / 'mlflow.db'}")
+    (run,) = client.search_runs([client.get_experiment_by_name("made").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "teacher.train/loss")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 4.0), (2, 3.0)]
+    assert [m.value for m in client.get_metric_history(run.info.run_id, "student.train/loss")] == [2.0, 1.0]
+    assert (run.info.status, run.info.run_name) == ("FINISHED", paths.run_id)
+    assert (run.data.params["training.learning_rate"], run.data.params["note"]) == ("0.0003", "<redacted>")
+    assert run.data.tags["joulelab.run_id"] == paths.run_id
+
+
+def test_trackio_has_every_step_in_the_stores_database(paths, monkeypatch):
+    needs("trackio")
+    import trackio.utils
+
+    for _ in range(2):
+        assert export_run(paths, record(paths), "trackio") == 4
+    database = Path(trackio.utils.TRACKIO_DIR) / "made.db"
+    with sqlite3.connect(database) as opened:
+        rows = opened.execute("select metrics from metrics where run_name = ? order by step", [paths.run_id]).fetchall()
+    told = [json.loads(text) for (text,) in rows]
+    assert [row["teacher.train/loss"] for row in told if "teacher.train/loss" in row] == [4.0, 3.0]
+    assert [row["student.train/step"] for row in told if "student.train/step" in row] == [1, 2]
+    assert told[-1]["summary/status"] == "done"
+
+
+@pytest.mark.parametrize("name", sorted(PACKAGES))
+def test_a_tracker_that_is_not_installed_is_named_with_the_way_to_get_it(name, monkeypatch):
+    from joulelab.errors import DependencyMissing
+    from joulelab.trackers import tracker
+
+    monkeypatch.setattr(tracker, "find_spec", lambda package: None)
+    with pytest.raises(DependencyMissing) as error:
+        require_installed([name])
+    assert "pip install 'joulelab[" in error.value.hint
