@@ -1,0 +1,283 @@
+"""How fast, and at how many joules a token, does a student in the shape of Llama-3.2-1B learn: from tokens, from a
+teacher's cached distributions, and from a live teacher in the shape of Llama-3.1-8B?
+
+All weights are random and all rows are full (8 x 1024), so every position is a token. Three ways in one run, each a
+warm-up and then an undisturbed window between two synchronisations:
+
+    sft        cross-entropy of the tokens
+    kd-cache   the same and the forward KL to what the teacher said once (rs50); its own pass is measured apart
+    kd-live    the same, the teacher asked in every step
+
+A token of the 1B student is about 7.4 GFLOP (three times two for each of 1.24 billion parameters), so at the 790
+TFLOP/s that bf16 products reach on an H200 the floor is near 107 k tokens/s; one of the live teacher adds 16 GFLOP.
+The chunked loss and its gradient are set against plain cross-entropy first.
+
+    python benchmarks/causal_step.py --compile default --seconds 15
+    python benchmarks/causal_step.py --tiny --compile off --seconds 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from distilbert_step import keep_pace, wait, warm_up
+from torch import nn
+
+from joulelab.data.chat.attention import use_packed_attention
+from joulelab.data.chat.batches import training_batches
+from joulelab.data.chat.documents import DocumentList, EncodedDocument
+from joulelab.data.chat.packing import PackedRows, pack
+from joulelab.distill.causal.heads import head_of, open_for_loss
+from joulelab.distill.causal.models import draw
+from joulelab.distill.causal.objectives import TokenObjective
+from joulelab.distill.causal.shapes import SHAPES, Shape
+from joulelab.distill.logit_cache.batches import TaughtBatches
+from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.logit_cache.reader import LogitCache
+from joulelab.distill.logit_cache.teaching import LiveTeacher, write_cache
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.integrate import component_energy
+from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
+from joulelab.train.config import TrainingConfig
+from joulelab.train.precision import matrix_products
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import NoOpStats
+
+WORDS_TAKEN = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+WAYS = ("sft", "kd-cache", "kd-live")
+
+
+@dataclass(frozen=True)
+class Size:
+    student: Shape
+    teacher: Shape
+    words: int
+    rows: int
+    row_length: int
+    batch_size: int
+
+
+FULL = Size(SHAPES["1b"], SHAPES["8b"], 128_256, rows=256, row_length=1024, batch_size=8)
+TINY = Size(SHAPES["nano"], SHAPES["nano"], 512, rows=16, row_length=64, batch_size=4)
+
+
+@dataclass(frozen=True)
+class Measured:
+    way: str
+    tokens_per_s: float
+    tokens: int
+    window_ns: tuple[int, int]
+    peak_gib: float | None
+    loss: float | None
+    energy_j: float | None = None
+    mj_per_token: float | None = None
+    mean_w: float | None = None
+
+    def with_energy(self, energy_j: float | None) -> Measured:
+        if energy_j is None:
+            return self
+        span_s = (self.window_ns[1] - self.window_ns[0]) / 1e9
+        return replace(self, energy_j=energy_j, mj_per_token=1e3 * energy_j / self.tokens, mean_w=energy_j / span_s)
+
+
+def make_model(shape: Shape, words: int, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Drawn on the device, where it takes no time."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            torch.manual_seed(seed)
+            return open_for_loss(draw(shape, words, WORDS_TAKEN, seed)).to(device)
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def make_rows(size: Size) -> PackedRows:
+    random = np.random.default_rng(0)
+    trained = np.arange(size.row_length) > 0
+    rows = [EncodedDocument(random.integers(10, size.words, size.row_length), trained.copy()) for _ in range(size.rows)]
+    return pack(DocumentList(rows), size.row_length, seed=0)
+
+
+class Stand:
+    """Everything the ways share; the teacher is there only while it speaks."""
+
+    def __init__(self, size: Size, options: argparse.Namespace, place: Path, device: torch.device) -> None:
+        self.size, self.options, self.place, self.device = size, options, place, device
+        self.rows = make_rows(size)
+        self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.beside: list[Measured] = []
+        """What others did for a way: the teacher's pass over the rows."""
+
+    def teacher(self, compiled: str) -> LiveTeacher:
+        model = make_model(self.size.teacher, self.size.words, self.device, self.half, seed=1)
+        return LiveTeacher(model.eval().requires_grad_(False), compile_mode=compiled)
+
+    def student(self) -> nn.Module:
+        return make_model(self.size.student, self.size.words, self.device, torch.float32)
+
+    def pass_over(self, who: str, tokens: int, begin_ns: int) -> None:
+        wait(self.device)
+        window = (begin_ns, time.monotonic_ns())
+        span_s = (window[1] - begin_ns) / 1e9
+        self.beside.append(Measured(who, tokens / span_s, tokens, window, peak(), None))
+        print(told(self.beside[-1]), flush=True)
+
+    def cache(self) -> LogitCache:
+        """What the teacher says about all rows."""
+        teacher, folder = self.teacher(self.options.compile), self.place / "cache"
+        manifest = teacher.manifest("rs50", 1.0, name="random 8B", weights="random", tokenizer="random words")
+        some = [self.rows.documents.document(number) for number in range(self.size.batch_size)]
+        first = pack(DocumentList(some), self.size.row_length, seed=0)  # one batch of the usual shape, to compile it
+        quiet = {"batch_size": self.size.batch_size, "chunk": self.options.chunk, "tick": lambda rows, tokens: None}
+        write_cache(self.place / "warm", teacher, first, manifest, compile_mode=self.options.compile, **quiet)
+        begin_ns = time.monotonic_ns()
+        write_cache(folder, teacher, self.rows, manifest, compile_mode=self.options.compile, **quiet)
+        self.pass_over("teacher", self.rows.tokens, begin_ns)
+        kept = LogitCache.open(folder)
+        print(f"cache: {kept.bytes_per_token:.1f} bytes a token", flush=True)
+        return kept
+
+
+def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrainer[Any]:
+    options, size = stand.options, stand.size
+    student = stand.student()
+    attention = use_packed_attention(student)
+    batches: Any = training_batches(stand.rows, size.batch_size, seed=0)
+    loss = KdLoss(1.0 if way == "sft" else 0.5, chunk=options.chunk, compile_mode=options.compile)
+    said: Callable[[Any], Any] | None = None
+    if way == "kd-cache":
+        assert cache is not None
+        batches, said = TaughtBatches(batches, cache), lambda batch: batch.targets
+    elif way == "kd-live":
+        said = stand.teacher(options.compile).targets
+    objective = TokenObjective(student, attention, loss, said)
+    config = TrainingConfig(
+        epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
+        learning_rate=1e-5, prefetch=4,
+    )  # fmt: skip
+    return SimpleTrainer(student, batches, objective, config, NoOpStats())
+
+
+def measure(stand: Stand, way: str, cache: LogitCache | None) -> Measured:
+    trainer, device = make_trainer(stand, way, cache), stand.device
+    trainer.model.train()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with matrix_products(stand.options.precision):
+        warm_up(trainer, device)
+        before, begin_ns = trainer.position, time.monotonic_ns()
+        marks: list[torch.cuda.Event] = []
+        while time.monotonic_ns() - begin_ns < stand.options.seconds * 1e9:
+            trainer.step()
+            keep_pace(marks, device)
+        wait(device)
+        window = (begin_ns, time.monotonic_ns())
+    loss, _ = trainer._tally.take(trainer.ranks)
+    trainer.close()
+    tokens = trainer.position.tokens - before.tokens
+    return Measured(way, 1e9 * tokens / (window[1] - window[0]), tokens, window, peak(), loss)
+
+
+def peak() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+
+
+def equality(device: torch.device) -> dict[str, float]:
+    """Relative distance of the chunked loss and its gradients from plain cross-entropy, in fp32 and a small model."""
+    stand = Stand(TINY, argparse.Namespace(chunk=32, compile="off"), Path(), device)
+    student = stand.student()
+    attention, batch = use_packed_attention(student), training_batches(stand.rows, 4, 0).at(0, 0).to(device)
+    logits = student(**attention.inputs(batch)).logits
+    plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
+    exact = torch.autograd.grad(plain, list(student.parameters()))
+    hidden = student(**attention.inputs(batch), hidden_only=True)
+    sums = KdLoss(1.0, chunk=32)(hidden, head_of(student), None, batch.labels, count=batch.count)
+    own = torch.autograd.grad(sums.loss, list(student.parameters()))
+    apart = torch.stack([(a - b).norm() for a, b in zip(own, exact, strict=True)]).norm()
+    length = torch.stack([b.norm() for b in exact]).norm()
+    distance = (sums.loss.detach() - plain.detach()).abs() / plain.detach()
+    return {"loss": float(distance), "gradient": float(apart / length)}
+
+
+def told(found: Measured) -> str:
+    joules = "joules missing" if found.mj_per_token is None else f"{found.mj_per_token:.2f} mJ/token"
+    power = "" if found.mean_w is None else f", {found.mean_w:.0f} W"
+    memory = "" if found.peak_gib is None else f", peak {found.peak_gib:.1f} GiB"
+    loss = "" if found.loss is None else f", loss {found.loss:.3f}"
+    return f"{found.way:9} {found.tokens_per_s:,.0f} tokens/s, {joules}{power}{memory}{loss}"
+
+
+def ratios(found: list[Measured]) -> dict[str, float]:
+    speed = {one.way: one.tokens_per_s for one in found}
+    return (
+        {"kd-cache_over_kd-live": speed["kd-cache"] / speed["kd-live"]} if {"kd-cache", "kd-live"} <= set(speed) else {}
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunk", type=int, default=4096, help="positions whose logits exist at a time")
+    parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
+    parser.add_argument("--ways", default=",".join(WAYS), help="by commas")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        options.precision = "fp32"
+    wanted = [way for way in WAYS if way in options.ways.split(",")]
+    apart = equality(device)
+    print("relative distance from plain cross-entropy:", {name: f"{value:.1e}" for name, value in apart.items()})
+    found: list[Measured] = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        stand = Stand(TINY if options.tiny else FULL, options, place, device)
+        meter = Meter(place / "trace.jsonl", place / "events.jsonl", EnergyConfig())
+        meter.start()
+        cache: LogitCache | None = None
+        for way in wanted:
+            try:
+                if way == "kd-cache":
+                    cache = stand.cache()
+                    free()
+                found.append(measure(stand, way, cache))
+                print(told(found[-1]), flush=True)
+            except Exception:  # one way that fails leaves the others their figures
+                print(f"{way}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
+            free()
+        found += stand.beside
+        meter.stop()
+        trace = load_trace(place / "trace.jsonl")
+    found = [one.with_energy(component_energy(trace, "gpu", [one.window_ns]).energy_j) for one in found]
+    print("\nwith their joules:")
+    for one in found:
+        print(told(one))
+    print({name: round(value, 2) for name, value in ratios(found).items()})
+    ways = [asdict(one) for one in found]
+    print(json.dumps({"benchmark": "causal_step", "equality": apart, "ratios": ratios(found), "ways": ways}))
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch._dynamo.reset()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Equal terms: how many tokens or joules are left for a stage, and in words what was taken off before.
+
+All tokens that go through the student count, also those of the SFT student that dpo and self begin with. Joules count
+with or without the teacher's, as the settings say; either way it is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from joulelab.distill.causal.bench import Bench
+from joulelab.distill.causal.config import CausalSpec, CausalTraining
+from joulelab.errors import ConfigError
+from joulelab.meter.figures import missing
+from joulelab.runs.artifacts import Artifact
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.record import EnergyByComponent, Result
+from joulelab.units import energy_text
+
+NOTED = "budget.json"
+TRAINED = "training.json"
+"""Beside a student: what went through it."""
+
+
+@dataclass(frozen=True)
+class Allowance:
+    tokens: int | None
+    energy_j: float | None
+
+    def limits(self, config: CausalTraining) -> CausalTraining:
+        return config.model_copy(update={"max_tokens": self.tokens, "max_energy_j": self.energy_j})
+
+
+def for_start(spec: CausalSpec) -> Allowance:
+    """Of the SFT student that others begin with: its share, whatever the teacher takes, so that all can share it."""
+    budget = spec.budget
+    return Allowance(
+        tokens=None if budget.tokens is None else max(1, round(budget.tokens * budget.start_share)),
+        energy_j=None if budget.energy_j is None else budget.energy_j * budget.start_share,
+    )
+
+
+def for_training(bench: Bench, parents: Iterable[Bill], start: Artifact | None) -> Allowance:
+    """What is left for student.train. Noted in the run, so that an attempt that goes on has the same end."""
+    note = bench.run.paths.folder / NOTED
+    if note.exists():
+        kept = read_json(note)
+        return Allowance(kept["left"]["tokens"], kept["left"]["energy_j"])
+    budget = bench.spec.budget
+    lineage = ancestry_of([*parents, *([start.bill] if start else [])])
+    teacher_j = _joules(bench, lineage, "teacher.")
+    start_j = _joules(bench, lineage, "student.")
+    start_tokens = trained_tokens(start) if start else 0
+    taken_j = start_j + (teacher_j if budget.counts_teacher else 0.0)
+    left = Allowance(
+        tokens=None if budget.tokens is None else budget.tokens - start_tokens,
+        energy_j=None if budget.energy_j is None else budget.energy_j - taken_j,
+    )
+    _require_some(bench.spec, left, teacher_j, start_j)
+    _tell(bench, left, teacher_j, start_j, start_tokens)
+    write_json(note, {"left": asdict(left), "teacher_energy_j": teacher_j, "start_energy_j": start_j})
+    return left
+
+
+def trained_tokens(student: Artifact) -> int:
+    return int(read_json(student.folder / TRAINED)["tokens"])
+
+
+def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float:
+    policy, estimates = bench.spec.energy.total_energy_policy, bench.spec.training.budget_counts_estimates
+    figures = [_energy(one) for one in lineage if any(stage.startswith(who) for stage in one.stages)]
+    found = [figure.best(policy) if estimates else figure.under_policy(policy) for figure in figures]
+    return sum(figure.energy_j or 0.0 for figure in found)
+
+
+def energy_j_of(spec: CausalSpec, *made: Ancestor) -> float | None:
+    """What some artefacts took together, as a table would show it; nothing where it is not known of all."""
+    found = [_energy(one).best(spec.energy.total_energy_policy).energy_j for one in made]
+    return None if None in found else sum(energy_j or 0.0 for energy_j in found)
+
+
+def _energy(ancestor: Ancestor) -> EnergyByComponent:
+    absent = missing("not in the bill")
+    names = EnergyByComponent.model_fields
+    return EnergyByComponent(**{name: ancestor.energy.get(name, absent) for name in names})
+
+
+def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float, start_j: float) -> None:
+    if left.energy_j is not None and left.energy_j <= 0:
+        counted = f", the teacher {energy_text(teacher_j)}" if spec.budget.counts_teacher else ""
+        raise ConfigError(
+            f"nothing is left of {energy_text(spec.budget.energy_j)}: the SFT student took {energy_text(start_j)}"
+            f"{counted}",
+            "raise the budget, share the teacher's work over more students, or set budget.counts_teacher=false",
+        )
+    if left.tokens is not None and left.tokens <= 0:
+        raise ConfigError("the SFT student has used up all tokens of the budget", "lower budget.start_share")
+
+
+def _tell(bench: Bench, left: Allowance, teacher_j: float, start_j: float, start_tokens: int) -> None:
+    budget, run = bench.spec.budget, bench.run
+    said = []
+    if left.tokens is not None:
+        before = f" ({start_tokens:,} of {budget.tokens:,} went through the SFT student)" if start_tokens else ""
+        said.append(f"{left.tokens:,} tokens{before}")
+        run.result("budget.tokens", Result(value=float(budget.tokens or 0)))
+        run.result("budget.start_tokens", Result(value=float(start_tokens)))
+    if left.energy_j is not None:
+        teacher = "counted" if budget.counts_teacher else "not counted"
+        said.append(
+            f"{energy_text(left.energy_j)} of {energy_text(budget.energy_j)} (SFT student {energy_text(start_j)}, "
+            f"teacher {energy_text(teacher_j)} {teacher})"
+        )
+        run.result("budget.energy_j", Result(value=budget.energy_j or 0.0))
+        run.result("budget.teacher_counted", Result(value=float(budget.counts_teacher)))
+        run.result("budget.left_energy_j", Result(value=left.energy_j))
+    run.progress.say(f"budget of student.train: {' and '.join(said)}")

@@ -1,0 +1,76 @@
+"""Stage data.preprocess: rows of a source become stores of token ids, one to train on and one that nobody trains on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from joulelab.data.chat.messages import Row
+from joulelab.data.chat.prepare import settings_rows, write_rows
+from joulelab.data.chat.presets import ChatDataSettings
+from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
+from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.runs.artifacts import Artifact
+from joulelab.runs.context import Stage
+
+
+def tokenised(bench: Bench) -> Artifact:
+    """Both stores in one artefact: they come from one source, by one tokenizer."""
+    data = bench.spec.data
+    raw = from_elsewhere(bench.run, "texts", data.source, "text")
+
+    def make(folder: Path) -> None:
+        with bench.run.stage("data.preprocess") as stage:
+            counted = _Counted(bench, stage)
+            splits: tuple[Split, ...] = (TRAIN, TEST)
+            for split in splits:
+                dropped: Counter[str] = Counter()
+                store = write_rows(
+                    folder / split,
+                    bench.tokenizer,
+                    counted.follow(rows(bench, split, dropped)),
+                    tokenizer_name=bench.spec.tokenizer,
+                    max_tokens=data.max_tokens,
+                    dropped=dropped,
+                )
+                counted.tokens += store.token_count
+                stage.count(samples=counted.rows, tokens=counted.tokens)
+
+    inputs = {
+        **data.model_dump(mode="json", exclude={"tokenizer", "row_length"}),
+        "tokenizer": bench.tokenizer_identity,
+    }
+    return bench.run.artifact("data", kind="documents", inputs=inputs, parents=[raw], make=make)
+
+
+def rows(bench: Bench, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
+    """The cleaned conversations or texts of a split."""
+    data = bench.spec.data
+    return settings_rows(
+        ChatDataSettings(
+            source=data.source,
+            subset=data.subset,
+            split=split,
+            form=data.form,
+            limit=data.documents if split == TRAIN else data.held_out,
+            strip_think_blocks=data.strip_think_blocks,
+            code_only=data.code_only,
+            only_correct=data.only_correct,
+            max_tokens=data.max_tokens,
+        ),
+        dropped,
+    )
+
+
+class _Counted:
+    def __init__(self, bench: Bench, stage: Stage) -> None:
+        self._bench, self._stage = bench, stage
+        self.rows = self.tokens = 0
+
+    def follow(self, found: Iterator[Row]) -> Iterator[Row]:
+        for row in found:
+            self.rows += 1
+            self._stage.count(samples=self.rows)
+            self._bench.run.stop.check()
+            yield row

@@ -1,0 +1,41 @@
+"""Data scripts: one step of an experiment by itself (`joulelab run EXPERIMENT --data-script NAME`), as settings.
+
+What a script makes lies in a run of its own with its bill, and the experiment finds it there. Data only, so that a
+login node can check it.
+"""
+
+from __future__ import annotations
+
+from joulelab import lookup
+from joulelab.data.chat.presets import PRESETS
+
+PRERUN = "prerun"
+"""The rehearsal of the machine; a verb of its own, which takes of the experiment only what it says about the meter."""
+
+
+def _published(name: str) -> tuple[str, ...]:
+    data = PRESETS[name]
+    switches = (
+        f"data.strip_think_blocks={str(data.strip_think_blocks).lower()}",
+        f"data.code_only={str(data.code_only).lower()}",
+    )
+    return ("until=data", f"data.source={data.source}", f"data.subset={data.subset}", *switches)
+
+
+DATA_SCRIPTS: dict[str, tuple[str, ...]] = {
+    "preprocess_dataset": ("until=data",),
+    "tulu_preprocess_dataset": _published("tulu-3"),
+    "codeforces_preprocess_dataset": _published("codeforces-cots"),
+    "openr1_math_preprocess_dataset": _published("openr1-math"),
+    "logit_caching": ("until=logits",),
+    "synthetic_generation": ("until=generation",),
+    "preference_dataset": ("until=preferences",),
+    PRERUN: (),
+}
+
+
+def settings_of(script: str, experiment: str) -> list[str]:
+    """What the script changes in the experiment, as `key.path=value`; `data.source=...` after it wins over its own."""
+    if script not in DATA_SCRIPTS:
+        raise lookup.unknown("data script", script, DATA_SCRIPTS)
+    return [f"name={experiment}-{script}"[:85], *DATA_SCRIPTS[script]]

@@ -1,0 +1,216 @@
+"""The five pipelines, each a short story of stages; what they share is told in the modules they call.
+
+sft        data -> student
+kd         data -> the teacher's distributions -> student
+synthetic  data -> the teacher's answers -> student
+dpo        data -> SFT student; answers -> judged pairs -> the reference's log-probabilities -> policy
+self       data -> SFT student -> its own distributions -> student
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+from joulelab.distill.causal.answers import generated, synthetic_documents
+from joulelab.distill.causal.bench import TRAIN, Bench
+from joulelab.distill.causal.budgets import for_start, for_training
+from joulelab.distill.causal.config import CausalSpec
+from joulelab.distill.causal.data import tokenised
+from joulelab.distill.causal.distributions import Voice, kd_lesson, logit_cache
+from joulelab.distill.causal.pairs import preference_lesson, preference_pairs, reference_logs
+from joulelab.distill.causal.quality import Examined, examined, held_out_loss, require_knowledge, tell
+from joulelab.distill.causal.students import (
+    FINAL_MODEL,
+    FINAL_POLICY,
+    START,
+    Course,
+    Desk,
+    Lesson,
+    load_student,
+    sft_lesson,
+    trained,
+)
+from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.runs.artifacts import Artifact
+from joulelab.runs.bills import Bill
+from joulelab.runs.context import RunContext
+from joulelab.train.ranks import joined
+
+Story = Callable[[Bench, Artifact], None]
+
+
+def run_sft(run: RunContext) -> None:
+    _run(run, sft)
+
+
+def run_kd(run: RunContext) -> None:
+    _run(run, kd)
+
+
+def run_synthetic(run: RunContext) -> None:
+    _run(run, synthetic)
+
+
+def run_dpo(run: RunContext) -> None:
+    _run(run, dpo)
+
+
+def run_self(run: RunContext) -> None:
+    _run(run, from_itself)
+
+
+def _run(run: RunContext, story: Story) -> None:
+    with joined() as ranks:
+        bench = Bench(run, cast(CausalSpec, run.spec), ranks)
+        data = tokenised(bench)
+        if bench.spec.until == "student":
+            story(bench, data)
+        else:
+            _one_step(bench, data, bench.spec.until)
+
+
+def sft(bench: Bench, data: Artifact) -> None:
+    lesson = sft_lesson(bench, bench.rows(data, TRAIN))
+    student = _final(bench, data, FINAL_MODEL, lesson, [data.bill], {})
+    _judged(bench, data, student)
+
+
+def kd(bench: Bench, data: Artifact) -> None:
+    voice = the_teacher(bench)
+    _check_teacher(bench, data)
+    cache = logit_cache(bench, data, voice) if bench.spec.distill.teacher == "cached" else None
+    lesson = kd_lesson(bench, bench.rows(data, TRAIN), cache, voice)
+    parents = [data.bill, cache.bill if cache else voice.bill]
+    distill = bench.spec.distill.model_dump(mode="json")
+    student = _final(bench, data, FINAL_MODEL, lesson, parents, {"distill": distill})
+    _judged(bench, data, student)
+
+
+def synthetic(bench: Bench, data: Artifact) -> None:
+    voice = the_teacher(bench)
+    _check_teacher(bench, data)
+    made = synthetic_documents(bench, data, generated(bench, data, voice))
+    lesson = sft_lesson(bench, bench.rows(made, TRAIN))
+    student = _final(bench, data, FINAL_MODEL, lesson, [made.bill], {})
+    _judged(bench, data, student)
+
+
+def dpo(bench: Bench, data: Artifact) -> None:
+    _check_teacher(bench, data)
+    pairs = _pairs(bench, data)
+    start = sft_student(bench, data)
+    reference = reference_logs(bench, pairs, start)
+    lesson = preference_lesson(bench, pairs, reference, start)
+    wanted = bench.spec.preferences.model_dump(mode="json", include={"loss", "beta", "shared_prompt"})
+    policy = _final(bench, data, FINAL_POLICY, lesson, [reference.bill], {"preferences": wanted}, start)
+    _judged(bench, data, policy)
+
+
+def from_itself(bench: Bench, data: Artifact) -> None:
+    """With alpha 1 the SFT student is no teacher, and this is plain further training."""
+    start, rows, distill = sft_student(bench, data), bench.rows(data, TRAIN), bench.spec.distill
+    itself = Voice(START, start.key, lambda: load_student(start.folder).to(bench.device), start.bill)
+    teaches = distill.alpha < 1
+    cache = logit_cache(bench, data, itself) if teaches and distill.teacher == "cached" else None
+    lesson = kd_lesson(bench, rows, cache, itself) if teaches else sft_lesson(bench, rows)
+    parents = [data.bill, start.bill, *([cache.bill] if cache else [])]
+    wanted = {"distill": distill.model_dump(mode="json")}
+    goes_on = None if distill.begin_anew else start
+    student = _final(bench, data, FINAL_MODEL, lesson, parents, wanted, goes_on, spent_on=start)
+    _judged(bench, data, student)
+
+
+def _one_step(bench: Bench, data: Artifact, until: str) -> None:
+    """A step of an experiment by itself; whoever needs it finds it with its bill."""
+    if until == "teacher":
+        until = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}.get(bench.spec.pipeline, "data")
+        _tell_teacher(bench, data)
+    voice = the_teacher(bench)
+    if until == "logits":
+        logit_cache(bench, data, voice)
+    elif until == "generation":
+        generated(bench, data, voice)
+    elif until == "preferences":
+        _pairs(bench, data)
+
+
+def _pairs(bench: Bench, data: Artifact) -> Artifact:
+    voice = the_teacher(bench)
+    if bench.spec.preferences.candidates_from == "teacher":
+        return preference_pairs(bench, generated(bench, data, voice), voice)
+    start = sft_student(bench, data)
+    itself = Voice(START, start.key, lambda: load_student(start.folder).to(bench.device), start.bill)
+    return preference_pairs(bench, generated(bench, data, itself, "student.generate"), voice)
+
+
+def the_teacher(bench: Bench) -> Voice:
+    name = bench.spec.teacher.model
+    bill = from_elsewhere(bench.run, "teacher", name, "model")
+    return Voice(name, bench.teacher_identity, bench.load_teacher, bill)
+
+
+def sft_student(bench: Bench, data: Artifact) -> Artifact:
+    """What dpo and self begin with: a student of its own bill, found by both where they share its settings."""
+    course = Course(
+        name=START,
+        stage="student.sft",
+        config=bench.spec.start or bench.spec.training,
+        allowance=for_start(bench.spec),
+        inputs={},
+        parents=[data.bill],
+        lesson=sft_lesson(bench, bench.rows(data, TRAIN)),
+        held_out=held_out_loss(bench, data),
+        shared=True,
+        look_stage="student.sft-validate",  # others inherit its joules, and not those of this run's own student
+    )
+    return trained(bench, course)
+
+
+def _final(
+    bench: Bench,
+    data: Artifact,
+    name: str,
+    lesson: Callable[[Desk], Lesson],
+    parents: Sequence[Bill],
+    inputs: Mapping[str, object],
+    start: Artifact | None = None,
+    spent_on: Artifact | None = None,
+) -> Artifact:
+    """The student that the run is for: trained anew in every run, its joules are what the run is about."""
+    course = Course(
+        name=name,
+        stage="student.train",
+        config=bench.spec.training,
+        allowance=for_training(bench, parents, start or spent_on),
+        inputs=inputs,
+        parents=parents,
+        lesson=lesson,
+        held_out=held_out_loss(bench, data),
+        start=start,
+    )
+    return trained(bench, course)
+
+
+def _judged(bench: Bench, data: Artifact, student: Artifact) -> None:
+    teacher = _tell_teacher(bench, data) if bench.spec.asks_teacher else None
+    found = examined(bench, "student", data, lambda: load_student(student.folder).to(bench.device), student.bill)
+    tell(bench.run, "student", found, teacher)
+
+
+def _tell_teacher(bench: Bench, data: Artifact) -> Examined:
+    found = _examined_teacher(bench, data, the_teacher(bench))
+    tell(bench.run, "teacher", found)
+    return found
+
+
+def _check_teacher(bench: Bench, data: Artifact) -> None:
+    """Before anything else is spent on it: a teacher that knows nothing is refused."""
+    if bench.spec.asks_teacher:
+        _examined_teacher(bench, data, the_teacher(bench))
+
+
+def _examined_teacher(bench: Bench, data: Artifact, voice: Voice) -> Examined:
+    found = examined(bench, "teacher", data, voice.load, voice.bill, reuse=True)
+    require_knowledge(bench, found, data)
+    return found

@@ -1,0 +1,199 @@
+"""Quality, asked the same way of teacher and student: held-out tokens, exact answers, tasks of lm-evaluation-harness.
+
+The teacher is asked once for all runs of a store; a student is asked about itself alone, and set beside the teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from joulelab.data import sources
+from joulelab.data.chat.attention import use_packed_attention
+from joulelab.data.chat.batches import CausalBatch
+from joulelab.data.chat.packing import PackedRows
+from joulelab.data.chat.store import DocumentStore
+from joulelab.distill.causal.bench import TEST, TRAIN, Bench
+from joulelab.distill.causal.heads import head_of
+from joulelab.errors import ConfigError
+from joulelab.evaluate.exact_answers import read_questions, right_answers
+from joulelab.evaluate.language import unigram_loss
+from joulelab.evaluate.language_harness import TaskFigure, harness_figures, import_harness
+from joulelab.evaluate.next_tokens import HeldOut, held_out_tokens
+from joulelab.runs.artifacts import Artifact
+from joulelab.runs.bills import Bill
+from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.record import Result
+from joulelab.train.precision import matrix_products
+
+ANSWERS, HARNESS = "answers.json", "harness.json"
+_TOKENS_AT_A_TIME = 2**22  # a multiple of 8, as the marks of eight tokens share a byte
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    held_out: HeldOut
+    right: tuple[bool, ...]
+    """Answer by answer; empty where no such task was asked for."""
+    tasks: tuple[TaskFigure, ...]
+
+    def save(self, folder: Path) -> None:
+        self.held_out.save(folder)
+        write_json(folder / ANSWERS, {"right": list(self.right)})
+        write_json(folder / HARNESS, {"tasks": [vars(figure) for figure in self.tasks]})
+
+    @classmethod
+    def load(cls, folder: Path) -> Examined:
+        tasks = read_json(folder / HARNESS)["tasks"]
+        return cls(
+            HeldOut.load(folder),
+            tuple(read_json(folder / ANSWERS)["right"]),
+            tuple(TaskFigure(**figure) for figure in tasks),
+        )
+
+    def figures(self) -> dict[str, Result]:
+        held = self.held_out
+        found = {
+            "clm_loss": Result(value=held.loss, lower_is_better=True),
+            "clm_loss.perplexity": Result(value=held.perplexity, lower_is_better=True),
+            "next_token": Result(value=held.right / max(1, held.tokens)),
+        }
+        # no trials: a comparison would take any share of items for its subject, and that is the held-out loss
+        if self.right:
+            found["exact_answers"] = Result(value=sum(self.right) / len(self.right))
+        for task in self.tasks:
+            found[f"harness.{task.task}.{task.metric}.value"] = Result(value=task.value)
+        return found
+
+
+def examined(
+    bench: Bench, who: str, data: Artifact, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
+) -> Examined:
+    """Of a model as it was saved; `load` is called only where it must answer."""
+
+    def make(folder: Path) -> None:
+        model = load()
+        if bench.spec.quality.harness_tasks:
+            import_harness()  # importing it is no part of the bill
+        precision = "fp32" if who == "teacher" else bench.spec.training.precision
+        with bench.run.stage(f"{who}.evaluate") as stage, matrix_products(precision):
+            held_out = _held_out(bench, model, bench.rows(data, TEST), precision)
+            stage.count(tokens=held_out.tokens)
+        right: tuple[bool, ...] = ()
+        tasks: tuple[TaskFigure, ...] = ()
+        if bench.spec.quality.answers or bench.spec.quality.harness_tasks:
+            with bench.run.stage(f"{who}.tasks-evaluate") as stage, matrix_products(precision):
+                right = _answers(bench, model, stage)
+                tasks = _harness(bench, model)
+        Examined(held_out, right, tasks).save(folder)
+
+    spec = bench.spec
+    asked: dict[str, Any] = spec.quality.model_dump(mode="json", exclude={"against_teacher", "answers"})
+    answers = sources.parse(spec.quality.answers).path if spec.quality.answers else None
+    inputs = {
+        **asked,
+        "answers": None if answers is None else sources.content_hash(answers),
+        "rows": spec.data.row_length,
+        "precision": str(bench.teacher_precision) if who == "teacher" else spec.training.precision,
+    }
+    made = bench.run.artifact(
+        f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
+    )
+    return Examined.load(made.folder)
+
+
+def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module], float]:
+    """For looks on the way of a training."""
+    rows = bench.rows(data, TEST)
+    return lambda model: _held_out(bench, model, rows, bench.spec.training.precision).loss
+
+
+def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[bool, ...]:
+    quality = bench.spec.quality
+    if not quality.answers:
+        return ()
+    chat = bool(getattr(bench.tokenizer, "chat_template", None))
+    right = right_answers(
+        model, bench.tokenizer, read_questions(quality.answers, quality.answer_items, chat),
+        batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens, tick=bench.ticks(stage),
+    )  # fmt: skip
+    return tuple(right)
+
+
+def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
+    quality = bench.spec.quality
+    if not quality.harness_tasks:
+        return ()
+    figures = harness_figures(
+        model, bench.tokenizer, quality.harness_tasks,
+        folder=Path(quality.harness_folder) if quality.harness_folder else None, limit=quality.harness_limit,
+        batch_size=bench.spec.eval_batch_size, device=bench.device,
+    )  # fmt: skip
+    return tuple(figures)
+
+
+def _held_out(bench: Bench, model: nn.Module, rows: PackedRows, precision: str) -> HeldOut:
+    attention = use_packed_attention(model)
+
+    def hidden_of(batch: CausalBatch) -> Any:
+        return model(**attention.inputs(batch), hidden_only=True)
+
+    return held_out_tokens(
+        model, hidden_of, head_of(model).detach(), rows,
+        batch_size=bench.spec.eval_batch_size, chunk=bench.spec.chunk, device=bench.device, precision=precision,
+        words=bench.words, tick=lambda batch: bench.run.stop.check(),
+    )  # fmt: skip
+
+
+def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
+    """A teacher that knows no more than word frequencies teaches those at the price of a teacher."""
+    counts_V = trained_counts(bench.documents(data, TRAIN), bench.words)
+    held_out = bench.documents(data, TEST)
+    documents = [held_out.document(number) for number in range(len(held_out))]
+    targets = np.concatenate([document.ids[1:][document.trained[1:]] for document in documents])
+    by_frequency = unigram_loss(counts_V, targets)
+    bench.run.result("data.unigram_loss", Result(value=by_frequency))
+    if not teacher.held_out.loss < by_frequency:
+        raise ConfigError(
+            f"the teacher {bench.spec.teacher.model} has a held-out loss of {teacher.held_out.loss:.3f} nats per "
+            f"token; guessing by frequency alone has {by_frequency:.3f}",
+            "its weights are probably untrained, or of another tokenizer: name another teacher",
+        )
+
+
+def trained_counts(store: DocumentStore, words: int) -> NDArray[np.int64]:
+    """How often each word is to be learnt; a question's words and a template's are read, and not guessed."""
+    counts_V = np.zeros(words, dtype=np.int64)
+    for start in range(0, store.token_count, _TOKENS_AT_A_TIME):
+        ids = store.tokens.tokens[start : start + _TOKENS_AT_A_TIME]
+        bits = np.unpackbits(store.trained[start // 8 : (start + len(ids) + 7) // 8])[: len(ids)]
+        counts_V += np.bincount(ids[bits.astype(np.bool_)], minlength=words)
+    return counts_V
+
+
+def tell(run: RunContext, who: str, found: Examined, teacher: Examined | None = None) -> None:
+    figures = found.figures()
+    for name, figure in figures.items():
+        run.result(f"{who}.{name}", figure)
+    if found.right:
+        run.result(f"{who}.exact_answers.items", Result(value=float(len(found.right))))
+    for task in found.tasks:
+        run.result(f"{who}.harness.{task.task}.{task.metric}.items", Result(value=float(task.items)))
+    said = f"{who}: {found.held_out.loss:.3f} nats per held-out token, perplexity {found.held_out.perplexity:.1f}"
+    if found.right:
+        said += f", {sum(found.right)} of {len(found.right)} exact answers"
+    if teacher is not None:
+        agreement = found.held_out.agreement(teacher.held_out)
+        run.result(f"{who}.agreement", Result(value=agreement, trials=found.held_out.tokens))
+        for name, figure in teacher.figures().items():
+            if name in figures and figure.value:
+                run.result(f"{who}.{name}.over_teacher", Result(value=figures[name].value / figure.value))
+        said += f"; it would write the teacher's token in {100 * agreement:.1f} % of places"
+    run.progress.say(said)

@@ -1,0 +1,157 @@
+"""A task with exact answers: questions of which it can be said whether a model was right.
+
+A question with choices is answered by the likeliest of them, by mean log-probability a token, so that a short choice
+has no advantage; one without is answered in words, greedily, and compared as SQuAD compares answers.
+
+Shapes: B rows, T tokens, K tokens that are scored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from joulelab.data import labelled_text, sources
+from joulelab.errors import ConfigError
+from joulelab.evaluate.answer_text import exact_match
+from joulelab.infer.generation.answers import Prompt
+from joulelab.infer.generation.prompts import encode_prompt
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.transformers_generator import TransformersGenerator
+
+Tick = Callable[[int, int], None]
+POLARITY = "Is this film review positive or negative?\n\n{text}"
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: Prompt
+    answer: str
+    choices: tuple[str, ...] = ()
+
+
+def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
+    """From a JSONL file with `prompt` (a text, or messages), `answer` and perhaps `choices`; or from the reviews, which
+    become messages where the model knows a `chat`."""
+    place = sources.parse(source)
+    if place.kind == "sample" and place.name == "reviews":
+        return review_questions(limit, chat)
+    if place.path is None or not place.path.is_file():
+        raise ConfigError(f"{source} is no file of questions", "a JSONL file with prompt, answer and perhaps choices")
+    questions = list(islice(_rows(place.path), limit))
+    if not questions:
+        raise ConfigError(f"{source} has no questions", "one JSON object a line, with prompt and answer")
+    return questions
+
+
+def review_questions(limit: int, chat: bool) -> list[Question]:
+    """Held-out reviews of one sentence; those of the test split, which no run of ours trains on."""
+    data = labelled_text.split(labelled_text.load("sample:reviews", "short"), 0, 0, limit).test
+    choices = ("negative", "positive") if chat else (" negative", " positive")
+    return [
+        Question(_asked(POLARITY.format(text=text), chat), choices[label], choices)
+        for text, label in zip(data.texts, data.labels, strict=True)
+    ]
+
+
+def _asked(text: str, chat: bool) -> Prompt:
+    return [{"role": "user", "content": text}] if chat else f"{text}\nAnswer:"
+
+
+def right_answers(
+    model: nn.Module,
+    tokenizer: Any,
+    questions: Sequence[Question],
+    *,
+    batch_size: int,
+    max_new_tokens: int,
+    tick: Tick = lambda samples, tokens: None,
+) -> list[bool]:
+    """For every question, in order, whether the model was right; `tick` hears of questions and tokens so far."""
+    choosing = [number for number, question in enumerate(questions) if question.choices]
+    telling = [number for number, question in enumerate(questions) if not question.choices]
+    right = [False] * len(questions)
+    done, tokens = 0, 0
+    for number, (found, read) in zip(
+        choosing, _chosen(model, tokenizer, [questions[k] for k in choosing], batch_size), strict=True
+    ):
+        right[number] = found == questions[number].answer
+        done, tokens = done + 1, tokens + read
+        tick(done, tokens)
+    if telling:
+        settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=("\n",))
+        generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
+        for number, answers in zip(telling, generator.generate([questions[k].prompt for k in telling]), strict=True):
+            right[number] = exact_match(answers[0].text, questions[number].answer) == 1.0
+            done, tokens = done + 1, tokens + answers[0].tokens + (answers[0].prompt_tokens or 0)
+            tick(done, tokens)
+    return right
+
+
+def _chosen(
+    model: nn.Module, tokenizer: Any, questions: Sequence[Question], batch_size: int
+) -> Iterator[tuple[str, int]]:
+    """The likeliest choice of each question, and how many tokens were read for it."""
+    for question in questions:
+        asked = encode_prompt(tokenizer, question.prompt)
+        said = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
+        if not all(said):
+            raise ConfigError(f"a choice among {question.choices} has no tokens", "write something as a choice")
+        scores = [
+            score
+            for start in range(0, len(said), batch_size)
+            for score in mean_log_probabilities(model, asked, said[start : start + batch_size])
+        ]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        yield question.choices[best], sum(len(asked) + len(choice) for choice in said)
+
+
+@torch.no_grad()
+def mean_log_probabilities(model: nn.Module, prompt: list[int], endings: Sequence[list[int]]) -> list[float]:
+    """Of each ending after the prompt, a token. Padded on the left, so that all endings end in the same place."""
+    device = next(model.parameters()).device
+    was_training, longest = model.training, max(len(ending) for ending in endings)
+    width = len(prompt) + longest
+    ids_BT = torch.zeros(len(endings), width, dtype=torch.int64)
+    mask_BT = torch.zeros_like(ids_BT)
+    for row, ending in enumerate(endings):
+        whole = torch.tensor([*prompt, *ending])
+        ids_BT[row, width - len(whole) :] = whole
+        mask_BT[row, width - len(whole) :] = 1
+    model.eval()
+    try:
+        logits_BKV: Tensor = model(
+            input_ids=ids_BT.to(device),
+            attention_mask=mask_BT.to(device),
+            position_ids=(mask_BT.cumsum(1) - 1).clamp(min=0).to(device),
+            logits_to_keep=longest + 1,
+        ).logits
+    finally:
+        model.train(was_training)
+    log_BKV = torch.log_softmax(logits_BKV[:, :-1].float(), -1).cpu()
+    said_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None]).squeeze(-1)
+    return [float(said_BK[row, longest - len(ending) :].mean()) for row, ending in enumerate(endings)]
+
+
+def _rows(path: Path) -> Iterator[Question]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            choices = tuple(str(choice) for choice in row.get("choices", ()))
+            question = Question(row["prompt"], str(row["answer"]), choices)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not a question ({error!r})", "prompt, answer, choices"
+            ) from error
+        if choices and question.answer not in choices:
+            raise ConfigError(f"{path}, line {number}: the answer is none of the choices", "add it to the choices")
+        yield question

@@ -1,0 +1,166 @@
+"""Budgets in joules with and without the teacher's, other starts and teachers, data scripts, and what is refused."""
+
+import json
+
+import pytest
+import transformers
+
+from joulelab.cli.budget_option import budget_settings, parse_budget
+from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
+from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.runs.spec import check, load_spec, merge, parse_overrides
+
+ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
+
+
+def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, finished, tmp_path):
+    store = finished["kd"][1].folder.parent
+    without, paths = lab.run(store, "kd", **ENERGY)
+    assert without.results["budget.left_energy_j"].value == 3.0
+    assert any("teacher" in said and "not counted" in said for said in lab.listening.said)
+    spent_j = without.stage("student.train").energy.cpu_estimate.energy_j
+    assert 2 < spent_j < 20  # looked at once a second
+    assert without.results["student.train.steps"].value > 0  # where it stopped is recorded
+    counted, _ = lab.run(store, "kd", **merge(ENERGY, {"budget": {"counts_teacher": True}}))
+    teacher_j = sum(
+        ancestor.energy["cpu_estimate"].energy_j
+        for ancestor in counted.inherited
+        if any(stage.startswith("teacher.") and stage != "teacher.evaluate" for stage in ancestor.stages)
+    )
+    assert counted.results["budget.left_energy_j"].value == pytest.approx(3.0 - teacher_j, abs=0.5 * teacher_j)
+    fractions = [json.loads(line) for line in (paths.folder / "metrics.jsonl").read_text().splitlines()]
+    assert any("budget_fraction" in line for line in fractions)
+
+
+def test_a_teacher_that_costs_more_than_the_budget_leaves_nothing_and_that_is_said(lab, finished):
+    store = finished["kd"][1].folder.parent
+    small = merge(ENERGY, {"budget": {"energy_j": 0.001, "counts_teacher": True}})
+    with pytest.raises(ConfigError, match=r"nothing is left of 1\.00 mJ"):
+        lab.run(store, "kd", **small)
+
+
+def test_students_start_from_layers_or_with_adapters_or_with_a_live_teacher(lab, finished):
+    store = finished["kd"][1].folder.parent
+    layers, paths = lab.run(store, "sft", student={"size": None, "layers": [0]})
+    assert transformers.AutoConfig.from_pretrained(paths.artifacts / "final_model").num_hidden_layers == 1
+    assert layers.results["student.clm_loss"].value < finished["sft"][0].results["student.clm_loss"].value
+    adapted, paths = lab.run(
+        store, "kd",
+        student={"size": None, "model": str(lab.teacher), "lora": {"rank": 2, "targets": ["q_proj", "v_proj"]}},
+        distill={"teacher": "live", "divergence": "reverse", "alpha": 0.2},
+        budget={"tokens": 600},
+    )  # fmt: skip
+    assert adapted.stage("teacher.logits") is None
+    assert "forward.teacher" in adapted.stage("student.train").phases
+    merged = transformers.AutoModelForCausalLM.from_pretrained(paths.artifacts / "final_model")
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert str(lab.teacher) in {ancestor.name for ancestor in adapted.lineage if ancestor.made_by == "elsewhere"}
+    assert (paths.artifacts / "final_model" / "adapter" / "adapter_config.json").exists()
+    # it starts as its own teacher, so it stays near it
+    assert adapted.results["student.agreement"].value > 0.9
+
+
+def test_the_sft_student_can_go_on_plainly_and_answers_can_be_judged_by_a_rule(lab, finished):
+    store = finished["dpo"][1].folder.parent
+    further, _ = lab.run(store, "self", distill={"alpha": 1.0}, training={"evaluate_every_steps": 4})
+    assert further.stage("teacher.logits") is None
+    assert further.results["budget.start_tokens"].value > 0
+    judged, _ = lab.run(
+        store, "synthetic", generation={"min_score": 0.5}, preferences={"judge": "rule", "rule": "exact-answer"}
+    )
+    results = judged.results
+    assert judged.stage("teacher.judge").samples == 12
+    assert results["synthetic.low_score"].value > 0  # the answers that are not the data's own
+    assert results["synthetic.kept"].value > 0
+
+
+def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(lab, tmp_path, monkeypatch):
+    from openai_server import serving
+
+    from joulelab.infer.generation.server_generator import ServerGenerator
+
+    monkeypatch.setattr(ServerGenerator, "energy_gap", property(lambda self: "it runs on another node"))
+    with serving(lab.teacher) as (address, _):
+        record, _ = lab.run(
+            tmp_path, "synthetic",
+            teacher={"server": address}, quality={"against_teacher": False},
+            generation={"prompts": 6, "answer": {"n": 1, "do_sample": False, "temperature": 1.0}},
+            budget={"tokens": 300},
+        )  # fmt: skip
+    assert record.results["synthetic.kept"].value > 0
+    assert "synthetic.energy_j" not in record.results
+    assert "warning: teacher.generate: it runs on another node" in lab.listening.said
+    assert record.stage("teacher.evaluate") is None
+
+
+def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
+    import torch
+
+    from joulelab.distill.causal.config import CausalStudent
+    from joulelab.distill.causal.heads import head_of
+    from joulelab.distill.causal.models import make_student
+    from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
+
+    teacher, tokenizer = load_causal_lm(str(lab.teacher)), load_tokenizer(str(lab.teacher))
+    student = make_student(CausalStudent(size="nano", teacher_embeddings=True), teacher, tokenizer, seed=0)
+    own, said = head_of(student).detach(), head_of(teacher).detach()
+    alike = torch.corrcoef(torch.stack([torch.pdist(own), torch.pdist(said - said.mean(0))]))[0, 1]
+    assert alike > 0.9  # words that were far apart still are
+
+
+@pytest.mark.parametrize(
+    ("until", "made"),
+    [("data", "data"), ("logits", "logits"), ("generation", "answers"), ("preferences", "preferences")],
+)
+def test_a_step_by_itself_is_found_by_whoever_needs_it(lab, finished, until, made):
+    record, _ = lab.run(finished["sft"][1].folder.parent, "sft", until=until)
+    assert not [stage for stage in record.stages if stage.name.startswith(("student.", "teacher."))]
+    assert made in {ancestor.name for ancestor in record.inherited}
+
+
+def test_data_scripts_are_settings_of_an_experiment():
+    assert settings_of("logit_caching", "kd-tiny") == ["name=kd-tiny-logit_caching", "until=logits"]
+    with pytest.raises(NotFoundError, match="did you mean 'logit_caching'"):
+        settings_of("logit_cache", "kd-tiny")
+    for script in DATA_SCRIPTS:
+        changes = parse_overrides(settings_of(script, "kd-tiny"))
+        check(merge(load_spec("kd-tiny").model_dump(mode="json"), changes))
+
+
+def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
+    assert parse_budget("500kJ") == (500_000.0, None)
+    assert parse_budget("0.5 kWh") == (1_800_000.0, None)
+    assert parse_budget("20Mtokens") == (None, 20_000_000)
+    assert budget_settings("1MJ", "compare-tiny") == ["budget.energy_j=1000000.0", "budget.tokens=null"]
+    assert "training.max_energy_j=1000000.0" in budget_settings("1MJ", "demo-kd")
+    for wrong in ("500", "kJ", "500kJoule", "0J", "-3J"):
+        with pytest.raises(UsageError, match="not a budget"):
+            parse_budget(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (["student.size=11m"], "is none of nano"),
+        (["student.model=x/y"], "exactly one of model, layers, size"),
+        (["distill.divergence=jsd"], "needs the teacher's whole distribution"),
+        (["distill.codec=rs-50"], "rs-50"),
+        (["data.row_length=64"], "a document has to fit into a row"),
+        (["training.max_tokens=5"], "budget.tokens"),
+        (["budget.tokens=null"], "the budget is empty"),
+        (["budget.counts_teacher=true"], "no energy_j is set"),
+        (["generation.answer.do_sample=false"], "change nothing without do_sample"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_with_the_reason(changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        load_spec("kd-tiny", parse_overrides(changes))
+
+
+def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):
+    from tiny_llama import make_model, make_tokenizer
+
+    make_model(make_tokenizer(), seed=3).save_pretrained(tmp_path / "random")
+    make_tokenizer().save_pretrained(tmp_path / "random")
+    with pytest.raises(ConfigError, match="guessing by frequency alone"):
+        lab.run(tmp_path / "runs", "kd", teacher={"model": str(tmp_path / "random")})

@@ -1,0 +1,113 @@
+"""The five pipelines in tiny: their stages, their artefacts, who pays for what, and what they say about themselves."""
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+
+from joulelab.runs.artifacts import read_bill
+
+STAGES = {
+    "sft": ["data.preprocess", "student.train", "student.evaluate"],
+    "kd": ["teacher.evaluate", "teacher.logits", "student.train", "student.evaluate"],
+    "synthetic": ["teacher.generate", "data.synthetic", "student.train", "student.evaluate"],
+    "dpo": [
+        "teacher.judge",
+        "data.preferences",
+        "student.sft",
+        "student.reference",
+        "student.train",
+        "student.evaluate",
+    ],
+    "self": ["teacher.logits", "student.train", "student.evaluate"],
+}
+
+
+def stages(record):
+    return [stage.name for stage in record.stages if not stage.name.startswith(("run.", "idle."))]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_pipeline_does_its_own_stages_and_inherits_the_others(finished, name):
+    record, _ = finished[name]
+    own = [stage for stage in stages(record) if not stage.endswith("validate")]
+    assert own == STAGES[name]
+    counted = {stage.name: stage.tokens for stage in record.stages}
+    assert all(counted[stage] for stage in own if stage not in ("teacher.judge",)), counted
+
+
+def test_the_second_who_needs_a_teachers_work_finds_it_with_its_bill(finished):
+    inherited = {
+        name: {stage for ancestor in record.inherited for stage in ancestor.stages}
+        for name, (record, _) in finished.items()
+    }
+    assert inherited["sft"] == set()
+    assert inherited["kd"] == {"data.preprocess"}
+    assert "teacher.evaluate" in inherited["synthetic"]
+    assert {"teacher.generate", "teacher.evaluate", "data.preprocess"} <= inherited["dpo"]
+    assert {"student.sft", "student.sft-validate"} <= inherited["self"]
+    paid = {ancestor.name: ancestor for ancestor in finished["self"][0].inherited}["sft-student"]
+    trained = finished["dpo"][0].stage("student.sft").energy.cpu_estimate.energy_j
+    assert paid.energy["cpu_estimate"].energy_j >= trained > 0
+    assert read_bill(finished["dpo"][1].artifacts / "final_policy").ancestry
+
+
+def test_all_students_get_the_same_tokens_the_start_included(finished):
+    for name, (record, paths) in finished.items():
+        train = record.stage("student.train").tokens
+        start = record.results["budget.start_tokens"].value
+        assert (start > 0) == (name in ("dpo", "self"))
+        assert 2400 <= start + train < 2400 + 4 * 64 * 2
+        artefact = "final_policy" if name == "dpo" else "final_model"
+        noted = json.loads((paths.artifacts / artefact / "training.json").read_text())
+        assert noted["tokens"] == train
+
+
+def test_quality_is_told_beside_the_teachers(finished):
+    for name, (record, _) in finished.items():
+        results = record.results
+        assert results["student.clm_loss"].lower_is_better
+        assert results["student.clm_loss.perplexity"].value == pytest.approx(
+            math.exp(results["student.clm_loss"].value)
+        )
+        asked = name not in ("sft", "self")
+        assert ("student.agreement" in results) == asked
+        if asked:
+            over = results["student.clm_loss"].value / results["teacher.clm_loss"].value
+            assert results["student.clm_loss.over_teacher"].value == pytest.approx(over)
+            assert results["teacher.clm_loss"].value < results["data.unigram_loss"].value
+    assert finished["kd"][0].results["student.clm_loss"].value < finished["dpo"][0].results["student.clm_loss"].value
+
+
+def test_models_are_saved_for_any_tool_and_the_bare_state_loads_without_code(finished):
+    for name, folder in (("kd", "final_model"), ("dpo", "final_policy")):
+        place = finished[name][1].artifacts / folder
+        model = transformers.AutoModelForCausalLM.from_pretrained(place)
+        assert transformers.AutoTokenizer.from_pretrained(place).chat_template
+        assert (place / "model.pt").exists() == (name == "kd")
+        if name == "kd":
+            state = torch.load(place / "model.pt", weights_only=True)
+            assert torch.equal(state["model.norm.weight"], model.state_dict()["model.norm.weight"])
+
+
+def test_the_first_step_of_dpo_loses_ln_2_and_the_pairs_are_reported(finished):
+    record, paths = finished["dpo"]
+    lines = [json.loads(line) for line in (paths.folder / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line["stage"] == "student.train" and "loss" in line)
+    assert first["loss"] == pytest.approx(math.log(2), abs=0.1)  # a mean over the first two steps
+    results = record.results
+    parts = ("pairs", "ties", "identical", "unjudged", "too_long")
+    assert sum(results[f"preferences.{part}"].value for part in parts) == results["preferences.prompts"].value == 12
+    assert results["preferences.j_per_pair"].value > 0
+
+
+def test_kept_answers_carry_the_joules_of_all_of_them(finished):
+    results = finished["synthetic"][0].results
+    assert results["synthetic.j_per_kept_sample"].value * results["synthetic.kept"].value == pytest.approx(
+        results["synthetic.energy_j"].value
+    )
+    reasons = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
+    dropped = sum(results[f"synthetic.{reason}"].value for reason in reasons)
+    assert results["synthetic.kept"].value + dropped == results["synthetic.answers"].value == 24

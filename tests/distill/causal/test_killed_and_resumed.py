@@ -1,0 +1,104 @@
+"""Killed in every stage and gone on with: the same tokens, the same final loss, and all attempts on the bill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from joulelab.runs.context import Stage
+from joulelab.runs.execute import execute
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.store import load_record
+
+ORDER = ("data.preprocess", "teacher.generate", "teacher.judge", "student.sft", "student.reference", "student.train")
+
+
+@pytest.fixture
+def power(monkeypatch):
+    """`power.fails_in(stage)`: the next attempt ends at the second count of that stage."""
+    return Power(monkeypatch)
+
+
+class Power:
+    def __init__(self, monkeypatch):
+        self._patch, self._count = monkeypatch, Stage.count
+
+    def fails_in(self, name):
+        seen = []
+
+        def count(stage, **counts):
+            self._count(stage, **counts)
+            if stage.name == name:
+                seen.append(counts)
+                if len(seen) == 2:
+                    raise RuntimeError(f"power failure in {name}")
+
+        self._patch.setattr(Stage, "count", count)
+
+    def holds(self):
+        self._patch.setattr(Stage, "count", self._count)
+
+
+def test_dpo_is_cut_off_in_six_stages_and_ends_as_if_it_had_not_been(lab, finished, tmp_path, power):
+    paths = lab.paths(tmp_path, "dpo", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
+    for stage in ORDER:
+        power.fails_in(stage)
+        with pytest.raises(RuntimeError, match=f"power failure in {stage}"):
+            execute(paths, lab.listening)
+    power.holds()
+    record = execute(paths, lab.listening)
+    same_outcome(record, paths, *finished["dpo"], "final_policy")
+    assert [attempt.number for attempt in record.attempts] == list(range(1, 8))
+    spent = sum(attempt.energy.cpu_estimate.energy_j for attempt in record.attempts)
+    assert record.totals.cpu_estimate.energy_j == pytest.approx(spent)
+    # generation was begun in one attempt and finished in the next
+    generate = next(stage for stage in record.stages if stage.name == "teacher.generate")
+    assert {segment.attempt for segment in generate.segments} >= {2, 3}
+
+
+def test_kd_is_cut_off_while_the_teacher_speaks(lab, finished, tmp_path, power):
+    paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4})
+    power.fails_in("teacher.logits")
+    with pytest.raises(RuntimeError, match="power failure"):
+        execute(paths, lab.listening)
+    power.holds()
+    record = execute(paths, lab.listening)
+    same_outcome(record, paths, *finished["kd"], "final_model")
+    assert record.stage("teacher.logits").tokens == finished["kd"][0].stage("teacher.logits").tokens
+
+
+def same_outcome(record, paths, whole, whole_paths, artefact):
+    for name in ("student.clm_loss", "student.train.final_loss", "student.train.steps"):
+        assert record.results[name].value == pytest.approx(whole.results[name].value, rel=1e-5), name
+    assert record.stage("student.train").tokens == whole.stage("student.train").tokens
+    trained = [json.loads((place.artifacts / artefact / "training.json").read_text()) for place in (paths, whole_paths)]
+    assert trained[0]["tokens"] == trained[1]["tokens"]
+
+
+def test_kill_9_in_the_middle_of_training_loses_neither_joules_nor_steps(lab, finished, tmp_path):
+    paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
+    program = (
+        "import os, signal, sys\n"
+        "from joulelab.runs.context import Silent, Stage\n"
+        "from joulelab.runs.execute import execute\n"
+        "from joulelab.runs.paths import RunPaths\n"
+        "from pathlib import Path\n"
+        "count, seen = Stage.count, []\n"
+        "def killing(stage, **counts):\n"
+        "    count(stage, **counts)\n"
+        "    if stage.name == 'student.train':\n"
+        "        seen.append(1)\n"
+        "        if len(seen) == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Stage.count = killing\n"
+        "execute(RunPaths(Path(sys.argv[1])), Silent())\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(paths.folder)], check=False, env={**os.environ})
+    assert killed.returncode == -signal.SIGKILL
+    before = load_record(paths.folder)
+    assert before.totals.cpu_estimate.energy_j > 0
+    record = execute(RunPaths(paths.folder), lab.listening)
+    same_outcome(record, paths, *finished["kd"], "final_model")
+    assert record.totals.cpu_estimate.energy_j > before.totals.cpu_estimate.energy_j

@@ -1,0 +1,99 @@
+"""Tasks with exact answers, and lm-evaluation-harness itself over local task files, on a tiny model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))
+from tiny_llama import WORDS, make_tokenizer, write_teacher
+
+from joulelab.errors import ConfigError, NotFoundError
+from joulelab.evaluate.exact_answers import Question, mean_log_probabilities, read_questions, right_answers
+from joulelab.evaluate.language_harness import _require, harness_figures
+from joulelab.zoo.pretrained import load_causal_lm
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory):
+    """A model that counts on."""
+    folder = write_teacher(tmp_path_factory.mktemp("counter"))
+    return load_causal_lm(str(folder)), make_tokenizer()
+
+
+def asked(start):
+    words = " ".join(WORDS[(start + k) % 24] for k in range(4))
+    return [{"role": "user", "content": f"w1 w2 {words}"}]
+
+
+def test_choices_are_scored_by_the_mean_so_that_length_wins_nothing(counter):
+    model, tokenizer = counter
+    prompt = tokenizer("w1 w2 w3").input_ids
+    endings = [tokenizer(text).input_ids for text in ("w4", "w4 w5 w6", "w9 w2")]
+    found = mean_log_probabilities(model, prompt, endings)
+    for ending, mean in zip(endings, found, strict=True):
+        logits = model(input_ids=torch.tensor([prompt + ending])).logits[0].detach().log_softmax(-1)
+        each = [float(logits[len(prompt) - 1 + k, word]) for k, word in enumerate(ending)]
+        assert mean == pytest.approx(sum(each) / len(each), abs=1e-4)
+
+
+def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_question(counter):
+    model, tokenizer = counter
+    true = [WORDS[(start + 4) % 24] for start in range(12)]
+    choices = [(WORDS[(start + 9) % 24], word) for start, word in enumerate(true)]
+    chosen = [Question(asked(start), word, choices[start]) for start, word in enumerate(true)]
+    wrong = [Question(asked(start), choices[start][0], choices[start]) for start in range(12)]
+    ticks = []
+    right = right_answers(
+        model, tokenizer, [*chosen, *wrong], batch_size=4, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
+    )
+    assert sum(right[:12]) >= 10 and sum(right[12:]) <= 2
+    assert ticks[-1][0] == 24
+    told = [Question(asked(0), " ".join(WORDS[4:12])), Question(asked(0), "w4 w4")]
+    assert right_answers(model, tokenizer, told, batch_size=2, max_new_tokens=12)[1] is False
+
+
+def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4", "choices": ["4", "5"]}) + "\n\n")
+    assert read_questions(str(file), 5, chat=False) == [Question("2 + 2 =", "4", ("4", "5"))]
+    file.write_text('{"prompt": "2 + 2 =", "answer": "6", "choices": ["4", "5"]}\n')
+    with pytest.raises(ConfigError, match="line 1: the answer is none of the choices"):
+        read_questions(str(file), 5, chat=False)
+    file.write_text('{"prompt": "2 + 2 ="}\n')
+    with pytest.raises(ConfigError, match="line 1: not a question"):
+        read_questions(str(file), 5, chat=False)
+
+
+def test_the_harness_itself_asks_local_tasks(counter, tmp_path):
+    pytest.importorskip("lm_eval")
+    model, tokenizer = counter
+    rows = [
+        {"question": "w3 w4 w5", "label": 0},
+        {"question": "w7 w8 w9", "label": 0},
+        {"question": "w2 w3 w4", "label": 1},
+    ]
+    (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "counting.yaml").write_text(
+        f"""
+task: counting
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "items.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: ["w6", "w10"]
+doc_to_target: label
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    ask = {"folder": tmp_path, "batch_size": 2, "device": torch.device("cpu")}
+    (figure,) = harness_figures(model, tokenizer, ["counting"], limit=2, **ask)
+    assert (figure.task, figure.metric, figure.items, figure.lower_is_better) == ("counting", "acc", 2, False)
+    endings = [tokenizer(word).input_ids for word in ("w6", "w10")]
+    scores = [mean_log_probabilities(model, tokenizer(row["question"]).input_ids, endings) for row in rows[:2]]
+    assert figure.value == pytest.approx(sum(first > second for first, second in scores) / 2)
+    with pytest.raises(NotFoundError, match="did you mean 'counting'"):
+        _require(["countin"], ["counting", "gsm8k"])
