@@ -6,6 +6,7 @@ load reports, random heads drawn from the global generator) are dealt with once.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,13 +140,17 @@ def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
     `from_pretrained(gguf_file=...)` wants accelerate installed and gives a model marked as quantised, which
     transformers then refuses to save. Filling a plain model with the same tensors avoids both.
     """
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
     with drawn_from(0):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     file = Path(place.folder_or_id) / (place.gguf_file or "")
-    tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    bar, reader.tqdm = reader.tqdm, lambda items, **settings: items  # it draws one whatever transformers is told
+    try:
+        tensors = reader.load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+    finally:
+        reader.tqdm = bar
     loaded = model.load_state_dict(tensors, strict=False)
     model.tie_weights()
     # A tied output layer is the embedding itself and does not stand in the file.
