@@ -75,7 +75,14 @@ def _evidence(difference: QualityDifference, measure: Measure) -> str:
     elif difference.needed:
         parts.append(f"would need about {difference.needed} seeds")
     seeds = f"; {_seeds(difference, measure)}" if difference.by_seed else ""
-    return ", ".join(parts) + seeds + ("" if difference.seeds_agree else " disagree in sign")
+    return ", ".join(parts) + seeds + _discord(difference)
+
+
+def _discord(difference: QualityDifference) -> str:
+    """Signs that differ say that nothing is known yet; no difference at all says a lot."""
+    if difference.seeds_agree:
+        return ""
+    return " disagree in sign" if any(difference.by_seed) else ", the same in every one"
 
 
 def _seeds(difference: QualityDifference, measure: Measure) -> str:
