@@ -13,6 +13,7 @@ from joulelab.cli.main import app
 from joulelab.meter.foreign import codecarbon
 from joulelab.report.bill_exports import codecarbon_csv
 from joulelab.report.energy_bill import find_bill
+from joulelab.report.joules import run_joules
 from joulelab.runs.artifacts import write_bill
 from joulelab.runs.bills import Bill
 
@@ -64,21 +65,33 @@ def test_an_artefact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:
 
 
 def test_a_model_card_has_grams_and_what_they_rest_on(store: Path) -> None:
-    card = yaml.safe_load(ask(store, "made-KD", "--grid", "100", "--format", "model-card").strip("-\n"))[
-        "co2_eq_emissions"
-    ]
-    middle_g = 926 / 3.6e6 * 100  # the ends lie 5 % of scale and 0.2 % of noise around it
-    assert card["emissions"] == pytest.approx(middle_g, rel=0.01)
+    text = ask(store, "made-KD", "--grid", "100", "--format", "model-card")
+    card = yaml.safe_load(text.strip("-\n"))["co2_eq_emissions"]
+    middle_g = 926 / 3.6e6 * 100 * 1.2  # the ends lie 5 % of scale and 0.2 % of noise around it; the run has a PUE
+    assert card["emissions"] == pytest.approx(middle_g, rel=0.01) and "with the building" in card["source"]
     assert "energy counter" in card["source"] and "sample:minilm" in card["source"]
     assert card["training_type"] == "fine-tuning"
 
 
 def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
-    text = ask(store, "made-KD", "--grid", "100", "--format", "codecarbon")
+    text = ask(store, "made-KD", "--grid", "100", "--pue", "1", "--format", "codecarbon")
     (run,) = codecarbon.read(text.splitlines(), None).runs
     assert run.total_j == pytest.approx(926) and run.gpu_j == pytest.approx(926) and run.cpu_j is None
     assert run.emissions_kg == pytest.approx(926 / 3.6e6 * 0.1, rel=0.01)
     assert codecarbon_csv(find_bill(store, "made-KD"), None, None, None).splitlines()[1].split(",")[5] == ""
+    with_building = ask(store, "made-KD", "--grid", "100", "--pue", "1.5", "--format", "codecarbon")
+    (run,) = codecarbon.read(with_building.splitlines(), None).runs
+    assert run.total_j == pytest.approx(1.5 * 926)  # CodeCarbon's own energies have the PUE inside
+    assert run.emissions_kg == pytest.approx(1.5 * 926 / 3.6e6 * 0.1, rel=0.01)
+
+
+def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store: Path) -> None:
+    bill = find_bill(store, "made-KD")
+    assert bill.record
+    joules = run_joules(bill.record)
+    assert bill.own_figure.half_width_j == joules.own.half_width_j
+    assert bill.own_component("gpu").half_width_j == joules.own.half_width_j
+    assert bill.whole.half_width_j == pytest.approx(joules.with_teacher.half_width_j)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +101,8 @@ def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
         (["made-KD", "--format", "model-card", "--grid", "none"], "wants grams"),
         (["made-KD", "--grid", "atlantis"], "no grid 'atlantis'"),
         (["nobody"], "unknown run 'nobody'"),
+        (["made-KD", "--pue", "inf"], "--pue inf"),
+        (["made-KD", "--grid", "none", "--pue", "1.2"], "they need a grid"),
     ],
 )
 def test_what_cannot_be_billed_is_answered(store: Path, words: list[str], answer: str) -> None:

@@ -43,6 +43,7 @@ def test_every_figure_of_a_comparison_has_a_file_name_of_its_own(made, tmp_path:
 
 
 def test_latex_and_csv_keep_special_characters_inside_their_cells() -> None:
-    grid = make_grid("t", "a_b|x>", [["50 % & {more}", "1 ± 2"], ['say "no", please', "3 → 4"]])
+    grid = make_grid("t", "a_b|x>", [["50 % & {more}", "1 ± 2"], ["<0.1", ">"], ['say "no", please', "3 → 4"]])
     assert r"50 \% \& \{more\} & 1 $\pm$ 2 \\" in to_latex(grid) and r"a\_b & x \\" in to_latex(grid)
-    assert to_csv(grid).splitlines()[2] == '"say ""no"", please",3 → 4'
+    assert r"$<$0.1 & $>$ \\" in to_latex(grid)
+    assert to_csv(grid).splitlines()[3] == '"say ""no"", please",3 → 4'

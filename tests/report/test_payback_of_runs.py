@@ -40,6 +40,19 @@ def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_le
     assert "teacher.evaluate and student.evaluate" in one.reason
 
 
+def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_student(made, tmp_path: Path) -> None:
+    """Training and validations are one artefact with one line in the bill."""
+    plain = saving(made)
+    validated = []
+    for record in plain:
+        teacher = {"stages": ("teacher.train", "teacher.validate")}
+        lineage = tuple(one.model_copy(update=teacher) if one.name == "teacher" else one for one in record.lineage)
+        validated.append(record.model_copy(update={"lineage": lineage}))
+    before, after = told(made, plain, tmp_path / "plain"), told(made, validated, tmp_path / "validated")
+    spent = [answers["sample"].found.spent.value for answers in (before, after)]
+    assert spent[0] == pytest.approx(spent[1])
+
+
 def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
     records = saving(made)
     _, _, teacher, _ = made.teacher_lineage(True)

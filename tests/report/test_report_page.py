@@ -60,7 +60,7 @@ def test_a_single_run_has_a_page_of_its_own(made, tmp_path: Path) -> None:
 def test_a_run_killed_before_its_first_reading_still_has_a_page(made, tmp_path: Path) -> None:
     record = made.make_record("response KD", 0, (), status="truncated")
     text = without_library(write_report(made.write_run(tmp_path, record)))
-    assert "response KD: truncated, missing for its own stages" in text
+    assert "response KD: truncated, energy missing" in text
 
 
 def test_a_folder_that_is_neither_run_nor_group_is_refused(tmp_path: Path) -> None:

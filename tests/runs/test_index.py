@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from joulelab.cli.console import print_grid
+from joulelab.cli.runs import list_runs
 from joulelab.meter.trace import read_lines
 from joulelab.report.grid import make_grid
 from joulelab.report.tables import runs_grid
@@ -116,6 +117,19 @@ def test_a_record_that_cannot_be_read_is_told_and_does_not_hide_the_others(folde
     unreadable = []
     assert [name for (name,) in listed(store, told(unreadable), ["run_id"])] == [folder.name]
     assert "not valid JSON" in unreadable[0]
+
+
+def test_only_the_groups_of_the_listed_runs_are_listed_and_a_broken_one_is_told(folder, store, capsys):
+    for name, run_id in (("of-it", folder.name), ("of-another", "gone")):
+        member = {"label": "x", "seed": 0, "experiment": "demo-kd", "spec": {}, "run_id": run_id}
+        told = {"group_id": name, "name": name, "about": "", "created_at": "", "members": [member], "varying": {}}
+        (store / "groups" / name).mkdir(parents=True)
+        (store / "groups" / name / "group.json").write_text(json.dumps(told))
+    (store / "groups" / "broken").mkdir()
+    (store / "groups" / "broken" / "group.json").write_text("{")
+    list_runs(store, last=1)
+    printed = capsys.readouterr()
+    assert "of-it" in printed.out and "of-another" not in printed.out and "unreadable" in printed.err
 
 
 def test_a_store_that_cannot_be_written_is_read_all_the_same(store, monkeypatch):

@@ -77,6 +77,20 @@ def test_an_ambiguous_name_asks_for_more(store):
         find_folder(store, "demo-kd")
 
 
+def test_a_whole_name_comes_before_names_that_begin_with_it(store):
+    named = create_run(store, load_spec("demo-kd", {"name": "demo"})).folder
+    create_run(store, load_spec("demo-kd"))
+    assert find_folder(store, "demo") == named
+    with pytest.raises(NotFoundError, match=f"did you mean '{named.name}'"):
+        find_folder(store, "dmo")
+
+
+def test_a_folder_that_is_no_run_is_said_to_be_none(store, tmp_path):
+    create_run(store, load_spec("demo-kd"))
+    with pytest.raises(NotFoundError, match=r"a folder without run\.json"):
+        find_folder(store, str(tmp_path))
+
+
 def test_an_unknown_run_is_answered_with_the_nearest(store):
     name = create_run(store, load_spec("demo-kd")).run_id
     with pytest.raises(NotFoundError, match=f"did you mean '{name}'"):

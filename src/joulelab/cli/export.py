@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from joulelab.cli.options import RunsDir
+from joulelab.errors import UsageError
 
 
 def export(
@@ -38,6 +39,12 @@ def export(
 
     require_installed([to])
     for folder in run_folders_of(store_root(runs_dir), names):
+        record = load_record(folder)
+        if record.status == "running":
+            raise UsageError(
+                f"{folder.name} still runs",
+                f"wait for its end; to feed {to} meanwhile: joulelab run ... trackers=[{to}]",
+            )
         with redirect_stdout(sys.stderr):  # trackers greet
-            steps = export_run(RunPaths(folder), load_record(folder), to)
-        print(f"{folder.name}: {steps} steps and its summary are in {to}")
+            steps = export_run(RunPaths(folder), record, to)
+        print(f"{folder.name}: {steps} {'step' if steps == 1 else 'steps'} and its summary are in {to}")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from joulelab.errors import UsageError
 
+_OPTION = "--idle-from"
+_WAYS = f"{_OPTION} FROM..TO (seconds of the log), another log, or watts as 61W"
+
 if TYPE_CHECKING:
     from joulelab.meter.foreign.busy_idle import IdleGiven
     from joulelab.meter.foreign.gather import TimeRule
@@ -53,13 +56,16 @@ def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, s
     """What --idle-from says, and how it should be told; an empty text leaves the telling to the reader of the log."""
     from joulelab.meter.foreign.busy_idle import IdleGiven, parse_idle
 
+    said = IdleGiven(option=_OPTION, ways=_WAYS)
     if text is None:
-        return IdleGiven(), ""
+        return said, ""
     if ".." in text and not Path(text).exists():
-        return IdleGiven(window_s=parse_idle(text, log)), ""
+        return replace(said, window_s=parse_idle(text, log, _OPTION)), ""
     number = text.strip().removesuffix("W").removesuffix("w").strip()
     if _is_number(number):
-        return IdleGiven(power_w=float(number)), "given with --idle-from"
+        return replace(said, power_w=float(number)), f"given with {_OPTION}"
+    if not Path(text).exists():
+        raise UsageError(f"{_OPTION} '{text}' is no stretch, no power and no file", f"write {_WAYS}")
     from joulelab.meter.foreign.energy import device_energy
     from joulelab.meter.foreign.recognise import read_power_log
 
@@ -67,7 +73,7 @@ def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, s
     means = [mean for device in idle.devices if (mean := device_energy(device).mean_w) is not None]
     if len(means) != 1:
         raise UsageError(f"{text} tells the power of {len(means)} devices, and one idle power is wanted", "write watts")
-    return IdleGiven(power_w=means[0]), f"mean of {text}"
+    return replace(said, power_w=means[0]), f"mean of {text}"
 
 
 def _is_number(text: str) -> bool:

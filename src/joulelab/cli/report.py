@@ -14,7 +14,9 @@ def report(
     names: SeveralRuns,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="File or folder (default: into the run's or group's folder; for several, here)."),
+        typer.Option(
+            "--out", help="FILE.html or a folder (default: into the run's or group's folder; for several, here)."
+        ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     baseline: Baseline = None,
@@ -50,7 +52,8 @@ def report(
     selection = select(store, names, baseline)
     page = selection_page(selection, store, quality)
     place = selection.place / REPORT if selection.place else Path("comparison.html")
-    target = out / place.name if out is not None and out.is_dir() else out or place
+    is_folder = out is not None and (out.is_dir() or not (out.suffix or out.is_file()))
+    target = out / place.name if out and is_folder else out or place
     print(write_page(page, target))
     formats = [name for name, asked in (("svg", svg), ("png", png), ("pdf", pdf)) if asked]
     if formats or latex:

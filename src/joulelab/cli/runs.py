@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from joulelab.cli.options import AsJson, RunsDir
-from joulelab.errors import UsageError
+from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.index import Told
@@ -23,7 +23,10 @@ def runs(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
     last: Annotated[
-        int | None, typer.Option("--last", min=1, metavar="N", help="Only the newest N runs.", show_default=False)
+        int | None,
+        typer.Option(
+            "--last", min=1, metavar="N", help="Only the newest N runs, and their groups.", show_default=False
+        ),
     ] = None,
     compact: Annotated[
         bool, typer.Option("--compact", help="Turn the traces of runs that have ended into Parquet, and list nothing.")
@@ -62,7 +65,16 @@ def list_runs(store: Path, last: int | None) -> None:
         return
     shown = [listed_run(text) for text in (texts[-last:] if last else texts)]
     print_grid(runs_grid(cast("list[RunRecord]", shown)))  # they have all of a record that the table shows
-    if groups := [load_group(folder) for folder in group_folders(store)]:
+    groups = []
+    for folder in group_folders(store):
+        try:
+            groups.append(load_group(folder))
+        except JoulelabError as error:  # one that cannot be read does not hide the others
+            print(f"unreadable: {error.message}", file=sys.stderr)
+    if last:
+        ids = {run.run_id for run in shown}
+        groups = [group for group in groups if any(member.run_id in ids for member in group.members)]
+    if groups:
         print_result(groups_table(groups))
 
 

@@ -137,7 +137,9 @@ def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
     if (folder / BILL).is_file():
         return artefact_bill(_read(folder), store, students)
     run_name, _, artefact = name.rpartition("/")
-    if run_name and not (folder / "run.json").exists():
+    if folder.is_dir() and run_name and not (folder / "run.json").exists():
+        raise NotFoundError(f"{name} is a folder without {BILL} or run.json", "name an artefact's folder, or a run's")
+    if run_name and not folder.exists():
         found = find_folder(store, run_name) / "artifacts" / artefact
         if not (found / BILL).is_file():
             known = ", ".join(sorted(path.parent.name for path in found.parent.glob(f"*/{BILL}"))) or "none"

@@ -115,5 +115,15 @@ def reproduce_command(record: RunRecord, folder: Path) -> str:
     except (JoulelabError, ImportError):
         return shlex.join(["joulelab", "run", str(RunPaths(folder).config)])
     changed = varying([shipped, record.spec])
-    settings = [f"{key}={json.dumps(after, ensure_ascii=False)}" for key, (_, after) in changed.items()]
+    # a setting that is younger than the record had no other value then than the default it has now
+    settings = [
+        f"{key}={json.dumps(after, ensure_ascii=False)}"
+        for key, (_, after) in changed.items()
+        if _has(record.spec, key)
+    ]
     return shlex.join(["joulelab", "run", record.name, *settings])
+
+
+def _has(settings: Mapping[str, Any], key: str) -> bool:
+    first, _, rest = key.partition(".")
+    return first in settings and (not rest or (isinstance(settings[first], Mapping) and _has(settings[first], rest)))

@@ -55,9 +55,9 @@ def write_files(page: Page, folder: Path, formats: Sequence[str], latex: bool = 
 
 
 def figure_names(page: Page) -> dict[str, Figure]:
-    """By the name of its file; a single run's power needs no id in it."""
+    """By the name of its file, which LaTeX and shells take as one word; a single run's power needs no id in it."""
     powers = [run.power for run in page.runs if run.power]
-    names = {figure.name or f"figure-{place}": figure for place, figure in enumerate(page.figures)}
+    names = {"-".join((figure.name or f"figure {place}").split()): figure for place, figure in enumerate(page.figures)}
     return names | ({"power": powers[0]} if len(powers) == 1 else {power.name: power for power in powers})
 
 

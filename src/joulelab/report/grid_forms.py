@@ -16,6 +16,8 @@ _LATEX = {
     "→": r"$\to$",
     "µ": r"$\mu$",
     "✓": r"\checkmark{}",
+    "<": "$<$",  # in text it is another letter, unless a font encoding was chosen
+    ">": "$>$",
 }
 
 
@@ -34,7 +36,7 @@ def _line(cells: tuple[str, ...] | list[str]) -> str:
 
 
 def latex_text(text: str) -> str:
-    return re.sub(r"[\\~^±→µ✓&%$#_{}]", lambda found: _LATEX.get(found[0], f"\\{found[0]}"), _one_line(text))
+    return re.sub(r"[\\~^±→µ✓<>&%$#_{}]", lambda found: _LATEX.get(found[0], f"\\{found[0]}"), _one_line(text))
 
 
 def _one_line(text: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from joulelab.meter.foreign.busy_idle import Level
 from joulelab.meter.foreign.summary import DeviceFigures
 from joulelab.report.grid import Grid, make_grid
+from joulelab.report.log_tables import millijoules
 from joulelab.report.wording import NOTHING
 
 
@@ -19,8 +20,8 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
             f"{one.idle.power_w:.2f}",
             f"{one.net_w:.2f}",
             f"{1000 * one.latency_s:g}",
-            f"{1000 * one.net_j:.2f}",
-            f"{1000 * one.gross_j:.2f}",
+            millijoules(one.net_j),
+            millijoules(one.gross_j),
         )
         for device, one in found
     ]

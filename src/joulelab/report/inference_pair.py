@@ -23,8 +23,6 @@ from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import count_text, energy_text, three_digits
 
-SUNK = "teacher.train"
-
 
 @dataclass(frozen=True)
 class Pair:
@@ -73,10 +71,10 @@ def _key(row: InferenceRow) -> tuple[Any, ...]:
 def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | None, str]:
     """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
     if made_by is not None:
-        parts = [part for part in parts_of(made_by) if part.stage != SUNK and (not part.inherited or part.shared)]
+        parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
     else:
-        parts = [part for part in parts_of(student) if part.inherited and SUNK not in part.stage]
-    figures = [part.figure for part in parts]
+        parts = [part for part in parts_of(student) if part.inherited]
+    figures = [part.figure for part in parts if not part.makes_the_teacher]
     known = [figure for figure in figures if figure.energy_j is not None]
     if not known:
         source = "that run" if made_by is not None else "the student's lineage"

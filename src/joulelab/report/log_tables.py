@@ -89,13 +89,19 @@ def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
     return texts
 
 
+def millijoules(energy_j: float) -> str:
+    """As papers print them; what has too many digits for that comes with an exponent."""
+    energy_mj = 1000 * energy_j
+    return f"{energy_mj:.2f}" if abs(energy_mj) < 1e9 else f"{energy_mj:.4g}"
+
+
 def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
-    latency_ms, net_mj, gross_mj = 1000 * found.latency_s, 1000 * found.net_j, 1000 * found.gross_j
+    latency_ms, net, gross = 1000 * found.latency_s, millijoules(found.net_j), millijoules(found.gross_j)
     texts = [
         f"busy {_level_text(found.busy)}",
         f"idle {_level_text(found.idle)}",
         f"{found.busy.power_w:.2f} W busy - {found.idle.power_w:.2f} W idle = {found.net_w:.2f} W above idle; "
-        f"x {latency_ms:g} ms = {net_mj:.2f} mJ per inference above idle ({gross_mj:.2f} mJ gross)",
+        f"x {latency_ms:g} ms = {net} mJ per inference above idle ({gross} mJ gross)",
     ]
     if rounding_w:
         texts.append(f"power is given in steps of {rounding_w:g} W")

@@ -183,7 +183,8 @@ def run_page(record: RunRecord, folder: Path) -> Page:
 
 def run_headline(record: RunRecord) -> str:
     found, quality = run_joules(record), quality_of(record)
-    parts = [f"{record.label}: {record.status}", f"{joules_and_method(found.own)} for its own stages"]
+    own = f"{joules_and_method(found.own)} for its own stages" if found.own.energy_j is not None else "energy missing"
+    parts = [f"{record.label}: {record.status}", own]
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")
     if found.inherited is not None and found.inherited.energy_j is not None:

@@ -27,6 +27,9 @@ _NO_SENSOR = {
     "all": "nothing was measured in these runs",
 }
 
+_AND = " + "
+_TEACHERS_MAKING = frozenset({"teacher.train", "teacher.validate"})
+
 
 @dataclass(frozen=True)
 class Part:
@@ -38,6 +41,11 @@ class Part:
     figure: EnergyFigure
     """Under the run's own policy."""
     by_scope: Mapping[str, float | None]
+
+    @property
+    def makes_the_teacher(self) -> bool:
+        """Its training and the validations in between, which one artefact's bill has under one name."""
+        return not _TEACHERS_MAKING.isdisjoint(self.stage.split(_AND))
 
 
 def parts_of(record: RunRecord) -> tuple[Part, ...]:
@@ -57,7 +65,7 @@ def _ancestor_part(ancestor: Ancestor, policy: str) -> Part:
         **{name: ancestor.energy.get(name, absent) for name in EnergyByComponent.model_fields}
     )
     figure = ancestor_figure(ancestor, policy)
-    name = " + ".join(ancestor.stages) or ancestor.name
+    name = _AND.join(ancestor.stages) or ancestor.name
     return Part(name, True, made_by_teacher(ancestor), figure, _scopes(components, figure))
 
 

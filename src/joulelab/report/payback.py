@@ -139,9 +139,8 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
     """What the student took while its teacher existed already: its own stages, and the teacher's work for it."""
-    own = [part for part in parts_of(run.record) if not part.inherited and part.stage != "teacher.train"]
-    lent = [part for part in teacher_parts(run) if part.inherited and part.stage != "teacher.train"]
-    return own + lent
+    own_or_lent = [part for part in parts_of(run.record) if not part.inherited or part.shared]
+    return [part for part in own_or_lent if not part.makes_the_teacher]
 
 
 def _per_item(found: Sequence[Served]) -> Estimate:
@@ -175,7 +174,7 @@ def count_interval(found: Payback, each: str) -> str:
     if math.isinf(found.low):
         return NOTHING
     if found.low == 0 and math.isinf(found.high):
-        return "any number"
+        return "not bounded"
     high = "no upper end" if math.isinf(found.high) else _count(found.high, each)
     return f"{_count(found.low, each)} to {high}"
 

@@ -49,7 +49,8 @@ def header_grid(record: RunRecord) -> Grid:
 
 
 def _attempts_text(record: RunRecord) -> str:
-    cut = len({attempt.number for attempt in record.attempts if not attempt.closed})
+    going_on = max((attempt.number for attempt in record.attempts), default=0) if record.status == "running" else 0
+    cut = len({attempt.number for attempt in record.attempts if not attempt.closed} - {going_on})
     hosts = ", ".join(dict.fromkeys(attempt.host for attempt in record.attempts))
     number = len({attempt.number for attempt in record.attempts})
     return f"{number}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"

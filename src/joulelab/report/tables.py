@@ -71,7 +71,8 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
     grids = [quality] if quality else []
     if has_student_quality(comparison):
         grids.append(student_quality_grid(comparison))
-    grids += [energy_grid(comparison), stage_grid(comparison)]
+    if comparison.rows:  # without any finished run there is only the list of those that are not
+        grids += [energy_grid(comparison), stage_grid(comparison)]
     grids += [grid for grid in (language_grid(comparison), payback_grid(comparison)) if grid]
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))

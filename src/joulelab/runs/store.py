@@ -55,16 +55,23 @@ def age(name: str) -> str:
 
 
 def find_folder(store: Path, name: str) -> Path:
-    """A run or group by path, full id, unique beginning or end of it, or `last`."""
+    """A run or group by path, full id, name, unique beginning or end of the id, or `last`.
+
+    A name means what was run under just that name, though others may begin with it: `fitnets` is not `fitnets-quick`.
+    """
     path = Path(name)
     if (path / "run.json").exists() or (path / "group.json").exists():
         return path
+    if "/" in name and path.is_dir():
+        raise NotFoundError(
+            f"{name} is a folder without run.json or group.json", "name the folder of one run, of those in a store"
+        )
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
         return max(folders, key=lambda folder: age(folder.name))
-    matches = [folder for folder in folders if folder.name == name] or [
-        folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)
-    ]
+    matches = [folder for folder in folders if name in (folder.name, _name(folder))]
+    if len(matches) != 1:
+        matches = [folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -72,7 +79,16 @@ def find_folder(store: Path, name: str) -> Path:
         raise UsageError(f"'{name}' fits {len(matches)} runs, among them {names}", "give more of the id")
     if not folders:
         raise NotFoundError(f"no runs under {store.absolute()}", "--runs-dir or JOULELAB_RUNS names another store")
-    raise lookup.unknown("run", name, [folder.name for folder in folders], "`joulelab runs` lists them")
+    known = {folder.name: folder.name for folder in folders} | {_name(folder): folder.name for folder in folders}
+    guess = lookup.nearest(name, known)
+    newest = sorted((folder.name for folder in folders), key=age)[-3:]
+    others = f"did you mean '{known[guess]}'?" if guess else f"the newest here: {', '.join(newest)}"
+    raise NotFoundError(f"unknown run '{name}'; {others}", "`joulelab runs` lists them")
+
+
+def _name(folder: Path) -> str:
+    """What was run: the folder's name without the time in it."""
+    return folder.name.removesuffix(age(folder.name)).rstrip("-")
 
 
 def load_record(folder: Path) -> RunRecord:

@@ -68,13 +68,16 @@ class IdleGiven:
     window_s: tuple[float, float] | None = None
     """Seconds since the first reading of the log."""
     power_w: float | None = None
+    option: str = "--idle"
+    """The verb's option for it; what is answered names that one."""
+    ways: str = "--idle FROM..TO (seconds of the log) or --idle-watts W"
 
     @property
     def known(self) -> bool:
         return self.window_s is not None or self.power_w is not None
 
 
-def parse_idle(text: str, log: PowerLog) -> tuple[float, float]:
+def parse_idle(text: str, log: PowerLog, option: str = "--idle") -> tuple[float, float]:
     """`FROM..TO`, as seconds since the first reading or as stamps with an offset."""
     parts = text.split("..")
     if len(parts) == 2:
@@ -82,7 +85,7 @@ def parse_idle(text: str, log: PowerLog) -> tuple[float, float]:
         if ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
             return ends[0], ends[1]
     raise UsageError(
-        f"--idle '{text}' is not a stretch of the log",
+        f"{option} '{text}' is not a stretch of the log",
         "FROM..TO in seconds since its first reading, as 0..30, or two times, as 2026-01-31T12:00:00+01:00..",
     )
 
@@ -157,7 +160,7 @@ def idle_level(times: Array, watts: Array, first_s: float, given: IdleGiven) -> 
     inside = watts[(times >= first_s + begin) & (times <= first_s + end)]
     if not len(inside):
         length = float(times[-1]) - first_s if len(times) else 0.0
-        raise UnusableLog(f"no reading lies in --idle {begin:g}..{end:g} s", f"the log is {length:g} s long")
+        raise UnusableLog(f"no reading lies in {given.option} {begin:g}..{end:g} s", f"the log is {length:g} s long")
     return Level(float(inside.mean()), _spread(inside), len(inside), f"readings from {begin:g} to {end:g} s")
 
 
@@ -169,11 +172,11 @@ def inference(times: Array, watts: Array, first_s: float, given: IdleGiven, late
     if idle is None:
         raise UnusableLog(
             "the power has no two clear levels, so idle cannot be told from busy",
-            "say which is idle: --idle FROM..TO (seconds of the log) or --idle-watts W",
+            f"say which is idle: {given.ways}",
         )
     begin, end = given.window_s or (0.0, -1.0)
     rest = watts[(times < first_s + begin) | (times > first_s + end)]
     if not len(rest):
-        raise UnusableLog("no reading lies outside --idle", "a log of the work is needed as well")
+        raise UnusableLog(f"no reading lies outside {given.option}", "a log of the work is needed as well")
     source = "all readings outside the idle stretch" if given.window_s else "all readings"
     return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s)
