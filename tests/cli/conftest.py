@@ -1,4 +1,5 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # for commands.py, shared by the tests of this folder
+for neighbour in ("cli", "distill"):  # for commands.py and perceptron.py, and for tiny_reviews.py next door
+    sys.path.insert(0, str(Path(__file__).parent.parent / neighbour))

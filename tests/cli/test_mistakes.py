@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import joulelab
+from commands import joulelab, joulelab_here
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from commands import joulelab
     ],
 )
 def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
-    done = joulelab("run", *words, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
+    done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -34,14 +34,14 @@ def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message)
 
 def test_required_joules_that_nobody_can_measure_end_with_3_before_anything_starts(tmp_path):
     words = ["demo-kd", "energy.gpus=none", f"energy.rapl_root={tmp_path}", "--require", "measured"]
-    done = joulelab("run", *words, "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 3
     assert "no sensor can measure here" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_grade_that_does_not_exist_is_refused(tmp_path):
-    done = joulelab("run", "demo-kd", "--require-grade", "Z", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", "demo-kd", "--require-grade", "Z", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
     assert "energy.require_grade: expected 'none', 'A', 'B' or 'C'" in done.stderr
 
@@ -53,13 +53,13 @@ def test_an_unknown_option_is_refused(tmp_path):
 
 
 def test_a_run_that_does_not_exist_is_answered_with_where_it_was_sought(tmp_path):
-    done = joulelab("show", "x", "--runs-dir", tmp_path)
+    done = joulelab_here("show", "x", "--runs-dir", tmp_path)
     assert done.returncode == 2
     assert f"no runs under {tmp_path}" in done.stderr
 
 
 def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
-    done = joulelab("run", "demo-labels", "seed=9", "--dry-run", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", "demo-labels", "seed=9", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0
     assert "seed: 9" in done.stdout
     assert "kd_alpha: 1.0" in done.stdout
@@ -75,7 +75,7 @@ def test_start_up_touches_no_heavy_package():
 
 @pytest.mark.parametrize("verb", [[], ["run"], ["demo"], ["runs"], ["show"], ["report"], ["samples"], ["explain"]])
 def test_every_verb_has_help(verb):
-    done = joulelab(*verb, "--help")
+    done = joulelab_here(*verb, "--help")
     assert done.returncode == 0
     assert "Usage: " in done.stdout
 
@@ -84,15 +84,15 @@ def test_listings_have_json(tmp_path):
     import json
 
     for words in (["runs", "--runs-dir", tmp_path], ["experiments"], ["samples", "list"], ["explain", "training"]):
-        done = joulelab(*words, "--json")
+        done = joulelab_here(*words, "--json")
         assert done.returncode == 0
         assert isinstance(json.loads(done.stdout), list)
 
 
 def test_explain_describes_a_setting_and_answers_a_misspelt_one():
-    done = joulelab("explain", "distill.kd_T")
+    done = joulelab_here("explain", "distill.kd_T")
     assert "Temperature of the teacher's responses." in done.stdout
-    wrong = joulelab("explain", "distill.kdT")
+    wrong = joulelab_here("explain", "distill.kdT")
     assert wrong.returncode == 2
     assert "did you mean 'distill.kd_T'" in wrong.stderr
 
@@ -100,11 +100,11 @@ def test_explain_describes_a_setting_and_answers_a_misspelt_one():
 @pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])
 def test_a_store_that_cannot_be_made_is_a_mistake_and_not_a_traceback(tmp_path, verb):
     (tmp_path / "file").write_text("")
-    done = joulelab(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
+    done = joulelab_here(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
     assert done.returncode == 2
     assert f"no run can be kept under {tmp_path / 'file'}" in done.stderr
     assert "Traceback" not in done.stderr
-    listing = joulelab("runs", "--runs-dir", tmp_path / "file")
+    listing = joulelab_here("runs", "--runs-dir", tmp_path / "file")
     assert listing.returncode == 2
 
 
@@ -113,19 +113,19 @@ def test_one_unreadable_run_does_not_hide_the_others(tmp_path):
     assert done.returncode == 0, done.stderr
     (tmp_path / "broken-1").mkdir()
     (tmp_path / "broken-1" / "run.json").write_text("{")
-    listing = joulelab("runs", "--runs-dir", tmp_path)
+    listing = joulelab_here("runs", "--runs-dir", tmp_path)
     assert listing.returncode == 0
     assert "good-" in listing.stdout
     assert "unreadable: " in listing.stderr
-    assert joulelab("show", "last", "--runs-dir", tmp_path).returncode == 0
+    assert joulelab_here("show", "last", "--runs-dir", tmp_path).returncode == 0
 
 
 def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
     joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path / "runs", "--", "true")
     (tmp_path / "out").mkdir()
-    assert joulelab("report", "last", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
+    assert joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
-    wrong = joulelab("report", "last", "--runs-dir", tmp_path / "runs", "--out", "/proc/nothing/page.html")
+    wrong = joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", "/proc/nothing/page.html")
     assert wrong.returncode == 2
     assert "cannot be written" in wrong.stderr
 
@@ -138,22 +138,22 @@ def test_a_gpu_that_was_named_and_is_not_there_ends_with_3(tmp_path):
 
 
 def test_a_dry_run_looks_for_the_files_too(tmp_path):
-    done = joulelab("run", "demo-kd", "data.source=./none.csv", "--dry-run", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", "demo-kd", "data.source=./none.csv", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
 
 
 def test_a_subset_of_a_file_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "mine.csv").write_text("text,label\na,0\nb,1\n")
-    done = joulelab("run", "demo-kd", f"data.source={tmp_path / 'mine.csv'}", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", "demo-kd", f"data.source={tmp_path / 'mine.csv'}", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
     assert "set data.subset=all" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
 def test_quick_is_the_short_form_of_an_experiment_or_says_who_has_one(tmp_path):
-    done = joulelab("run", "fitnets", "--quick", "--dry-run", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("run", "fitnets", "--quick", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0 and "train_size: 1200" in done.stdout
-    refused = joulelab("run", "demo-kd", "--quick", "--runs-dir", tmp_path / "runs")
+    refused = joulelab_here("run", "demo-kd", "--quick", "--runs-dir", tmp_path / "runs")
     assert refused.returncode == 2
     assert (
         "demo-kd has no short form" in refused.stderr and "these have one: distilbert-tiny, fitnets" in refused.stderr

@@ -6,54 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-import pytest
-from commands import joulelab, shown
+from commands import joulelab, joulelab_here, shown
 
-# a model of torch alone: the sweep is what is tested, and transformers takes seconds to import in every member
-PERCEPTRON = """
-import torch
-from torch import nn
-from joulelab.data.batch_source import ShuffledRows, TensorBatch
-from joulelab.data.splits import parse_split
-from joulelab.zoo.entry import Size, ZooEntry
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.workload import Workload
-
-
-def prepare(request):
-    torch.manual_seed(request.seed)
-
-    def make(rows, draw):
-        x = torch.from_numpy(rows % 7).float()[:, None].expand(-1, 8).clone()
-        return TensorBatch({"x": x}, len(rows), count=len(rows))
-
-    def loss(model, batch):
-        return ObjectiveOutput(((model(batch["x"]) - batch["x"].sum(1, keepdim=True)) ** 2).sum(), batch.count)
-
-    batches = ShuffledRows(parse_split(request.split).rows(1000), request.rows_per_batch, request.seed, make)
-    return Workload(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)), PlainObjective(loss), batches)
-
-
-MODEL = ZooEntry(
-    "perceptron", "f", "t", "row", "a", {"tiny": Size(81, {}, {}, 4)}, prepare, needs=("torch",)
-)
-"""
-
-
-@pytest.fixture
-def model(tmp_path):
-    (tmp_path / "perceptron.py").write_text(PERCEPTRON)
-    return tmp_path / "perceptron.py"
+MODEL = Path(__file__).parent / "perceptron.py"
 
 
 def sweep(tmp_path, *words):
     return joulelab("sweep", *words, "--runs-dir", tmp_path / "runs", timeout=300)
 
 
-def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_path, model):
+def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_path):
     words = ["--batch_size", "4,8", "--repeats", "2", "--max_steps", "20", "--estimate-cpu"]
-    done = sweep(tmp_path, "train", model, *words)
+    done = sweep(tmp_path, "train", MODEL, *words)
     assert done.returncode == 0, done.stderr
     assert done.stderr.index("[2/4] batch_size=8, seed 0") < done.stderr.index("[3/4] batch_size=4, seed 1")
     assert "rows/s" in done.stdout
@@ -72,8 +38,8 @@ def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_pa
     assert "[1/4]" not in again.stderr, "what is done is not run again"
 
 
-def test_a_member_that_fails_is_told_and_the_others_go_on(tmp_path, model):
-    done = sweep(tmp_path, "train", model, "--learning_rate", "1e30,1e-3", "--max_steps", "5")
+def test_a_member_that_fails_is_told_and_the_others_go_on(tmp_path):
+    done = sweep(tmp_path, "train", MODEL, "--learning_rate", "1e30,1e-3", "--max_steps", "5")
     assert done.returncode == 1
     assert "error: 1 of 2 runs of the sweep failed" in done.stderr
     assert "Traceback" not in done.stderr
@@ -88,8 +54,8 @@ def test_a_member_that_fails_is_told_and_the_others_go_on(tmp_path, model):
     assert "[2/2]" not in again.stderr
 
 
-def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path, model):
-    words = ["train", model, "--repeats", "1", "--max_time_minutes", "0.05", "--runs-dir", tmp_path / "runs"]
+def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path):
+    words = ["train", MODEL, "--repeats", "1", "--max_time_minutes", "0.05", "--runs-dir", tmp_path / "runs"]
     run = subprocess.Popen(
         [sys.executable, "-m", "joulelab", "sweep", *map(str, words)], stderr=subprocess.PIPE, text=True
     )
@@ -108,15 +74,19 @@ def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path, mode
     assert len(json.loads((member / "run.json").read_text())["attempts"]) == 2
 
 
-def test_lists_and_brackets_are_not_swept(tmp_path, model):
-    words = ["--train_stats", "simple,no-op", "training.betas=[0.9, 0.95]", "--precision", "fp32,bf16", "--dry-run"]
-    done = sweep(tmp_path, "train", model, *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["precision=fp32, seed 0", "precision=bf16, seed 0"]
-    assert not (tmp_path / "runs").exists()
+def test_lists_and_brackets_are_not_swept(tmp_path):
+    words = ["--train_stats", "simple,no-op", "training.betas=[0.9, 0.95]", "--precision", "fp32,bf16"]
+    assert planned(tmp_path, "train", MODEL, *words) == ["precision=fp32, seed 0", "precision=bf16, seed 0"]
 
 
 def test_an_experiment_is_swept_by_its_settings(tmp_path):
-    done = sweep(tmp_path, "run", "demo-kd", "distill.kd_T=1,2", "seed=5", "--repeats", "2", "--dry-run")
+    told = planned(tmp_path, "run", "demo-kd", "distill.kd_T=1,2", "seed=5", "--repeats", "2")
+    assert told == ["kd_T=1, seed 5", "kd_T=2, seed 5", "kd_T=1, seed 6", "kd_T=2, seed 6"]
+
+
+def planned(tmp_path, *words):
+    """The members that a dry run tells, and no more than that."""
+    done = joulelab_here("sweep", *words, "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["kd_T=1, seed 5", "kd_T=2, seed 5", "kd_T=1, seed 6", "kd_T=2, seed 6"]
+    assert not (tmp_path / "runs").exists()
+    return done.stdout.splitlines()

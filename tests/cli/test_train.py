@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from commands import joulelab, shown
+from commands import joulelab, joulelab_here, shown
 
 COURSE = ["--batch_size", "4", "--learning_rate", "1e-3", "--dataset_split", "train[:100]"]
 # the tracker `energy` takes a minute where joules are estimated; it has tests of its own
@@ -81,7 +81,7 @@ def test_a_page_is_written(record, store):
 def test_json_goes_to_stdout_and_evaluation_on_the_way_is_a_stage_of_its_own(tmp_path):
     words = ["--model", "gpt2", "--size", "tiny", "--batch-size", "2", "--max-steps", "6", "--runs-dir", tmp_path]
     stats = ["--train_stats", "simple,energy"]
-    done = joulelab("train", *words, *stats, "training.evaluate_every_steps=2", "evaluate_batches=1", "--json")
+    done = joulelab_here("train", *words, *stats, "training.evaluate_every_steps=2", "evaluate_batches=1", "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     stages = {stage["name"]: stage for stage in record["stages"]}
@@ -92,7 +92,7 @@ def test_json_goes_to_stdout_and_evaluation_on_the_way_is_a_stage_of_its_own(tmp
 
 
 def test_a_dry_run_prints_the_settings_and_trains_nothing(tmp_path):
-    done = joulelab("train", "gpt2", *COURSE, "--trainer", "simple", "--dry-run", "--runs-dir", tmp_path / "runs")
+    done = joulelab_here("train", "gpt2", *COURSE, "--trainer", "simple", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     for line in (
         "model: gpt2",
@@ -107,7 +107,7 @@ def test_a_dry_run_prints_the_settings_and_trains_nothing(tmp_path):
 
 def test_minutes_become_seconds_and_take_the_epoch_s_place(tmp_path):
     words = ["gpt2", "--max_time_minutes", "0.5", "--dry-run", "--runs-dir", tmp_path]
-    done = joulelab("train", *words)
+    done = joulelab_here("train", *words)
     assert "max_time_s: 30.0" in done.stdout
     assert "epochs: null" in done.stdout
 
@@ -130,7 +130,7 @@ def test_the_zoo_is_listed_without_a_framework_and_as_json():
 
 
 def test_one_model_is_told_with_its_cost_on_paper():
-    done = joulelab("zoo", "gpt2", "--size", "tiny", "--json")
+    done = joulelab_here("zoo", "gpt2", "--size", "tiny", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["on_paper"]["parameters"] == 136_960

@@ -1,7 +1,7 @@
 """A mistake in `train`, `zoo` or `sweep` gets a sentence and exit code 2, and leaves nothing behind."""
 
 import pytest
-from commands import joulelab
+from commands import joulelab_here
 
 MISTAKES = [
     (["train"], "no model was named"),
@@ -46,7 +46,7 @@ def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message)
         "MODEL = ZooEntry('needy', 'f', 't', 'i', 'a', SIZES, 'x:y', needs=('no_such_package',))\n"
     )
     store = [] if words[0] == "zoo" else ["--runs-dir", tmp_path / "runs"]
-    done = joulelab(*words, *store, cwd=tmp_path)
+    done = joulelab_here(*words, *store, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -56,6 +56,6 @@ def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message)
 
 @pytest.mark.parametrize("verb", ["train", "zoo", "sweep"])
 def test_the_help_teaches_by_examples(verb):
-    done = joulelab(verb, "--help")
+    done = joulelab_here(verb, "--help")
     assert done.returncode == 0
     assert "Examples:" in done.stdout

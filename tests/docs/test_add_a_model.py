@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from commands import joulelab_here
 from documents import document
 
 from joulelab.zoo.paper_cost import paper_cost
@@ -35,17 +36,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, command: str) -> None:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "JOULELAB_RUNS": str(folder / "runs")}
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    """In this process, which imports the framework once and not for every command."""
+    program, *words = shlex.split(command)
+    assert program == "joulelab"
+    with mock.patch.dict(os.environ, {"JOULELAB_RUNS": str(folder / "runs")}):
+        done = joulelab_here(*words, cwd=folder)
     assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 

@@ -1,4 +1,4 @@
-"""What each rank runs in the tests of DDP and FSDP: `torchrun rank_program.py ddp|fsdp FOLDER`."""
+"""What each rank runs in the tests of DDP and FSDP: `torchrun rank_program.py FOLDER`, which gets one folder a kind."""
 
 import json
 import sys
@@ -51,9 +51,11 @@ def losses_of(kind, ranks, folder, stop_at=None):
 
 
 def main():
-    kind, folder = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     with rank_group.joined() as ranks:
-        check(kind, folder, ranks)
+        for kind in ("ddp", "fsdp"):
+            (folder / kind).mkdir(exist_ok=True)
+            check(kind, folder / kind, ranks)
 
 
 def check(kind, folder, ranks):

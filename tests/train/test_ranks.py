@@ -28,13 +28,20 @@ def test_one_times_32_and_four_times_8_give_the_same_step():
         torch.testing.assert_close(value, split[name], rtol=1e-5, atol=1e-7)
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
-def two_ranks(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """One launch for both kinds: the launcher and each rank import torch anew."""
+    folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(PROGRAM), request.param, str(folder)]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(PROGRAM), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=None)
     assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(params=["ddp", "fsdp"])
+def two_ranks(request, launched):
+    folder = launched / request.param
     return folder, json.loads((folder / "found.json").read_text())
 
 
