@@ -53,6 +53,15 @@ def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_st
     assert spent[0] == pytest.approx(spent[1])
 
 
+def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(made, tmp_path: Path) -> None:
+    records = saving(made)
+    earlier = made.ancestor("final_model", 30.0, ("student.sft", "student.sft-validate"), True)
+    for place in (4, 5, 6):
+        records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, earlier)})
+    one = told(made, records, tmp_path)["student"]
+    assert one.found and one.found.saved.value == pytest.approx(60.0 - 30.0)
+
+
 def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
     records = saving(made)
     _, _, teacher, _ = made.teacher_lineage(True)

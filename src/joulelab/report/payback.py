@@ -59,11 +59,13 @@ def paybacks(comparison: Comparison) -> tuple[RowPayback, ...]:
 
 def taught_rows(comparison: Comparison) -> list[Row]:
     """Methods that trained a student with a teacher's help; a run that only uses a model has its ancestors too."""
-    return [row for row in comparison.methods if row.teacher_share and student_parts(row.runs[0])]
+    trained = [row for row in comparison.methods if any(not part.inherited for part in student_parts(row.runs[0]))]
+    return [row for row in trained if row.teacher_share]
 
 
 def student_parts(run: ComparedRun) -> list[Part]:
-    return [part for part in parts_of(run.record) if not part.inherited and part.stage.startswith(_STUDENT)]
+    """Also what another run paid for: a student that goes on from an earlier one took that one's training too."""
+    return [part for part in parts_of(run.record) if not part.shared and part.stage.startswith(_STUDENT)]
 
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
