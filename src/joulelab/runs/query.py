@@ -6,6 +6,7 @@ only, and the settings that say so are locked before the question is asked.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,9 +79,11 @@ def ask(store: Path, sql: str, told: Told) -> Answer:
 def _duckdb() -> Any:
     try:
         import duckdb
+
+        importlib.import_module("pytz")  # which DuckDB wants for times with a zone, and does not bring along
     except ImportError:
         raise DependencyMissing(
-            "`joulelab query` asks DuckDB, and it is not installed", "pip install 'joulelab[query]'"
+            "`joulelab query` asks DuckDB (with pytz), which is not installed", "pip install 'joulelab[query]'"
         ) from None
     return duckdb
 

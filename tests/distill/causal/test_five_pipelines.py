@@ -100,7 +100,9 @@ def test_the_first_step_of_dpo_loses_ln_2_and_the_pairs_are_reported(finished):
     results = record.results
     parts = ("pairs", "ties", "identical", "unjudged", "too_long")
     assert sum(results[f"preferences.{part}"].value for part in parts) == results["preferences.prompts"].value == 12
-    assert results["preferences.j_per_pair"].value > 0
+    joules = [stage.best.energy_j for stage in record.stages if stage.name in ("teacher.judge", "data.preferences")]
+    # a stage of milliseconds may end before the sensor has seen it; then nothing is made up
+    assert ("preferences.j_per_pair" in results) == (None not in joules)
 
 
 def test_kept_answers_carry_the_joules_of_all_of_them(finished):
