@@ -1,5 +1,8 @@
 """A comparison by validation loss: less is better, and the seeds are the sample."""
 
+import json
+import re
+
 import pytest
 
 from joulelab.report.compare import compare
@@ -63,3 +66,10 @@ def test_figure_and_json_know_that_it_is_a_loss(comparison):
     figure = quality_against_energy(found)
     assert "Validation loss" in figure.description and "3.110 nats" in figure.description
     assert _difference(found.row("response KD").difference)["interval"]["value"] == pytest.approx(-0.2)
+
+
+def test_the_axis_of_a_loss_is_named_once(comparison):
+    """Layers that name an axis differently are joined, name after name, until the chart is a foot high."""
+    figure = quality_against_energy(comparison(BETTER))
+    names = set(re.findall(r'"title": "([^"]*nats[^"]*)"', json.dumps(figure.spec)))
+    assert names == {"Validation loss (nats per token), less is better"}

@@ -82,9 +82,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) ->
     y_title = f"{measure.axis}, less is better" if measure.lower_is_better else measure.axis
     base = runs.encode(y=alt.Y("quality:Q", title=y_title, scale=y_scale), color=colour, tooltip=tooltip)
     inherited = base.mark_rule(opacity=0.35, strokeWidth=1).encode(x=x, x2="own:Q")
-    interval = base.mark_rule(opacity=0.55, strokeWidth=2).encode(
-        x=x, y=alt.Y("low:Q", title=measure.axis), y2="high:Q"
-    )
+    interval = base.mark_rule(opacity=0.55, strokeWidth=2).encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q")
     own = base.mark_point(filled=False, size=70, strokeWidth=1.5).encode(
         x=alt.X("own:Q", title=x.to_dict()["title"]), shape=shape
     )
