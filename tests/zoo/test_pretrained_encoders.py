@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,11 @@ def test_the_quiet_ends_even_when_loading_fails(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         pretrained.load_causal_lm(str(tmp_path))
     assert transformers.utils.logging.is_progress_bar_enabled()
+
+
+def test_every_rank_saves_into_its_own_folder_whatever_transformers_thinks_of_ranks(tmp_path, monkeypatch):
+    model = transformers.BertModel(transformers.BertConfig(**TINY))
+    monkeypatch.setattr(type(model), "should_save_on_this_rank", lambda self, first: False, raising=False)
+    save_hf(model, SimpleNamespace(save_pretrained=lambda folder: None), tmp_path / "rank-1")
+    assert (tmp_path / "rank-1" / "model.safetensors").is_file()
+    assert not model.should_save_on_this_rank(True)

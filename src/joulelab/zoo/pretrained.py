@@ -86,9 +86,19 @@ def weights_identity(name: str) -> str:
 def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
     """In Hugging Face format, so that any tool can load it from the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet(import_transformers()):
+    with quiet(import_transformers()), _saving_on_every_rank(model):
         model.save_pretrained(folder)  # type: ignore[operator]
         tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def _saving_on_every_rank(model: Any) -> Iterator[None]:
+    """Newer versions of transformers save on the first rank alone; ours have a folder of their own each."""
+    model.__dict__["should_save_on_this_rank"] = lambda *ignored, **also_ignored: True
+    try:
+        yield
+    finally:
+        del model.__dict__["should_save_on_this_rank"]
 
 
 def import_transformers() -> Any:
