@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from distilbert_step import keep_pace, wait, warm_up
+from pacing import keep_pace, wait, warm_up
 from torch import nn
 
 from joulelab.data.chat.attention import use_packed_attention

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from pacing import keep_pace, wait, warm_up
 from torch import nn
 
 from joulelab.data.token_store import write_store
@@ -162,32 +163,6 @@ def measure(way: Way, folder: Path, tiny: bool, seconds: float, device: torch.de
     tokens = trainer.position.tokens - before.tokens
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
     return Measured(way, 1e9 * tokens / (window[1] - window[0]), tokens, window, peak, loss)
-
-
-def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> None:
-    """Until compiling and the allocator have settled: 2 s after the third step."""
-    for _ in range(3):
-        trainer.step()
-    wait(device)
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        trainer.step()
-        wait(device)
-    trainer._tally.take(trainer.ranks)
-
-
-def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
-    """As far ahead as a loop that logs now and then runs, and the clock still means something."""
-    if device.type == "cuda":
-        marks.append(torch.cuda.Event())
-        marks[-1].record()
-        if len(marks) > 4:
-            marks.pop(0).synchronize()
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def equality(way: Way, folder: Path, tiny: bool, device: torch.device) -> dict[str, float]:

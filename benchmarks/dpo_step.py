@@ -34,6 +34,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from pacing import keep_pace, wait, warm_up
 from torch import nn
 
 from joulelab.data.batch_source import TensorBatch
@@ -268,35 +269,6 @@ def measure(way: Way, shape: Shape, folder: Path, seconds: float, device: torch.
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
     pairs = trainer.position.samples - before.samples
     return Measured(way, pairs, window, loss, peak, shape.distinct if reference_ns else 0, reference_ns)
-
-
-def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> float:
-    """Until compiling and the allocator have settled: 2 s after the third step. The loss of the first step."""
-    trainer.step()
-    first, _ = trainer._tally.take(trainer.ranks)
-    for _ in range(2):
-        trainer.step()
-    wait(device)
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        trainer.step()
-        wait(device)
-    trainer._tally.take(trainer.ranks)
-    return first
-
-
-def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
-    """As far ahead as a loop that logs now and then runs, and the clock still means something."""
-    if device.type == "cuda":
-        marks.append(torch.cuda.Event())
-        marks[-1].record()
-        if len(marks) > 4:
-            marks.pop(0).synchronize()
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:

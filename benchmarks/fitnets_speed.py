@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pacing import wait
 from torch import nn
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification, DistilBertConfig
@@ -123,26 +124,21 @@ def make_student(tokens: int, small: bool) -> nn.Module:
     return DistilBert(DistilBertConfig(vocab_size=VOCABULARY, max_position_embeddings=max(512, tokens), **shape))
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def timed(what: str, batch_size: int, step: Callable[[], None], seconds: float, device: torch.device) -> Measured:
     """Warm until compiling and the allocator have settled, then as many steps as fit."""
     for _ in range(5):
         step()
-    synchronise(device)
+    wait(device)
     settle = time.monotonic() + min(2.0, seconds)
     while time.monotonic() < settle:
         step()
-        synchronise(device)
+        wait(device)
     steps, begin_ns = 0, time.monotonic_ns()
     while time.monotonic_ns() - begin_ns < seconds * 1e9:
         for _ in range(4):  # a few steps ahead of the GPU, as a loop that does not look at every loss
             step()
         steps += 4
-        synchronise(device)
+        wait(device)
     return Measured(what, batch_size, steps * batch_size, (begin_ns, time.monotonic_ns()))
 
 
