@@ -232,7 +232,7 @@ def ratios(found: list[Measured]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunk", type=int, default=4096, help="positions whose logits exist at a time")
-    parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
     parser.add_argument("--ways", default=",".join(WAYS), help="by commas")

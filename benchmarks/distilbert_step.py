@@ -45,6 +45,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
+from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
 from joulelab.train.precision import autocast, matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
@@ -133,12 +134,11 @@ def make_trainer(way: Way, folder: Path, tiny: bool, device: torch.device) -> Si
     objective: Any
     if way.chunk:
         frozen = FrozenTeacher(teacher, torch.bfloat16 if way.precision == "bf16" else None)
-        if way.compiled != "off":
-            frozen.model.compile(mode=None if way.compiled == "default" else way.compiled)
+        compile_in_place(frozen.model, way.compiled)
         objective = LmObjective(student, frozen, scales, way.chunk, way.compiled)
     else:
-        if way.compiled != "off" and not way.is_one_graph:
-            teacher.compile(mode=None if way.compiled == "default" else way.compiled)
+        if not way.is_one_graph:
+            compile_in_place(teacher, way.compiled)
         objective = MaterialisedObjective(teacher.eval().requires_grad_(False), scales, way.is_one_graph)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=way.batch_size, accumulate=way.accumulate, precision=way.precision,
@@ -245,7 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=256, help="rows of 128 tokens")
     parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
-    parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
     parser.add_argument("--precision", default="bf16", help="of all ways but the old one")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
     parser.add_argument("--ways", default="old,materialised,one-graph,chunked", help="by commas")

@@ -50,6 +50,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
+from joulelab.train.compiling import BLOCKS, OFF, compile_in_place
 from joulelab.train.config import TrainingConfig
 from joulelab.train.precision import autocast, matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
@@ -220,7 +221,11 @@ def make_trainer(
     if way.name == "live":
         objective = PlainObjective(copy.deepcopy(model))
     else:
-        called = model if way.compiled == "off" else torch.compile(model)
+        called: Any = model
+        if way.compiled == BLOCKS:
+            compile_in_place(model, BLOCKS)
+        elif way.compiled != OFF:
+            called = torch.compile(model)
         arguments = {"batch_size": shape.pairs, "how": how, "precision": way.precision, "rows": rows, "called": called}
         warm = FirstPairs(pairs, 3 * shape.pairs)
         write_reference(folder / "warm.jsonl", "start", model, warm, **arguments)  # type: ignore[arg-type]
@@ -344,7 +349,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--completion", type=int, default=256, help="tokens of each answer")
     parser.add_argument("--chunk", type=int, default=4096, help="answer tokens whose logits are projected at a time")
-    parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
     parser.add_argument("--precision", default="bf16", help="fp32, tf32, bf16 or fp16")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
     parser.add_argument("--ways", default="live,cached,ours", help="by commas")

@@ -2,8 +2,8 @@
 
 Batch 1, weights in bf16, three ways to run the same model: eager; `torch.compile(mode="reduce-overhead")`; and
 `fastest`, which folds the norms' scales into the matrices, computes of the last block only the token that the head
-reads, tries attention and matrix kernels on three layers, and runs the quickest from one CUDA graph. The ways take
-turns; latency and joules come from the same windows; idle before and after. Then pre-RMSNorm against pre-LN at several
+reads, tries attention kernels (and, with --tune, matrix kernels) on three layers, and runs the quickest, compiled, from
+one CUDA graph. The ways take turns; latency and joules come from the same windows; idle before and after. Then pre-RMSNorm against pre-LN at several
 batch sizes, in turns, as a ratio with its interval.
 
     python benchmarks/inference_rows.py --part goal --out rows.jsonl    # DeiT-B and BERT-B-128, two minutes on an H200
@@ -175,7 +175,9 @@ def measure_ways(
 def fastest_recipe(lab: Lab, family: str, model: Encoder, inputs: tuple[Any, ...], tune: bool) -> Recipe:
     """Tried on the goal's models; the others of a family take what was best there."""
     if tune or family not in lab.recipes:
-        chosen, _ = choose(model, inputs, lab.options.dtype, DEVICE, lambda tried: lab.say(f"    3 layers: {tried}"))
+        chosen, _ = choose(
+            model, inputs, lab.options.dtype, DEVICE, lambda tried: lab.say(f"    3 layers: {tried}"), lab.options.tune
+        )
         lab.recipes[family] = chosen
     return lab.recipes[family]
 
@@ -331,6 +333,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--idle-s", type=float, default=6.0, help="of each idle baseline")
     parser.add_argument("--tune-all", action="store_true", help="try recipes for every row, not for the goal's alone")
+    parser.add_argument("--tune", action="store_true", help="try matrix kernels too: minutes more for each model")
     parser.add_argument("--norm-batches", default="1,2,4,8,16,32,64")
     parser.add_argument("--norm-compiled", default="1,64", help="batch sizes to compare compiled as well; empty: none")
     parser.add_argument("--norm-rounds", type=int, default=4)

@@ -198,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="by commas; default: all rows")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the undisturbed window")
-    parser.add_argument("--compile", default="off", help="off, default, reduce-overhead or max-autotune")
+    parser.add_argument("--compile", default="off", help="off, default, blocks, reduce-overhead or max-autotune")
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
     options = parser.parse_args()

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from ragged_language import language_trainer
+from torch import nn
 
+from joulelab.errors import ConfigError
 from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import CheckpointFolder
+from joulelab.train.compiling import compile_in_place
 from joulelab.train.precision import make_scaler, matrix_products
 from joulelab.train.surroundings import Surroundings
 
@@ -92,10 +95,42 @@ def test_no_clipping_where_none_is_asked():
     assert gap(weights(clip_norm=None, learning_rate=1.0), weights(clip_norm=0.01, learning_rate=1.0)) > 0.01
 
 
-def test_a_compiled_step_gives_the_same_weights():
+@pytest.mark.parametrize("how", ["default", "blocks"])
+def test_a_compiled_step_gives_the_same_weights(how):
     """In a process of its own: what other tests have imported is then no part of it."""
-    program = "from test_precision import gap, weights; assert gap(weights(), weights(compile='default')) < 1e-5"
+    program = f"from test_precision import gap, weights; assert gap(weights(), weights(compile='{how}')) < 1e-5"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x).relu()
+
+
+def test_of_equal_blocks_one_is_compiled_for_all():
+    """By a compiler that counts what it is asked to compile."""
+    asked = []
+
+    def counting(graph, inputs):
+        asked.append(graph)
+        return graph.forward
+
+    blocks = nn.ModuleList(Block() for _ in range(5))
+    compile_in_place(nn.Sequential(nn.Linear(4, 4), blocks), "blocks")
+    for block in blocks:
+        assert block._compiled_call_impl is not None
+        block.compile(backend=counting)
+        block(torch.ones(2, 4))
+    assert len(asked) == 1
+
+
+def test_a_model_without_blocks_is_told_so():
+    with pytest.raises(ConfigError, match="no list of equal layers"):
+        compile_in_place(nn.Linear(2, 2), "blocks")

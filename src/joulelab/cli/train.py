@@ -63,7 +63,7 @@ def train(
     trainer: Annotated[str | None, _flag("NAME", "simple; under torchrun ddp or fsdp.", "--trainer")] = None,
     precision: Annotated[str | None, _flag("NAME", "fp32, tf32, bf16 or fp16 (default: fp32).", "--precision")] = None,
     compile: Annotated[
-        str | None, _flag("MODE", "off, default, reduce-overhead or max-autotune (default: off).", "--compile")
+        str | None, _flag("MODE", "off, default, blocks, reduce-overhead or max-autotune (default: off).", "--compile")
     ] = None,
     optimizer: Annotated[str | None, _flag("NAME", "adamw, adafactor or sgd (default: adamw).", "--optimizer")] = None,
     accumulate: Annotated[

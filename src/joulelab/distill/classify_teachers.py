@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from joulelab.distill.classify_view import Look, View
+from joulelab.train.compiling import compile_in_place
 
 
 class Teacher(Protocol):
@@ -34,6 +35,5 @@ def made_ready(model: nn.Module, device: torch.device, precision: str, compiled:
     model.eval().requires_grad_(False).to(device)
     if precision == "bf16":
         model.to(torch.bfloat16)
-    if compiled != "off":
-        model.compile(mode=None if compiled == "default" else compiled)
+    compile_in_place(model, compiled)
     return model

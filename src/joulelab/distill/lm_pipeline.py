@@ -23,6 +23,7 @@ from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
+from joulelab.train.compiling import compile_in_place
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
@@ -62,6 +63,7 @@ class _Lab:
         self.device = torch.device("cpu" if kind == "auto" else kind)
         self.corpus_folder = Path()
         self.looked = 0
+        self.last_looks: dict[str, LmQuality] = {}
 
     @property
     def uses_teacher(self) -> bool:
@@ -173,8 +175,7 @@ class _Lab:
         config = self.spec.training
         dtype = HALF.get(config.precision) if self.spec.teacher.half_weights else None
         frozen = FrozenTeacher(self._prepared(model), dtype)
-        if config.compile != "off":
-            frozen.model.compile(mode=None if config.compile == "default" else config.compile)
+        compile_in_place(frozen.model, config.compile)
         return frozen
 
     # both
@@ -204,20 +205,22 @@ class _Lab:
                 objective=LmObjective(model, teacher, scales, self.spec.chunk, config.compile),
                 config=config,
                 seed=seed,
-                evaluate=lambda: self.examiner.examine(model).loss,
+                evaluate=lambda: self._look_on_the_way(who, model),
                 evaluate_stage=f"{who}.evaluate",
                 ranks=self.ranks,
             ),
         )
 
     def quality(self, who: str, name: str, bill: Bill, data: Artifact) -> LmQuality:
-        """Of a model as it was saved, on held-out tokens; a teacher that others share is asked once."""
+        """Of a trained or named model, on held-out tokens; a teacher that others share is asked once."""
         spec = self.spec
         kind = spec.teacher.teacher_type if who == "teacher" else spec.student.student_type
 
         def make(place: Path) -> None:
-            model = self._prepared(load_lm(name, kind))
-            self._look(who, model, f"{who}.{self._what}").save(place)
+            found = self.last_looks.get(who)  # the loop's last look is at the weights that were saved
+            if found is None:
+                found = self._look(who, self._prepared(load_lm(name, kind)), f"{who}.{self._what}")
+            found.save(place)
 
         inputs = {
             "data": spec.data.model_dump(mode="json"),
@@ -247,6 +250,10 @@ class _Lab:
             stage.count(tokens=found.tokens)
         self._tell(name, found)
         return found
+
+    def _look_on_the_way(self, who: str, model: nn.Module) -> float:
+        self.last_looks[who] = self.examiner.examine(model)
+        return self.last_looks[who].loss
 
     def _tell(self, name: str, found: LmQuality) -> None:
         self.run.result(name, Result(value=found.loss, lower_is_better=True))

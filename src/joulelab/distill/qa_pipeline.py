@@ -25,6 +25,7 @@ from joulelab.evaluate.squad_spans import SearchLimits
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext, Stage
+from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
 from joulelab.train.session import Assignment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
@@ -144,9 +145,7 @@ class _Lab:
         if teacher is None:
             return None
         model = load_qa_model(str(teacher.folder), 0, require_head=True).to(self.device).requires_grad_(False)
-        mode = self.spec.training.compile
-        if mode != "off":
-            model.compile(mode=None if mode == "default" else mode)
+        compile_in_place(model, self.spec.training.compile)
         return model
 
     def _train(

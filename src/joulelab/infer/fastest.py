@@ -1,7 +1,7 @@
 """The mode `fastest`: try a few recipes on a shortened model for a second each, and run the whole one by the best.
 
-Recipes differ in what no rule of thumb foretells: which attention kernel is quickest for 197 tokens, and whether matrix
-kernels chosen by trial, with the activation inside, beat the library's. Each must give the eager result.
+Recipes differ in what no rule of thumb foretells: which attention kernel is quickest for 197 tokens, and, where asked
+for, whether matrix kernels chosen by trial beat the library's, which takes minutes. Each must give the eager result.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ def choose(
     dtype: str,
     device: torch.device,
     tell: Callable[[Tried], None] = lambda tried: None,
+    tune: bool = False,
 ) -> tuple[Recipe, list[Tried]]:
-    """The quickest recipe for this model and these inputs, and all that were tried."""
+    """The quickest recipe for this model and these inputs, and all that were tried; `tune`: matrix kernels too."""
     small = shallow(model, _TRIED_LAYERS) if isinstance(model, Encoder) else model
     expected = _tensor(prepare_call(small, inputs, RECIPES["eager"], dtype, device)()).float()
     found: list[Tried] = []
@@ -68,7 +69,7 @@ def choose(
         return _seconds(found[-1])
 
     if device.type == "cuda":
-        _attempt_on_gpu(attempt, thorough=isinstance(model, Encoder))
+        _attempt_on_gpu(attempt, tune, is_short=isinstance(model, Encoder))
     else:
         for recipe in CPU_RECIPES:
             attempt(recipe)
@@ -79,7 +80,7 @@ def _seconds(tried: Tried) -> float:
     return float("inf") if tried.seconds is None else tried.seconds
 
 
-def _attempt_on_gpu(attempt: Callable[[Recipe], float], thorough: bool) -> None:
+def _attempt_on_gpu(attempt: Callable[[Recipe], float], tune: bool, is_short: bool) -> None:
     """First the attention, which can be judged without compiling; then the compiler's options with that attention.
 
     A model that cannot be shortened takes minutes to compile, and is spared the finer ones.
@@ -94,8 +95,10 @@ def _attempt_on_gpu(attempt: Callable[[Recipe], float], thorough: bool) -> None:
         return attempt(Recipe("compiled, graph", compiled=True, graph=True, attention=attention, options=options))
 
     compiled({})
+    if not tune:
+        return
     tuned = compiled(TUNED)
-    if not thorough:
+    if not is_short:
         return
     helped = [extra for extra in EXTRAS if compiled({**TUNED, **extra}) < _WORTH * tuned]
     if len(helped) > 1:

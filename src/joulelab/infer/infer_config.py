@@ -69,6 +69,8 @@ class InferSpec(RunSpec):
     """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (weights cast)."""
     modes: tuple[Mode, ...] = ("eager",)
     """eager, compiled, cuda-graph, reduce-overhead (torch.compile's own graphs), or fastest (several are tried)."""
+    tune: bool = False
+    """With the mode fastest: try matrix kernels as well, for minutes and some percent."""
     norms: tuple[Norm, ...] = ()
     """For our own encoders: pre-ln, pre-rms, pre-crms, post-ln, none; empty: as published."""
     threads: int = Field(0, ge=0)
@@ -109,6 +111,8 @@ class InferSpec(RunSpec):
             raise ValueError(f"{self.model} takes images of one size; a sequence length fits models of text")
         if self.generate and (self.kind != "pretrained" or self.norms or self.seq_lengths):
             raise ValueError("generate needs a causal language model by sample, folder or hub id, and prompt_tokens")
+        if self.tune and "fastest" not in self.modes:
+            raise ValueError("tune is for the mode fastest, which is not among the modes")
         if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
             raise ValueError("generate takes the modes eager, compiled and cuda-graph; they mean the decoding step")
         return self

@@ -110,6 +110,7 @@ class _Lab:
             case.dtype,
             self.device,
             lambda found: self.run.progress.say(f"tried {found}"),
+            self.spec.tune,
         )
         values = {"chosen": recipe.described(), "tried": [str(found) for found in tried]}
         self.run.meter.event("tracker", stage=case.stage, name="recipes", values=values)

@@ -1,4 +1,4 @@
-"""A load to calibrate and burn in with: matrix products on the GPU where torch has one, else a busy CPU core.
+"""A load to calibrate and burn in with: matrix products on all GPUs that torch sees, else a busy CPU core.
 
 Runs as a program of its own (`python -m joulelab.train.burn SECONDS`), so that the meter, which knows no framework, can
 start it by name, and so that polling a sensor and feeding the GPU do not share an interpreter. Says in JSON lines on
@@ -40,18 +40,28 @@ def _gpu_load() -> tuple[str, Callable[[], object], Callable[[], object]] | None
     if not torch.cuda.is_available():
         return None
     kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    a = torch.randn(SIDE, SIDE, device="cuda", dtype=kind)
-    b = torch.randn(SIDE, SIDE, device="cuda", dtype=kind)
-    out = torch.empty_like(a)
+    cards = range(torch.cuda.device_count())
+    factors = [[torch.randn(SIDE, SIDE, device=f"cuda:{card}", dtype=kind) for _ in range(2)] for card in cards]
+    products = [torch.empty_like(a) for a, _ in factors]
+
+    def settle() -> None:
+        for card in cards:
+            torch.cuda.synchronize(card)
 
     def step() -> None:
-        for _ in range(KEPT_IN_FLIGHT):
-            torch.mm(a, b, out=out)
-        torch.cuda.synchronize()  # bounds how long the load goes on after its end
+        """Products are only queued, so one thread keeps every card busy."""
+        for (a, b), out in zip(factors, products, strict=True):
+            for _ in range(KEPT_IN_FLIGHT):
+                torch.mm(a, b, out=out)
+        settle()  # bounds how long the load goes on after its end
 
     step()
     what = f"torch {torch.__version__}, {SIDE} x {SIDE} products in {str(kind).removeprefix('torch.')}"
-    return f"{what} on {torch.cuda.get_device_name()}", step, torch.cuda.synchronize
+    return f"{what} on {_counted([torch.cuda.get_device_name(card) for card in cards])}", step, settle
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" if len(names) > 1 else name for name in dict.fromkeys(names))
 
 
 def _cpu_load() -> tuple[str, Callable[[], object], Callable[[], object]]:

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import RunSpec, Section
 
 
 class TrainingConfig(Section):
@@ -54,8 +54,8 @@ class TrainingConfig(Section):
     # how it is computed
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """torch.compile, and its mode."""
+    compile: Literal["off", "default", "blocks", "reduce-overhead", "max-autotune"] = "off"
+    """torch.compile, and its mode; `blocks` compiles a layer of a deep model once for all of them: quick to start."""
     activation_checkpointing: bool = False
     """Recompute the activations of each block in the backward pass: less memory, about a third more work."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
@@ -89,3 +89,11 @@ class TrainingConfig(Section):
         if not any((self.epochs, self.max_steps, self.max_tokens, self.max_time_s, self.max_energy_j)):
             raise ValueError("training has no end: set epochs, max_steps, max_tokens, max_time_s or max_energy_j")
         return self
+
+
+class TrainingRunSpec(RunSpec):
+    """What the settings of every pipeline with a training loop have in common."""
+
+    telemetry_every: int | None = Field(None, ge=0)
+    """Optimiser steps between rows of `distill_power.csv`, beside a row where a training starts and one after each look
+    at held-out data; 0: those alone; nothing: no such file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,16 @@ from torch import nn
 
 from joulelab.data.batch_source import BatchSource
 from joulelab.errors import ConfigError, OutOfMemory
+from joulelab.meter.telemetry import FILE_NAME, Telemetry
 from joulelab.meter.trace import read_lines
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import RunPaths
+from joulelab.runs.ranks import my_place
 from joulelab.runs.record import Result
 from joulelab.runs.store import find_folder
 from joulelab.train.budget import Look
 from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.train.position import Position
 from joulelab.train.ranks import ALONE, Ranks
 from joulelab.train.simple_trainer import SimpleTrainer
@@ -65,11 +67,13 @@ class _Session:
         self.task = task
         self.checkpoints = self._make_checkpoints()
         self.step = 0
+        self.telemetry_every = run.spec.telemetry_every if isinstance(run.spec, TrainingRunSpec) else None
+        self.telemetry = Telemetry(run.paths.folder / FILE_NAME, self.telemetry_every or 0, run.spec.energy.gpus)
 
     def train(self) -> Outcome:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
-        with run.stage(task.stage) as stage, _explained(task):
+        with self._rows(), run.stage(task.stage) as stage, _explained(task):
             trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
             run.progress.stage(task.stage, trainer.total_steps)
@@ -81,6 +85,10 @@ class _Session:
         if told:
             run.progress.say(told)
         return Outcome(loss, trainer.position, told)
+
+    def _rows(self) -> AbstractContextManager[object]:
+        """Telemetry where it was asked for, written by one rank; as long as it is not entered it does nothing."""
+        return nullcontext() if self.telemetry_every is None or my_place().follows else self.telemetry
 
     def _trainer(self, stage: Stage) -> SimpleTrainer[Any]:
         run, task = self.run, self.task
@@ -132,6 +140,7 @@ class _Session:
         with self.run.stage(self.task.evaluate_stage, again=True):
             held_out = self.task.evaluate()
         self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
+        self.telemetry.log_once()
         return held_out
 
     def _energy(self) -> Callable[[], float | None]:
@@ -179,6 +188,7 @@ class _Session:
         self.step = position.step
         stage.count(samples=position.samples, tokens=position.tokens)
         self.run.progress.advance(position.step)
+        self.telemetry.step(position.step)
 
 
 def _looks(lines: Iterable[dict[str, Any]], stage: str) -> list[Look]:

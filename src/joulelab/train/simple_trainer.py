@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from joulelab.data.batch_source import TrainingBatch
 from joulelab.train import parallel
 from joulelab.train.blocks import checkpoint_activations
 from joulelab.train.checkpoint import Light
+from joulelab.train.compiling import BLOCKS, OFF, compile_in_place, mode_of
 from joulelab.train.optimisers import make_optimizer
 from joulelab.train.precision import autocast, make_scaler
 from joulelab.train.trainer import Trainer
 from joulelab.zoo.objective import ObjectiveOutput
 
 B = TypeVar("B", bound=TrainingBatch)
+_NO_LENGTH = 1e-6
 
 
 class SimpleTrainer(Trainer[B]):
@@ -39,14 +39,15 @@ class SimpleTrainer(Trainer[B]):
         return make_optimizer(self.trained.parameters(), self.config)
 
     def _computation(self) -> Callable[[B], ObjectiveOutput]:
-        """The objective over the model, compiled where asked: as one graph where it is one, else the model alone."""
+        """The objective over the model, compiled where asked: as one graph where it is one, else the model alone, or
+        only its blocks."""
         objective, called = self.objective, self.called
-        if self.config.compile == "off":
-            return lambda batch: objective(called, batch, self.mark_part)
-        _let_setuptools_in()
-        mode = None if self.config.compile == "default" else self.config.compile
+        setting, mode = self.config.compile, mode_of(self.config.compile)
         for module in objective.modules().values():
-            module.compile(mode=mode)
+            compile_in_place(module, setting)
+        if setting in (OFF, BLOCKS):
+            compile_in_place(self.model, setting)
+            return lambda batch: objective(called, batch, self.mark_part)
         if getattr(objective, "is_one_graph", False):  # it marks no phases of its own
             whole = torch.compile(lambda batch: objective(called, batch, lambda name: nullcontext()), mode=mode)
             return lambda batch: whole(batch)
@@ -74,15 +75,20 @@ class SimpleTrainer(Trainer[B]):
             self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         if gradients:
-            torch._foreach_mul_(gradients, self.ranks.world / max(1, count))
-        if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.clip_norm)
+            torch._foreach_mul_(gradients, self._factor(gradients, self.ranks.world / max(1, count)))
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _factor(self, gradients: list[Tensor], of_mean: float) -> float | Tensor:
+        """From sums to the mean and, where that is too long, to the allowed length: one pass over them for both."""
+        if self.config.clip_norm is None:
+            return of_mean
+        length = of_mean * nn.utils.get_total_norm(gradients, foreach=True)
+        return of_mean * torch.clamp(self.config.clip_norm / (length + _NO_LENGTH), max=1.0)
 
     def _beside_the_model(self) -> list[nn.Parameter]:
         return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]
@@ -95,10 +101,3 @@ class SimpleTrainer(Trainer[B]):
         if light["scaler"] is not None:
             self.scaler = make_scaler(self.config.precision, self.device, 1)
             self.scaler.load_state_dict(light["scaler"])
-
-
-def _let_setuptools_in() -> None:
-    """torch's compiler imports setuptools, which before Python 3.12 swaps distutils for its own
-    and fails where that was imported already. The compiler needs neither."""
-    if sys.version_info < (3, 12):
-        os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")

@@ -15,8 +15,7 @@ from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.text import SAMPLES
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
 from joulelab.runs import environment
-from joulelab.runs.spec import RunSpec
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.zoo.entry import ZooEntry
 from joulelab.zoo.registry import find_model, is_file, require_packages
 from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
@@ -26,7 +25,7 @@ BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budg
 LINES_OF_METRICS = 10
 
 
-class TrainSpec(RunSpec):
+class TrainSpec(TrainingRunSpec):
     """Train a model of the zoo: build it, train it on its own task, look at held-out data."""
 
     pipeline: Literal["train"] = "train"

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
@@ -18,11 +17,12 @@ from torch import Tensor, nn
 
 from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.batches import CausalBatch, causal_batch
-from joulelab.data.chat.packing import PADDING, PackedRows
+from joulelab.data.chat.packing import PackedRows
 from joulelab.distill.causal.heads import head_of, open_for_loss
 from joulelab.distill.chunked_projection import compiled
+from joulelab.distill.logit_cache.asking import ToAsk, batches_to_ask, kept_keys, row_keys
 from joulelab.distill.logit_cache.batches import batch_pieces
-from joulelab.distill.logit_cache.keys import ALL, Piece, Share, pieces_of
+from joulelab.distill.logit_cache.keys import Piece
 from joulelab.distill.logit_cache.loss import trained_places
 from joulelab.distill.logit_cache.manifest import CacheManifest
 from joulelab.distill.logit_cache.packing import encode
@@ -30,6 +30,8 @@ from joulelab.distill.logit_cache.picking import Picked, Weigh, pick, starts_of,
 from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
 from joulelab.distill.logit_cache.writer import USUAL_PACE, CacheWriter, Pace, keep_head
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.runs.shares import ALL, Share
+from joulelab.train.compiling import compile_in_place
 
 Tick = Callable[[int, int], None]
 """Told the rows and tokens that went through the teacher so far, those of earlier attempts among them."""
@@ -50,8 +52,7 @@ class LiveTeacher:
                 "the tokenizer and the teacher belong to different models",
             )
         self.head = TeacherHead(self.weight_VE)
-        if compile_mode != "off":
-            self.model.compile(mode=None if compile_mode == "default" else compile_mode)
+        compile_in_place(self.model, compile_mode)
 
     @property
     def device(self) -> torch.device:
@@ -99,40 +100,27 @@ def write_cache(
     chunk: int | None = None,
     compile_mode: str = "off",
     pace: Pace = USUAL_PACE,
+    asked: ToAsk | None = None,
 ) -> None:
     """Ask the teacher about all rows of our share that the folder does not hold yet; rows known already cost nothing.
 
-    While the device works on a batch, the host packs and writes the one before.
+    While the device works on a batch, the host packs and writes the one before. `asked` is what `batches_to_ask` says,
+    where somebody has looked already.
     """
+    asked = asked or batches_to_ask(folder, rows, batch_size, share)
     look = _Look(manifest, compiled(weigh, compile_mode), chunk or _usual_chunk(teacher.device))
-    with CacheWriter(folder, manifest, share, pace) as writer:
+    with CacheWriter(folder, manifest, share, pace, asked.elsewhere) as writer:
         if manifest.how.is_exact:
             keep_head(folder, teacher.weight_VE)
-        wanted, samples, tokens = _work_to_do(writer, rows)
+        samples, tokens = asked.samples, asked.tokens
         waiting: _Answer | None = None
-        for start in range(0, len(wanted) + batch_size, batch_size):
-            some = wanted[start : start + batch_size]
-            answer = _asked(teacher, causal_batch(rows, some), look) if len(some) else None
+        for some in (*asked.batches, None):
+            answer = _asked(teacher, causal_batch(rows, some), look) if some is not None else None
             if waiting is not None:
                 waiting.write(writer)
                 samples, tokens = samples + waiting.samples, tokens + waiting.tokens
                 tick(samples, tokens)
             waiting = answer
-
-
-def _work_to_do(writer: CacheWriter, rows: PackedRows) -> tuple[NDArray[np.int64], int, int]:
-    """Rows of our share with something missing; and how many rows and tokens of it are there already."""
-    wanted, samples, tokens = [], 0, 0
-    for number in range(len(rows)):
-        row = rows.row(number)
-        pieces = pieces_of(row.ids[None], row.trained[None], row.document[None])
-        if not pieces or not writer.share.has(pieces[0].key):
-            continue
-        if writer.missing([piece.key for piece in pieces]):
-            wanted.append(number)
-        else:
-            samples, tokens = samples + 1, tokens + int(np.count_nonzero(row.document != PADDING))
-    return np.array(wanted, dtype=np.int64), samples, tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,14 +187,8 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 def require_whole(folder: Path, rows: PackedRows) -> None:
     """That the cache has an answer for every row, before a training of hours stops at the one that it lacks."""
-    from joulelab.distill.logit_cache.reader import LogitCache
-
-    cache = LogitCache.open(folder)
-    lacking = 0
-    for number in range(len(rows)):
-        row = rows.row(number)
-        pieces = pieces_of(row.ids[None], row.trained[None], row.document[None])
-        lacking += len(cache.lacks([piece.key for piece in pieces])) > 0
+    there = kept_keys([folder])
+    lacking = sum(any(key not in there for key in row_keys(rows, number)) for number in range(len(rows)))
     if lacking:
         raise JoulelabError(
             f"the cache {folder} has no answer for {lacking:,} of {len(rows):,} rows",

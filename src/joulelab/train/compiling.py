@@ -1,0 +1,48 @@
+"""What the setting `compile` does to a model: torch.compile over all of it, or over each of its repeated blocks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from joulelab.errors import ConfigError
+from joulelab.train.blocks import repeated_blocks
+
+OFF, DEFAULT, BLOCKS = "off", "default", "blocks"
+# all blocks share the code of nn.Module's call; every kind, shape and mode of one is a variant of it
+_VARIANTS = 64
+
+
+def mode_of(setting: str) -> str | None:
+    """torch.compile's own name for it."""
+    return None if setting == DEFAULT else setting
+
+
+def compile_in_place(model: nn.Module, setting: str) -> None:
+    """The module stays what it is, by name and by type; only its calls are compiled."""
+    if setting == OFF:
+        return
+    _let_setuptools_in()
+    if setting != BLOCKS:
+        model.compile(mode=mode_of(setting))
+        return
+    blocks = repeated_blocks(model)
+    if not blocks:
+        raise ConfigError(
+            f"compile 'blocks': {type(model).__name__} has no list of equal layers", "use compile 'default'"
+        )
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _VARIANTS)
+    for block in blocks:
+        block.compile()
+
+
+def _let_setuptools_in() -> None:
+    """torch's compiler imports setuptools, which before Python 3.12 swaps distutils for its own
+    and fails where that was imported already. The compiler needs neither."""
+    if sys.version_info < (3, 12):
+        os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")
