@@ -13,7 +13,7 @@ TFLOP/s that bf16 products reach on an H200 the floor is near 107 k tokens/s; on
 The chunked loss and its gradient are set against plain cross-entropy first.
 
     python benchmarks/causal_step.py --compile default --seconds 15
-    python benchmarks/causal_step.py --tiny --compile off --seconds 1
+    python benchmarks/causal_step.py --tiny --compile off --teacher-compile off --seconds 1
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ class Stand:
         self.beside: list[Measured] = []
         """What others did for a way: the teacher's pass over the rows."""
 
-    def teacher(self, compiled: str) -> LiveTeacher:
+    def teacher(self) -> LiveTeacher:
         model = make_model(self.size.teacher, self.size.words, self.device, self.half, seed=1)
-        return LiveTeacher(model.eval().requires_grad_(False), compile_mode=compiled)
+        return LiveTeacher(model.eval().requires_grad_(False), compile_mode=self.options.teacher_compile)
 
     def student(self) -> nn.Module:
         return make_model(self.size.student, self.size.words, self.device, torch.float32)
@@ -139,7 +139,7 @@ class Stand:
 
     def cache(self) -> LogitCache:
         """What the teacher says about all rows."""
-        teacher, folder = self.teacher(self.options.compile), self.place / "cache"
+        teacher, folder = self.teacher(), self.place / "cache"
         manifest = teacher.manifest("rs50", 1.0, name="random 8B", weights="random", tokenizer="random words")
         some = [self.rows.documents.document(number) for number in range(self.size.batch_size)]
         first = pack(DocumentList(some), self.size.row_length, seed=0)  # one batch of the usual shape, to compile it
@@ -164,7 +164,7 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
         assert cache is not None
         batches, said = TaughtBatches(batches, cache), lambda batch: batch.targets
     elif way == "kd-live":
-        said = stand.teacher(options.compile).targets
+        said = stand.teacher().targets
     objective = TokenObjective(student, attention, loss, said)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
@@ -233,6 +233,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunk", type=int, default=4096, help="positions whose logits exist at a time")
     parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
+    parser.add_argument("--teacher-compile", default="blocks", help="the same for the teacher's forward pass")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
     parser.add_argument("--ways", default=",".join(WAYS), help="by commas")

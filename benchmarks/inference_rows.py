@@ -3,8 +3,8 @@
 Batch 1, weights in bf16, three ways to run the same model: eager; `torch.compile(mode="reduce-overhead")`; and
 `fastest`, which folds the norms' scales into the matrices, computes of the last block only the token that the head
 reads, tries attention kernels (and, with --tune, matrix kernels) on three layers, and runs the quickest, compiled, from
-one CUDA graph. The ways take turns; latency and joules come from the same windows; idle before and after. Then pre-RMSNorm against pre-LN at several
-batch sizes, in turns, as a ratio with its interval.
+one CUDA graph. The ways take turns; latency and joules come from the same windows; idle before and after. Then
+pre-RMSNorm against pre-LN at several batch sizes, in turns, as a ratio with its interval.
 
     python benchmarks/inference_rows.py --part goal --out rows.jsonl    # DeiT-B and BERT-B-128, two minutes on an H200
     python benchmarks/inference_rows.py --part rows --out rows.jsonl    # the other rows, three minutes

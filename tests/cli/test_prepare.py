@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from joulelab.cli.main import app
 from joulelab.data.token_counts import read_counts
 from joulelab.data.token_store import open_store
-from joulelab.errors import UsageError
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.report.energy_bill import find_bill
 from joulelab.runs.store import load_record
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "data"))  # for small_tokenizers.py
@@ -96,6 +97,16 @@ def test_a_student_is_cut_out_of_its_teacher(desk):
     assert student.config.n_layers == 2
     assert (desk / "data" / "student" / "tokenizer.json").exists()
     assert not (desk / "data" / "student" / "bill.json").exists()
+
+
+def test_what_was_delivered_has_its_bill_until_it_is_changed(desk):
+    counted = desk / "data" / "billed.json"
+    _prepare(desk, "token-counts", *_COUNT[:3], "data/billed.json")
+    bill = find_bill(desk / "runs", str(counted))
+    assert {"dump", "binarized"} <= {line.name for line in bill.inherited}
+    counted.write_text("[1]")
+    with pytest.raises(NotFoundError):
+        find_bill(desk / "runs", str(counted))
 
 
 def test_what_is_there_is_replaced_only_with_force(desk):

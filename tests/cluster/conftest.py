@@ -1,8 +1,19 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of this folder share
 for neighbour in ("", "distill", "cli"):  # for nvml_sim, rapl_tree, tiny_reviews and commands
     sys.path.insert(0, str(Path(__file__).parent.parent / neighbour))
 
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: E402, F401
+from slurm_cluster import running_cluster  # noqa: E402
+from slurm_lab import Lab  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory, nvml_library):  # noqa: F811
+    """One cluster for all files, with two nodes of two make-believe GPUs each."""
+    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield Lab(tmp_path_factory.mktemp("lab"), cluster, nvml_library)

@@ -6,12 +6,15 @@ is touched, and several can run side by side. Nodes are daemons on this machine 
 
 import os
 import pwd
-import shutil
 import socket
+import stat
 import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from slurm_accounts import Accounts, program, why_no_accounts
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "munged")
 START_S = 30.0
@@ -19,16 +22,21 @@ START_S = 30.0
 
 def why_not_here():
     """The reason why no cluster can be started on this machine; None where it can."""
-    missing = [name for name in PROGRAMS if _program(name) is None]
+    missing = [name for name in PROGRAMS if program(name) is None]
     if missing:
         return f"no Slurm on this machine ({', '.join(missing)} missing); on Debian: apt-get install slurm-wlm munge"
     if os.getuid() != 0:
         return "a Slurm of the test's own needs root, to make device files and to start jobs"
+    try:
+        with TemporaryDirectory() as folder:
+            make_device(Path(folder) / "gpu")
+    except PermissionError:
+        return "a Slurm of the test's own needs device files, and this container may not make any (CAP_MKNOD)"
     return None
 
 
-def _program(name):
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/local/sbin")
+def make_device(path):
+    os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # /dev/null's number
 
 
 def free_ports(count):
@@ -66,10 +74,9 @@ SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/linux
 TaskProlog={folder}/task_prolog
-KillWait=8
+KillWait=20
 MinJobAge=600
 UnkillableStepTimeout=60
 MailProg=/bin/true
@@ -86,25 +93,33 @@ class SlurmCluster:
         self.nodes = [f"node{number + 1}" for number in range(nodes)]
         self.environment = {"SLURM_CONF": str(self.folder / "slurm.conf")}
         self._daemons = []
+        self.accounts = Accounts(self, *free_ports(2)) if why_no_accounts() is None else None
 
     def start(self):
         for part in ("state", "dev", *(f"spool/{name}" for name in self.nodes)):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         for gpu in range(2):
-            os.mknod(self.folder / "dev" / f"gpu{gpu}", 0o666 | 0o020000, os.makedev(1, 3))  # /dev/null's number
+            make_device(self.folder / "dev" / f"gpu{gpu}")
         self._write_configuration()
         self._start_munge()
-        self._daemon("slurmctld", "-D", "-c")
+        if self.accounts is not None:
+            self.accounts.start()
+        self.daemon("slurmctld", "-D", "-c")
         # a node that knocks before the controller answers tries again only much later
-        self._wait_until(lambda: " is UP" in self.call("scontrol", "ping").stdout, "the controller")
+        self.wait_until(lambda: " is UP" in self.call("scontrol", "ping").stdout, "the controller")
         for name in self.nodes:
-            self._daemon("slurmd", "-D", "-N", name)
-        self._wait_until(self._all_idle, "the nodes")
+            self.daemon("slurmd", "-D", "-N", name)
+        self.wait_until(self._all_idle, "the nodes")
 
     def _write_configuration(self):
         ports = free_ports(1 + len(self.nodes))
         user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname().partition(".")[0]
         text = CONFIGURATION.format(folder=self.folder, user=user, host=host, port=ports[0])
+        text += (
+            "AccountingStorageType=accounting_storage/none\n"
+            if self.accounts is None
+            else self.accounts.controller_lines
+        )
         for name, port in zip(self.nodes, ports[1:], strict=True):
             text += NODE.format(name=name, host=host, port=port)
         text += "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO\n"
@@ -121,12 +136,12 @@ class SlurmCluster:
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
         files = [f"--{kind}-file={self.folder}/munge.{kind}" for kind in ("key", "pid", "log", "seed")]
-        self._daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
-        self._wait_until((self.folder / "munge.socket").exists, "munge")
+        self.daemon("munged", "--foreground", "--force", f"--socket={self.folder}/munge.socket", *files)
+        self.wait_until((self.folder / "munge.socket").exists, "munge")
 
-    def _daemon(self, name, *words):
+    def daemon(self, name, *words):
         with (self.folder / f"{name}.out").open("ab") as out:
-            command = [_program(name), *words]
+            command = [program(name), *words]
             env = {**os.environ, **self.environment}
             self._daemons.append(subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True))
 
@@ -134,7 +149,7 @@ class SlurmCluster:
         idle = self.call("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout.split()
         return sorted(set(idle)) == sorted(self.nodes)
 
-    def _wait_until(self, ready, what):
+    def wait_until(self, ready, what):
         end = time.monotonic() + START_S
         while not ready():
             if time.monotonic() > end:

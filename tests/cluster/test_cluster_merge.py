@@ -12,6 +12,7 @@ from nvml_sim.driver import SimGpu, constant
 
 from joulelab.report.node_tables import node_grids
 from joulelab.runs.assemble import assemble
+from joulelab.runs.paths import RunPaths
 from joulelab.runs.ranks import _job_name
 from joulelab.runs.record import RunRecord
 
@@ -74,7 +75,7 @@ def test_four_ranks_on_a_node_are_one_run_and_the_node_is_counted_once(tmp_path,
     assert [rank.wait(timeout=60) for rank in ranks] == [0] * 4
     (folder,) = tmp_path.glob("ranks-*")
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
-    assert [path.name for path in (folder / "trace").glob("*.jsonl")] == ["node9.1.jsonl"]
+    assert [path.name for _, _, path in RunPaths(folder).traces()] == ["node9.1.parquet"]  # all recorders have ended
     assert len(list((folder / "events").glob("node9.*.1.jsonl"))) == 4
     assert len(record.attempts) == 1
     stage = record.stage("student.train")

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.cluster.chosen import seeds_of
-from joulelab.cluster.plan import Member, plan, read_steps
+from joulelab.cluster.chosen import made_shares, seeds_of
+from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, write_jobs
+from joulelab.cluster.plan import Member, plan, read_steps, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
 from joulelab.cluster.settings import Environment, job_settings
 from joulelab.cluster.submission import dry_text, submit_plan
+from joulelab.cluster.waiting_runs import home_of
+from joulelab.distill.teacher_shares import split_works
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
+from joulelab.runs.attempt import create_run
+from joulelab.runs.spec import RunSpec, check, merge, read_experiment
+from joulelab.runs.store import load_record
 
 GOLDEN = Path(__file__).parent / "golden"
 STORE = Path("/shared/runs")
@@ -48,8 +54,8 @@ def test_a_chain_of_all_steps_reads_as_recorded(site, monkeypatch):
 def test_ranks_on_two_nodes_and_shards_before_them_read_as_recorded(tmp_path, monkeypatch):
     asked = {"nodes": 2, "gpus": 4, "exclusive": True, "requeue": False, "sbatch": ["--mail-type=END"]}
     settings = job_settings("l40s", asked, tmp_path / "no-site-file")
-    first = "joulelab teacher-logits corpus --shard {shard}"
-    jobs = plan(MEMBERS[:1], ("students",), report_on=GROUP, nodes=2, ranks=4, first=first, shards=8)
+    shares = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
+    jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shares=shares)
     assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "two-nodes.txt").read_text()
 
 
@@ -71,6 +77,8 @@ def test_options_go_over_the_site_file_and_that_over_the_preset(site):
         ("h10", {}, NotFoundError, "did you mean 'h100'"),
         (None, {"time": "two hours"}, ConfigError, "D-HH:MM:SS"),
         (None, {"gpu": 2}, ConfigError, "gpus"),
+        (None, {"memory": "lots"}, ConfigError, "as in 64G or 512M, found 'lots'"),
+        (None, {"sbatch": ["nonsense"]}, ConfigError, "found 'nonsense'"),
     ],
 )
 def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, asked, error, text, tmp_path):
@@ -79,21 +87,65 @@ def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, as
     assert text in f"{refused.value.message} {refused.value.hint}"
 
 
-def test_an_unknown_key_of_the_site_file_is_refused(tmp_path):
-    (tmp_path / "slurm.yaml").write_text("default: {account: physics}\n")
-    with pytest.raises(ConfigError, match="unknown key 'default'"):
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("default: {account: physics}", "unknown key 'default'"),
+        ("presets: [big]", "presets holds"),
+        ("presets: {big: 3}", "presets.big holds '3'"),
+        ("defaults: {time: 4:00:00}", "in quotes, .* found the number 14400"),
+        ("defaults: {acount: physics}", "did you mean account"),
+        ("defaults: {gpus: many}", "whole number"),
+    ],
+)
+def test_a_mistake_in_the_site_file_is_refused_with_its_name(tmp_path, written, text):
+    (tmp_path / "slurm.yaml").write_text(written)
+    with pytest.raises(ConfigError, match=text) as refused:
         job_settings(None, {}, tmp_path / "slurm.yaml")
+    assert str(tmp_path) in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_a_site_file_that_is_named_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("JOULELAB_SLURM", str(tmp_path / "gone.yaml"))
+    with pytest.raises(NotFoundError, match=r"gone\.yaml"):
+        job_settings(None, {})
 
 
 def test_conda_and_setup_lines_come_in_their_order():
     lines = activation_lines(Environment(modules=("gcc",), conda="lab", setup=("ulimit -n 4096",)))
-    assert [line.split()[0] for line in lines] == ["module", "set", "ulimit"]
-    assert "conda activate lab" in lines[1]
+    assert [("module load gcc" in line, "conda activate lab" in line) for line in lines[:2]] == [(1, 0), (0, 1)]
+    assert lines[2:] == ["ulimit -n 4096"]
 
 
-def test_shards_without_a_place_for_them_are_refused():
-    with pytest.raises(UsageError, match="does not say where its share goes"):
-        plan(MEMBERS, ("students",), report_on=GROUP, first="make cache", shards=4)
+def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_the_other():
+    specs = [check(merge(read_experiment(name), {"seed": seed})) for seed in (0, 1) for name in ("sft-tiny", "kd-tiny")]
+    (shares,) = split_works(specs, 4)
+    assert [(spec.name, spec.shard, spec.until) for spec in shares][1] == ("kd-tiny-teacher-1-of-4", "1/4", "teacher")
+    works = split_works([*specs, *(check(read_experiment(name)) for name in ("synthetic-tiny", "dpo-tiny"))], 2)
+    assert [work[0].pipeline for work in works] == ["kd", "synthetic", "dpo"]
+    shared = [[STORE / spec.name for spec in work] for work in works]
+    jobs = plan(MEMBERS, usual_steps(specs, shards=2), report_on=GROUP, shares=shared)
+    keys = ["01-data", "02-teacher", "03-teacher", "04-teacher", "05-students", "06-report"]
+    assert [job.key for job in jobs] == keys
+    assert [job.after for job in jobs] == [None, *keys[:-1]]
+
+
+def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_again(tmp_path):
+    works, home = split_works([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
+    (first,) = made_shares(tmp_path, works, home)
+    assert [home_of(folder).resolve() for folder in first] == [home.resolve()] * 2
+    runs = tuple(folder.name for folder in first)
+    job = SubmittedJob(key="01-teacher", about="", job_id="7", script="", runs=runs, array=True, submitted_at="")
+    write_jobs(home, JobsFile(jobs=(job,)))
+    assert made_shares(tmp_path, works, home) == [first]
+
+
+def test_shards_are_refused_where_there_is_nothing_to_split():
+    for name, text in (("sft-tiny", "no teacher"), ("self-tiny", "trained first"), ("demo-kd", "in one go")):
+        with pytest.raises(UsageError, match=text):
+            split_works([check(read_experiment(name))], 4)
+    with pytest.raises(UsageError, match="--steps leaves it out"):
+        require_shards(4, ("data", "students"))
 
 
 def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkeypatch):
@@ -105,10 +157,14 @@ def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkey
             raise JoulelabError("sbatch refused it")
         return "17"
 
-    jobs = plan(MEMBERS, ("data", "students"), report_on=tmp_path)
-    with pytest.raises(JoulelabError, match="refused"):
-        submit_plan(jobs, tmp_path, tmp_path, "demo", job_settings(None, {}, tmp_path / "none"), submit)
+    run = create_run(tmp_path, RunSpec(name="demo", pipeline="measure"), status="queued").folder
+    jobs = plan([Member(run, False)], ("data", "students"), report_on=tmp_path)
+    with pytest.raises(JoulelabError, match="refused") as refused:
+        submit_plan(jobs, run, tmp_path, "demo", job_settings(None, {}, tmp_path / "none"), submit)
     assert cancelled == ["17"]
+    assert f"joulelab submit --resume {run.name}" in refused.value.hint
+    record = load_record(run)
+    assert (record.status, record.error.message) == ("failed", "never submitted: sbatch refused it")
 
 
 def test_seeds_of_an_array():
@@ -124,9 +180,11 @@ SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"
 
 
 def bash(text, tmp_path, **environ):
-    """With a scontrol that writes down what it is asked."""
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
-    (tmp_path / "scontrol").chmod(0o755)
+    """With a scontrol that writes down what it is asked, and a squeue that says what state the job is in."""
+    programs = {"scontrol": f'echo "$@" >> {tmp_path}/asked', "squeue": f"echo {environ.pop('state', 'RUNNING')}"}
+    for name, line in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "77", **environ}
     return subprocess.run(["bash", "-c", text], capture_output=True, text=True, timeout=60, env=env, check=False)
 
@@ -140,12 +198,20 @@ def test_the_plain_scripts_are_whole():
         assert f"`{script.name}`" in (SCRIPTS / "README.md").read_text() or script.name == "until_done.sh"
 
 
-def test_a_warned_command_saves_and_its_job_goes_back_to_the_queue(tmp_path):
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        ({}, "requeue 77\n"),
+        ({"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 77_3\n"),  # 77 would be all of them
+        ({"state": "COMPLETING"}, None),  # cancelled
+    ],
+)
+def test_a_warned_command_saves_and_its_job_goes_back_to_the_queue(tmp_path, environ, asked):
     child = f"trap 'echo saved > {tmp_path}/saved; exit 143' TERM; while :; do sleep 0.1; done"
-    warned = f'source {SCRIPTS}/until_done.sh; (sleep 1; kill -TERM $$) & until_done bash -c "{child}"'
-    assert bash(warned, tmp_path).returncode == 143
+    warned = f'source {SCRIPTS}/until_done.sh; (sleep 0.5; kill -TERM $$) & until_done bash -c "{child}"'
+    assert bash(warned, tmp_path, **environ).returncode == 143
     assert (tmp_path / "saved").exists()
-    assert (tmp_path / "asked").read_text() == "requeue 77\n"
+    assert ((tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None) == asked
 
 
 def test_a_command_that_fails_by_itself_does_not_come_back(tmp_path):

@@ -6,6 +6,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from made_hosts import made_run, write_lines
@@ -15,10 +16,11 @@ from joulelab.cluster.accounting import parse_accounting
 from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, folder_of_job, write_jobs
 from joulelab.cluster.live_run import RunWatcher, read_speed
 from joulelab.cluster.plan import SEVERAL_RANKS
-from joulelab.cluster.slurm import parse_jobs, parse_queue
+from joulelab.cluster.slurm import parse_jobs, parse_queue, this_job
 from joulelab.cluster.waiting_runs import tell_waiting
 from joulelab.errors import EndedBySignal, NotFoundError
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import RunContext, Silent
 from joulelab.runs.parts import PartDone, leave_to_later
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec
@@ -46,18 +48,44 @@ def test_the_controller_s_memory_becomes_states_too():
     )
 
 
+# Told by sacct of Slurm 22.05 with its RAPL plugin on: only what srun started is in a job's own line. The nodes of
+# job 2 were written node[1-2].
+ACCOUNTS = """\
+1|COMPLETED|00:00:05||node1|1|1
+1.batch|COMPLETED|00:00:05|198|node1|1|1
+2|COMPLETED|00:00:05|402|node1,node2|8|2
+2.batch|COMPLETED|00:00:05|236|node1|4|1
+2.0|COMPLETED|00:00:05|402|node1,node2|8|2
+3|REQUEUED|00:01:04||node2|4|1
+3.batch|FAILED|00:01:04|0|node2|4|1
+3|COMPLETED|00:00:05||node2|4|1
+3.batch|COMPLETED|00:00:05|208|node2|4|1
+4_1|CANCELLED by 0|00:00:00||None assigned|0|1
+"""
+
+
 def test_slurm_s_joules_are_flagged_where_they_are_zero_or_of_a_shared_node():
-    text = (
-        "7|COMPLETED|01:00:00|0|node1|64|1\n7.batch|COMPLETED|01:00:00|0|node1|64|1\n"
-        "8|COMPLETED|01:00:00|360000|node1|8|1\n9|CANCELLED by 0|00:01:00|720000|node1,node2|128|2\n"
-        "10|FAILED|00:00:01||node1|1|1\n"
-    )
-    zero, shared, whole, none = parse_accounting(text, {"node1": 64, "node2": 64})
-    assert (zero.energy_j, shared.energy_j, whole.energy_j, none.energy_j) == (None, 360_000, 720_000, None)
-    assert "0 J" in zero.remark
-    assert "8 of 64 CPUs: other jobs' work may be in it" in shared.remark
+    jobs = parse_accounting(ACCOUNTS, {"node1": 4, "node2": 4})
+    told = [(job.job_id, job.state, job.energy_j) for job in jobs]
+    assert told == [
+        ("1", "COMPLETED", 198), ("2", "COMPLETED", 402), ("3", "REQUEUED", None), ("3", "COMPLETED", 208),
+        ("4_1", "CANCELLED", None),
+    ]  # fmt: skip
+    part, whole, zero, _, none = jobs
+    assert "1 of 4 CPUs: other jobs' work may be in it" in part.remark
     assert "to itself" in whole.remark
-    assert "360 kJ by Slurm's accounting" in shared.text
+    assert "0 J" in zero.remark
+    assert "no energy" in none.remark
+    assert "198 J by Slurm's accounting" in part.text
+
+
+def test_a_task_of_an_array_names_itself_and_not_the_whole_array(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    assert this_job() == "12"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert this_job() == "12_3"
 
 
 def line(step, second, attempt=1, stage="student.train"):
@@ -133,6 +161,17 @@ def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_lef
         stop._receive(15, None)
     stop.settle()
     stop._receive(15, None)
+
+
+def test_a_warning_leaves_an_evaluation_inside_a_training_in_peace_so_that_the_loop_can_save(tmp_path):
+    spec, stop = RunSpec(name="a", pipeline="measure"), StopRequest(JOB_SIGNALS)
+    run = RunContext(create_run(tmp_path, spec), spec, MagicMock(), stop, 1, Silent())
+    with run.stage("student.train"):
+        stop._receive(15, None)
+        with run.stage("student.validate"):
+            pass
+    with pytest.raises(EndedBySignal), run.stage("student.evaluate"):
+        pass
 
 
 def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():

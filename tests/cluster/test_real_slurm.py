@@ -5,88 +5,20 @@ job with a time limit is submitted first and looked at last: Slurm takes its tim
 """
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-import yaml
-from nvml_sim.driver import NvmlSim, SimGpu, constant
 from rapl_tree import domain
-from slurm_cluster import running_cluster, why_not_here
+from slurm_cluster import why_not_here
+from slurm_lab import PATIENCE_S
 from tiny_reviews import settings, write_encoder, write_reviews
-
-from joulelab.runs.record import RunRecord
 
 pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
 
-SLOW_MODEL = Path(__file__).parent / "slow_model.py"
-PATIENCE_S = 600.0
 LIMITED_STEPS = 600
-
-
-class Lab:
-    """A store, a cluster, and the command line of a login node."""
-
-    def __init__(self, folder, cluster, library):
-        self.folder, self.cluster, self.store = folder, cluster, folder / "runs"
-        self.env = {**os.environ, **cluster.environment, "LD_LIBRARY_PATH": str(library.parent), "OMP_NUM_THREADS": "1"}
-        self.sims = {node: NvmlSim(library, cluster.folder / f"{node}.gpus") for node in cluster.nodes}
-        for number, (node, sim) in enumerate(self.sims.items(), 1):
-            cards = [SimGpu(uuid=f"GPU-{node}-{card}", wave=constant(100 * number + 10 * card)) for card in (0, 1)]
-            sim.gpus = cards
-            sim.write()
-
-    def joulelab(self, *words, env=None):
-        command = [sys.executable, "-m", "joulelab", *map(str, words), "--runs-dir", str(self.store)]
-        more = {"env": {**self.env, **(env or {})}, "cwd": self.folder, "timeout": PATIENCE_S, "check": False}
-        return subprocess.run(command, capture_output=True, text=True, **more)
-
-    def submit(self, *words, env=None):
-        done = self.joulelab("submit", *words, "--cpus", "1", "--json", env=env)
-        assert done.returncode == 0, done.stderr
-        return {job["key"].partition("-")[2]: job for job in json.loads(done.stdout)["jobs"]}
-
-    def experiment(self, name, chosen):
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({key: value for key, value in chosen.items() if key != "name"}))
-        return path
-
-    def slow(self, name, steps):
-        training = {"max_steps": steps, "epochs": None, "batch_size": 4, "log_every_steps": 5, "prefetch": 0}
-        energy = {"sample_interval_s": 0.5, "counter_interval_s": 0.2}
-        chosen = {"pipeline": "train", "model": str(SLOW_MODEL), "size": "tiny", "evaluate_batches": 0}
-        return self.experiment(name, {**chosen, "training": training, "energy": energy})
-
-    def record(self, run_id):
-        return RunRecord.model_validate_json((self.store / run_id / "run.json").read_text())
-
-    def wait(self, job, *states):
-        """Until the job, or all tasks of it, are in one of these states; a requeued one is let start at once."""
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            state = self.cluster.state(job["job_id"])
-            if state in states:
-                return state
-            if state == "PENDING" and job.get("seen_running"):
-                self.cluster.call("scontrol", "update", f"jobid={job['job_id']}", "StartTime=now", "TimeLimit=60")
-            job["seen_running"] = job.get("seen_running") or state == "RUNNING"
-            time.sleep(0.3)
-        raise AssertionError(f"{job['key']} is {state} after {PATIENCE_S:.0f} s; {self.log(job)}")
-
-    def log(self, job):
-        logs = Path(job["script"]).parent.glob(f"*{job['key']}.*.log")
-        return "\n".join(f"{path.name}:\n{path.read_text()}" for path in logs)
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory, nvml_library):
-    folder = tmp_path_factory.mktemp("lab")
-    with running_cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
-        yield Lab(folder, cluster, nvml_library)
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +90,23 @@ def test_missing_data_ends_with_2_before_any_gpu_work_and_the_rest_is_cancelled_
     assert "not started: job 01-data failed" in watched.stdout
 
 
+def test_what_sbatch_refuses_is_told_in_its_words_and_can_be_submitted_again(lab):
+    refused = lab.joulelab("submit", lab.slow("elsewhere", steps=1), "--partition", "nosuch", "--no-check")
+    assert refused.returncode == 1
+    (folder,) = lab.store.glob("elsewhere-*")
+    assert f"joulelab submit --resume {folder.name}" in refused.stderr
+    record = lab.record(folder.name)
+    assert record.status == "failed"
+    assert "invalid partition specified: nosuch" in record.error.message
+    (job,) = lab.submit("--resume", folder.name, "--gpus", "0", "--no-check").values()
+    assert job["runs"] == [folder.name]
+    assert lab.joulelab("cancel", job["job_id"]).returncode == 0
+
+
 def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_total(lab):
-    (job,) = lab.submit(lab.slow("ranks", steps=20), "--nodes", "2", "--gpus", "2", "--time", "10").values()
+    four = ("--nodes", "2", "--gpus", "2", "--time", "10", "--no-check")
+    (job,) = lab.submit(lab.slow("ranks", steps=20), *four).values()
+    shards = lab.submit(lab.slow("shards", steps=20), "training.parallel=fsdp", *four, env={"SLOW_MODEL_STEP_S": "0"})
     assert lab.wait(job, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", lab.log(job)
     record = lab.record(job["runs"][0])
     assert record.status == "done"
@@ -182,6 +129,12 @@ def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_tota
     assert train.samples == 20 * 4 * 4
     assert abs(record.attempts[1].clock_offset_s) < 1.0
     assert "Together" in lab.log(job)
+    (job,) = shards.values()
+    assert lab.wait(job, "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", lab.log(job)
+    in_shards = lab.record(job["runs"][0])
+    assert in_shards.totals.gpu.energy_j == pytest.approx(sum(a.energy.gpu.energy_j for a in in_shards.attempts))
+    losses = [run.results["model.train.final_loss"].value for run in (record, in_shards)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
 
 
 def test_two_jobs_on_a_node_see_their_own_gpu_each_and_rapl_is_in_neither_total(lab):

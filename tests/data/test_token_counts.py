@@ -57,8 +57,11 @@ def test_counts_come_back_under_the_name_they_were_given(tmp_path, name):
 
 def test_a_pickle_of_counts_is_not_opened(tmp_path):
     (tmp_path / "counts.pickle").write_bytes(pickle.dumps([1, 2]))
-    with pytest.raises(NotFoundError, match=r"counts\.npy"):
+    with pytest.raises(ConfigError, match=r"counts\.pickle is a pickle") as refused:
         read_counts(tmp_path / "counts.pickle")
+    assert "joulelab prepare token-counts" in refused.value.hint
+    with pytest.raises(NotFoundError, match=r"nothing\.npy"):
+        read_counts(tmp_path / "nothing.pickle")
 
 
 @pytest.mark.parametrize("text", ["[1, -2]", "[0.5]", "{", '"x"'])

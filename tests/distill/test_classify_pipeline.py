@@ -1,5 +1,6 @@
 """The pipeline as a whole, on models of a few thousand numbers: its stages, its bills, its files, its refusals."""
 
+import csv
 import json
 
 import pytest
@@ -51,10 +52,24 @@ def test_quality_is_told_per_epoch_and_at_the_end(hinted):
     assert validated.samples == 3 * 20
 
 
-def test_telemetry_has_a_row_at_the_start_every_few_steps_and_after_each_validation(hinted):
-    rows = (hinted[0] / "distill_power.csv").read_text().splitlines()
+def test_telemetry_has_a_row_where_a_training_starts_every_few_steps_and_after_each_validation(hinted):
+    with (hinted[0] / "distill_power.csv").open() as file:
+        rows = list(csv.DictReader(file))
     steps = {"teacher": 24, "hint": 8, "student": 24}
-    assert len(rows) == 1 + 1 + sum(steps.values()) // 4 + 6
+    assert len(rows) == len(steps) + sum(steps.values()) // 4 + 6
+    elapsed = [float(row["elapsed_sec"]) for row in rows]
+    assert elapsed == sorted(elapsed)  # one time for the whole run, whoever is trained
+
+
+@pytest.mark.parametrize(("side", "layer"), [("t_layer", 5), ("s_layer", "encoder.layer.1")])
+def test_a_layer_that_is_not_there_is_told_before_anything_is_trained(world, side, layer):
+    folder, encoder, reviews = world
+    chosen = tiny.settings(encoder, reviews)
+    chosen["distill"] = {**chosen["distill"], side: layer}
+    with pytest.raises(ConfigError, match=f"distill.{side}="):
+        tiny.run(folder / f"wrong-{side}", chosen)
+    (made,) = (folder / f"wrong-{side}").iterdir()
+    assert load_record(made).stages[0].name == "run.overhead"
 
 
 def test_the_terms_and_the_teachers_phase_are_in_the_record(hinted):

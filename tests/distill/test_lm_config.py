@@ -80,5 +80,9 @@ def test_the_name_that_old_commands_use_means_the_store_that_was_made_instead(tm
     write_store(tmp_path / "binarized", [[5, 6, 7]], vocab_size=10, specials={}, tokenizer="none")
     old = str(tmp_path / "binarized.pickle")
     assert spec(data={"source": old}).data.source == str(tmp_path / "binarized")
-    (tmp_path / "binarized.pickle").touch()  # a real pickle is refused for what it is, later
-    assert spec(data={"source": old}).data.source == old
+    (tmp_path / "binarized.pickle").touch()
+    real = spec(data={"source": old})
+    assert real.data.source == old
+    with pytest.raises(ConfigError, match="is a pickle") as refused:
+        real.preflight()
+    assert "joulelab prepare binarize" in refused.value.hint

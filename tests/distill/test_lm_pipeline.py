@@ -53,7 +53,7 @@ def run(tmp_path, config):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_distilled_from_text_to_a_saved_student(tmp_path, text, teachers, family):
-    record, store = run(tmp_path, settings(text, teachers, family))
+    record, store = run(tmp_path, settings(text, teachers, family, telemetry_every=6))
     folder = store / record.run_id
     names = [stage.name for stage in record.stages if not stage.name.startswith(("idle", "run."))]
     assert {"data.preprocess", "teacher.train", "teacher.evaluate", "student.train", "student.evaluate"} == set(names)
@@ -69,6 +69,11 @@ def test_every_family_is_distilled_from_text_to_a_saved_student(tmp_path, text, 
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     looks = [line["step"] for line in lines if "held_out_loss" in line and line["stage"] == "student.evaluate"]
     assert looks == [5, 10, 12]
+    at_the_end = next(line["held_out_loss"] for line in reversed(lines) if "held_out_loss" in line)
+    assert end.value == at_the_end
+    assert len(record.stage("student.evaluate").segments) == 1 + len(looks)  # the end is looked at once
+    telemetry = (folder / "distill_power.csv").read_text().splitlines()[1:]
+    assert len(telemetry) == (1 + 60 // 6) + (1 + 12 // 6 + len(looks))  # each training's start, steps and looks
     assert {"loss.kl", "loss.cos"} <= set().union(*lines)
     phases = record.stage("student.train").phases
     assert {"forward.teacher", "forward.student", "forward.loss"} <= set(phases)

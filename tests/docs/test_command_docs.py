@@ -41,6 +41,15 @@ def test_every_verb_and_option_is_on_the_page_whatever_lays_it_out(writer: dict[
         assert not [option for option in options if option not in section], f"{title}; run: {COMMAND}"
 
 
+def test_lists_of_commands_tell_whole_sentences_in_80_columns() -> None:
+    root: Any = typer.main.get_command(app)
+    for group in (root, root.commands["prepare"], root.commands["samples"]):
+        limit = 80 - 2 - 6 - max(map(len, group.commands))  # as click lays the list out
+        for name, command in group.commands.items():
+            said = command.get_short_help_str(limit)
+            assert said.endswith(".") and not said.endswith("..."), f"{name}: {said}"
+
+
 def test_a_width_in_the_environment_does_not_change_the_page(
     writer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,8 @@
 """What a prerun asserts, over recorded vital signs; and one real prerun on a machine without a GPU."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +13,7 @@ from joulelab.meter.vitals import collect_vitals
 from joulelab.runs.context import Silent
 from joulelab.runs.prerun import (
     Expected,
+    burn_check,
     enforce,
     hardware_checks,
     idle_checks,
@@ -19,8 +22,9 @@ from joulelab.runs.prerun import (
     sampling_check,
     throttling_check,
 )
-from joulelab.runs.record import IdleBaseline
+from joulelab.runs.record import IdleBaseline, Segment
 from joulelab.runs.store import load_record
+from joulelab.train import burn
 
 H200 = {"name": "NVIDIA H200", "memory_bytes": 140 * 1024**3}
 
@@ -98,6 +102,45 @@ def test_an_idle_that_still_falls_is_a_warning_with_its_numbers():
 def test_no_sensor_is_no_verdict_on_idle():
     assert idle_checks([])[0][0] is None
     assert throttling_check(collect_vitals([]), None)[0] is None
+
+
+def burnt(utilisation):
+    """A burn-in of 2 s with readings of each card."""
+    lines = [
+        {"kind": "gpu", "device": device, "mono_ns": stamp * NS, "gpu_utilization_percent": percent}
+        for device, percent in utilisation.items()
+        for stamp in (1, 2)
+    ]
+    part = Segment(attempt=1, host="h", started_at="", duration_s=2, start_ns=0, end_ns=2 * NS)
+    stage = SimpleNamespace(duration_s=2.0, energy_j=1400.0, mean_power_w=700.0, segments=(part,))
+    return burn_check(stage, [baseline()], "products", collect_vitals(lines))
+
+
+def test_a_card_that_the_load_did_not_reach_is_named_though_the_others_were_hot():
+    assert burnt({"gpu:A": 100, "gpu:B": 99}) == (True, "products for 2.0 s: 700 W against 80.0 W idle")
+    ok, text = burnt({"gpu:A": 100, "gpu:B": 0})
+    assert ok is False
+    assert text.endswith("not reached by the load: gpu:B")
+
+
+def test_the_burn_in_loads_every_card_that_torch_sees(monkeypatch):
+    """With a torch that only writes down where its products are."""
+    products = []
+    cuda = SimpleNamespace(
+        is_available=lambda: True, is_bf16_supported=lambda: True, device_count=lambda: 3,
+        get_device_name=lambda card: "NVIDIA H200", synchronize=lambda card: products.append(f"waited for {card}"),
+    )  # fmt: skip
+    torch = SimpleNamespace(
+        cuda=cuda, bfloat16="torch.bfloat16", __version__="2.11", randn=lambda *side, device, dtype: device,
+        empty_like=lambda a: a, mm=lambda a, b, out: products.append(out),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    what, step, _ = burn._gpu_load()
+    assert what.endswith("on 3 x NVIDIA H200")
+    products.clear()
+    step()
+    queued = [f"cuda:{card}" for card in range(3) for _ in range(burn.KEPT_IN_FLIGHT)]
+    assert products == [*queued, *(f"waited for {card}" for card in range(3))]
 
 
 @pytest.fixture(scope="module")

@@ -155,6 +155,17 @@ def test_a_resumed_training_goes_on_in_the_same_table_even_after_a_cut_off_row(t
     assert (len(lines), lines.count(HEADER)) == (4, 1)
 
 
+def test_elapsed_time_goes_on_where_the_table_was_left(tmp_path, no_gpu):
+    path = tmp_path / "power.csv"
+    with joulelab.telemetry(path):
+        pass
+    long_ago = path.read_text().replace(rows(path)[0]["timestamp"], "2026-01-01T00:00:00+00:00")
+    path.write_text(long_ago)
+    with joulelab.telemetry(path):
+        pass
+    assert float(rows(path)[1]["elapsed_sec"]) > 3600
+
+
 def test_another_table_of_that_name_is_left_alone(tmp_path, no_gpu):
     path = tmp_path / "power.csv"
     path.write_text("a,b\n1,2\n")

@@ -105,6 +105,25 @@ def test_a_child_caught_between_two_readings_is_not_counted_twice(monkeypatch):
     assert [busy.seconds() for _ in range(4)] == [10.0, 10.0, 10.5, 11.0]
 
 
+def test_ranks_of_one_launch_count_together_and_a_stranger_does_not():
+    burn = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); input()"
+    launch = {**os.environ, "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", burn], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for env in ({**launch, "RANK": "0"}, {**launch, "RANK": "1"}, {**launch, "MASTER_PORT": "2", "RANK": "1"})
+    ]
+    for rank in ranks:
+        rank.stdout.readline()
+    sensor = CpuEstimateSensor(EnergyConfig(), ranks[0].pid)
+    sensor.open()
+    (line,) = sensor.read()
+    for rank in ranks:
+        rank.communicate("\n")
+    assert 0.55 <= line["busy_thread_s"] < 0.85  # CPU time is counted in ticks of 10 ms
+
+
 def test_the_machine_s_busy_time_is_listed_beside_on_request():
     before = machine_busy_s()
     sensor = CpuEstimateSensor(EnergyConfig(estimate_machine=True), os.getpid())

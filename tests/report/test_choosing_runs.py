@@ -17,6 +17,7 @@ from joulelab.report.selection import select
 from joulelab.report.tables import comparison_view, render_text
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
+from joulelab.runs.store import find_folder
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -35,6 +36,20 @@ def test_runs_and_patterns_become_a_comparison_with_repeats_grouped(store: Path)
         ("response KD", 2, "method"),
     ]
     assert select(store, ["made-*-KD-*", "made-labels*"], "labels only").group.baseline == "labels only"
+
+
+def test_last_is_what_was_started_last_a_group_or_a_run_alone(made, tmp_path: Path) -> None:
+    group = "made-demo-20260301T100000Z-beef"
+    records = [
+        record.model_copy(update={"run_id": record.run_id.replace("T10", "T11"), "group": group})  # made after it
+        for record in made.demo_records(True)
+    ]
+    assert made.write_group(tmp_path, records, True) == find_folder(tmp_path, "last")
+    shown = CliRunner().invoke(app, ["compare", "last", "--runs-dir", str(tmp_path)])
+    assert shown.exit_code == 0 and "response KD" in shown.output
+    alone = made.labels_only(0, 790).model_copy(update={"run_id": "made-alone-20260301T120000Z-0001"})
+    made.write_run(tmp_path, alone)
+    assert find_folder(tmp_path, "last").name == alone.run_id
 
 
 def test_a_label_that_stands_for_two_settings_is_told_apart(made, tmp_path: Path) -> None:

@@ -94,6 +94,19 @@ def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store
     assert bill.whole.half_width_j == pytest.approx(joules.with_teacher.half_width_j)
 
 
+def test_a_group_is_billed_whole_each_ancestor_once(made, tmp_path: Path) -> None:
+    records = made.demo_records(True)
+    made.write_group(tmp_path, records, True)
+    bill = find_bill(tmp_path, "made-demo")
+    assert bill.own_figure.energy_j == pytest.approx(sum(record.totals.best.energy_j for record in records))
+    keys = [line.key for line in bill.inherited]
+    assert len(keys) == len(set(keys))
+    made_here = {record.run_id for record in records}
+    assert not made_here & {line.made_by for line in bill.inherited}
+    refused = CliRunner().invoke(app, ["bill", "made-demo", "--students", "3", "--runs-dir", str(tmp_path)])
+    assert refused.exit_code != 0 and "counted whole" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from joulelab.report.wording import ratio
+from joulelab.stats import ratio_paired, ratio_unpaired, widened_ratio
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WIDTHS = (1280, 390)
@@ -222,3 +225,36 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     assert download.value.suggested_filename == "stages.svg"
     assert problems == []
     context.close()
+
+
+def as_runs(joules: list[float], seeds: list[int], card: str = "gpu:0", gain: float = 0.05) -> list[dict[str, Any]]:
+    return [
+        {"seed": seed, "joules": value, "devices": [card], "gain": gain}
+        for seed, value in zip(seeds, joules, strict=True)
+    ]
+
+
+OURS, THEIRS = [5.1, 6.2, 5.7, 5.5], [2.0, 2.3, 2.1, 2.2]
+THREE = [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "wanted"),
+    [
+        (as_runs(OURS, [0, 1, 2, 3]), as_runs(THEIRS, [0, 1, 2, 3]), ratio_paired(OURS, THEIRS)),
+        (as_runs(OURS, [0, 1, 2, 9]), as_runs(THEIRS[:3], THREE), ratio_paired(OURS[:3], THEIRS[:3])),
+        (as_runs(OURS, [0] * 4), as_runs(THEIRS[:2], [0, 0]), ratio_unpaired(OURS, THEIRS[:2])),
+        (as_runs(OURS, [4, 5, 6, 7]), as_runs(THEIRS[:3], THREE), ratio_unpaired(OURS, THEIRS[:3])),
+        (as_runs(OURS[:1], [0]), as_runs(THEIRS[:1], [0]), ratio_paired(OURS[:1], THEIRS[:1])),
+        (
+            as_runs(OURS, [0, 1, 2, 3], "gpu:1", 0.02),
+            as_runs(THEIRS, [0, 1, 2, 3]),
+            widened_ratio(ratio_paired(OURS, THEIRS), 0.02, 0.05),
+        ),
+        (as_runs([5.0, float("nan")], [0, 1]), as_runs([2.0, 2.1], [0, 1]), None),
+    ],
+    ids=["paired", "some pair", "repeats of one seed", "no seed in common", "one each", "two cards", "missing"],
+)
+def test_the_page_computes_ratios_as_the_report_does(visit: Visit, ours: Any, theirs: Any, wanted: Any) -> None:
+    script = "([ours, theirs]) => window.view.ratioWords(window.view.ratio(ours, theirs))"
+    assert visit.page.evaluate(script, [ours, theirs]) == (ratio(wanted) if wanted else "-")

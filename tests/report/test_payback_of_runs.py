@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from joulelab.report.compare import compare
+from joulelab.report.pareto import pareto_rows
+from joulelab.report.parts import NOT_METERED
 from joulelab.report.payback import payback_sentence, paybacks
 from joulelab.report.payback_figure import payback_curve
+from joulelab.report.tables import comparison_markdown
+from joulelab.report.verdict import verdict
+from joulelab.runs.bills import unmetered
 
 
 def saving(made, joules=(60.0, 61.0, 59.5), correct=790):
@@ -53,6 +59,26 @@ def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_st
     assert spent[0] == pytest.approx(spent[1])
 
 
+def test_teaching_that_no_meter_saw_makes_lower_bounds_and_no_answers(made, tmp_path: Path) -> None:
+    records = saving(made)
+    unseen = unmetered("teacher.generate on http://far:8000/v1#llama", "key", "far is no address of this machine")
+    for place in (4, 5, 6):
+        records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, unseen.artefact)})
+    made.write_group(tmp_path, records, True)
+    comparison = compare(made.group_of(records), records, tmp_path)
+    assert {one.answer for one in paybacks(comparison)} == {"no answer"}
+    assert {one.reason for one in paybacks(comparison)} == {NOT_METERED}
+    row = comparison.row("KD")
+    assert row and row.full_ratio and row.full_ratio.ratio is None
+    assert row.teacher_share_text.startswith("≥ ")
+    assert row not in pareto_rows(comparison)
+    assert payback_curve(comparison) is None
+    text = comparison_markdown(comparison)
+    assert re.search(r"\| KD +\| [^|]+\| ≥ ", text)
+    assert "no meter of the runs saw teacher.generate on http://far:8000/v1#llama" in text
+    assert "what sample:minilm took to make" in text  # that was made elsewhere, and nobody here caused it
+
+
 def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(made, tmp_path: Path) -> None:
     records = saving(made)
     earlier = made.ancestor("final_model", 30.0, ("student.sft", "student.sft-validate"), True)
@@ -74,6 +100,11 @@ def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(mad
     one = told(made, records, tmp_path)["sample"]
     assert one.found and one.found.saved.value == pytest.approx(0.080 - 0.030)
     assert "measured in infer.b1" in one.reason
+    comparison = compare(made.group_of(records), records, tmp_path)
+    assert [row.role for row in comparison.rows][-2:] == ["inference"] * 2  # they are in use, and no rivals
+    assert not any("use of" in text for text in verdict(comparison).sentences)
+    without_teachers = told(made, records[:-1], tmp_path / "fewer")["sample"]
+    assert "student.evaluate" in without_teachers.reason  # both sides alike, or neither
 
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:

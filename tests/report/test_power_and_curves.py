@@ -10,8 +10,9 @@ import pytest
 
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.meter.trace_parquet import copy_to_parquet
+from joulelab.report.attempt_traces import attempt_traces
 from joulelab.report.compare import compare
-from joulelab.report.power_figure import attempt_traces, power_over_time
+from joulelab.report.power_figure import power_over_time
 from joulelab.report.quality_curves import curve_points, quality_over_joules
 from joulelab.report.throttling import throttled
 from joulelab.runs.paths import RunPaths
@@ -21,7 +22,7 @@ NS = 1_000_000_000
 
 @pytest.fixture
 def held_back(made, tmp_path: Path) -> tuple[Any, RunPaths]:
-    """A measured run whose card was at its power limit for 5 s, with a counter, and a gap at 20 s."""
+    """A measured run whose card was at its power limit for 5 s, with a counter, and no readings from 20 s to 21.5 s."""
     record = made.distilled("response KD", 0, 826, 131.0, True)
     paths = RunPaths(made.write_run(tmp_path, record, True))
     (path,) = [trace for _, _, trace in paths.traces()]
@@ -32,16 +33,12 @@ def held_back(made, tmp_path: Path) -> tuple[Any, RunPaths]:
             counted_j += line["power_watts"] / 2
             line |= {"throttle_reasons": 4 if 10 <= second < 15 else 1, "energy_counter_j": 1.02 * counted_j}
         lines.append(line)
-    gap = {
-        "kind": "gap",
-        "timestamp": made.STAMP,
-        "mono_ns": made.FIRST_NS + 20 * NS,
-        "device": "gpu:0",
-        "reason": "lost",
-    }
+    gap = {"kind": "gap", "timestamp": made.STAMP, "device": "gpu:0", "reason": "lost"}
+    gaps = [{**gap, "mono_ns": made.FIRST_NS + half_second * NS // 2} for half_second in range(40, 43)]
+    lost = [line for line in lines[:-1] if line["mono_ns"] not in [gap["mono_ns"] for gap in gaps]]
     path.unlink()
     file = LineFile(path)
-    file.append(*lines[:-1], gap, lines[-1])
+    file.append(*lost, *gaps, lines[-1])
     file.close()
     return record, paths
 
@@ -51,11 +48,13 @@ def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back
     figure = power_over_time(record, attempt_traces(paths), [])
     assert figure
     (gap,), (held,) = figure.spec["datasets"]["gaps"], figure.spec["datasets"]["throttling"]
-    assert (gap["t"], gap["why"]) == (20.0, "gpu:0: lost")
+    assert (gap["t"], gap["until"], gap["times"], gap["why"]) == (20.0, 21.5, 3, "gpu:0: lost")
+    parts = {part: [p["t"] for p in figure.spec["datasets"]["curves"] if p["part"] == part] for part in (0, 1)}
+    assert max(parts[0]) <= 20.0 and min(parts[1]) >= 21.5  # no line leads across
     assert (held["t"], held["until"], held["why"]) == (10.0, 15.0, "power limit")
-    assert "1 gap in the record (gpu:0: lost)" in figure.caption
+    assert "1 gap in the readings, 1.5 s in all (gpu:0: lost)" in figure.caption
     assert "5.0 s in which a card was held back (power limit)" in figure.caption
-    assert "counter 144 J, integral of power 142 J (-1.4 %)" in figure.caption
+    assert "counter 144 J, integral of power 131 J (-9.0 %)" in figure.caption  # the gap is not in the integral
 
 
 def test_a_trace_in_columns_tells_the_same_throttling(held_back) -> None:

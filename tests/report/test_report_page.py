@@ -10,7 +10,8 @@ import pytest
 
 from joulelab.errors import NotFoundError
 from joulelab.report import facts
-from joulelab.report.page import chart_library, write_report
+from joulelab.report.chart_library import chart_library
+from joulelab.report.page import write_report
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -99,3 +100,20 @@ def test_a_known_experiment_is_reproduced_by_name_and_changed_settings(made, mon
     monkeypatch.setattr(facts, "load_spec", lambda name: Shipped())
     command = facts.reproduce_command(record, tmp_path)
     assert command == "joulelab run made-labels-only seed=3 training.learning_rate=0.001"
+
+
+def test_the_chart_library_is_kept_and_made_anew_where_the_copy_was_changed(tmp_path: Path, monkeypatch) -> None:
+    made: list[str] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("vl_convert.javascript_bundle", lambda text: made.append(text) or f"{text} // </script>")
+    for builds in (1, 1):
+        chart_library.cache_clear()
+        assert "<\\/script>" in chart_library() and len(made) == builds
+    (kept,) = (tmp_path / "joulelab").glob("charts-*.js")
+    kept.write_text("alert(1)")
+    chart_library.cache_clear()
+    assert "vegaEmbed" in chart_library() and len(made) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    chart_library.cache_clear()
+    assert "vegaEmbed" in chart_library() and len(made) == 3
+    chart_library.cache_clear()

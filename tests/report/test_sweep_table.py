@@ -14,7 +14,7 @@ from joulelab.report.sweep_figures import sweep_figures
 from joulelab.report.sweep_table import interval_text, sweep_data, sweep_headline, sweep_view
 from joulelab.report.training_table import training_grids
 from joulelab.runs.groups import GroupRecord, Member, varying
-from joulelab.runs.record import ErrorRecord, Result
+from joulelab.runs.record import ErrorRecord, PhaseRecord, Result
 from joulelab.stats import Interval
 from joulelab.units import three_digits
 
@@ -78,6 +78,14 @@ def sweep(records: list[Any], tmp_path: Path) -> Sweep:
 
 def test_the_table_as_a_terminal_shows_it(sweep: Sweep, golden: Any) -> None:
     golden("sweep.txt", render_text(sweep_view(sweep), width=120))
+
+
+def test_checkpoints_say_how_long_they_held_the_training_up(records: list[Any]) -> None:
+    trained = records[0].stage("model.train")
+    saved = PhaseRecord(count=4, sum_s=0.32, mean_s=0.08, p50_s=0.08, p95_s=0.09, max_s=0.09)
+    held_up = trained.model_copy(update={"phases": {"checkpoint": saved}})
+    record = records[0].model_copy(update={"stages": (held_up,)})
+    assert training_grids(record)[1].note == "4 checkpoints held the training up for 80 ms each, 0.32 s in all."
 
 
 def test_a_training_as_a_terminal_shows_it(records: list[Any], golden: Any) -> None:

@@ -45,13 +45,13 @@ def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
 
 def test_an_energy_ratio_whose_interval_holds_1_is_not_resolved(made, verdict_on) -> None:
     text = about(verdict_on(made.demo_records()), "response + feature KD takes")
-    assert "1.22x [0.94, 1.57] (not resolved: n=2; would need about 3)" in text
+    assert "1.22x [0.94, 1.57], not resolved (n=2; would need about 3)," in text
     assert "6.45x [5.55, 7.50] with the teacher included; the teacher is 81 % of that bill" in text
 
 
 def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
     found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
-    assert "1.08x (not resolved: n=1, and one repeat tells no spread)" in about(found, "response KD takes")
+    assert "1.08x, not resolved (n=1, and one repeat tells no spread)," in about(found, "response KD takes")
     assert "not resolved" in found.headline
 
 

@@ -4,6 +4,7 @@ import fcntl
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 
 from joulelab.errors import JoulelabError
 from joulelab.meter import trace_columns, trace_parquet
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.recorder import STANDBY_S
 from joulelab.meter.series import load_trace
+from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_header, read_lines
 from joulelab.meter.trace_parquet import copy_to_parquet, write_parquet
 from joulelab.meter.vitals import load_vitals
@@ -148,13 +152,65 @@ def test_a_trace_that_may_still_grow_is_left_alone(folder, store):
     assert "no closing line" in compact_run(paths).kept[0]
     lock = os.open(jsonl.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert "at work" in compact_run(paths, nobody_writes=True).kept[0]
+    assert "at work" in compact_run(paths, dead_before=2).kept[0]
     os.close(lock)
     old = jsonl.stat().st_mtime - 10_000
     os.utime(jsonl, (old, old))  # of another machine, and long silent: nobody will write the closing line
     done = compact_ended(store)
     assert (done.traces, done.kept, jsonl.exists()) == (1, (), False)
     assert compact_ended(store).traces == 0
+
+
+def test_ranks_of_a_host_share_a_trace_that_becomes_parquet_when_the_last_has_ended(tmp_path):
+    paths = RunPaths(tmp_path)
+    config = EnergyConfig(gpus="none", estimate_cpu=True, sample_interval_s=0.1)
+    first, second = (Meter(paths.trace("node", 1), paths.events("node", rank, 1), config) for rank in (0, 1))
+    first.start()
+    second.start()
+    first.stop()  # its recorder wrote a closing line; the other one takes over
+    assert "another process" in compact_run(paths).kept[0]
+    time.sleep(2 * STANDBY_S)
+    assert "at work" in compact_run(paths, dead_before=2).kept[0]
+    second.stop()
+    assert compact_run(paths).traces == 1
+    ((_, _, path),) = paths.traces()
+    assert [line["kind"] for line in read_lines(path)].count("end") == 2
+
+
+def test_a_recorder_that_comes_after_the_copy_goes_on_with_the_whole_trace(folder):
+    paths = RunPaths(folder)
+    ((host, attempt, parquet),) = paths.traces()
+    before = list(read_lines(parquet))
+    late = Meter(paths.trace(host, attempt), paths.events(host, 1, attempt), EnergyConfig(gpus="none"))
+    late.start()
+    late.stop()
+    ((_, _, path),) = paths.traces()
+    assert path.suffix == ".jsonl"
+    after = list(read_lines(path))
+    assert after[: len(before)] == before
+    assert [line["kind"] for line in after[len(before) :]][:1] == ["header"]
+    assert compact_run(paths).traces == 1
+
+
+def test_every_host_of_a_run_is_looked_at_by_itself(tmp_path):
+    paths = RunPaths(tmp_path)
+    for host in ("node1", "node2.rack"):
+        write(paths.trace(host, 1), LINES)
+        write(paths.events(host, 0, 1), [])
+    ring = paths.events("node2.rack", 0, 1).with_suffix(".ring")
+    ring.touch()
+    assert "node2.rack.1.jsonl: another process" in compact_run(paths).kept[0]
+    assert [path.name for _, _, path in paths.traces()] == ["node1.1.parquet", "node2.rack.1.jsonl"]
+    ring.unlink()
+    assert compact_run(paths).traces == 1
+
+
+def test_a_killed_attempts_trace_is_copied_when_the_next_one_ends(folder):
+    paths, jsonl = closed(folder, LINES[:-1])
+    paths.events("node", 0, 1).with_suffix(".ring").touch()
+    assert "another process" in compact_run(paths).kept[0]
+    assert compact_run(paths, dead_before=2).traces == 1
+    assert not jsonl.exists()
 
 
 def test_after_a_crash_between_copy_and_removal_the_next_look_finishes_it(folder):

@@ -11,6 +11,7 @@ from joulelab import clock
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import LineFile, header
 from joulelab.runs.attempt import create_run
+from joulelab.runs.paths import slug
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
 
@@ -35,14 +36,19 @@ def dead_pid():
     return child.pid
 
 
-def test_a_run_whose_process_lives_is_running(store):
+def test_a_run_whose_process_lives_is_running_and_has_no_grade_yet(store):
     paths = started(store)
-    assert load_record(paths.folder).status == "running"
+    record = load_record(paths.folder)
+    assert (record.status, record.validity.grade, record.validity.checks) == ("running", None, ())
+    assert {stage.validity.grade for stage in record.stages} <= {None}
+    assert not any("cut off" in note.text for note in record.validity.notes)
 
 
 def test_a_run_whose_process_is_gone_is_truncated_though_nobody_closed_it(store):
     paths = started(store, pid=dead_pid())
-    assert load_record(paths.folder).status == "truncated"
+    record = load_record(paths.folder)
+    assert (record.status, record.validity.grade) == ("truncated", "C")
+    assert any("cut off" in note.text for note in record.validity.notes)
 
 
 def test_a_run_on_another_machine_is_alive_while_its_trace_grows(store):
@@ -121,3 +127,19 @@ def test_runs_are_listed_oldest_first(store):
 
 def test_folder_names_carry_utc_time():
     assert clock.folder_stamp().endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("Überblick: KD (α=0.3)", "Überblick-KD-α-0.3"),
+        ("蒸留 実験", "蒸留-実験"),
+        ("e\u0301tude", "étude"),
+        ("<script>alert(1)</script>", "script-alert-1-script"),
+        ("../../etc", "etc"),
+        ("🔥", "run"),
+        ("é" * 200, "é" * 60),
+    ],
+)
+def test_a_name_stays_readable_in_its_folder_in_any_script(name, folder):
+    assert slug(name) == folder

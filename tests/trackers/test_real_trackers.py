@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,22 @@ def wandb_records(file):
             place += left
             continue
         _, length, kind = struct.unpack_from("<IHB", raw, place)
+        if place + 7 + length > len(raw):
+            return  # still being written
         piece += raw[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # whole, or the last piece
             yield Record.FromString(piece)
             piece = b""
+
+
+def whole(file, patience_s=30.0):
+    """Its records up to the closing one: W&B's own process writes them, and may do so after its `finish()` returned."""
+    give_up = time.monotonic() + patience_s
+    while not (found := list(wandb_records(file))) or not found[-1].HasField("exit"):
+        assert time.monotonic() < give_up, "W&B has not closed its file"
+        time.sleep(0.05)
+    return found
 
 
 def values(items):
@@ -92,7 +104,7 @@ def test_wandb_offline_has_every_step_and_no_secret(paths):
     needs("wandb")
     assert export_run(paths, record(paths), "wandb") == 4
     (file,) = paths.folder.glob("wandb/offline-run-*/run-*.wandb")
-    found = list(wandb_records(file))
+    found = whole(file)
     rows = [values(line.history.item) for line in found if line.history.item]
     told = [(row["teacher/train/step"], row["teacher/train/loss"]) for row in rows if "teacher/train/loss" in row]
     assert told == [(1, 4.0), (2, 3.0)]

@@ -17,7 +17,10 @@ Form = Literal["text", "markdown", "model-card", "codecarbon"]
 
 def bill(
     name: Annotated[
-        str, typer.Argument(metavar="ARTEFACT|RUN", help="A run, `RUN/ARTEFACT`, an artefact's folder, or its key.")
+        str,
+        typer.Argument(
+            metavar="ARTEFACT|RUN", help="A run or group, `last`, `RUN/ARTEFACT`, an artefact's folder or key."
+        ),
     ],
     students: Annotated[
         int, typer.Option("--students", min=1, metavar="N", help="How many students share the teacher's joules.")

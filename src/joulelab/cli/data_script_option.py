@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from joulelab.errors import UsageError
 
 
@@ -14,7 +16,7 @@ def rehearsed(experiment: str) -> str:
     return str(settings["members"][0]["experiment"]) if is_group(settings) else experiment
 
 
-def script_settings(script: str, experiment: str) -> list[str]:
+def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> list[str]:
     """As `key.path=value`; what the user writes comes after them and wins."""
     from joulelab.distill.causal.data_scripts import settings_of
     from joulelab.runs.groups import is_group
@@ -24,4 +26,4 @@ def script_settings(script: str, experiment: str) -> list[str]:
     if is_group(settings):
         named = ", ".join(dict.fromkeys(str(member["experiment"]) for member in settings["members"]))
         raise UsageError(f"{experiment} is a group; a data script is a step of one experiment", f"name one of {named}")
-    return settings_of(script, str(settings["name"]))
+    return settings_of(script, str(settings["name"]), overrides)

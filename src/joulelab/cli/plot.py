@@ -100,7 +100,10 @@ def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | 
     except NotFoundError as error:
         raise NotFoundError(f"'{source}' is neither a file nor a run: {error.message}", error.hint) from None
     if (folder / "group.json").exists():
-        raise UsageError(f"{folder.name} is a group of runs", "plot its members one by one")
+        from joulelab.runs.selection import run_folders_of
+
+        newest = run_folders_of(folder.parent.parent, [str(folder)])[-1].name
+        raise UsageError(f"{folder.name} is a group of runs", f"plot one of them, as `joulelab plot {newest}`")
     from joulelab.meter.foreign.operators_jsonl import read_files
 
     traces = [trace for _, _, trace in RunPaths(folder).traces()]

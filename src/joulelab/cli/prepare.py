@@ -58,7 +58,7 @@ def dump(
     _start("prepare-dump", asked, force, estimate_cpu, dry_run, runs_dir, as_json)
 
 
-@app.command("binarize")
+@app.command("binarize", short_help="Tokenise a dump into a flat, memory-mapped store.")
 def binarize(
     file_path: Annotated[
         str, typer.Option("--file_path", "--file-path", help="Text with one document per line.")
@@ -101,7 +101,7 @@ def binarize(
     _start("prepare-binarize", asked, force, estimate_cpu, dry_run, runs_dir, as_json)
 
 
-@app.command("token-counts")
+@app.command("token-counts", short_help="Count how often each id occurs, for masking rare words.")
 def token_counts(
     data_file: Annotated[str, typer.Option("--data_file", "--data-file", help="A store that `binarize` has made.")],
     token_counts_dump: Annotated[
@@ -130,7 +130,7 @@ def token_counts(
     _start("prepare-token-counts", asked, force, estimate_cpu, dry_run, runs_dir, as_json)
 
 
-@app.command("extract-student")
+@app.command("extract-student", short_help="Make a student out of some of a teacher's layers.")
 def extract_student(
     model_name: Annotated[
         str, typer.Option("--model_name", "--model-name", help="The teacher: a hub id, a folder or a sample.")
@@ -178,7 +178,7 @@ def extract_student(
     _start("prepare-extract-student", asked, force, estimate_cpu, dry_run, runs_dir, as_json)
 
 
-@app.command("reviews")
+@app.command("reviews", short_help="Tokenise labelled reviews into a store.")
 def reviews(
     source: Annotated[
         str, typer.Argument(help="A hub dataset, a CSV, JSONL or Parquet file, a folder, or sample:reviews.")

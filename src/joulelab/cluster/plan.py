@@ -3,7 +3,9 @@
     data (CPU) -> teacher (GPU) -> students (an array over members) -> evaluation -> report (CPU)
 
 Only what was asked for has a job of its own; the job after it does the rest. `data` and `teacher` are parts of the
-first member that needs them: the others find its artefacts in the store, with their bill.
+first member that needs them: the others find its artefacts in the store, with their bill. A teacher's work in shards is
+an array of runs of their own, whose shares the first student joins; where members need different work of a teacher, one
+array after the other, as a later one finds what an earlier one made.
 """
 
 from __future__ import annotations
@@ -42,8 +44,6 @@ class PlannedJob:
     array: bool = False
     needs_gpu: bool = True
     one_node: bool = False
-    tasks: int | None = None
-    """Where it is an array of something else than runs."""
     after: str | None = None
 
 
@@ -55,8 +55,11 @@ def has_teacher(spec: RunSpec) -> bool:
     return bool(told)
 
 
-def usual_steps(specs: Sequence[RunSpec], both: bool = False) -> tuple[str, ...]:
-    """Where a job of its own pays: a teacher for several students, data for several runs, a report for a group."""
+def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -> tuple[str, ...]:
+    """Where a job of its own pays: a teacher for several students or in shards, data for several runs, a report for a
+    group."""
+    if shards > 1:
+        return ("data", "teacher", "students", "report") if len(specs) > 1 else ("data", "teacher", "students")
     if both:
         return ("data", "students", "report") if len(specs) > 1 else ("data", "students")
     if len(specs) == 1:
@@ -73,6 +76,13 @@ def read_steps(text: str) -> tuple[str, ...]:
     if "students" not in asked:
         raise UsageError("--steps leaves out the students", "they are what the others are for")
     return tuple(step for step in STEPS if step in asked)
+
+
+def require_shards(shards: int, steps: Sequence[str]) -> None:
+    if shards < 1:
+        raise UsageError(f"--shards {shards}: expected 1 or more", "--shards 8 splits the teacher's work over 8 tasks")
+    if shards > 1 and "teacher" not in steps:
+        raise UsageError(f"--shards {shards} splits the teacher's step, and --steps leaves it out", "add teacher to it")
 
 
 def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
@@ -99,10 +109,10 @@ def plan(
     report_on: Path,
     nodes: int = 1,
     ranks: int = 1,
-    first: str | None = None,
-    shards: int = 1,
+    shares: Sequence[Sequence[Path]] = (),
 ) -> tuple[PlannedJob, ...]:
-    """The jobs in order, each after the one before it. `first` is a command that is run before all of them."""
+    """The jobs in order, each after the one before it. `shares` are the runs that do a teacher's work in shards, a row
+    for each piece of such work."""
     jobs: list[PlannedJob] = []
 
     def add(step: str, about: str, command: str, **more: object) -> None:
@@ -112,18 +122,14 @@ def plan(
 
     several = f" --nodes {nodes} --ranks {ranks}" if nodes * ranks > 1 else ""
     folders, many = tuple(member.folder for member in members), len(members) > 1
-    if first is not None:
-        add(
-            "first",
-            f"What was asked to run first, in {shards} shards.",
-            _sharded(first, shards),
-            tasks=shards,
-            one_node=True,
-        )
     if "data" in steps:
         about = "Prepare the data, once for all runs."
         add("data", about, _run_part("data"), runs=folders[:1], needs_gpu=False, one_node=True)
-    if "teacher" in steps:
+    for tasks in shares:
+        about = f"The teacher's work in {len(tasks)} shards; whoever comes after joins them."
+        among = f" --nodes 1 --ranks {ranks}" if ranks > 1 else ""
+        add("teacher", about, _run_part(None) + among, runs=tuple(tasks), array=True, one_node=True)
+    if "teacher" in steps and not shares:
         taught = next((member.folder for member in members if member.has_teacher), folders[0])
         about = "Make the teacher and what it says, once for all students."
         add("teacher", about, _run_part("teacher") + several, runs=(taught,))
@@ -140,13 +146,3 @@ def plan(
 
 def _run_part(part: Part | None) -> str:
     return f'{_JOB} run "$run"' + (f" --part {part}" if part else "")
-
-
-def _sharded(command: str, shards: int) -> str:
-    """`{shard}` stands for this task's share, as in 3/8; each has a task of its own, on whichever node is free."""
-    if shards > 1 and "{shard}" not in command:
-        raise UsageError(
-            f"--shards {shards}, and the command does not say where its share goes",
-            "write {shard} where it takes one, as in: --first 'joulelab teacher-cache ... --shard {shard}'",
-        )
-    return f"bash -euc {shlex.quote(command.replace('{shard}', f'${{SLURM_ARRAY_TASK_ID}}/{shards}'))}"

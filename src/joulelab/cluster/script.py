@@ -82,9 +82,11 @@ def _array(tasks: int | None, at_once: int | None) -> str:
 
 def activation_lines(environment: Environment, python: str = sys.executable) -> list[str]:
     """What makes `python` the right one; the same lines are tried on this machine before anything is submitted."""
-    lines = [f"module load {' '.join(map(shlex.quote, environment.modules))}"] if environment.modules else []
+    lines = []
+    # conda's and modules' scripts read variables that are not set
+    if environment.modules:
+        lines.append(f"set +u; module load {' '.join(map(shlex.quote, environment.modules))}; set -u")
     if environment.conda:
-        # conda's and modules' scripts read variables that are not set
         lines.append(
             f'set +u; eval "$(conda shell.bash hook)"; conda activate {shlex.quote(environment.conda)}; set -u'
         )
@@ -103,4 +105,6 @@ def export_lines(job: JobScript, settings: JobSettings) -> list[str]:
         "TMPDIR": settings.scratch,
         **settings.export,
     }
-    return [f"export {name}={shlex.quote(value)}" for name, value in named.items() if value]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in named.items() if value]
+    # Python would quietly use another place where there is no such folder
+    return [*lines, 'mkdir -p "$TMPDIR"'] if settings.scratch else lines

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from joulelab import lookup
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs.spec import Section, merge
 from joulelab.runs.spec_errors import explain
 from joulelab.runs.yaml_text import read_mapping
@@ -29,6 +29,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "l40s": {"gpus": 1, "gpu_type": "l40s", "cpus": 8, "memory": "64G", "time": "12:00:00"},
 }
 _TIME = re.compile(r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}")
+_MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
 
 
 class Environment(Section):
@@ -94,11 +95,36 @@ class JobSettings(Section):
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, each as `--option=value`."""
 
+    @field_validator("time", "memory", "partition", "cpu_partition", "account", mode="before")
+    @classmethod
+    def _text_in_quotes(cls, value: Any) -> Any:
+        """YAML reads 4:00:00 as 14400, and there is no telling it from a number."""
+        if isinstance(value, (int, float)):
+            raise ValueError(f'expected text in quotes, as in "4:00:00" or "64G", found the number {value}')
+        return value
+
     @field_validator("time")
     @classmethod
     def _time_as_slurm_writes_it(cls, value: str) -> str:
         if not _TIME.fullmatch(value):
-            raise ValueError("expected minutes, H:MM:SS or D-HH:MM:SS, as in 90, 4:00:00 or 2-00:00:00")
+            raise ValueError(
+                f"expected minutes, H:MM:SS or D-HH:MM:SS, as in 90, 4:00:00 or 2-00:00:00, found '{value}'"
+            )
+        return value
+
+    @field_validator("memory")
+    @classmethod
+    def _memory_as_slurm_writes_it(cls, value: str) -> str:
+        if value and not _MEMORY.fullmatch(value):
+            raise ValueError(f"expected a number and K, M, G or T, as in 64G or 512M, found '{value}'")
+        return value
+
+    @field_validator("sbatch")
+    @classmethod
+    def _options_of_sbatch(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = next((option for option in value if not option.startswith("-")), None)
+        if wrong is not None:
+            raise ValueError(f"expected options of sbatch, as in --mail-type=END, found '{wrong}'")
         return value
 
     @property
@@ -128,23 +154,34 @@ def job_settings(preset: str | None, asked: Mapping[str, Any], site: Path | None
     merged: dict[str, Any] = {}
     for layer in (*layers, asked):
         merged = merge(merged, layer)
-    return _checked(merged)
+    return _checked(merged, path)
 
 
 def _read_site(path: Path) -> dict[str, dict[str, Any]]:
+    if os.environ.get("JOULELAB_SLURM") == str(path) and not path.exists():
+        raise NotFoundError(f"JOULELAB_SLURM names {path}, and there is no such file", "docs/slurm.md has one")
     content = read_mapping(path) if path.exists() else {}
     unknown = set(content) - {"defaults", "presets"}
     if unknown:
         raise ConfigError(f"{path}: unknown key '{min(unknown)}'", "a site file has `defaults` and `presets`")
     found = {"defaults": content.get("defaults") or {}, "presets": content.get("presets") or {}}
-    for name, section in {"defaults": found["defaults"], **found["presets"]}.items():
-        if not isinstance(section, dict):
-            raise ConfigError(f"{path}: {name} holds '{section}', expected `key: value` lines")
+    for name, section in found.items():
+        _require_section(path, name, section)
+    for name, section in found["presets"].items():
+        _require_section(path, f"presets.{name}", section)
     return found
 
 
-def _checked(settings: Mapping[str, Any]) -> JobSettings:
+def _require_section(path: Path, name: str, section: Any) -> None:
+    if not isinstance(section, dict):
+        raise ConfigError(
+            f"{path}: {name} holds '{section}', expected `key: value` lines", "docs/slurm.md shows a file"
+        )
+
+
+def _checked(settings: Mapping[str, Any], path: Path) -> JobSettings:
     try:
         return JobSettings.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
-        raise explain(error, JobSettings) from None
+        hint = f"`joulelab submit --help` lists the options; {path} may set them too; nothing was submitted"
+        raise ConfigError(explain(error, JobSettings).message, hint) from None

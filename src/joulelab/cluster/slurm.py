@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ def tool(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+def this_job() -> str | None:
+    """The job this process runs in; a task of an array as `12_3`, for to Slurm the last task's bare number is all."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
 def submit(script: Path, after: str | None = None) -> str:
     """The id of the job; it waits until the job `after` has ended well."""
     dependency = [f"--dependency=afterok:{after}"] if after else []
@@ -50,7 +57,7 @@ def submit(script: Path, after: str | None = None) -> str:
     if done.returncode != 0:
         raise JoulelabError(
             f"sbatch refused {script.name}: {done.stderr.strip() or f'exit code {done.returncode}'}",
-            f"the script is {script}; options and the site file say what it asks for",
+            f"the script is {script}; options and site file say what it asks for, `sinfo` what there is",
         )
     return done.stdout.strip().partition(";")[0]  # with several clusters its name follows
 

@@ -13,6 +13,7 @@ from joulelab.cluster.plan import PlannedJob
 from joulelab.cluster.script import JobScript, script_text
 from joulelab.cluster.settings import JobSettings
 from joulelab.cluster.waiting_runs import close_queued
+from joulelab.errors import JoulelabError
 from joulelab.runs.paths import slug
 
 Submit = Callable[[Path, str | None], str]
@@ -21,7 +22,6 @@ Submit = Callable[[Path, str | None], str]
 def script_of(job: PlannedJob, folder: Path, store: Path, name: str, settings: JobSettings) -> str:
     """The text of one job of a folder."""
     place = folder / FOLDER
-    tasks = len(job.runs) if job.array else job.tasks
     return script_text(
         JobScript(
             name=f"{slug(name)}-{job.key}",
@@ -30,7 +30,7 @@ def script_of(job: PlannedJob, folder: Path, store: Path, name: str, settings: J
             log_folder=place,
             store=store,
             needs_gpu=job.needs_gpu,
-            array=tasks,
+            array=len(job.runs) if job.array else None,
             run=_task_list(place, job) if job.array else next(iter(job.runs), None),
             one_node=job.one_node,
         ),
@@ -46,7 +46,9 @@ def submit_plan(
     settings: JobSettings,
     submit: Submit = slurm.submit,
 ) -> JobsFile:
-    """Write the scripts and submit them in order. What was submitted before one is refused is cancelled again."""
+    """Write the scripts and submit them in order. What was submitted before one is refused is cancelled again, and its
+    runs say in Slurm's words why they never began.
+    """
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     submitted: list[SubmittedJob] = []
@@ -64,7 +66,9 @@ def submit_plan(
             write_jobs(folder, found)
     except BaseException as error:
         slurm.cancel(list(ids.values()))
-        close_queued({run for job in jobs for run in job.runs}, "truncated", f"never submitted: {error}")
+        closed = close_queued({run for job in jobs for run in job.runs}, "failed", f"never submitted: {error}")
+        if isinstance(error, JoulelabError) and closed:
+            error.hint = f"{error.hint}; with other options: joulelab submit --resume {folder.name} ..."
         raise
     return found
 
@@ -90,7 +94,7 @@ def _submitted(job: PlannedJob, job_id: str, script: Path) -> SubmittedJob:
         job_id=job_id,
         script=str(script),
         runs=tuple(run.name for run in job.runs),
-        array=job.array or job.tasks is not None,
+        array=job.array,
         after=job.after,
         submitted_at=clock.iso(clock.now().wall_s),
     )

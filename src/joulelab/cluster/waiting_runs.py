@@ -6,18 +6,28 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from joulelab.cluster.jobs_file import SubmittedJob, read_jobs
+from joulelab.cluster.jobs_file import FOLDER, SubmittedJob, read_jobs
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
 
+_HOME = "home.json"
+
 
 def home_of(folder: Path) -> Path:
-    """Where a run's jobs are written down: in its group where it was submitted with one, else in its own folder."""
+    """Where a run's jobs are written down: in its group or in the run it works for where it was submitted with one,
+    else in its own folder."""
     if read_jobs(folder) is not None or not RunPaths(folder).record.exists():
         return folder
+    if (folder / FOLDER / _HOME).exists():
+        return folder.absolute().parent / str(read_json(folder / FOLDER / _HOME)["home"])
     group = read_json(RunPaths(folder).record).get("group")
     return folder.absolute().parent / GROUPS_FOLDER / str(group) if group else folder
+
+
+def write_home(folder: Path, home: Path) -> None:
+    """A run that does a share of the work for others names the run or group that it was submitted with."""
+    write_json(folder / FOLDER / _HOME, {"home": os.path.relpath(home.absolute(), folder.absolute().parent)})
 
 
 def job_of(folder: Path, job_id: str | None) -> SubmittedJob | None:

@@ -71,12 +71,15 @@ class Watcher:
         return import_accounting(self._home)
 
     def _run_folders(self) -> list[Path]:
-        if not (self.folder / "group.json").exists():
-            return [self.folder]
-        store = self.folder.absolute().parent.parent
-        members = load_group(self.folder).members
-        found = [store / member.run_id for member in members if member.run_id is not None]
-        return [folder for folder in found if (folder / "run.json").exists()]
+        """The run or the group's members, and before them the runs that do shares of a teacher's work for them."""
+        store, found = self.folder.absolute().parent, [self.folder.absolute()]
+        if (self.folder / "group.json").exists():
+            store, members = store.parent, load_group(self.folder).members
+            found = [store / member.run_id for member in members if member.run_id is not None]
+        jobs = read_jobs(self._home) if self.folder == self._home else None
+        submitted = [store / run for job in (jobs.jobs if jobs else ()) for run in job.runs]
+        helping = [folder for folder in dict.fromkeys(submitted) if folder not in found]
+        return [folder for folder in (*helping, *found) if (folder / "run.json").exists()]
 
     def _jobs(self) -> tuple[JobLine, ...]:
         jobs = read_jobs(self._home)

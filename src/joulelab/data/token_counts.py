@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.token_store import TokenStore
+from joulelab.data.token_store import TokenStore, is_pickle
 from joulelab.errors import ConfigError, NotFoundError
 
 DEFAULT_SMOOTHING = 0.7
@@ -72,12 +72,22 @@ def counts_file(named: Path) -> Path:
     return named if named.suffix in (".npy", ".json") else named.with_name(_without_pickle(named.name) + ".npy")
 
 
-def read_counts(named: Path) -> NDArray[np.int64]:
-    file = named if named.is_file() and named.suffix in (".npy", ".json") else counts_file(named)
-    if not file.is_file():
-        raise NotFoundError(
-            f"there are no token counts {file.absolute()}", "`joulelab prepare token-counts` makes them"
+def require_counts(named: Path) -> Path:
+    """The file that is meant; a pickle is told from a file that is not there."""
+    file = counts_file(named)
+    if file.is_file():
+        return file
+    again = "joulelab prepare token-counts --data_file STORE --token_counts_dump OUT.npy"
+    if is_pickle(named):
+        raise ConfigError(
+            f"{named.absolute()} is a pickle; expected counts as .npy or .json",
+            f"a pickle can run code when it is opened, so we do not; count again: {again}",
         )
+    raise NotFoundError(f"there are no token counts {file.absolute()}", f"`{again}` makes them")
+
+
+def read_counts(named: Path) -> NDArray[np.int64]:
+    file = require_counts(named)
     try:
         text = file.read_text(encoding="utf-8") if file.suffix == ".json" else None
         counts = np.array(json.loads(text)) if text is not None else np.load(file, allow_pickle=False)

@@ -203,15 +203,27 @@ def _refuse_what_is_no_store(folder: Path) -> None:
         raise ConfigError(f"{place} holds no (complete) token store: {META} is missing", _WRITE_AGAIN)
 
 
-def _hint_for_file(path: Path) -> str:
+def is_pickle(path: Path) -> bool:
+    """By its first byte or its name; it is not opened."""
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        is_pickle = file.read(1) == b"\x80" or path.suffix.lower() in (".pickle", ".pkl")
-    if is_pickle:
+        return file.read(1) == b"\x80" or path.suffix.lower() in (".pickle", ".pkl")
+
+
+def _hint_for_file(path: Path) -> str:
+    if is_pickle(path):
         return (
             "a pickle can run code when it is opened, so we do not; make a store from the text it was made from: "
             "joulelab prepare binarize --file_path TEXT --tokenizer_name NAME --dump_file OUT"
         )
     return "name the folder that `joulelab prepare binarize` wrote"
+
+
+def refuse_pickle(path: Path) -> None:
+    """Ids that the old scripts left, named where text or a store is expected."""
+    if is_pickle(path):
+        raise ConfigError(f"{path.absolute()} is a pickle; expected text or a token store", _hint_for_file(path))
 
 
 def _mapped(path: Path, dtype: str, count: int) -> NDArray[Any]:

@@ -105,6 +105,14 @@ def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return call
 
 
+def add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor, factor: float = 1.0) -> None:
+    """sum += factor left @ right; in the same numbers without another matrix as large as the vocabulary."""
+    if left_VC.dtype == sum_VD.dtype:
+        sum_VD.addmm_(left_VC, right_CD, alpha=factor)
+    else:
+        sum_VD.add_(left_VC @ right_CD, alpha=factor)
+
+
 @dataclass(eq=False)
 class _Gradients:
     features_ND: Tensor
@@ -112,12 +120,13 @@ class _Gradients:
     bias_V: Tensor | None
 
     def add(self, rows: Any, grad_CV: Tensor, own_CD: Tensor, weight_VD: Tensor, scale: float) -> None:
-        there_CD = (grad_CV @ weight_VD).to(self.features_ND.dtype) / scale
+        there_CD = (grad_CV @ weight_VD).to(self.features_ND.dtype)
+        there_CD = there_CD if scale == 1 else there_CD / scale
         if isinstance(rows, slice):
             self.features_ND[rows] = there_CD
         else:
             self.features_ND.index_copy_(0, rows, there_CD)  # every row stands once in the order
-        self.weight_VD.add_(grad_CV.T @ own_CD, alpha=1 / scale)
+        add_product(self.weight_VD, grad_CV.T, own_CD, 1 / scale)
         if self.bias_V is not None:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=1 / scale)
 

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from typing import cast
 
-from joulelab.distill.classify_bench import TELEMETRY_FILE, Bench
+from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.distill.classify_data import tokenised_data
+from joulelab.distill.classify_layers import require_layers
 from joulelab.distill.classify_quality import evaluated, tell
 from joulelab.distill.classify_student import Guidance, trained_student
 from joulelab.distill.classify_teacher import answering, fine_tuned_teacher, judged_teacher, teacher_cache
 from joulelab.evaluate.classification import Predictions
-from joulelab.meter.telemetry import Telemetry
 from joulelab.runs.context import RunContext
 from joulelab.zoo.pretrained import load_classifier
 
 
 def run_classify(run: RunContext) -> None:
     spec = cast(ClassifySpec, run.spec)
-    with Telemetry(run.paths.folder / TELEMETRY_FILE, every=spec.telemetry_every) as telemetry:
-        bench = Bench(run, spec, tokenised_data(run, spec), telemetry)
-        guidance, teacher_says = guided(bench) if spec.needs_teacher else (None, None)
-        if spec.until == "student":
-            student = trained_student(bench, guidance)
-            found = evaluated(
-                bench, "student", "test",
-                lambda: load_classifier(str(student.folder), bench.classes, seed=0).to(bench.device), [student.bill],
-            )  # fmt: skip
-            tell(run, "student", found, teacher_says)
+    require_layers(spec)
+    bench = Bench(run, spec, tokenised_data(run, spec))
+    guidance, teacher_says = guided(bench) if spec.needs_teacher else (None, None)
+    if spec.until == "student":
+        student = trained_student(bench, guidance)
+        found = evaluated(
+            bench, "student", "test",
+            lambda: load_classifier(str(student.folder), bench.classes, seed=0).to(bench.device), [student.bill],
+        )  # fmt: skip
+        tell(run, "student", found, teacher_says)
 
 
 def guided(bench: Bench) -> tuple[Guidance | None, Predictions]:

@@ -1,4 +1,4 @@
-"""What every stage of `classify` works with: the run, its settings, the device, the sets, and the pace of training."""
+"""What every stage of `classify` works with: the run, its settings, the device, the sets, and the count of steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from joulelab.data import sources, tokenised
 from joulelab.data.tokenised import TokenisedSet
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.distill.prepare_delivery import bill_of
-from joulelab.meter.telemetry import Telemetry
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext, Stage
-
-TELEMETRY_FILE = "distill_power.csv"
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,6 @@ class Bench:
     run: RunContext
     spec: ClassifySpec
     data: Artifact
-    telemetry: Telemetry
 
     @cached_property
     def device(self) -> torch.device:
@@ -49,19 +45,16 @@ class Bench:
 
 
 class Pace(nn.Module):
-    """Counts the optimiser steps and paces the telemetry by them. A module, so that checkpoints keep the count."""
+    """Counts the optimiser steps. A module, so that checkpoints keep the count."""
 
     steps: Tensor
 
-    def __init__(self, telemetry: Telemetry) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self._telemetry = telemetry
 
     def after_step(self) -> None:
         self.steps += 1
-        if self._telemetry.every:
-            self._telemetry.step(int(self.steps))
 
 
 def from_elsewhere(run: RunContext, name: str, source: str, kind: str) -> Bill:

@@ -11,8 +11,8 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.text_sources import check_source
 from joulelab.errors import DependencyMissing
-from joulelab.runs.spec import RunSpec, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 
 class TextData(Section):
@@ -114,7 +114,7 @@ class DistillConfig(Section):
         return self.kd_alpha < 1 or self.needs_features
 
 
-class ClassifySpec(RunSpec):
+class ClassifySpec(TrainingRunSpec):
     """Text classification: fine-tune a teacher, cache what it says, train a student, evaluate both."""
 
     data: TextData = TextData()
@@ -135,8 +135,9 @@ class ClassifySpec(RunSpec):
     """Texts at a time where nothing is trained."""
     validate_every_epoch: bool = True
     """Look at the validation texts after every epoch, in a stage of its own; accuracy, F1, calibration, agreement."""
-    telemetry_every: int = Field(50, ge=0)
-    """Optimiser steps between rows of `distill_power.csv`; 0: only at the start and after each validation."""
+    telemetry_every: int | None = Field(50, ge=0)
+    """Optimiser steps between rows of `distill_power.csv`, beside a row where a training starts and one after each
+    validation; 0: those alone; nothing: no such file."""
 
     @property
     def needs_teacher(self) -> bool:

@@ -1,6 +1,6 @@
 """How good teacher and student are: on validation samples after every epoch, on test samples at the end.
 
-Looking is no training: each look is billed to a stage of its own, and leaves the telemetry a row.
+Looking is no training: each look is billed to a stage of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import nn
 
 from joulelab.distill.classify_bench import Bench, Pace
 from joulelab.evaluate.classification import Predictions, load_predictions, predict, quality
-from joulelab.meter.telemetry import Telemetry
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.record import Result
@@ -25,7 +24,6 @@ class EpochValidation:
     stopping follows."""
 
     run: RunContext
-    telemetry: Telemetry
     stage: str
     predict: Callable[[], Predictions]
     tokens_per_look: int
@@ -43,7 +41,6 @@ class EpochValidation:
         self.run.log(steps, stage=self.stage, epoch=round(epoch, 3), loss=found.loss(), **numbers)
         self.run.result(f"{self.stage}.accuracy.epoch_{round(epoch, 2):g}", figures["accuracy"])
         self._count(-(-steps // self.every_steps), len(found.labels))
-        self.telemetry.log_once()
         return found.loss()
 
     def _count(self, looks: int, samples: int) -> None:

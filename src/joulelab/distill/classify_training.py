@@ -1,4 +1,4 @@
-"""One training stage of a classifier, whoever is trained: the loop, its validation after every epoch, its telemetry."""
+"""One training stage of a classifier, whoever is trained: the loop, and its validation after every epoch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from joulelab.data.batches import BatchStream
 from joulelab.distill.classify_bench import Bench, Pace
 from joulelab.distill.classify_quality import EpochValidation
 from joulelab.evaluate.classification import Predictions, predict
-from joulelab.meter.telemetry import Telemetry
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 from joulelab.train.precision import autocast
@@ -46,17 +45,15 @@ class Validation:
     """What the teacher says about the same samples, where the student is to be set beside it."""
 
 
-def train(
-    run: RunContext, telemetry: Telemetry, lesson: Lesson, batches: BatchSource[Any], validation: Validation | None
-) -> None:
-    config, pace, stage = lesson.config, Pace(telemetry), f"{lesson.who}.validate"
+def train(run: RunContext, lesson: Lesson, batches: BatchSource[Any], validation: Validation | None) -> None:
+    config, pace, stage = lesson.config, Pace(), f"{lesson.who}.validate"
     steps_per_epoch = -(-batches.batches_per_epoch // config.accumulate)
     every = config.evaluate_every_steps or (steps_per_epoch if validation and validation.every_epoch else None)
     look = None
     if validation is not None and every is not None:
         config = config.model_copy(update={"evaluate_every_steps": every})
         look = EpochValidation(
-            run, telemetry, stage, validation.predict, validation.tokens, pace, steps_per_epoch, every,
+            run, stage, validation.predict, validation.tokens, pace, steps_per_epoch, every,
             validation.teacher,
         )  # fmt: skip
     task = Assignment(
@@ -82,7 +79,7 @@ def train_on_texts(bench: Bench, lesson: Lesson, looks: bool = True, teacher: Pr
             return predict(lesson.model, held_out, size, bench.device, lambda samples, tokens: None)
 
     validation = Validation(answers, bench.spec.validate_every_epoch, held_out.tokens_total, teacher)
-    train(bench.run, bench.telemetry, lesson, batches, validation if looks else None)
+    train(bench.run, lesson, batches, validation if looks else None)
 
 
 class PacedObjective:

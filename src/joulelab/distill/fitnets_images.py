@@ -18,7 +18,7 @@ from joulelab.data.batch_source import ShuffledRows
 from joulelab.data.image_folder import FolderImages
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.images import SyntheticImages
-from joulelab.distill.classify_bench import TELEMETRY_FILE, device_of, from_elsewhere
+from joulelab.distill.classify_bench import device_of, from_elsewhere
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
 from joulelab.distill.classify_quality import tell
@@ -30,7 +30,6 @@ from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.evaluate.images import predict_images
-from joulelab.meter.telemetry import Telemetry
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
@@ -46,15 +45,14 @@ TEACHER_SEED = 0  # its own, so that all students of a comparison share one teac
 
 def run_fitnets_images(run: RunContext) -> None:
     spec = cast(FitnetsImagesSpec, run.spec)
-    with Telemetry(run.paths.folder / TELEMETRY_FILE, every=spec.telemetry_every) as telemetry:
-        lab = _Lab(run, spec, telemetry)
-        teacher, said = None, None
-        if spec.needs_teacher:
-            teacher = lab.trained_teacher()
-            said = lab.evaluated("teacher", spec.teacher, teacher)
-            tell(run, "teacher", said)
-        student = lab.trained_student(teacher)
-        tell(run, "student", lab.evaluated("student", spec.student, student), said)
+    lab = _Lab(run, spec)
+    teacher, said = None, None
+    if spec.needs_teacher:
+        teacher = lab.trained_teacher()
+        said = lab.evaluated("teacher", spec.teacher, teacher)
+        tell(run, "teacher", said)
+    student = lab.trained_student(teacher)
+    tell(run, "student", lab.evaluated("student", spec.student, student), said)
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class _Lab:
 
     run: RunContext
     spec: FitnetsImagesSpec
-    telemetry: Telemetry
 
     @cached_property
     def device(self) -> torch.device:
@@ -144,7 +141,7 @@ class _Lab:
         held_out = self._open(self.spec.data.validation)
         looks = Validation(lambda: predict_images(model, held_out, self.device), every_epoch=True)
         lesson = Lesson(who, what, model, objective, config, seed)
-        train(self.run, self.telemetry, lesson, batches, looks if what == "train" else None)
+        train(self.run, lesson, batches, looks if what == "train" else None)
 
     def _build(self, config: CnnConfig, seed: int) -> nn.Module:
         transformers = import_transformers()

@@ -11,8 +11,8 @@ from joulelab.data import sources
 from joulelab.data.splits import parse_split
 from joulelab.distill.classify_config import DistillConfig, require_frameworks
 from joulelab.errors import ConfigError
-from joulelab.runs.spec import RunSpec, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 SYNTHETIC = "synthetic"
 
@@ -62,7 +62,7 @@ class ImageDistill(DistillConfig):
     """In every step."""
 
 
-class FitnetsImagesSpec(RunSpec):
+class FitnetsImagesSpec(TrainingRunSpec):
     """Image classification: train a ResNet, lead a small CNN to its maps, train it on responses, evaluate both."""
 
     data: ImageData = ImageData()
@@ -77,8 +77,9 @@ class FitnetsImagesSpec(RunSpec):
     """What the student learns from."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU where there is one."""
-    telemetry_every: int = Field(50, ge=0)
-    """Optimiser steps between rows of `distill_power.csv`; 0: only at the start and after each validation."""
+    telemetry_every: int | None = Field(50, ge=0)
+    """Optimiser steps between rows of `distill_power.csv`, beside a row where a training starts and one after each
+    validation; 0: those alone; nothing: no such file."""
 
     @property
     def needs_teacher(self) -> bool:

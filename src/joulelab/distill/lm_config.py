@@ -14,11 +14,11 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.token_counts import counts_file
-from joulelab.data.token_store import find_store
+from joulelab.data.token_counts import require_counts
+from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.errors import ConfigError, DependencyMissing
-from joulelab.runs.spec import RunSpec, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 StudentType = Literal["distilbert", "roberta", "gpt2"]
 TeacherType = Literal["bert", "roberta", "gpt2"]
@@ -212,7 +212,7 @@ class LmDistillation(Section):
         return not self.mlm or (self.compares_logits and not self.restrict_ce_to_mask)
 
 
-class LmDistillSpec(RunSpec):
+class LmDistillSpec(TrainingRunSpec):
     """Distil a masked or causal language model: tokens, teacher, student, and the validation loss of both."""
 
     seed: int = Field(56, ge=0)
@@ -261,10 +261,12 @@ class LmDistillSpec(RunSpec):
         for name in (self.data.source, self.teacher.teacher_name, *models):
             if name and name != OF_TEACHER:
                 sources.parse(name)
-        counts = counts_file(Path(self.data.token_counts)) if self.data.token_counts else None
-        for file in (self.student.student_config and Path(self.student.student_config), counts):
-            if file and not file.is_file():
-                raise ConfigError(f"there is no file {file.absolute()}", "check the path")
+        refuse_pickle(Path(self.data.source))
+        if self.data.token_counts:
+            require_counts(Path(self.data.token_counts))
+        student_config = self.student.student_config and Path(self.student.student_config)
+        if student_config and not student_config.is_file():
+            raise ConfigError(f"there is no file {student_config.absolute()}", "check the path")
         for config in (self.training, self.teacher.training):
             for name in config.stats if config else ():
                 lookup.TRAINER_STATS.require(name)

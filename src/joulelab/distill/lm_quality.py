@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +61,9 @@ class Examiner:
             return found, batch.predicted
 
         found = token_loss(model, self.batches, loss_of, self.device, self.precision, self.tick)
-        return LmQuality(found.mean, found.perplexity, found.tokens, self.unigram())
+        return LmQuality(found.mean, found.perplexity, found.tokens, self.unigram)
 
+    @cached_property
     def unigram(self) -> float:
         every = range(self.batches.batches_per_epoch)
         targets = np.concatenate([self.batches.at(0, index)["targets"].numpy() for index in every])

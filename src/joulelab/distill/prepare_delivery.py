@@ -45,6 +45,11 @@ def bill_of(run: RunContext, name: str, path: Path, kind: str, written: str | No
     return run.uses(name, bill if bill is not None else external(written, kind, f"{written}@{sha256[:16]}"))
 
 
+def delivered_bill(path: Path) -> Bill | None:
+    """Of a copy that a step delivered and nobody has changed since; nothing for any other file or folder."""
+    return _original(path, sources.content_hash(path)) if _note_of(path).is_file() and path.exists() else None
+
+
 def _original(path: Path, sha256: str) -> Bill | None:
     try:
         note = json.loads(_note_of(path).read_text(encoding="utf-8"))

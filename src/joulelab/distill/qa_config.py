@@ -13,8 +13,8 @@ from joulelab.data import sources
 from joulelab.data.squad import Question, parse_squad, read_squad
 from joulelab.data.squad_synthetic import SYNTHETIC, synthetic_document
 from joulelab.errors import ConfigError, DependencyMissing
-from joulelab.runs.spec import RunSpec, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 # [CLS] question [SEP] paragraph [SEP]; RoBERTa has one more
 _MOST_SPECIAL_TOKENS = 4
@@ -120,7 +120,7 @@ class QaEvaluation(Section):
     """Windows at a time."""
 
 
-class SquadSpec(RunSpec):
+class SquadSpec(TrainingRunSpec):
     """Question answering: DistilBERT's second step, on files in SQuAD's format."""
 
     data: SquadData = SquadData()

@@ -105,6 +105,7 @@ class Graphed:
     """A forward pass captured as one CUDA graph; each call copies the inputs into its buffers and launches it."""
 
     def __init__(self, run: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        self._kept = run  # and the weights behind it: the graph knows their addresses alone
         self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
         self._buffers = [value.clone() for value in self._inputs]
         buffers = iter(self._buffers)

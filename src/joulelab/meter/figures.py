@@ -32,6 +32,8 @@ class EnergyFigure(Frozen):
     reason: str | None = None
     """Why there is no figure, or what is wrong with it."""
     fix: str | None = None
+    lower_bound: bool = False
+    """Work that belongs to it was done where no meter saw it: it took these joules at least."""
 
     @property
     def measured(self) -> bool:
@@ -64,4 +66,5 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         gain_error_rel=sum(gains) / abs(energy_j) if energy_j else max((p.gain_error_rel or 0.0) for p in present),
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
+        lower_bound=any(part.lower_bound for part in parts),
     )

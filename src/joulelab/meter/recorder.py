@@ -31,7 +31,7 @@ from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseBook
 from joulelab.meter.rank_wishes import RankWishes
 from joulelab.meter.sensors import Line, Sensor, SensorUnavailable
-from joulelab.meter.trace import LineFile, header
+from joulelab.meter.trace import LineFile, header, open_trace
 
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
@@ -110,7 +110,7 @@ class Recorder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return
-        self._trace = LineFile(Path(self._job.trace))
+        self._trace = open_trace(Path(self._job.trace))
         self._open_sensors()
         self._read_due(everything=True)
 

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,7 @@ COLUMNS = (
     "temperature_C",
     "cpu_utilization_percent",
 )
+FILE_NAME = "distill_power.csv"
 POWER_INSTANT_FIELD = 186  # the plain power call is a 1 s average on recent cards
 log = logging.getLogger("joulelab")
 
@@ -44,7 +46,7 @@ Row = dict[str, object]
 class Telemetry:
     """Logs at the start, every `every` steps through `step()`, and whenever `log_once()` is called."""
 
-    def __init__(self, path: str | Path = "distill_power.csv", every: int = 0, gpus: str = "auto") -> None:
+    def __init__(self, path: str | Path = FILE_NAME, every: int = 0, gpus: str = "auto") -> None:
         if every < 0:
             raise UsageError(f"every={every}: expected 0 (only when asked) or a number of steps")
         self.path = Path(path)
@@ -57,7 +59,7 @@ class Telemetry:
 
     def __enter__(self) -> Telemetry:
         self._file = _open_table(self.path)
-        self._began_s = time.monotonic()
+        self._began_s = time.monotonic() - _age_s(self.path)
         self._attempt("no GPU telemetry", self._open_gpus)
         self._attempt("no CPU telemetry", _cpu_percent)  # the first call only sets the start of the next interval
         self.log_once()
@@ -177,6 +179,16 @@ def _open_table(path: Path) -> int:
     elif not before.endswith(b"\n"):
         _write(file, b"\n")  # a row cut off by a kill stays one broken row
     return file
+
+
+def _age_s(path: Path) -> float:
+    """Seconds since the table's first row: whoever goes on in it counts from there, so that time never falls back."""
+    with path.open(encoding="utf-8", newline="") as file:
+        first = next(csv.DictReader(file), {})
+    try:
+        return max(0.0, time.time() - datetime.fromisoformat(first.get("timestamp") or "").timestamp())
+    except ValueError:  # no row yet, or one that a kill cut off
+        return 0.0
 
 
 def _append(file: int, rows: list[Row]) -> None:

@@ -97,6 +97,21 @@ def where_now(path: Path) -> Path:
     return copy if path.suffix == ".jsonl" and not path.exists() and copy.exists() else path
 
 
+def open_trace(path: Path) -> LineFile:
+    """For a recorder: a trace that became Parquet while this one stood by is JSONL again first, whole."""
+    closed = where_now(path)
+    if closed != path:
+        temporary = path.with_suffix(".reopened")
+        temporary.unlink(missing_ok=True)
+        copy = LineFile(temporary)
+        for line in read_lines(closed):
+            copy.append(line)
+        copy.sync()
+        copy.close()
+        temporary.replace(path)
+    return LineFile(path)
+
+
 def read_header(path: Path) -> dict[str, Any]:
     first = next(read_lines(path), {})
     return first if first.get("kind") == "header" else {}

@@ -12,7 +12,7 @@ import joulelab
 from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import GridFactor
-from joulelab.report.energy_bill import COMPONENTS, BillLine, EnergyBill
+from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
 from joulelab.report.joules import method_words
 from joulelab.runs.carbon import Co2e
 from joulelab.units import J_PER_KWH, J_PER_WH
@@ -42,6 +42,7 @@ def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
         "together": _figure(bill.whole),
         "adds_estimates_to_measurements": bill.mixed,
         "unknown": list(bill.unknown),
+        "lower_bound": bill.whole.lower_bound,
         "by_component": {name: _figure(bill.component(name)) for name in COMPONENTS},
         "co2e": co2e.model_dump() if co2e else None,
         "lines": [_line(bill, line, "own") for line in bill.own]
@@ -70,14 +71,17 @@ def _figure(figure: EnergyFigure | None) -> dict[str, Any] | None:
 
 def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> str:
     """The Hub's `co2_eq_emissions` in grams, with what it rests on in words: a bare number could mean anything."""
+    if bill.kind == "group":
+        raise UsageError(f"{bill.title} is a group, and a model card is of one model", "name the run that made it")
     if co2e is None or grid is None:
         raise UsageError("a model card wants grams of CO2e", NO_GRID)
     low_g, high_g = _grams(co2e)
     whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
     unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
+    least = "at least " if whole.lower_bound else ""
     source = (
-        f"joulelab {joulelab.__version__}: {(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh "
+        f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh "
         f"({method_words(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
         f"on the grid {grid.name}, {grid.year}{unknown}"
     )

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.energy_bill import COMPONENTS, BillLine, EnergyBill
+from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
 from joulelab.report.grid import Grid, make_grid, to_markdown, to_rich
 from joulelab.report.joules import method_words
 from joulelab.report.wording import NOTHING, gain, grams, joules, listed
@@ -44,19 +44,25 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     whole, scale = bill.whole, gain([bill.whole])
     words = method_words(whole, bill.mixed)
     shared = f" when {bill.students} students share the teacher" if bill.students > 1 else ""
-    opening = f"{bill.title} took {joules(whole)} ({words}){shared}"
-    if bill.inherited_figure is not None:
-        opening += f": {joules(bill.own_figure)} itself, {joules(bill.inherited_figure)} inherited"
+    opening = f"{bill.title} took {joules(whole).replace('≥', 'at least')} ({words}){shared}"
+    inherited = bill.inherited_figure
+    if inherited is not None and inherited.energy_j is not None:
+        opening += f": {joules(bill.own_figure)} itself, {joules(inherited)} inherited"
     texts = [opening + "."]
     if scale:
         texts.append(f"± is the random 95 % half-width; the scale may be off by {scale}.")
     if bill.mixed:
         texts.append("The sum adds estimates to measurements.")
-    if bill.unknown:
-        texts.append(f"In no sum, because nobody measured it here: what {listed(list(bill.unknown))} took to make.")
+    if bill.unmetered:
+        texts.append(f"A lower bound: no meter of its run saw {listed(list(bill.unmetered))}.")
+    made_elsewhere = [name for name in bill.unknown if name not in bill.unmetered]
+    if made_elsewhere:
+        texts.append(f"In no sum, because nobody measured it here: what {listed(made_elsewhere)} took to make.")
     if bill.kind == "run" and bill.record and bill.record.status == "running":
         texts.append("The run still goes on: these are the joules so far.")
-    if bill.provisional:
+    if bill.kind == "group" and bill.provisional:
+        texts.append("A run of the group still goes on: these are the joules so far.")
+    elif bill.provisional:
         texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
     if co2e:
         texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high)}.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from joulelab.errors import UsageError
 from joulelab.meter.figures import missing
-from joulelab.report.compare_rows import TRAINING_STAGES, make_row
+from joulelab.report.compare_rows import TRAINING_STAGES, make_row, only_infers
 from joulelab.report.comparison import (
     ComparedRun,
     Comparison,
@@ -62,12 +62,15 @@ def compare(
         finished.setdefault(record.label, []).append(compared_run(record, folder, measure))
     baseline = finished.get(group.baseline, [])
     labels = list(dict.fromkeys([*(member.label for member in group.members), *finished]))
+    trained = any(not only_infers(record) for record in done)
     return Comparison(
         name=group.name,
         about=group.about,
         baseline=group.baseline,
         measure=measure,
-        rows=tuple(make_row(group.baseline, finished[label], baseline) for label in labels if label in finished),
+        rows=tuple(
+            make_row(group.baseline, finished[label], baseline, trained) for label in labels if label in finished
+        ),
         incomplete=_incomplete(group, records),
         records=tuple(records),
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from joulelab.meter.figures import EnergyFigure, total
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Role, Row, StageMean
 from joulelab.report.differences import energy_ratio, quality_difference
-from joulelab.report.joules import ancestor_figure, mean_figure
+from joulelab.report.joules import ancestor_figure, known_sum, mean_figure
 from joulelab.report.quality import share_interval
+from joulelab.runs.bills import Ancestor
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
 
@@ -16,10 +18,13 @@ TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
-def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRun]) -> Row:
+def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRun], trained: bool = True) -> Row:
+    """`trained`: some row of the comparison trained a model; one that only uses a model is then no rival of it."""
     label = runs[0].record.label
     own = label == baseline_label
     role: Role = "baseline" if own else "teacher" if is_teacher(runs[0].record) else "method"
+    if role == "method" and trained and only_infers(runs[0].record):
+        role = "inference"
     own_mean, inherited = mean_figure(run.joules.own for run in runs), _mean_inherited(runs)
     values = [run.quality.result.value for run in runs if run.quality]
     return Row(
@@ -49,6 +54,11 @@ def is_teacher(record: RunRecord) -> bool:
     return any(name.startswith("teacher.") for name in names) and not any(name.startswith("student.") for name in names)
 
 
+def only_infers(record: RunRecord) -> bool:
+    """A run that tells what a model costs in use."""
+    return any(stage.name.startswith("infer.") for stage in record.stages) and training_stage(record) is None
+
+
 def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
     """Of the test set where quality is a share of its items; else over the repeats."""
     if not values:
@@ -59,13 +69,14 @@ def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
 
 def _stages(runs: list[ComparedRun]) -> tuple[StageMean, ...]:
     """Inherited stages first, as they came first, then the run's own in order; idle baselines belong to no bill."""
-    inherited: dict[str, dict[str, EnergyFigure]] = {}
+    inherited: dict[str, dict[tuple[str, ...], EnergyFigure]] = {}
     own: dict[str, list[EnergyFigure]] = {}
     for run in runs:
-        for ancestor in run.record.inherited:
-            name = " + ".join(ancestor.stages) or ancestor.name
+        for name, found in _by_stages(run.record.inherited).items():
             # by key: an ancestor that all seeds share is one measurement, and repeating it makes it no surer
-            inherited.setdefault(name, {})[ancestor.key] = ancestor_figure(ancestor, run.record.policy)
+            figures = [ancestor_figure(ancestor, run.record.policy) for ancestor in found]
+            keys = tuple(sorted(ancestor.key for ancestor in found))
+            inherited.setdefault(name, {})[keys] = figures[0] if len(figures) == 1 else known_sum(figures)
         for stage in run.record.stages:
             if not stage.outside_totals:
                 own.setdefault(stage.name, []).append(stage.best)
@@ -73,6 +84,14 @@ def _stages(runs: list[ComparedRun]) -> tuple[StageMean, ...]:
         *(StageMean(name, True, mean_figure(parts.values())) for name, parts in inherited.items()),
         *(StageMean(name, False, mean_figure(parts)) for name, parts in own.items()),
     )
+
+
+def _by_stages(ancestors: Sequence[Ancestor]) -> dict[str, list[Ancestor]]:
+    """Several with the same stages are shares of one piece of work: together they are what it took."""
+    found: dict[str, list[Ancestor]] = {}
+    for ancestor in ancestors:
+        found.setdefault(" + ".join(ancestor.stages) or ancestor.name, []).append(ancestor)
+    return found
 
 
 def _share_ancestors(runs: list[ComparedRun]) -> bool:
@@ -89,7 +108,7 @@ def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
 def _mean_with_teacher(runs: list[ComparedRun], own: EnergyFigure, inherited: EnergyFigure | None) -> EnergyFigure:
     if own.energy_j is None or not _share_ancestors(runs):
         return mean_figure(run.joules.with_teacher for run in runs)
-    return own if inherited is None or inherited.energy_j is None else total([own, inherited])
+    return own if inherited is None else known_sum([own, inherited])
 
 
 def _teacher_share(runs: list[ComparedRun]) -> float | None:

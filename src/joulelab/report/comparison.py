@@ -11,8 +11,9 @@ from joulelab.report.joules import RunJoules
 from joulelab.report.quality import Measure, Quality
 from joulelab.runs.record import Result, RunRecord
 from joulelab.stats import Interval, PairedDifference
+from joulelab.units import percent_text
 
-Role = Literal["baseline", "method", "teacher"]
+Role = Literal["baseline", "method", "teacher", "inference"]
 SIGNIFICANT = 0.05
 
 
@@ -122,6 +123,16 @@ class Row:
     """None for the baseline itself."""
     own_ratio: EnergyRatio | None
     full_ratio: EnergyRatio | None
+
+    @property
+    def unmetered(self) -> tuple[str, ...]:
+        """Work for it, done where no meter saw it: its joules with the teacher are a lower bound."""
+        return tuple(dict.fromkeys(name for run in self.runs for name in run.joules.unmetered))
+
+    @property
+    def teacher_share_text(self) -> str:
+        """Joules that nobody saw can only add to the teacher's share."""
+        return f"{'≥ ' if self.unmetered else ''}{percent_text(self.teacher_share, 0)}"
 
     @property
     def seeds_text(self) -> str:

@@ -78,6 +78,8 @@ def energy_ratio(
     ours = [method for _, method in pairs] if pairs else list(runs)
     count = min(len(ours), len(theirs))
     figures = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    if any(figure.lower_bound for side in figures for figure in side):
+        return EnergyRatio(None, count, "some of the teacher's work was not metered")
     if mixes_methods(figure for side in figures for figure in side):
         return EnergyRatio(None, count, "one side is measured and the other estimated")
     joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]

@@ -61,7 +61,7 @@ def finish(chart: Any, height: int, **data: Sequence[Mapping[str, Any]]) -> Spec
     """
     spec: Spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
-    ).to_dict()
+    ).to_dict(validate=False)  # our own specs, which a browser's test draws; checking them costs more than making
     # the page brings one version of the library along: a version in the spec could only cause a complaint
     spec.pop("$schema", None)
     return {**spec, "datasets": {name: list(rows) for name, rows in data.items()}} if data else spec

@@ -35,6 +35,11 @@ class Grid:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
+    @property
+    def of_words(self) -> bool:
+        """Few columns and no numbers in columns: such a table folds on a phone, where others scroll."""
+        return len(self.columns) <= 4 and sum(column.align == "right" for column in self.columns) <= 1
+
 
 def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: str = "") -> Grid:
     """`titles` are separated by `|`; `>` ends one of numbers, which stand on the right, `!` one of whole words."""

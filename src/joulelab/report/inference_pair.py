@@ -17,7 +17,7 @@ from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_rows import InferenceRow, inference_rows
 from joulelab.report.inference_words import with_doubt
 from joulelab.report.joules import mixes_methods
-from joulelab.report.parts import parts_of
+from joulelab.report.parts import NOT_METERED, parts_of
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
@@ -33,6 +33,7 @@ class Pair:
     """Items in what the rows count: the tokens of a response, else 1."""
     found: Payback | None
     reason: str = ""
+    """Why there is no answer; where there is one, whose joules were spent once."""
 
     @property
     def answer(self) -> str:
@@ -55,8 +56,8 @@ def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> 
             "the two runs have no row that was run alike (batch, tokens, mode, numbers)",
             "run both with the same --batch-size, --mode and --dtype",
         )
-    extra, why_not = _extra(student, made_by)
-    return [_pair(row, other, extra, why_not) for row, other in alike]
+    extra, words = _extra(student, made_by)
+    return [_pair(row, other, extra, words) for row, other in alike]
 
 
 def _in_use(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
@@ -69,23 +70,31 @@ def _key(row: InferenceRow) -> tuple[Any, ...]:
 
 
 def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | None, str]:
-    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
+    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage.
+
+    With the words that say which of the two; or, without joules, why there are none.
+    """
     if made_by is not None:
         parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
     else:
         parts = [part for part in parts_of(student) if part.inherited]
     figures = [part.figure for part in parts if not part.makes_the_teacher]
     known = [figure for figure in figures if figure.energy_j is not None]
+    if any(figure.lower_bound for figure in figures):
+        return None, NOT_METERED
     if not known:
         source = "that run" if made_by is not None else "the student's lineage"
         return None, f"{source} has no joules of distillation (name its run with --distilled-by)"
     if mixes_methods(known):
         return None, "the distillation is partly measured and partly estimated"
     half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
-    return Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j), ""
+    whose = "the stages that made the student, by its lineage"
+    if made_by is not None:
+        whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included"
+    return Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j), whose
 
 
-def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, why_not: str) -> Pair:
+def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, words: str) -> Pair:
     tokens = int(student.values.get("new_tokens", 0))
     item, over = ("token", tokens) if tokens else (str(student.values["item"]), 1)
 
@@ -98,10 +107,10 @@ def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, 
     if (ours.method == "estimated") != (theirs.method == "estimated"):
         return answer(None, "one side is measured and the other estimated")
     if extra is None:
-        return answer(None, why_not)
+        return answer(None, words)
     each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
     article = "an" if item[0] in "aeiou" else "a"
-    return answer(payback(extra, each[0] - each[1], f"{article} {item}"))
+    return answer(payback(extra, each[0] - each[1], f"{article} {item}"), words)
 
 
 def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> Grid:
@@ -116,6 +125,7 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         "joules it takes less each time; Fieller's 95 % interval. Quality is not in this table: T* means something "
         "where the student is good enough."
     )
+    note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
     if any(row.energy and row.energy.method == "estimated" for one in found for row in (one.student, one.teacher)):
         note += " The joules are estimated from CPU time, not measured."
     titles = "How!|Who!|Latency ms>|Watts>|Energy each>|Spent once>|Pays back"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure, Method, missing, total
 from joulelab.runs.beside import SOURCE as CODECARBON
-from joulelab.runs.bills import Ancestor
+from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.record import EnergyByComponent, RunRecord
 
 TEACHER_PREFIX = "teacher."
@@ -33,6 +33,8 @@ class RunJoules:
     """Joules of `teacher.*` stages, whoever paid for them."""
     unknown: tuple[str, ...]
     """Ancestors whose joules nobody measured: they are in no sum."""
+    unmetered: tuple[str, ...]
+    """Those of them that are work done for this run: a sum without it is a lower bound."""
     mixed: bool
     """Whether the sum adds estimates to measurements; it must then say so."""
 
@@ -43,18 +45,20 @@ def run_joules(record: RunRecord) -> RunJoules:
     known = [figure for _, figure in bills if figure.energy_j is not None]
     return RunJoules(
         own=own,
-        inherited=_sum_known([figure for _, figure in bills]),
-        with_teacher=own if own.energy_j is None else total([own, *known]),
+        inherited=known_sum([figure for _, figure in bills]) if bills else None,
+        with_teacher=own if own.energy_j is None else known_sum([own, *(figure for _, figure in bills)]),
         teacher_j=_teacher_j(record, bills),
         unknown=tuple(ancestor.name for ancestor, figure in bills if figure.energy_j is None),
+        unmetered=tuple(ancestor.name for ancestor, _ in bills if ancestor.kind == UNMETERED),
         mixed=mixes_methods([own, *known]),
     )
 
 
-def _sum_known(figures: list[EnergyFigure]) -> EnergyFigure | None:
-    if not figures:
-        return None
-    return total([figure for figure in figures if figure.energy_j is not None] or figures)
+def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
+    """Of what is known; a lower bound where something that belongs to it is not."""
+    known = [figure for figure in figures if figure.energy_j is not None]
+    summed = total(known or figures)
+    return summed.model_copy(update={"lower_bound": any(figure.lower_bound for figure in figures)})
 
 
 def _teacher_j(record: RunRecord, bills: Sequence[tuple[Ancestor, EnergyFigure]]) -> float:
@@ -63,7 +67,9 @@ def _teacher_j(record: RunRecord, bills: Sequence[tuple[Ancestor, EnergyFigure]]
 
 
 def made_by_teacher(ancestor: Ancestor) -> bool:
-    return any(stage.startswith(TEACHER_PREFIX) for stage in ancestor.stages)
+    """Also what a teacher did on another machine, which has no stage of ours."""
+    names = (ancestor.name,) if ancestor.kind == UNMETERED else ancestor.stages
+    return any(stage.startswith(TEACHER_PREFIX) for stage in names)
 
 
 def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:

@@ -17,11 +17,11 @@ from joulelab.meter.trace import read_lines
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import pairs_of
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.parts import parts_of
+from joulelab.report.parts import NOT_METERED, parts_of
 from joulelab.report.wording import NOTHING
 from joulelab.runs.paths import RunPaths
 from joulelab.stats import Estimate, Payback, payback
-from joulelab.units import energy_text, percent_text, three_digits
+from joulelab.units import energy_text, three_digits
 
 _LOSS, _TRAIN = "student.clm_loss", "student.train"
 _BEFORE = ("student.sft", "student.reference")
@@ -65,7 +65,7 @@ def _own_cells(row: Row) -> tuple[str, ...]:
         NOTHING if loss is None else f"{loss:.3f}",
         NOTHING if speed is None else f"{speed:,.0f}",
         NOTHING if price is None else three_digits(price) if price >= 0.01 else f"{price:.2g}",
-        percent_text(row.teacher_share, 0),
+        row.teacher_share_text,
     )
 
 
@@ -74,16 +74,43 @@ def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
         return (NOTHING, NOTHING, NOTHING, "baseline" if baseline else NOTHING)
     found = equal_loss(row, baseline)
     if found is None:
-        return (NOTHING, NOTHING, NOTHING, "not known: no look at that loss on both sides")
+        return _cells_by_first_look(row, baseline)
     return (
         f"{found.loss:.3f}",
         energy_text(found.own_j),
         energy_text(found.base_j),
-        _answer(found.found) if row.teacher_share else "had no teacher",
+        _answer(row, found.found),
     )
 
 
-def _answer(found: Payback) -> str:
+def _cells_by_first_look(row: Row, baseline: Row) -> tuple[str, ...]:
+    """A baseline that was as good at its first look took no more than up to there. A student that took more saves
+    nothing, whatever the looks in between would have shown."""
+    both = _courses(row, baseline)
+    bounds = [(own.final, own.whole_j, base.first_look_j) for base, own in both if own.final > base.losses[0]]
+    if (
+        not row.teacher_share
+        or not bounds
+        or len(bounds) < len(row.runs)
+        or any(own <= base for _, own, base in bounds)
+    ):
+        return (NOTHING, NOTHING, NOTHING, "not known: no look at that loss on both sides")
+    loss, own_j, base_j = (float(np.mean(side)) for side in zip(*bounds, strict=True))
+    told = f"does not pay back: {baseline.label} was as good at its first look, with fewer joules"
+    return (f"{loss:.3f}", energy_text(own_j), f"≤ {energy_text(base_j)}", told)
+
+
+def _courses(row: Row, baseline: Row) -> list[tuple[_Course, _Course]]:
+    """Baseline and method, by pairs, of those that were looked at on the way."""
+    both = [(_Course.of(base), _Course.of(own)) for base, own in pairs_of(row.runs, baseline.runs)]
+    return [(base, own) for base, own in both if base is not None and own is not None]
+
+
+def _answer(row: Row, found: Payback) -> str:
+    if row.unmetered:
+        return f"not known: {NOT_METERED}"
+    if not row.teacher_share:
+        return "had no teacher"
     if found.count is not None:
         return f"{found.count:.1f} students"
     repeat = ""
@@ -95,12 +122,11 @@ def _answer(found: Payback) -> str:
 def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
     """None where one side has no looks on the way, no joules, or was as good before anybody looked."""
     pairs = pairs_of(row.runs, baseline.runs)
-    both = [(_Course.of(base), _Course.of(own)) for base, own in pairs]
-    courses = [(base, own) for base, own in both if base is not None and own is not None]
+    courses = _courses(row, baseline)
     if not courses or len(courses) < len(pairs):
         return None
     losses = [max(base.final, own.final) for base, own in courses]
-    both_j = [(base.joules_to(loss), own.joules_to(loss)) for (base, own), loss in zip(courses, losses, strict=True)]
+    both_j = [(base.charged_to(loss), own.charged_to(loss)) for (base, own), loss in zip(courses, losses, strict=True)]
     known = [(base_j, own_j) for base_j, own_j in both_j if base_j is not None and own_j is not None]
     if len(known) < len(pairs):
         return None
@@ -141,6 +167,20 @@ class _Course:
     @property
     def final(self) -> float:
         return self.losses[-1]
+
+    @property
+    def whole_j(self) -> float:
+        return self.before_j + self.train_j
+
+    @property
+    def first_look_j(self) -> float:
+        return self.before_j + self.shares[0] * self.train_j
+
+    def charged_to(self, loss: float) -> float | None:
+        """One that ends worse than at its first look, as students of preferences do, is charged for all of it: its end
+        is what was made."""
+        found = self.joules_to(loss)
+        return self.whole_j if found is None and loss == self.final else found
 
     def joules_to(self, loss: float) -> float | None:
         """To the first look, or point between two, that is as good; None where that was before the first look."""

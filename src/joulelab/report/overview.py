@@ -8,16 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import is_teacher, training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
-from joulelab.report.joules import method_words
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import parts_of
 from joulelab.report.served import served
-from joulelab.report.wording import NOTHING, gram_cell, ratio
+from joulelab.report.wording import NOTHING, gram_cell, joules_and_method, ratio
+from joulelab.runs.store import age
 from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
 
@@ -68,11 +67,12 @@ _TITLES = {
     "time": "Time",
     "hardware": "Hardware",
     "repeats": "Repeats",
+    "runs": "Runs",
     "grade": "Grade",
 }
 # How pipelines call a model in the settings of a teacher or student, the most telling first.
 _NAMES = ("model", "init", "teacher_name", "student_type", "architecture", "name", "size")
-_WORDS = ("method", "models", "hardware", "grade")
+_WORDS = ("method", "models", "hardware", "runs", "grade")
 
 
 def overview(comparison: Comparison, stage_names: list[str]) -> Overview:
@@ -110,7 +110,7 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "models": Cell(*[_models(row.runs[0])] * 2),
         "quality": quality,
         "change": _against_teacher(row, teacher, comparison),
-        "energy": Cell(_energy_text(row.with_teacher, row.mixed), row.with_teacher.energy_j, "energy"),
+        "energy": Cell(joules_and_method(row.with_teacher, row.mixed), row.with_teacher.energy_j, "energy"),
         "times": Cell(
             "1" if full is None else ratio(full.ratio) if full.ratio else NOTHING,
             full.ratio.value if full and full.ratio else 1.0,
@@ -124,14 +124,14 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "time": _time(row),
         "hardware": Cell(*[" / ".join(dict.fromkeys(hardware_text(run.folder) for run in row.runs))] * 2),
         "repeats": Cell(str(len(row.runs)), float(len(row.runs))),
+        "runs": Cell(*[", ".join(_short_id(run.record.run_id) for run in row.runs)] * 2),
         "grade": _grade(row),
     }
 
 
-def _energy_text(figure: EnergyFigure, mixed: bool) -> str:
-    if figure.energy_j is None:
-        return "missing"
-    return f"{energy_text(figure.energy_j)} ({method_words(figure, mixed)})"
+def _short_id(run_id: str) -> str:
+    """The end of an id, by which `joulelab show` finds the run; a name that somebody chose, whole."""
+    return run_id[-4:] if age(run_id) else run_id
 
 
 def _models(run: ComparedRun) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
 from joulelab.errors import NotFoundError, UsageError
+from joulelab.report.chart_library import chart_library
 from joulelab.report.page_builders import selection_page
 from joulelab.report.page_model import Page
 from joulelab.report.selection import select
@@ -20,7 +21,7 @@ from joulelab.stats import t_quantile
 
 TEMPLATES = Path(__file__).parent / "templates"
 REPORT = "report.html"
-_MOST_REPEATS = 200
+_STEPS = 200
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -68,7 +69,6 @@ def render(page: Page) -> str:
 
 def page_data(page: Page) -> dict[str, Any]:
     """What the page's scripts work with."""
-    most = min(_MOST_REPEATS, max(2, len(page.datasets.get("runs", []))))
     return {
         "datasets": page.datasets,
         "scopes": list(page.scopes),
@@ -76,15 +76,14 @@ def page_data(page: Page) -> dict[str, Any]:
         "baseline": page.baseline,
         "sign": page.sign,
         "stages": list(page.overview.stages) if page.overview else [],
-        "t": {count: round(t_quantile(0.975, count - 1), 6) for count in range(2, most + 1)},
+        "no_ratio": list(page.no_ratio),
+        "t_by_inverse_degrees": _t_by_inverse_degrees(),
         "data": page.plain,
     }
 
 
 @cache
-def chart_library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, out of the package that is installed anyway."""
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    if "</script" in script.lower():  # would end the element it is put into
-        script = script.replace("</script", "<\\/script")
-    return script
+def _t_by_inverse_degrees() -> list[float]:
+    """The normal's 97.5 % quantile, then Student's at `_STEPS`, `_STEPS` / 2, `_STEPS` / 3 ... 1 degrees of freedom."""
+    degrees = [math.inf, *(_STEPS / step for step in range(1, _STEPS + 1))]
+    return [round(t_quantile(0.975, one), 6) for one in degrees]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from joulelab.report.attempt_traces import attempt_traces
 from joulelab.report.checklist import checklist_grid
 from joulelab.report.compare import Comparison, compare, seed_of
 from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
@@ -28,7 +29,7 @@ from joulelab.report.parts import datasets, scope_choices, stated_pue
 from joulelab.report.payback_figure import payback_curve
 from joulelab.report.phase_figure import phase_figures
 from joulelab.report.plain import comparison_data
-from joulelab.report.power_figure import attempt_traces, power_over_time
+from joulelab.report.power_figure import power_over_time
 from joulelab.report.quality import quality_of
 from joulelab.report.quality_curves import curve_points, quality_over_joules
 from joulelab.report.run_tables import run_grids
@@ -79,6 +80,7 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         scopes=tuple(scope_choices(comparison)),
         pue=stated_pue(records),
         baseline=comparison.baseline,
+        no_ratio=tuple(row.label for row in comparison.rows if row.full_ratio and not row.full_ratio.ratio),
         shares_teacher=any(row.teacher_share for row in comparison.rows),
         sign=comparison.measure.sign if comparison.measure else 0,
         datasets=datasets(comparison),

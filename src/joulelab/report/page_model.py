@@ -43,6 +43,8 @@ class Page:
     scopes: tuple[dict[str, Any], ...] = ()
     pue: float | None = None
     baseline: str = ""
+    no_ratio: tuple[str, ...] = ()
+    """Methods whose joules cannot be set against the baseline's, as an estimate against a measurement."""
     shares_teacher: bool = False
     sign: int = 0
     """1 where more quality is a larger number, -1 where it is a smaller one, 0 where there is none."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-# Each hue once more, darker: a page of many stages runs out of hues before it runs out of shades.
-STAGE_HUES = (*HUES, "#004A75", "#A06E00", "#00634A", "#8F3E00", "#8E4B72", "#2B7FB0")
+# Each hue once more darker, and once more pale: a page of many stages runs out of hues before it runs out of shades.
+_DARK = ("#004A75", "#A06E00", "#00634A", "#8F3E00", "#8E4B72", "#2B7FB0")
+_PALE = ("#8FC1DE", "#F0CD86", "#86CDB9", "#EBB58E", "#E5BFD5", "#B4DDF6")
+STAGE_HUES = (*HUES, *_DARK, *_PALE)
 GREY = "#8A8F98"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 # Neither is work that anyone set out to do, so neither takes a hue away from a stage.

@@ -8,13 +8,16 @@ from joulelab.report.comparison import Comparison, Row
 from joulelab.report.wording import listed
 from joulelab.units import energy_text
 
+# Means of a few repeats that differ by less are one spending.
+_EQUAL_ENERGY_REL = 0.05
+
 
 def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
     """Rows that no other beats in quality and joules at once, cheapest first; teacher included."""
     if comparison.measure is None:
         return ()
     sign = comparison.measure.sign
-    rows = [row for row in comparison.rows if row.quality is not None and row.with_teacher.energy_j is not None]
+    rows = [row for row in comparison.rows if row.quality is not None and _whole_j(row) is not None]
     rows.sort(key=lambda row: (row.with_teacher.energy_j or 0.0, -sign * (row.quality or 0.0)))
     front: list[Row] = []
     for row in rows:
@@ -61,22 +64,30 @@ def _names(rows: Sequence[Row]) -> str:
     return f"{listed([row.label for row in rows])} {'is' if len(rows) == 1 else 'are'}"
 
 
+def _whole_j(row: Row) -> float | None:
+    """Unknown where some of the work was not metered: a lower bound would make the row look cheap."""
+    return None if row.unmetered else row.with_teacher.energy_j
+
+
 def _equal_energy(comparison: Comparison) -> str:
-    """What the baseline's joules buy elsewhere: the best quality among rows that take no more than it."""
+    """What the baseline's joules buy elsewhere: the best quality among rows that take hardly more than it."""
     baseline, measure = comparison.row(comparison.baseline), comparison.measure
     if baseline is None or measure is None or baseline.quality is None or baseline.with_teacher.energy_j is None:
         return ""
-    limit = baseline.with_teacher.energy_j * 1.05
+    limit = baseline.with_teacher.energy_j * (1 + _EQUAL_ENERGY_REL)
     others = [
         row
         for row in comparison.methods
-        if row.quality is not None and row.with_teacher.energy_j is not None and row.with_teacher.energy_j <= limit
+        if row.quality is not None and (whole_j := _whole_j(row)) is not None and whole_j <= limit
     ]
     if not others:
         return ""
     best = max(others, key=lambda row: measure.sign * (row.quality or 0.0))
-    told = "resolvably better" if best.difference and best.difference.resolved else "not resolvably different"
+    better = measure.sign * ((best.quality or 0.0) - baseline.quality) > 0
+    told = f"resolvably {'better' if better else 'worse'}"
+    if not (best.difference and best.difference.resolved):
+        told = "not resolvably different"
     return (
-        f"At equal energy (no more than {comparison.baseline}'s {energy_text(baseline.with_teacher.energy_j)}), "
-        f"{best.label} has {measure.text(best.quality or 0.0)}: {told}."
+        f"At equal energy ({comparison.baseline}'s {energy_text(baseline.with_teacher.energy_j)} and at most "
+        f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {told}."
     )

@@ -27,6 +27,7 @@ _NO_SENSOR = {
     "all": "nothing was measured in these runs",
 }
 
+NOT_METERED = "some of the teacher's work was done where no meter saw it"
 _AND = " + "
 _TEACHERS_MAKING = frozenset({"teacher.train", "teacher.validate"})
 
@@ -94,6 +95,7 @@ def datasets(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
         for run in row.runs:
             name = run_name(run, everyone)
             runs.append({"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role})
+            runs[-1] |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
             runs[-1]["t"] = round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0
             if run.quality:
                 interval = run.quality.interval

@@ -10,11 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from joulelab.report.compare_rows import only_infers
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import pairs_of
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import mixes_methods
-from joulelab.report.parts import Part, parts_of
+from joulelab.report.parts import NOT_METERED, Part, parts_of
 from joulelab.report.served import Served, served
 from joulelab.report.wording import NOTHING, listed
 from joulelab.runs.record import RunRecord
@@ -60,7 +61,7 @@ def paybacks(comparison: Comparison) -> tuple[RowPayback, ...]:
 def taught_rows(comparison: Comparison) -> list[Row]:
     """Methods that trained a student with a teacher's help; a run that only uses a model has its ancestors too."""
     trained = [row for row in comparison.methods if any(not part.inherited for part in student_parts(row.runs[0]))]
-    return [row for row in trained if row.teacher_share]
+    return [row for row in trained if row.teacher_share or row.unmetered]
 
 
 def student_parts(run: ComparedRun) -> list[Part]:
@@ -78,6 +79,8 @@ def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowP
 
     if baseline is None:
         return answer(None, "the baseline has no finished run")
+    if row.unmetered:
+        return answer(None, NOT_METERED)
     figures = [part.figure for run in (*row.runs, *baseline.runs) for part in student_parts(run)]
     if mixes_methods(figures):
         return answer(None, "one side is measured and the other estimated")
@@ -106,13 +109,14 @@ def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) 
 
 
 def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
-    ours, theirs = _used(row, comparison), _used(teacher, comparison)
-    items = {one.item for one in (*ours, *theirs)}
-    each = items.pop() if len(items) == 1 else "item"
-    if not ours or not theirs or items:
+    ours, theirs = _used_alike(row, teacher, comparison)
+    each = ours[0].item if ours else "item"
+    if not ours:
         return RowPayback(row.label, teacher.label, each, None, "there is no run in which both models were used alike")
     if mixes_methods(one.stage.best for one in (*ours, *theirs)):
         return RowPayback(row.label, teacher.label, each, None, "one side is measured and the other estimated")
+    if row.unmetered:
+        return RowPayback(row.label, teacher.label, each, None, NOT_METERED)
     extra = _once(row.runs, _beyond_the_teacher)
     saved = _per_item(theirs) - _per_item(ours)
     stages = listed(list(dict.fromkeys(one.stage.name for one in (*theirs, *ours))))
@@ -121,16 +125,20 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
     return RowPayback(row.label, teacher.label, each, found, f"measured in {stages}{single}")
 
 
-def _used(row: Row, comparison: Comparison) -> list[Served]:
-    """Inference runs of the row's own models where there are some; else the runs' own evaluation."""
+def _used_alike(row: Row, teacher: Row, comparison: Comparison) -> tuple[list[Served], list[Served]]:
+    """Both models at work on the same kind of item: in inference runs where both have some, else in evaluations."""
+    for ways in ([_inference_runs(one, comparison) for one in (row, teacher)], [row.runs, teacher.runs]):
+        ours, theirs = ([one for run in runs if (one := served(run))] for runs in ways)
+        if ours and theirs and len({one.item for one in (*ours, *theirs)}) == 1:
+            return ours, theirs
+    return [], []
+
+
+def _inference_runs(row: Row, comparison: Comparison) -> list[ComparedRun]:
+    """Of the very models that the row's runs made."""
     ids = {run.record.run_id for run in row.runs}
     others = [run for other in comparison.rows if other is not row for run in other.runs]
-    linked = [run for run in others if _infers(run.record) and ids & _makers_of_what_it_used(run.record)]
-    return [one for run in (linked or row.runs) if (one := served(run))]
-
-
-def _infers(record: RunRecord) -> bool:
-    return any(stage.name.startswith("infer.") for stage in record.stages)
+    return [run for run in others if only_infers(run.record) and ids & _makers_of_what_it_used(run.record)]
 
 
 def _makers_of_what_it_used(record: RunRecord) -> set[str]:

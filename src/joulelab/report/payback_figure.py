@@ -17,7 +17,7 @@ _MOST_STUDENTS = 1_000
 
 def payback_curve(comparison: Comparison) -> Figure | None:
     baseline = comparison.row(comparison.baseline)
-    taught = taught_rows(comparison)
+    taught = [row for row in taught_rows(comparison) if not row.unmetered]  # its curve would be too low
     if baseline is None or not taught:
         return None
     figures = [part.figure for row in (baseline, *taught) for part in student_parts(row.runs[0])]

@@ -60,6 +60,7 @@ def _row(row: Row) -> dict[str, Any]:
         "samples_per_s": row.samples_per_s,
         "j_per_sample": row.j_per_sample,
         "unknown": list(row.unknown),
+        "lower_bound": bool(row.unmetered),
     }
 
 

@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import altair as alt
 
-from joulelab.clock import NS
 from joulelab.meter.integrate import both_paths, power_curve
-from joulelab.meter.series import Trace, load_trace
+from joulelab.report.attempt_traces import AttemptTrace
 from joulelab.report.figures import Figure, finish
 from joulelab.report.palette import stage_scale
+from joulelab.report.power_events import INVISIBLE, event_layers, found_events, in_parts, told
 from joulelab.report.thinning import thin
-from joulelab.report.throttling import throttled
-from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.units import duration_text, energy_text, power_text
 
 HEIGHT = 280
 # More lines than this cannot be told apart by their dashes.
 _FEW_DEVICES = 4
-# Bands of one stage closer than this share of the time axis cannot be told apart, and are drawn as one.
-_INVISIBLE = 1 / 800
 _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
-
-
-@dataclass(frozen=True)
-class AttemptTrace:
-    """A trace on the run's own time axis, where attempts follow each other without the pause between them."""
-
-    attempt: int
-    host: str
-    trace: Trace
-    shift_s: float
-    path: Path
-
-    def seconds(self, mono_ns: float) -> float:
-        return (mono_ns - self.trace.first_ns) / NS + self.shift_s
-
-
-def attempt_traces(paths: RunPaths) -> list[AttemptTrace]:
-    placed: list[AttemptTrace] = []
-    shift_s, end_s, previous = 0.0, 0.0, None
-    for host, number, path in paths.traces():
-        trace = load_trace(path)
-        if number != previous:
-            shift_s, previous = end_s, number
-        placed.append(AttemptTrace(number, host, trace, shift_s, path))
-        end_s = max(end_s, shift_s + (trace.last_ns - trace.first_ns) / NS)
-    return placed
 
 
 def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: Sequence[str]) -> Figure | None:
@@ -65,7 +33,8 @@ def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: S
     bands = _bands(record, traces, length_s)
     idle_w = record.totals.idle_power_w if record.totals and not estimated else None
     one_device = len({point["device"] for point in curves}) == 1
-    events = _events(traces, length_s)
+    events = found_events(traces, length_s)
+    in_parts(curves, events)
     data = {
         "curves": _in_unit(curves, divisor),
         "bands": _in_unit(bands, divisor),
@@ -79,7 +48,7 @@ def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: S
         title="Power over time",
         spec=finish(chart, HEIGHT, **data),
         description=f"Power of {record.label} over {duration_text(length_s)}, with a peak of {power_text(peak_w)}.",
-        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *_told(events), *_two_ways(traces)]),
+        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *told(events), *_two_ways(traces)]),
         height=HEIGHT,
         name=f"power-{record.run_id}",
     )
@@ -96,43 +65,6 @@ def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_devic
     if attempts > 1:
         parts.append(f"{attempts} attempts follow each other without the pause between them.")
     return parts
-
-
-def _events(traces: Sequence[AttemptTrace], length_s: float) -> list[dict[str, Any]]:
-    """Gaps of the record and stretches in which a card was held back; neighbours too close to tell apart are one."""
-    found: list[dict[str, Any]] = []
-    for placed in traces:
-        for gap in placed.trace.gaps:
-            moment = placed.seconds(gap.mono_ns)
-            found.append({"t": moment, "until": moment, "what": "gap", "why": f"{gap.device}: {gap.reason}"})
-        if any(series.component == "gpu" for series in placed.trace.devices):
-            for start, end, reason in throttled(placed.path, placed.trace.interval_s):
-                where = {"t": placed.seconds(start), "until": placed.seconds(end)}
-                found.append({**where, "what": "throttling", "why": reason})
-    merged: list[dict[str, Any]] = []
-    for event in sorted(found, key=lambda event: (event["what"], event["why"], event["t"])):
-        last = merged[-1] if merged else {}
-        same = (last.get("what"), last.get("why")) == (event["what"], event["why"])
-        if same and event["t"] - last["until"] < length_s * _INVISIBLE:
-            last["until"], last["times"] = max(last["until"], event["until"]), last["times"] + 1
-        else:
-            merged.append({**event, "times": 1})
-    return merged
-
-
-def _told(events: Sequence[dict[str, Any]]) -> list[str]:
-    texts = []
-    gaps = [event for event in events if event["what"] == "gap"]
-    if gaps:
-        reasons = "; ".join(dict.fromkeys(event["why"] for event in gaps))
-        count = sum(event["times"] for event in gaps)
-        texts.append(f"Dotted lines: {count} gap{'' if count == 1 else 's'} in the record ({reasons}).")
-    held = [event for event in events if event["what"] == "throttling"]
-    if held:
-        reasons = ", ".join(dict.fromkeys(event["why"] for event in held))
-        held_s = sum(event["until"] - event["t"] for event in held)
-        texts.append(f"The strip below marks {duration_text(held_s)} in which a card was held back ({reasons}).")
-    return texts
 
 
 def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
@@ -186,7 +118,7 @@ def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -
             if placed is None:
                 continue
             begin, end = placed.seconds(segment.start_ns), placed.seconds(segment.end_ns)
-            if merged and begin - merged[-1][1] < length_s * _INVISIBLE:
+            if merged and begin - merged[-1][1] < length_s * INVISIBLE:
                 merged[-1][1] = max(end, merged[-1][1])
             else:
                 merged.append([begin, end])
@@ -208,24 +140,10 @@ def _layers(
     thin_lines = {"strokeWidth": 0.8, "opacity": 0.6} if devices > _FEW_DEVICES else {"strokeWidth": 1.4}
     lines = alt.Chart(alt.NamedData("curves")).mark_line(interpolate="linear", **thin_lines)
     layers = [_band_layer(data["bands"], x, stages)] if "bands" in data else []
-    layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N"], strokeDash=dash))
+    layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N", "part:N"], strokeDash=dash))
     if idle_w is not None:
         layers += _idle_layers(idle_w, y)
-    return alt.layer(*layers, *_event_layers(data, x))
-
-
-def _event_layers(data: dict[str, list[dict[str, Any]]], x: Any) -> list[Any]:
-    """Gaps as upright dotted lines, throttling as a strip along the bottom."""
-    layers = []
-    tooltip = ["what:N", "why:N", "times:Q"]
-    if "gaps" in data:
-        dotted = alt.Chart(alt.NamedData("gaps")).mark_rule(strokeDash=[1, 3], strokeWidth=2)
-        layers.append(dotted.encode(x=x, tooltip=tooltip))
-    if "throttling" in data:
-        strip = alt.Chart(alt.NamedData("throttling")).mark_rect(color="#D55E00", opacity=0.9)
-        places = {"y": alt.value(HEIGHT - 6), "y2": alt.value(HEIGHT)}
-        layers.append(strip.encode(x=x, x2="until:Q", tooltip=tooltip, **places))
-    return layers
+    return alt.layer(*layers, *event_layers(data, x, HEIGHT))
 
 
 def _band_layer(bands: list[dict[str, Any]], x: Any, stages: Sequence[str]) -> Any:

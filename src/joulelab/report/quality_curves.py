@@ -9,10 +9,10 @@ from typing import Any
 import altair as alt
 
 from joulelab.meter.trace import read_lines
+from joulelab.report.attempt_traces import AttemptTrace
 from joulelab.report.comparison import Comparison
 from joulelab.report.figures import Figure, energy_unit, finish, moving
 from joulelab.report.palette import label_scales
-from joulelab.report.power_figure import AttemptTrace
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.units import energy_text

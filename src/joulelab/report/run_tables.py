@@ -61,6 +61,8 @@ def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
     if record.validity.grade:
         reasons = "; ".join(record.validity.reasons)
         rows.append(("validity grade", record.validity.grade + (f": {reasons}" if reasons else "")))
+    elif record.status == "running":
+        rows.append(("validity grade", "not yet: the run goes on"))
     if record.machine_profile:
         rows.append(("machine profile", record.machine_profile))
     return rows

@@ -30,7 +30,7 @@ from joulelab.report.wording import (
 )
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
-from joulelab.units import duration_text, percent_text
+from joulelab.units import duration_text
 
 __all__ = [
     "comparison_grids",
@@ -98,7 +98,7 @@ def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
     return (
         own,
         joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
-        NOTHING if row.role == "teacher" else percent_text(row.teacher_share, 0),
+        NOTHING if row.role == "teacher" else row.teacher_share_text,
         _ratio_cell(row.own_ratio),
         _ratio_cell(row.full_ratio),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.meter.arrow_arrays import numbers_in
 from joulelab.meter.trace import read_lines
 from joulelab.meter.trace_parquet import SUFFIX, read_batches
 from joulelab.meter.vitals import throttle_words
@@ -37,7 +38,7 @@ def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
                     found.setdefault(reason, []).append(np.array([line["mono_ns"]], dtype=np.int64))
         return found
     for batch in read_batches(path, ["mono_ns", "throttle_reasons"]):
-        times, bits = (column.fill_null(0).to_numpy(zero_copy_only=False) for column in batch.columns)
+        times, bits = (numbers_in(column, np.int64)[0] for column in batch.columns)
         for word in np.unique(bits[bits != 0]):
             for reason in throttle_words(int(word)):
                 found.setdefault(reason, []).append(times[bits == word])

@@ -139,7 +139,20 @@ def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
     titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
     titles += "|J per\nstep>|±>|Of the\njoules>|Method" if joules else ""
     whose = "" if stage == TRAIN else f" of {stage}"
-    return make_grid(f"Phases of a step{whose} ({phase_clock(record, stage)} time)", titles, rows)
+    caption = f"Phases of a step{whose} ({phase_clock(record, stage)} time)"
+    return make_grid(caption, titles, rows, _held_up(record, stage))
+
+
+def _held_up(record: RunRecord, stage: str) -> str:
+    """What checkpoints cost the training: written beside it, they hold it up only while they are copied."""
+    found = record.stage(stage)
+    saved = found.phases.get("checkpoint") if found else None
+    if saved is None or not saved.count:
+        return ""
+    if saved.count == 1:
+        return f"A checkpoint held the training up for {1000 * saved.sum_s:.0f} ms."
+    each = f"{1000 * saved.mean_s:.0f} ms each"
+    return f"{saved.count} checkpoints held the training up for {each}, {saved.sum_s:.2f} s in all."
 
 
 def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:

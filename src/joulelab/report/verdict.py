@@ -12,7 +12,7 @@ from joulelab.report.payback import payback_sentence, paybacks
 from joulelab.report.quality_words import quality_clause, quality_sentence
 from joulelab.report.wording import listed, ratio, unresolved
 from joulelab.runs.record import RunRecord
-from joulelab.units import percent_text, three_digits
+from joulelab.units import three_digits
 
 # The meter's note on an estimate shouts this word; it is the text that tells model and uncertainty.
 _ESTIMATE_MARK = "ESTIMATED"
@@ -60,6 +60,8 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     ratios = [row.full_ratio.ratio for row in methods if row.full_ratio and row.full_ratio.resolved]
     values = sorted(interval.value for interval in ratios if interval)
     teacher = any(row.teacher_share for row in methods)
+    if not any(one and one.ratio for row in methods for one in (row.own_ratio, row.full_ratio)):
+        return "there are no joules to compare"
     if len(values) < len(methods):
         with_teacher = " with the teacher included" if teacher else ""
         return f"what it costs in joules{with_teacher} is not resolved for every method"
@@ -71,9 +73,13 @@ def _cost_clause(methods: Sequence[Row]) -> str:
 
 
 def energy_sentence(row: Row, baseline: str) -> str:
+    found = [one for one in (row.own_ratio, row.full_ratio) if one]
+    if not any(one.ratio for one in found):
+        why = found[0].reason if found else "no baseline"
+        return f"The joules of {row.label} cannot be set against those of {baseline}: {why}."
     if not row.inherited and not row.teacher_share:
         return f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline}."
-    share = f"; the teacher is {percent_text(row.teacher_share, 0)} of that bill" if row.teacher_share else ""
+    share = f"; the teacher is {row.teacher_share_text} of that bill" if row.teacher_share else ""
     return (
         f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline} in its own stages "
         f"and {_multiple(row.full_ratio)} with the teacher included{share}."
@@ -83,7 +89,7 @@ def energy_sentence(row: Row, baseline: str) -> str:
 def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
-    return ratio(found.ratio) if found.resolved else f"{ratio(found.ratio)} ({unresolved(found.seeds, found.needed)})"
+    return ratio(found.ratio) if found.resolved else f"{ratio(found.ratio)}, {unresolved(found.seeds, found.needed)},"
 
 
 def _caveats(comparison: Comparison) -> list[str]:
@@ -91,7 +97,10 @@ def _caveats(comparison: Comparison) -> list[str]:
     if comparison.incomplete:
         names = listed([f"{run.label} seed {run.seed} ({run.why})" for run in comparison.incomplete])
         texts.append(f"Not in the comparison because incomplete: {names}.")
-    unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown))
+    unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
+    if unmetered:
+        texts.append(f"Lower bounds are marked ≥: no meter of the runs saw {listed(unmetered)}.")
+    unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown if name not in unmetered))
     if unknown:
         texts.append(f"In no bill, because nobody measured it here: what {listed(unknown)} took to make.")
     apart = [row.label for row in comparison.methods if row.own_ratio and not row.own_ratio.same_devices]

@@ -18,15 +18,22 @@ def joules(figure: EnergyFigure | None) -> str:
     """`1.23 kJ ± 0.9 %`; the percentage is the random 95 % half-width."""
     if figure is None:
         return NOTHING
+    text = at_least(figure)
     if not figure.energy_j or figure.half_width_j is None:
-        return energy_text(figure.energy_j)
-    return f"{energy_text(figure.energy_j)} ± {percent(figure.half_width_j / abs(figure.energy_j))}"
+        return text
+    return f"{text} ± {percent(figure.half_width_j / abs(figure.energy_j))}"
+
+
+def at_least(figure: EnergyFigure) -> str:
+    """`≥ 1.23 kJ` where some of the work was not metered."""
+    bound = "≥ " if figure.lower_bound and figure.energy_j is not None else ""
+    return f"{bound}{energy_text(figure.energy_j)}"
 
 
 def joules_and_method(figure: EnergyFigure, mixed: bool = False) -> str:
     if figure.energy_j is None:
         return "missing"
-    return f"{energy_text(figure.energy_j)} ({method_words(figure, mixed)})"
+    return f"{at_least(figure)} ({method_words(figure, mixed)})"
 
 
 def percent(share: float) -> str:
@@ -65,18 +72,28 @@ def p_value(p: float) -> str:
 
 def ratio(interval: Interval) -> str:
     """`8.12x [7.20, 9.10]`; a single seed has no interval to show."""
-    value = interval.value
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+    decimals = _decimals(interval.value)
+    text = f"{interval.value:.{decimals}f}x"
     if math.isinf(interval.high):
-        return f"{value:.{decimals}f}x"
-    return f"{value:.{decimals}f}x [{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+        return text
+    ends = (f"{end:.{_end_decimals(end, decimals)}f}" for end in (interval.low, interval.high))
+    return f"{text} [{', '.join(ends)}]"
+
+
+def _decimals(value: float) -> int:
+    return 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
+
+
+def _end_decimals(end: float, decimals: int) -> int:
+    """As its value has, unless it would read as 0, which no ratio is, or tell digits that nobody needs."""
+    return max(decimals, 3) if end < 0.5 * 10**-decimals else min(decimals, _decimals(end))
 
 
 def unresolved(repeats: int, needed: int | None) -> str:
-    """`not resolved: n=3; would need about 9`"""
+    """`not resolved (n=3; would need about 9)`"""
     if repeats < 2:
-        return f"not resolved: n={repeats}, and one repeat tells no spread"
-    return f"not resolved: n={repeats}" + (f"; would need about {needed}" if needed else "")
+        return f"not resolved (n={repeats}, and one repeat tells no spread)"
+    return f"not resolved (n={repeats}{f'; would need about {needed}' if needed else ''})"
 
 
 def gram_cell(low_g: float, high_g: float) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from joulelab.runs.bills import BILL, Bill
 from joulelab.runs.json_file import write_json
+from joulelab.runs.shares import PART, Share
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,24 @@ def find_artifact(store: Path, key: str) -> Artifact | None:
             if bill is not None and bill.key == key:
                 return Artifact(path.parent, bill, reused=True)
     return None
+
+
+def find_parts(store: Path, key: str) -> list[Artifact]:
+    """Shares of the artefact with this key that tasks of a split have finished; of a share made twice the newest.
+
+    Where it was split in several ways, the one of which the most is there: shares of different splits overlap.
+    """
+    splits: dict[tuple[int, int], dict[int, Artifact]] = {}
+    for path in sorted(store.glob(f"*/artifacts/*/{BILL}"), key=lambda path: path.stat().st_mtime, reverse=True):
+        if key not in path.read_text(encoding="utf-8"):
+            continue
+        bill = read_bill(path.parent)
+        if bill is not None and bill.artefact.kind.endswith(PART) and bill.inputs.get("whole") == key:
+            share = Share.parse(bill.inputs["share"])
+            split = splits.setdefault((share.of, bill.inputs["at_once"]), {})
+            split.setdefault(share.number, Artifact(path.parent, bill, reused=True))
+    best = max(splits, key=lambda split: len(splits[split]) / split[0], default=None)
+    return [] if best is None else [splits[best][number] for number in sorted(splits[best])]
 
 
 def fresh_folder(folder: Path) -> Path:

@@ -123,11 +123,15 @@ def _run_validity(
 ) -> Validity:
     if totals is None:
         return Validity()
+    running = frame.status == "running"
+    notes = notes_on(attempts, frame.policy, frame.idle, running)
+    if running:
+        return Validity(notes=tuple(notes))  # a grade is the last word on a measurement, and this one goes on
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]
     evidence = gather(None, parts, totals.best, frame.policy, frame.idle, frame.environment)
     repeats = [stage.best.energy_j for stage in stages if REPEAT.fullmatch(stage.name) and stage.status == "done"]
     evidence = replace(evidence, repeats_j=tuple(joules for joules in repeats if joules is not None))
-    return grade(evidence, notes_on(attempts, frame.policy, frame.idle))
+    return grade(evidence, notes)
 
 
 def _stage_records(attempts: list[AttemptData], frame: _Frame) -> tuple[StageRecord, ...]:
@@ -171,8 +175,14 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         tokens_per_s=_divide(tokens, duration_s),
         phases=_phases(parts, name),
         co2e=co2e(best, frame.grid, frame.pue),
-        validity=grade(gather(name, parts, best, frame.policy, frame.idle, frame.environment)),
+        validity=_stage_validity(name, parts, best, frame),
     )
+
+
+def _stage_validity(name: str, parts: Parts, best: EnergyFigure, frame: _Frame) -> Validity:
+    if frame.status == "running":
+        return Validity()
+    return grade(gather(name, parts, best, frame.policy, frame.idle, frame.environment))
 
 
 def _segments(parts: Parts) -> tuple[Segment, ...]:

@@ -24,7 +24,6 @@ from joulelab.runs.context import Progress, RunContext, Trackers
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
-from joulelab.runs.ranks import my_place
 from joulelab.runs.record import ErrorRecord, Note, RunRecord, Status
 from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
@@ -123,9 +122,8 @@ class RunAttempt:
                 others(context)
         self._beside.close()
         record = self._end_trackers(close_run(self._paths, status, error))
-        if my_place().world == 1:  # where there are more, one of them may still hold the trace
-            for text in compact_run(self._paths).kept:
-                self._progress.say(f"the trace stays JSONL: {text}")
+        for text in compact_run(self._paths, context.attempt if context else 0).kept:
+            self._progress.say(f"the trace stays JSONL: {text}")
         return record
 
     def _start_trackers(self, trace: Path) -> None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import joulelab
 from joulelab import clock
 from joulelab.meter.figures import EnergyFigure, Frozen, missing
+from joulelab.runs.shares import PART
 
 BILL = "bill.json"
 ELSEWHERE = "elsewhere"
+UNMETERED = "unmetered-work"
+"""The kind of an ancestor that is work done for an artefact where no meter of its run saw it."""
 # The rooms whose code decides what an artefact contains. A change there makes a new artefact, never a stale reuse.
 _MAKING_ROOMS = ("data", "zoo", "train", "infer", "evaluate", "distill")
 
@@ -54,8 +58,9 @@ def artefact_key(kind: str, inputs: Mapping[str, Any], parents: Sequence[str], c
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+@cache
 def code_version() -> str:
-    """Package version and a hash of the rooms that make artefacts."""
+    """Package version and a hash of the rooms that make artefacts; what this process runs, whoever edits it since."""
     root = Path(joulelab.__file__).parent
     digest = hashlib.sha256()
     for room in _MAKING_ROOMS:
@@ -69,6 +74,25 @@ def external(name: str, kind: str, identity: str) -> Bill:
     reason = missing("made elsewhere; what it took was not measured here")
     artefact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
     return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+
+
+def unmetered(name: str, key: str, reason: str) -> Bill:
+    """The bill of work that was done for the artefact `key` on a machine that its run did not meter.
+
+    Unlike weights made elsewhere, which whoever uses them did not cause, this work belongs to the artefact: every sum
+    it is missing from is a lower bound.
+    """
+    unknown = missing(reason).model_copy(update={"lower_bound": True})
+    artefact = Ancestor(
+        key=f"unmetered:{key}:{name}", name=name, kind=UNMETERED, made_by=ELSEWHERE, energy={"all": unknown}
+    )
+    return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+
+
+def with_parts(bill: Bill) -> tuple[Ancestor, ...]:
+    """The artefact, and the shares of it that others made and it was joined from: together what making it took."""
+    own = bill.artefact
+    return (own, *(one for one in bill.ancestry if one.kind == own.kind + PART and one.key in own.parents))
 
 
 def ancestry_of(parents: Iterable[Bill]) -> tuple[Ancestor, ...]:

@@ -1,12 +1,14 @@
 """Closed traces become Parquet: at the end of a run, and for old runs by `joulelab runs --compact`.
 
 The JSONL stays until its copy is written, synced, read back and found equal. A trace that somebody may still write to
-is left alone: its recorder holds the lock beside it, and has written no closing line.
+is left alone: its recorder holds the lock beside it and has written no closing line, or another process of the host has
+not ended yet, whose recorder would take over.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,17 +41,22 @@ class Compaction:
         )
 
 
-def compact_run(paths: RunPaths, nobody_writes: bool = False) -> Compaction:
+def compact_run(paths: RunPaths, dead_before: float = 0) -> Compaction:
     """Turn the closed traces of a run into Parquet; never raises, since the JSONL is as good a trace.
 
-    `nobody_writes`: the run is known to be dead, so that a trace without a closing line is as long as it will get.
+    Attempts below `dead_before` are known to be over: their traces are as long as they will get, closing line or not.
     """
     done = Compaction()
-    for _, _, path in paths.traces():
+    at_work = paths.unfinished_hosts()
+    for host, attempt, path in paths.traces():
         if path.suffix == SUFFIX:
             continue
+        over = attempt < dead_before
+        if not over and (host, attempt) in at_work:
+            done += Compaction(kept=(f"{path}: another process of the run may still record",))
+            continue
         try:
-            done += _compact(path, nobody_writes)
+            done += _compact(path, over)
         except (JoulelabError, OSError) as error:
             done += Compaction(kept=(f"{path}: {error}",))
     return done
@@ -63,15 +70,15 @@ def compact_ended(store: Path) -> Compaction:
         if all(path.suffix == SUFFIX for _, _, path in paths.traces()):
             continue
         # a program goes on after a run of it has ended: with the next of a group, say
-        done += compact_run(paths, nobody_writes=not is_alive(paths))
+        done += compact_run(paths, 0 if is_alive(paths) else math.inf)
     return done
 
 
-def _compact(path: Path, nobody_writes: bool) -> Compaction:
+def _compact(path: Path, over: bool) -> Compaction:
     with _alone(path) as alone:
         if not alone:
             return Compaction(kept=(f"{path}: its recorder is at work",))
-        if not nobody_writes and not _is_closed(path):
+        if not over and not _is_closed(path):
             return Compaction(kept=(f"{path}: it has no closing line",))
         before = path.stat().st_size
         copy = copy_to_parquet(path, read_lines)

@@ -14,8 +14,8 @@ from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
-from joulelab.runs.artifacts import Artifact, find_artifact, fresh_folder, read_bill, write_bill
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version
+from joulelab.runs.artifacts import Artifact, find_artifact, find_parts, fresh_folder, read_bill, write_bill
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version, unmetered
 from joulelab.runs.parts import Part, leave_to_later
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result, RunRecord
@@ -73,6 +73,10 @@ class Stage:
         if time.monotonic() - self._written_s > PROGRESS_EVERY_S:
             self.write_counts()
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self._counts
+
     def write_counts(self) -> None:
         if self._counts:
             self._meter.event("progress", stage=self.name, counts=self._counts)
@@ -97,6 +101,8 @@ class RunContext:
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[list[str]] = []
+        self._unmetered: list[dict[str, str]] = []
+        self._joined: list[list[Bill]] = []
         self.part: Part | None = None
         """What this attempt is to do of the run; None: all that is left."""
 
@@ -109,8 +115,8 @@ class RunContext:
         """
         if name in self._open or (name in self._closed and not again):
             raise JoulelabError(f"the stage '{name}' was opened twice", "give each stage a name of its own")
-        self.stop.check()
-        if not self._open:
+        if not self._open:  # inside another stage its loop asks, at a point where it can save
+            self.stop.check()
             leave_to_later(name, self.part)
         stage = self._closed.pop(name, None) or Stage(self.meter, name)
         if self._making and name not in self._making[-1]:
@@ -162,14 +168,22 @@ class RunContext:
         code = code_version()
         key = artefact_key(kind, inputs, [parent.key for parent in parents], code)
         found = self._own(name, key)
-        if found is None and reuse and self.spec.reuse_artifacts:
-            found = find_artifact(self.paths.folder.parent, key)
+        if found is None and reuse:
+            found = self.found(key)
         if found is None:
             found = self._make(name, kind, key, code, dict(inputs), parents, make)
         elif found.reused:
             self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
         self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
         return found
+
+    def key_of(self, kind: str, inputs: Mapping[str, Any], parents: Sequence[str]) -> str:
+        """Of an artefact made from these by this code, whether it is there or not; parents are named by their keys."""
+        return artefact_key(kind, inputs, parents, code_version())
+
+    def found(self, key: str) -> Artifact | None:
+        """What another run made, where this one takes anything from others."""
+        return find_artifact(self.paths.folder.parent, key) if self.spec.reuse_artifacts else None
 
     def _open_metrics(self, path: Path) -> LineFile:
         return LineFile(path)
@@ -195,10 +209,14 @@ class RunContext:
         folder = fresh_folder(self._artifact_place(name))
         before = self.meter.so_far()
         self._making.append([])
+        self._unmetered.append({})
+        self._joined.append([])
         try:
             make(folder)
         finally:
-            stages = tuple(self._making.pop())
+            stages, unseen, joined = tuple(self._making.pop()), self._unmetered.pop(), self._joined.pop()
+        # not in the key: where a server stood, or how work was split, does not change what came out
+        parents = [*parents, *joined, *(unmetered(work, key, reason) for work, reason in unseen.items())]
         artefact = Ancestor(
             key=key,
             name=name,
@@ -218,6 +236,17 @@ class RunContext:
         )
         write_bill(folder, bill)
         return Artifact(folder, bill, reused=False)
+
+    def unmetered_work(self, name: str, reason: str) -> None:
+        """Work for the artefact that is being made, done where this run's meter does not reach: its bill shows it."""
+        self._unmetered[-1][name] = reason
+
+    def shares_of(self, key: str) -> list[Artifact]:
+        """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
+        and they are on its bill."""
+        found = find_parts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else []
+        self._joined[-1] += [part.bill for part in found]
+        return found
 
     def uses(self, name: str, bill: Bill) -> Bill:
         """Note something that came from elsewhere, so that the lineage shows it."""

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,12 @@ def variables() -> dict[str, str]:
     return {name: redact(name, value) for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
 
 
+@cache
 def packages() -> dict[str, str]:
-    found = {dist.metadata["Name"]: dist.version for dist in metadata.distributions() if dist.metadata["Name"]}
+    """Looked up once per process, which is what it runs with: hundreds of files, seconds on a slow file system, and a
+    group would read them again for every member."""
+    described = [dist.metadata for dist in metadata.distributions()]
+    found = {about["Name"]: about["Version"] for about in described if about["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -14,11 +14,15 @@ ENOUGH_COVERAGE = 0.98
 SAME_IDLE_REL = 0.10
 
 
-def notes_on(attempts: Sequence[AttemptData], policy: str, idle: Sequence[IdleBaseline]) -> list[Note]:
+def notes_on(
+    attempts: Sequence[AttemptData], policy: str, idle: Sequence[IdleBaseline], running: bool = False
+) -> list[Note]:
+    """`running`: the last attempt goes on, so that an open trace of its is not one that was cut off."""
     notes: dict[str, Note] = {}
+    going_on = max((attempt.number for attempt in attempts), default=0) if running else 0
     for attempt in attempts:
         notes |= _energy_notes(attempt, policy)
-        notes |= _trace_notes(attempt)
+        notes |= _trace_notes(attempt, going_on)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
@@ -51,11 +55,11 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
     return notes
 
 
-def _trace_notes(attempt: AttemptData) -> dict[str, Note]:
+def _trace_notes(attempt: AttemptData, going_on: int) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     for gap in attempt.trace.gaps:
         notes[f"gap {gap.device}"] = Note(level="warning", text=f"{gap.device}: readings failed ({gap.reason})")
-    if not attempt.trace.ended:
+    if not attempt.trace.ended and attempt.number != going_on:
         text = f"attempt {attempt.number} was cut off; its joules end with the last reading"
         notes[f"cut {attempt.number}"] = Note(level="warning", text=text)
     if attempt.events.marks_lost:

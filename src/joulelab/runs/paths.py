@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import secrets
+import unicodedata
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,16 @@ from joulelab.errors import UsageError
 GROUPS_FOLDER = "groups"
 
 
+# A file name has 255 bytes on most systems; time, suffixes and a temporary name must fit beside ours.
+_LONGEST_SLUG_BYTES = 120
+
+
 def slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    """A name as part of a folder's: letters, marks and digits of any script stay, everything else becomes `-`."""
+    composed = unicodedata.normalize("NFC", name)
+    kept = "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
+    whole = "-".join(kept.split()).encode()[:_LONGEST_SLUG_BYTES].decode(errors="ignore")
+    return whole.strip("-.") or "run"
 
 
 def make_folder(parent: Path, name: str) -> Path:
@@ -99,6 +107,11 @@ class RunPaths:
 
     def events(self, host: str, rank: int, attempt: int) -> Path:
         return self.folder / "events" / f"{host}.{rank}.{attempt}.jsonl"
+
+    def unfinished_hosts(self) -> set[tuple[str, int]]:
+        """(host, attempt) where a process has its ring of marks still: it removes it after its recorder has ended."""
+        found = (path.stem.rsplit(".", 2) for path in (self.folder / "events").glob("*.ring"))
+        return {(host, int(attempt)) for host, _, attempt in found}
 
     def event_files(self) -> dict[tuple[str, int], list[tuple[int, Path]]]:
         """(host, attempt) -> (rank, file) of every process there, lowest rank first; one look at the folder."""

@@ -31,6 +31,8 @@ from joulelab.runs.stopping import StopRequest
 from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"
+BUSY_PERCENT = 50.0
+"""Large products keep a card at 100 %; below this, it had other work or none."""
 # A reading counts as kept to its cadence up to this many usual steps after the one before it.
 LATE_STEPS = 1.5
 KEPT_SHARE = 0.95
@@ -123,7 +125,7 @@ def judge(
     checks = [
         *hardware_checks(gpus, expected),
         *(_warning("idle", *answer, strict) for answer in idle_checks(baselines)),
-        _warning("burn-in", *burn_check(burn, baselines, load), strict),
+        _warning("burn-in", *burn_check(burn, baselines, load, vitals), strict),
         _warning("throttling", *throttling_check(vitals, burn), strict),
         _warning("sampling", *sampling_check(vitals), strict),
         _warning("other processes", *neighbours_check(vitals, gpus), strict),
@@ -190,7 +192,7 @@ def _idle_text(baseline: IdleBaseline) -> str:
     return f"{baseline.stage}: {power_text(baseline.power_w)}{clocks}{spread}{drift}"
 
 
-def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load: str) -> Answer:
+def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load: str, vitals: Vitals) -> Answer:
     if burn is None:
         return False, "the load did not run"
     text = f"{load} for {duration_text(burn.duration_s)}"
@@ -198,7 +200,20 @@ def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load
         return None, f"{text}; no measured power to judge it by"
     idle_w = min((baseline.power_w for baseline in baselines), default=0.0)
     mean_w = burn.mean_power_w or 0.0
-    return mean_w > 1.1 * idle_w, f"{text}: {power_text(mean_w)} against {power_text(idle_w)} idle"
+    text = f"{text}: {power_text(mean_w)} against {power_text(idle_w)} idle"
+    rested = _cards_without_work(vitals, burn)
+    if rested:
+        return False, f"{text}; metered, and not reached by the load: {', '.join(rested)}"
+    return mean_w > 1.1 * idle_w, text
+
+
+def _cards_without_work(vitals: Vitals, burn: StageRecord) -> list[str]:
+    """Cards that were busy in no reading of the burn-in, though others may have lifted the sum of the watts."""
+    most: dict[str, float] = {}
+    for state in vitals.during([(part.start_ns, part.end_ns) for part in burn.segments]):
+        if state.utilization_percent is not None:
+            most[state.device] = max(state.utilization_percent, most.get(state.device, 0.0))
+    return [device for device, percent in most.items() if percent < BUSY_PERCENT]
 
 
 def throttling_check(vitals: Vitals, burn: StageRecord | None) -> Answer:

@@ -55,7 +55,7 @@ def age(name: str) -> str:
 
 
 def find_folder(store: Path, name: str) -> Path:
-    """A run or group by path, full id, name, unique beginning or end of the id, or `last`.
+    """A run or group by path, full id, name, unique beginning or end of the id, or `last`: what was started last.
 
     A name means what was run under just that name, though others may begin with it: `fitnets` is not `fitnets-quick`.
     """
@@ -68,7 +68,7 @@ def find_folder(store: Path, name: str) -> Path:
         )
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
-        return max(folders, key=lambda folder: age(folder.name))
+        return _with_its_group(max(folders, key=lambda folder: age(folder.name)))
     matches = [folder for folder in folders if name in (folder.name, _name(folder))]
     if len(matches) != 1:
         matches = [folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)]
@@ -86,6 +86,14 @@ def find_folder(store: Path, name: str) -> Path:
     raise NotFoundError(f"unknown run '{name}'; {others}", "`joulelab runs` lists them")
 
 
+def _with_its_group(folder: Path) -> Path:
+    """Nobody started a member by itself: the group was started, and its members are younger than it."""
+    record = folder / "run.json"
+    group = read_json(record).get("group") if record.exists() else None
+    place = folder.parent / GROUPS_FOLDER / str(group)
+    return place if group and (place / "group.json").exists() else folder
+
+
 def _name(folder: Path) -> str:
     """What was run: the folder's name without the time in it."""
     return folder.name.removesuffix(age(folder.name)).rstrip("-")
@@ -93,6 +101,10 @@ def _name(folder: Path) -> str:
 
 def load_record(folder: Path) -> RunRecord:
     """The run's record. A run that nobody closed is assembled from its trace, and its status derived."""
+    if (folder / "group.json").exists():
+        raise UsageError(
+            f"{folder.name} is a group, and one run is wanted", f"`joulelab show {folder.name}` names them"
+        )
     return settle(RunPaths(folder), read_record(RunPaths(folder)))
 
 

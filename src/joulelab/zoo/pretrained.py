@@ -6,10 +6,12 @@ load reports, random heads drawn from the global generator) are dealt with once.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 
 from joulelab.data import samples, sources
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
+from joulelab.zoo.gguf_reading import quick_gguf
 
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
@@ -37,8 +40,20 @@ class _Place:
 
 def load_tokenizer(name: str) -> Any:
     place = _place(name)
+    if place.gguf_file:  # taken out of the file once for all members of a comparison: that takes seconds
+        state = (Path(place.folder_or_id) / place.gguf_file).stat()
+        return copy.deepcopy(_tokenizer_in_gguf(place, state.st_mtime_ns, state.st_size))
+    return _read_tokenizer(place)
+
+
+@lru_cache(maxsize=2)
+def _tokenizer_in_gguf(place: _Place, modified_ns: int, size_bytes: int) -> Any:
+    return _read_tokenizer(place)
+
+
+def _read_tokenizer(place: _Place) -> Any:
     transformers = import_transformers()
-    with quiet(transformers), _explained(place):
+    with quiet(transformers), _explained(place), quick_gguf():
         return transformers.AutoTokenizer.from_pretrained(place.folder_or_id, **place.arguments)
 
 
@@ -62,7 +77,7 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
 def load_causal_lm(name: str) -> torch.nn.Module:
     place = _place(name)
     transformers = import_transformers()
-    with quiet(transformers), _explained(place):
+    with quiet(transformers), _explained(place), quick_gguf():
         if place.gguf_file:
             return _dequantised(transformers, place)
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(place.folder_or_id)

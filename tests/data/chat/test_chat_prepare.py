@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 
 import chat_tokenizers as made
 import pytest
@@ -70,6 +71,8 @@ def test_nothing_to_train_on_is_an_error_and_leaves_no_store(tmp_path):
     with pytest.raises(ConfigError, match="none of 1 documents has a token to train on"):
         write_rows(tmp_path / "store", made.qwen(), [[{"role": "user", "content": "Hi"}]], tokenizer_name="mine")
     assert not (tmp_path / "store").exists()
+    with pytest.raises(ConfigError, match=r"no row is left to train on \(no answer: 7\)"):
+        write_rows(tmp_path / "store", made.qwen(), [], tokenizer_name="mine", dropped=Counter({"no answer": 7}))
 
 
 @pytest.mark.samples

@@ -1,13 +1,19 @@
 """Budgets in joules with and without the teacher's, other starts and teachers, data scripts, and what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import transformers
 
 from joulelab.cli.budget_option import budget_settings, parse_budget
+from joulelab.distill.causal import answers
 from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
 from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.report.bill_exports import bill_data
+from joulelab.report.bill_tables import sentences
+from joulelab.report.energy_bill import run_bill
 from joulelab.runs.spec import check, load_spec, merge, parse_overrides
 
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
@@ -80,17 +86,39 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
     from joulelab.infer.generation.server_generator import ServerGenerator
 
     monkeypatch.setattr(ServerGenerator, "energy_gap", property(lambda self: "it runs on another node"))
+    settings = {
+        "quality": {"against_teacher": False},
+        "generation": {"prompts": 6, "answer": {"n": 1, "do_sample": False, "temperature": 1.0}},
+        "budget": {"tokens": 300},
+    }
     with serving(lab.teacher) as (address, _):
-        record, _ = lab.run(
-            tmp_path, "synthetic",
-            teacher={"server": address}, quality={"against_teacher": False},
-            generation={"prompts": 6, "answer": {"n": 1, "do_sample": False, "temperature": 1.0}},
-            budget={"tokens": 300},
-        )  # fmt: skip
+        settings["teacher"] = {"server": address}
+        record, _ = lab.run(tmp_path, "synthetic", **settings)
     assert record.results["synthetic.kept"].value > 0
     assert "synthetic.energy_j" not in record.results
     assert "warning: teacher.generate: it runs on another node" in lab.listening.said
     assert record.stage("teacher.evaluate") is None
+    bill = run_bill(record, students=2)
+    unseen = next(line for line in bill.inherited if line.name.startswith(f"teacher.generate on {address}"))
+    assert (unseen.figure.energy_j, unseen.shared) == (None, True)
+    assert unseen.key in next(one for one in record.lineage if one.name == "answers").parents
+    told = " ".join(sentences(bill))
+    assert "took at least" in told
+    assert "A lower bound: no meter of its run saw teacher.generate" in told
+    assert bill_data(bill, None)["lower_bound"]
+    # another run finds the answers, and with them that nobody knows what they took
+    with pytest.raises(ConfigError, match="counts the teacher's joules, and they would not be known"):
+        lab.run(
+            tmp_path, "synthetic",
+            **merge(settings, {"budget": {"tokens": None, "energy_j": 3.0, "counts_teacher": True}}),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "seen"), [("counter", True), ("integrated", True), ("estimated", False)])
+def test_a_server_on_this_machine_is_in_what_sensors_measure_and_in_no_estimate_of_our_cpu_time(method, seen):
+    found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
+    bench = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
+    assert (answers._unseen(bench) is None) is seen
 
 
 def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
@@ -116,6 +144,13 @@ def test_a_step_by_itself_is_found_by_whoever_needs_it(lab, finished, until, mad
     record, _ = lab.run(finished["sft"][1].folder.parent, "sft", until=until)
     assert not [stage for stage in record.stages if stage.name.startswith(("student.", "teacher."))]
     assert made in {ancestor.name for ancestor in record.inherited}
+
+
+def test_a_local_copy_of_a_published_set_has_no_subset(tmp_path):
+    hub = settings_of("codeforces_preprocess_dataset", "kd-tiny", ["data.source=someone/copy"])
+    assert "data.subset=solutions_py_decontaminated" in hub
+    local = settings_of("codeforces_preprocess_dataset", "kd-tiny", [f"data.source={tmp_path}"])
+    assert [setting for setting in local if "subset" in setting] == ["data.subset=all"]
 
 
 def test_data_scripts_are_settings_of_an_experiment():

@@ -13,12 +13,15 @@ from joulelab.runs.execute import execute
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.store import load_record
 
-ORDER = ("data.preprocess", "teacher.generate", "teacher.judge", "student.sft", "student.reference", "student.train")
+ORDER = (
+    *("data.preprocess", "teacher.evaluate", "teacher.generate", "teacher.judge", "student.sft", "student.reference"),
+    *("student.train", "student.evaluate"),
+)
 
 
 @pytest.fixture
 def power(monkeypatch):
-    """`power.fails_in(stage)`: the next attempt ends at the second count of that stage."""
+    """`power.fails_in(stage)`: the next attempt ends in the middle of that stage."""
     return Power(monkeypatch)
 
 
@@ -26,14 +29,15 @@ class Power:
     def __init__(self, monkeypatch):
         self._patch, self._count = monkeypatch, Stage.count
 
-    def fails_in(self, name):
-        seen = []
+    def fails_in(self, name, last=2):
+        """At that count; an evaluation counts once, when it knows its figures and has not yet saved them."""
+        seen, last = [], 1 if name.endswith(".evaluate") else last
 
         def count(stage, **counts):
             self._count(stage, **counts)
             if stage.name == name:
                 seen.append(counts)
-                if len(seen) == 2:
+                if len(seen) == last:
                     raise RuntimeError(f"power failure in {name}")
 
         self._patch.setattr(Stage, "count", count)
@@ -42,7 +46,7 @@ class Power:
         self._patch.setattr(Stage, "count", self._count)
 
 
-def test_dpo_is_cut_off_in_six_stages_and_ends_as_if_it_had_not_been(lab, finished, tmp_path, power):
+def test_dpo_is_cut_off_in_eight_stages_and_ends_as_if_it_had_not_been(lab, finished, tmp_path, power):
     paths = lab.paths(tmp_path, "dpo", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     for stage in ORDER:
         power.fails_in(stage)
@@ -51,12 +55,12 @@ def test_dpo_is_cut_off_in_six_stages_and_ends_as_if_it_had_not_been(lab, finish
     power.holds()
     record = execute(paths, lab.listening)
     same_outcome(record, paths, *finished["dpo"], "final_policy")
-    assert [attempt.number for attempt in record.attempts] == list(range(1, 8))
+    assert [attempt.number for attempt in record.attempts] == list(range(1, 10))
     spent = sum(attempt.energy.cpu_estimate.energy_j for attempt in record.attempts)
     assert record.totals.cpu_estimate.energy_j == pytest.approx(spent)
     # generation was begun in one attempt and finished in the next
     generate = next(stage for stage in record.stages if stage.name == "teacher.generate")
-    assert {segment.attempt for segment in generate.segments} >= {2, 3}
+    assert {segment.attempt for segment in generate.segments} >= {3, 4}
 
 
 def test_kd_is_cut_off_while_the_teacher_speaks(lab, finished, tmp_path, power):
@@ -68,6 +72,28 @@ def test_kd_is_cut_off_while_the_teacher_speaks(lab, finished, tmp_path, power):
     record = execute(paths, lab.listening)
     same_outcome(record, paths, *finished["kd"], "final_model")
     assert record.stage("teacher.logits").tokens == finished["kd"][0].stage("teacher.logits").tokens
+
+
+def test_a_joule_budget_goes_on_with_the_joules_that_are_left_and_tells_where_it_stopped(lab, finished, power):
+    paths = lab.paths(
+        finished["sft"][1].folder.parent, "sft", budget={"tokens": None, "energy_j": 4.0},
+        training={"budget_counts_estimates": True, "checkpoint_every_steps": 5},
+    )  # fmt: skip
+    power.fails_in("student.train", last=20)
+    with pytest.raises(RuntimeError, match="power failure"):
+        execute(paths, lab.listening)
+    power.holds()
+    record = execute(paths, lab.listening)
+    lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    looks = [line for line in lines if "budget_fraction" in line]
+    resumed = [line for line in looks if line["attempt"] == 2]
+    assert resumed[0]["step"] > 0
+    assert [line["budget_fraction"] for line in looks] == sorted(line["budget_fraction"] for line in looks)
+    assert looks[-1]["budget_fraction"] >= 1
+    assert record.results["student.train.steps"].value == looks[-1]["step"] + 1
+    training = record.stage("student.train")
+    assert {segment.attempt for segment in training.segments} == {1, 2}
+    assert training.energy.cpu_estimate.energy_j > 3.5
 
 
 def same_outcome(record, paths, whole, whole_paths, artefact):

@@ -1,7 +1,10 @@
 """The comparison of language models at equal held-out loss: by hand, and over the five runs."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from joulelab.report import language_table
 from joulelab.report.compare import compare
 from joulelab.report.language_table import _Course, equal_loss, language_grid
 from joulelab.report.tables import comparison_grids
@@ -15,6 +18,22 @@ def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
     assert course.joules_to(9.0) is None  # before the first look nothing is known
     worse_later = _Course((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
     assert worse_later.joules_to(6.4) == pytest.approx(65.0)  # it was as good before
+    worse_from_the_first = _Course((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
+    assert worse_from_the_first.charged_to(7.3) == 120.0
+    assert worse_from_the_first.charged_to(7.4) is None
+
+
+def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
+    """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
+    courses = {"base": _Course((0.25, 1.0), (7.0, 6.0), 0.0, 100.0), "own": _Course((0.5, 1.0), (9.0, 7.5), 10.0, 50.0)}
+    monkeypatch.setattr(_Course, "of", courses.get)
+    monkeypatch.setattr(language_table, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
+    row = SimpleNamespace(runs=("own",), teacher_share=0.5)
+    base = SimpleNamespace(runs=("base",), label="SFT")
+    told = "does not pay back: SFT was as good at its first look, with fewer joules"
+    assert language_table._cells_by_first_look(row, base) == ("7.500", "60.0 J", "≤ 25.0 J", told)
+    courses["own"] = _Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # took less than the bound: nothing can be said
+    assert language_table._cells_by_first_look(row, base)[-1].startswith("not known")
 
 
 def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):

@@ -9,12 +9,12 @@ from joulelab.data.chat.batches import batches_in_order, training_batches
 from joulelab.data.chat.documents import EncodedDocument
 from joulelab.data.chat.packing import pack
 from joulelab.distill.logit_cache.batches import TaughtBatches
-from joulelab.distill.logit_cache.keys import Share
 from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import Pace, deliver, merge_caches
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.runs.shares import Share
 
 WORDS, ROWS_OF_MODEL = 300, 320
 

@@ -17,6 +17,7 @@ from joulelab.data.chat.presets import ChatDataSettings, preset
 from joulelab.data.chat.rows import rows_of
 from joulelab.data.chat.store import DocumentStore, write_documents
 from joulelab.data.chat.templates import ChatTemplate, ConversationRefused, template_of
+from joulelab.errors import ConfigError
 
 _ROWS_PER_CALL = 250  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 
@@ -111,13 +112,16 @@ def _encoded(
             yield document
     if encoder.refusal is not None and not tally:
         raise encoder.refusal
+    if encoder.dropped and not tally:
+        what = ", ".join(f"{why}: {count:,}" for why, count in encoder.dropped.items())
+        raise ConfigError(f"no row is left to train on ({what})", "rows need an assistant's answer, or a text")
 
 
 class _Encoder:
     """Counts what the template refuses and goes on: a set of a million has a few odd conversations."""
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, dropped: Counter[str]) -> None:
-        self._tokenizer, self._template, self._dropped = tokenizer, template, dropped
+        self._tokenizer, self._template, self.dropped = tokenizer, template, dropped
         self.refusal: ConversationRefused | None = None
 
     def encode(self, block: list[Row]) -> list[tuple[Row, EncodedDocument]]:
@@ -127,5 +131,5 @@ class _Encoder:
             if len(block) > 1:
                 return [found for row in block for found in self.encode([row])]
             self.refusal = refusal
-            self._dropped["the chat template refused it"] += 1
+            self.dropped["the chat template refused it"] += 1
             return []

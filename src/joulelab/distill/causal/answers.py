@@ -1,38 +1,31 @@
-"""Stage teacher.generate: prompts out of the data, a teacher's answers to them, and the documents made of those."""
+"""Stage teacher.generate: prompts out of the data, and a teacher's answers to them."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.encoding import pad_id_of
 from joulelab.data.chat.messages import ASSISTANT, Row, prompt_of
-from joulelab.data.chat.store import write_documents
-from joulelab.distill.causal import judging
 from joulelab.distill.causal.bench import TRAIN, Bench
-from joulelab.distill.causal.budgets import energy_j_of
+from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import rows
 from joulelab.distill.causal.distributions import Voice
+from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.preferences.candidates import Candidates
-from joulelab.distill.synthetic.filters import Filters, Kept, SyntheticReport, keep, require_some
-from joulelab.distill.synthetic.rows import write_rows
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answer_log import Progress, generate_into, read_answers
+from joulelab.infer.generation.answer_log import Progress, generate_into, own_batches, read_answers, write_answers
 from joulelab.infer.generation.answers import Generator, Prompt, answer_key
-from joulelab.infer.generation.prompts import answer_ids, encode_prompt, with_chain_of_thought
+from joulelab.infer.generation.prompts import encode_prompt, with_chain_of_thought
 from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.runs.artifacts import Artifact
+from joulelab.runs.context import Stage
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
+from joulelab.runs.shares import ALL, PART, Share
 
-ANSWERS, REPORT, READABLE = "answers.jsonl", "report.json", "kept.jsonl"
-REASONS = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
+ANSWERS, REPORT = "answers.jsonl", "report.json"
 
 
 def asked_prompts(bench: Bench) -> list[tuple[Prompt, str | None]]:
@@ -71,28 +64,66 @@ def _prompt_of(bench: Bench, row: Row) -> tuple[Prompt | None, str | None]:
 
 
 def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "teacher.generate") -> Artifact:
-    """All answers, before anything is dropped: several pipelines share them."""
+    """All answers, before anything is dropped: several pipelines share them. They can be made in shares."""
+    made = worked(bench, _answering(bench, data, voice, stage_name))
+    _require_no_count(bench.spec, energy_gap(made))
+    tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
+    bench.run.result(f"{stage_name}.generated_tokens", Result(value=float(tokens)))
+    return made
 
-    def make(folder: Path) -> None:
-        bench.require_alone(stage_name)
-        work = bench.kept_work(stage_name)
-        prompts = [prompt for prompt, _ in asked_prompts(bench)]
+
+def _answering(bench: Bench, data: Artifact, voice: Voice, stage_name: str) -> SplitWork:
+    prompts = [prompt for prompt, _ in asked_prompts(bench)]
+    settings, size = bench.spec.generation.answer, bench.spec.teacher.batch_size
+
+    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+        own, there = read_answers(place / _log(share)), read_answers(*_logs([place, *others]))
+        reports = _reports([place, *others])
+        if not reports and not _by_server(bench, voice):
+            reports = [{"generator": voice.identity, "energy_gap": None}]
+        if reports and all(key in there for key in own_keys(str(reports[0]["generator"]), share)):
+            if own:
+                note_gap(reports[0])
+            write_json(place / REPORT, reports[0])
+            return Begun(None, _counts(Progress.of(own.values())) if own else {})
         generator = _generator(bench, voice)
-        if generator.energy_gap:
-            bench.run.warn(f"{stage_name}: {generator.energy_gap}")
-        with bench.run.stage(stage_name, total=len(prompts)) as stage:
+        gap = generator.energy_gap or (_unseen(bench) if _by_server(bench, voice) else None)
+        report = {"generator": generator.identity, "energy_gap": gap}
+        note_gap(report)
+        write_json(place / REPORT, report)
+        return Begun(lambda stage: ask(place, share, others, generator, stage), {})
 
-            def tick(so_far: Progress) -> None:
-                stage.count(samples=so_far.answers, tokens=so_far.prompt_tokens + so_far.generated_tokens)
-                bench.run.progress.advance(so_far.prompts, f"{so_far.generated_tokens:,} tokens")
-                bench.run.stop.check()
+    def own_keys(generator: str, share: Share) -> list[str]:
+        keys = [answer_key(generator, settings, prompt) for prompt in prompts]
+        return [keys[at] for batch in own_batches(keys, prompts, size, share) for at in batch]
 
-            answers = generate_into(work / ANSWERS, generator, prompts, tick)
-        write_json(
-            folder / REPORT,
-            {**vars(Progress.of(answers)), "generator": generator.identity, "energy_gap": generator.energy_gap},
-        )
-        shutil.move(work / ANSWERS, folder / ANSWERS)
+    def note_gap(report: dict[str, Any]) -> None:
+        gap = report["energy_gap"]
+        if gap:
+            bench.run.warn(f"{stage_name}: {gap}")
+            bench.run.unmetered_work(f"{stage_name} on {report['generator']}", gap)
+            _require_no_count(bench.spec, gap)
+
+    def ask(place: Path, share: Share, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
+        def tick(so_far: Progress) -> None:
+            stage.count(**_counts(so_far))
+            bench.run.progress.advance(so_far.prompts, f"{so_far.generated_tokens:,} tokens")
+            bench.run.stop.check()
+
+        own = place / _log(share)
+        told = [path for path in _logs([place, *others]) if path != own]
+        generate_into(own, generator, prompts, tick, share=share, at_once=size, others=told)
+
+    def join(sources: Sequence[Path], folder: Path) -> None:
+        reports, found = _reports(sources), read_answers(*_logs(sources))
+        generator = str(reports[0]["generator"])
+        keyed = {answer_key(generator, settings, prompt): prompt for prompt in prompts}
+        if bench.share is not None:  # its own prompts alone
+            keyed = {key: prompt for key, prompt in keyed.items() if key in found}
+        write_answers(folder / ANSWERS, list(keyed), list(keyed.values()), found)
+        gap = next((report["energy_gap"] for report in reports if report["energy_gap"]), None)
+        counted = vars(Progress.of(found[key] for key in keyed))
+        write_json(folder / REPORT, {**counted, "generator": generator, "energy_gap": gap})
 
     wanted = bench.spec.generation.model_dump(
         mode="json", include={"prompts", "prompt_tokens", "answer", "chain_of_thought"}
@@ -103,19 +134,42 @@ def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "tea
         "server": bench.spec.teacher.server,
         "precision": str(bench.teacher_precision),
     }
-    made = bench.run.artifact("answers", kind="answers", inputs=inputs, parents=[voice.bill, data.bill], make=make)
-    tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
-    bench.run.result(f"{stage_name}.generated_tokens", Result(value=float(tokens)))
-    return made
+    parents = [voice.bill, data.bill]
+    return SplitWork("answers", "answers", stage_name, inputs, parents, size, len(prompts), begin, join)
+
+
+def _log(share: Share) -> str:
+    return f"answers-{share.name}.jsonl"
+
+
+def _reports(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    return [read_json(folder / REPORT) for folder in folders if (folder / REPORT).exists()]
+
+
+def _logs(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.glob("answers*.jsonl"))]
+
+
+def _counts(so_far: Progress) -> dict[str, int]:
+    return {"samples": so_far.answers, "tokens": so_far.prompt_tokens + so_far.generated_tokens}
+
+
+def _require_no_count(spec: CausalSpec, gap: str | None) -> None:
+    """Before anything is spent; and again where answers are found that somebody else has asked for."""
+    if gap and spec.budget.counts_teacher:
+        raise ConfigError(
+            f"the budget counts the teacher's joules, and they would not be known: {gap}",
+            "run the server on this node with its GPUs metered, or set budget.counts_teacher=false",
+        )
 
 
 def _generator(bench: Bench, voice: Voice) -> Generator:
     spec = bench.spec
-    if spec.teacher.server is not None and voice.name == spec.teacher.model:
+    if _by_server(bench, voice):
         from joulelab.infer.generation.server_generator import ServerGenerator
 
         return ServerGenerator(
-            spec.teacher.server, spec.teacher.model, spec.generation.answer, metered_gpus=spec.energy.gpus
+            str(spec.teacher.server), spec.teacher.model, spec.generation.answer, metered_gpus=spec.energy.gpus
         )
     return TransformersGenerator(
         voice.load(), bench.tokenizer, spec.generation.answer,
@@ -123,73 +177,39 @@ def _generator(bench: Bench, voice: Voice) -> Generator:
     )  # fmt: skip
 
 
+def _by_server(bench: Bench, voice: Voice) -> bool:
+    return bench.spec.teacher.server is not None and voice.name == bench.spec.teacher.model
+
+
+def _unseen(bench: Bench) -> str | None:
+    """A server on this very machine is in its sensors' joules, and in no estimate from the CPU time of this program."""
+    if any(figure.measured for figure in bench.run.meter.so_far().values()):
+        return None
+    return "no sensor measures here, and an estimate from this program's CPU time has nothing of the server's"
+
+
+def energy_gap(answers: Artifact) -> str | None:
+    """Why the joules of the answers are not known, where they were written on a machine without our meter."""
+    gap: str | None = read_json(answers.folder / REPORT)["energy_gap"]
+    return gap
+
+
 def candidates(bench: Bench, answers: Artifact) -> list[Candidates]:
     """The answers of an artefact beside the prompts they were given to."""
+    return [one for _, one in _keyed_candidates(bench, answers)]
+
+
+def candidate_batches(bench: Bench, answers: Artifact) -> list[list[Candidates]]:
+    """The same as they were answered together; of a share, those that it has answered: it need not wait for others."""
+    found = _keyed_candidates(bench, answers)
+    keys, prompts = [key for key, _ in found], [one.prompt for _, one in found]
+    share = ALL if bench.share is None or PART in answers.bill.artefact.kind else bench.share
+    batches = own_batches(keys, prompts, bench.spec.teacher.batch_size, share)
+    return [[found[at][1] for at in batch] for batch in batches]
+
+
+def _keyed_candidates(bench: Bench, answers: Artifact) -> list[tuple[str, Candidates]]:
     written = read_answers(answers.folder / ANSWERS)
     generator = str(read_json(answers.folder / REPORT)["generator"])
-    asked = asked_prompts(bench)
-    return [
-        Candidates(prompt, written[answer_key(generator, bench.spec.generation.answer, prompt)], expected)
-        for prompt, expected in asked
-    ]
-
-
-def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact) -> Artifact:
-    """What is kept of the answers, as documents to train on; the counts of what was dropped lie beside them."""
-    wanted = bench.spec.generation
-    filters = Filters(
-        min_tokens=wanted.min_tokens,
-        max_tokens=wanted.max_tokens,
-        keep_truncated=wanted.keep_truncated,
-        keep_duplicates=wanted.keep_duplicates,
-        min_score=wanted.min_score,
-    )
-
-    def make(folder: Path) -> None:
-        asked = candidates(bench, answers)
-        scores = judging.scores(bench, asked, answers) if wanted.min_score is not None else None
-        with bench.run.stage("data.synthetic") as stage:
-            kept, report = keep([one.prompt for one in asked], [one.answers for one in asked], filters, scores)
-            require_some(kept, report)
-            write_rows(folder / READABLE, kept)
-            store = write_documents(
-                folder / TRAIN, _documents(bench, kept),
-                vocab_size=bench.words, pad_id=pad_id_of(bench.tokenizer), tokenizer=bench.spec.tokenizer,
-            )  # fmt: skip
-            stage.count(samples=report.kept, tokens=store.token_count)
-        write_json(folder / REPORT, report)
-
-    inputs: dict[str, Any] = {
-        **vars(filters),
-        "max_tokens_of_document": bench.spec.data.max_tokens,
-        "judge": judging.inputs(bench) if wanted.min_score is not None else None,
-        "tokenizer": bench.tokenizer_identity,
-    }
-    made = bench.run.artifact(
-        "synthetic", kind="synthetic-documents", inputs=inputs, parents=[answers.bill, data.bill], make=make
-    )
-    _tell(bench, made, answers)
-    return made
-
-
-def _documents(bench: Bench, kept: list[Kept]) -> Iterator[EncodedDocument]:
-    """The prompt is read, the answer is learnt, its closing token included where it came to its end."""
-    for one in kept:
-        asked = encode_prompt(bench.tokenizer, one.prompt)
-        said = answer_ids(bench.tokenizer, one.prompt, one.answer.text, one.answer.finish_reason == "stop")
-        ids = np.array([*asked, *said], dtype=np.int64)[: bench.spec.data.max_tokens]
-        yield EncodedDocument(ids, np.arange(len(ids)) >= len(asked))
-
-
-def _tell(bench: Bench, made: Artifact, answers: Artifact) -> None:
-    report = SyntheticReport.model_validate(read_json(made.folder / REPORT))
-    gap = read_json(answers.folder / REPORT)["energy_gap"]
-    own = energy_j_of(bench.spec, answers.bill.artefact, made.bill.artefact)
-    report = report.with_energy(None if gap else own, gap)
-    for name, value in report.model_dump().items():
-        if isinstance(value, int | float):
-            bench.run.result(f"synthetic.{name}", Result(value=float(value)))
-    dropped = {name: getattr(report, name) for name in REASONS}
-    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
-    why = f" ({told})" if told else ""
-    bench.run.progress.say(f"synthetic: {report.kept} of {report.answers} answers kept{why}")
+    asked = {answer_key(generator, bench.spec.generation.answer, one[0]): one for one in asked_prompts(bench)}
+    return [(key, Candidates(one[0], written[key], one[1])) for key, one in asked.items() if key in written]

@@ -20,6 +20,7 @@ from joulelab.distill.classify_bench import device_of
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.shares import Share
 from joulelab.train.ranks import ALONE, Ranks
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
@@ -88,6 +89,11 @@ class Bench:
                 "name a teacher and a student of one family, or draw a student with student.size",
             )
 
+    @property
+    def share(self) -> Share | None:
+        """Of the teacher's work, where this run does only a share."""
+        return None if self.spec.shard is None else Share.parse(self.spec.shard)
+
     def documents(self, data: Artifact, split: Split) -> DocumentStore:
         return DocumentStore.open(data.folder / split)
 
@@ -102,14 +108,6 @@ class Bench:
             self.run.stop.check()
 
         return tick
-
-    def require_alone(self, stage: str) -> None:
-        """A teacher's work is not repeated on every rank; ranks that train find it made."""
-        if self.ranks.world > 1:
-            raise ConfigError(
-                f"{stage} is work for one process, and torchrun started {self.ranks.world}",
-                "make it first, in one process, with until=teacher; the ranks then find it",
-            )
 
     def kept_work(self, name: str) -> Path:
         """A folder that outlives an interrupted attempt, for stages that go on where they stopped."""

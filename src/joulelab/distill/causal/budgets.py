@@ -14,7 +14,7 @@ from joulelab.distill.causal.config import CausalSpec, CausalTraining
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import missing
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of, with_parts
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import EnergyByComponent, Result
 from joulelab.units import energy_text
@@ -75,9 +75,11 @@ def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float:
     return sum(figure.energy_j or 0.0 for figure in found)
 
 
-def energy_j_of(spec: CausalSpec, *made: Ancestor) -> float | None:
-    """What some artefacts took together, as a table would show it; nothing where it is not known of all."""
-    found = [_energy(one).best(spec.energy.total_energy_policy).energy_j for one in made]
+def energy_j_of(spec: CausalSpec, *made: Bill) -> float | None:
+    """What some artefacts took together, with the shares they were joined from, as a table would show it; nothing where
+    it is not known of all."""
+    every = [one for bill in made for one in with_parts(bill)]
+    found = [_energy(one).best(spec.energy.total_energy_policy).energy_j for one in every]
     return None if None in found else sum(energy_j or 0.0 for energy_j in found)
 
 

@@ -16,9 +16,10 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.distill.causal.learning import Distillation, Generation, Preferences
 from joulelab.distill.causal.shapes import SHAPES
+from joulelab.distill.causal.splitting import require_split
 from joulelab.errors import ConfigError, DependencyMissing
-from joulelab.runs.spec import RunSpec, Section
-from joulelab.train.config import TrainingConfig
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "student"]
 
@@ -168,7 +169,7 @@ class Quality(Section):
     """Questions of each of those tasks, at most; nothing: all."""
 
 
-class CausalSpec(RunSpec):
+class CausalSpec(TrainingRunSpec):
     """Teach a small language model: from data (sft), from a teacher's distributions (kd), its answers (synthetic), its
     preferences (dpo), or from itself (self)."""
 
@@ -195,6 +196,9 @@ class CausalSpec(RunSpec):
     until: Until = "student"
     """Stop when this is made: tokenised `data`, the teacher's `logits`, its answers (`generation`), `preferences`, all
     that this pipeline needs of its `teacher`, or the `student`. Other runs find it with its bill."""
+    shard: str | None = None
+    """Do only this share of the teacher's work, counted from 0: `2/8` (`--shard 2/8`). Tasks need not know of each
+    other; the run that comes after joins what they made. Goes with until logits, generation, preferences or teacher."""
     chunk: int = Field(4096, ge=1)
     """Positions whose distributions over the vocabulary exist at a time; more is faster until memory is short."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -223,6 +227,8 @@ class CausalSpec(RunSpec):
                 f"data.max_tokens {self.data.max_tokens} is more than data.row_length {self.data.row_length}: "
                 "a document has to fit into a row"
             )
+        if self.shard is not None:
+            require_split(self)
         limits = {"max_tokens": "budget.tokens", "max_energy_j": "budget.energy_j"}
         for training in (self.training, *([self.start] if self.start else [])):
             for name, instead in limits.items():

@@ -6,6 +6,9 @@ login node can check it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from joulelab import lookup
 from joulelab.data.chat.presets import PRESETS
 
@@ -34,8 +37,15 @@ DATA_SCRIPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def settings_of(script: str, experiment: str) -> list[str]:
-    """What the script changes in the experiment, as `key.path=value`; `data.source=...` after it wins over its own."""
+def settings_of(script: str, experiment: str, overrides: Sequence[str] = ()) -> list[str]:
+    """What the script changes in the experiment, as `key.path=value`; the user's `overrides` come after it and win.
+
+    A local copy of a published set has no subsets: with `data.source=FILE` the one of the hub is not asked for.
+    """
     if script not in DATA_SCRIPTS:
         raise lookup.unknown("data script", script, DATA_SCRIPTS)
-    return [f"name={experiment}-{script}"[:85], *DATA_SCRIPTS[script]]
+    own = DATA_SCRIPTS[script]
+    given = dict(setting.split("=", 1) for setting in overrides if "=" in setting)
+    if "data.source" in given and Path(given["data.source"]).exists():
+        own = (*(setting for setting in own if not setting.startswith("data.subset=")), "data.subset=all")
+    return [f"name={experiment}-{script}"[:85], *own]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +13,20 @@ from joulelab.data.chat.packing import PackedRows
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.causal.objectives import Targets, TokenObjective
+from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.causal.students import Desk, Lesson
+from joulelab.distill.logit_cache.asking import ToAsk, batches_to_ask
 from joulelab.distill.logit_cache.batches import TaughtBatches
 from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.logit_cache.manifest import MANIFEST
 from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
-from joulelab.distill.logit_cache.writer import deliver
+from joulelab.distill.logit_cache.writer import merge_caches
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
+from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
+from joulelab.runs.shares import Share
 
 STAGE = "teacher.logits"
 
@@ -37,25 +42,42 @@ class Voice:
 
 
 def logit_cache(bench: Bench, data: Artifact, voice: Voice) -> Artifact:
-    """Found again by its content, or made; work that was cut off goes on where it stopped."""
-    distill, rows = bench.spec.distill, bench.rows(data, TRAIN)
+    """Found again by its content, or made; work that was cut off goes on where it stopped, and can be split."""
+    made = worked(bench, _listening(bench, data, voice))
+    if bench.share is None:
+        cache = LogitCache.open(made.folder)
+        bench.run.result("logits.bytes_per_token", Result(value=cache.bytes_per_token))
+        bench.run.progress.say(
+            f"logits: {cache.positions:,} tokens in {cache.manifest.codec}, {cache.bytes_per_token:.1f} bytes a token"
+        )
+    return made
 
-    def make(folder: Path) -> None:
-        bench.require_alone(STAGE)
-        work = bench.kept_work(STAGE)
+
+def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
+    distill, rows, size = bench.spec.distill, bench.rows(data, TRAIN), bench.spec.teacher.batch_size
+
+    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+        asked = batches_to_ask(place, rows, size, share, others)
+        if not asked.batches:
+            return Begun(None, {"samples": asked.samples, "tokens": asked.tokens} if asked.samples else {})
         teacher = _speaking(bench, voice)
+        return Begun(lambda stage: ask(place, share, teacher, asked, stage), {})
+
+    def ask(place: Path, share: Share, teacher: LiveTeacher, asked: ToAsk, stage: Stage) -> None:
         manifest = teacher.manifest(
             distill.codec, distill.temperature,
             name=voice.name, weights=voice.identity, tokenizer=bench.tokenizer_identity,
         )  # fmt: skip
-        with bench.run.stage(STAGE, total=len(rows)) as stage:
-            write_cache(
-                work, teacher, rows, manifest,
-                batch_size=bench.spec.teacher.batch_size, tick=bench.ticks(stage), chunk=bench.spec.chunk,
-                compile_mode=bench.spec.training.compile,
-            )  # fmt: skip
-            require_whole(work, rows)
-        deliver(work, folder)
+        write_cache(
+            place, teacher, rows, manifest,
+            batch_size=size, tick=bench.ticks(stage), share=share, chunk=bench.spec.chunk,
+            compile_mode=bench.spec.training.compile, asked=asked,
+        )  # fmt: skip
+
+    def join(sources: Sequence[Path], folder: Path) -> None:
+        merge_caches([source for source in sources if (source / MANIFEST).exists()], folder)  # a share may be empty
+        if bench.share is None:
+            require_whole(folder, rows)
 
     inputs = {
         "voice": voice.identity,
@@ -65,14 +87,7 @@ def logit_cache(bench: Bench, data: Artifact, voice: Voice) -> Artifact:
         "precision": str(bench.teacher_precision),
         "row_length": bench.spec.data.row_length,
     }
-    parents = [voice.bill, data.bill]
-    made = bench.run.artifact("logits", kind="logit-cache", inputs=inputs, parents=parents, make=make)
-    cache = LogitCache.open(made.folder)
-    bench.run.result("logits.bytes_per_token", Result(value=cache.bytes_per_token))
-    bench.run.progress.say(
-        f"logits: {cache.positions:,} tokens in {distill.codec}, {cache.bytes_per_token:.1f} bytes a token"
-    )
-    return made
+    return SplitWork("logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, len(rows), begin, join)
 
 
 def kd_lesson(bench: Bench, rows: PackedRows, cache: Artifact | None, voice: Voice) -> Callable[[Desk], Lesson]:

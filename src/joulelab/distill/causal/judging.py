@@ -2,37 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from joulelab.distill.causal.answers import REPORT, candidate_batches
 from joulelab.distill.causal.bench import Bench
+from joulelab.distill.causal.distributions import Voice
+from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.preferences.candidates import Candidates, Judge, Score
-from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge
-from joulelab.distill.preferences.rubric import RubricJudge
-from joulelab.distill.preferences.score_log import judge_into
+from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge, likelihood_identity, rule_identity
+from joulelab.distill.preferences.rubric import RubricJudge, rubric_identity
+from joulelab.distill.preferences.score_log import judge_into, read_scores, score_key, write_scores
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.runs.artifacts import Artifact
+from joulelab.runs.context import Stage
 from joulelab.runs.json_file import read_json
+from joulelab.runs.shares import ALL, Share
 
-STAGE = "teacher.judge"
+STAGE, SCORES = "teacher.judge", "scores.jsonl"
 GRADE = GenerationSettings(max_new_tokens=8)
 
 
-def scores(bench: Bench, asked: list[Candidates], answers: Artifact) -> list[list[Score]]:
-    """Judging that was cut off goes on where it stopped."""
-    bench.require_alone(STAGE)
-    work = bench.kept_work(STAGE)
-    judge = _judge(bench, asked, answers)
-    with bench.run.stage(STAGE, total=len(asked)) as stage:
+def judged(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
+    """Scores of all answers, or of a share's; judging that was cut off goes on where it stopped."""
+    return worked(bench, _judging(bench, answers, voice))
 
+
+def scores(bench: Bench, asked: list[Candidates], made: Artifact) -> list[list[Score]]:
+    """What the artefact says about these candidates."""
+    found, identity = read_scores(made.folder / SCORES), _identity(bench)
+    return [found[score_key(identity, one)] for one in asked]
+
+
+def _judging(bench: Bench, answers: Artifact, voice: Voice) -> SplitWork:
+    batches = candidate_batches(bench, answers)
+    asked = [one for batch in batches for one in batch]
+    keys, size = [score_key(_identity(bench), one) for one in asked], bench.spec.teacher.batch_size
+
+    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+        own, there = read_scores(place / _log(share)), read_scores(*_logs([place, *others]))
+        if all(key in there for key in keys):
+            return Begun(None, {"samples": len(own)} if own else {})
+        judge = _judge(bench, asked, answers)
+        return Begun(lambda stage: ask(place, share, others, judge, stage), {})
+
+    def ask(place: Path, share: Share, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
         def tick(prompts: int) -> None:
             stage.count(samples=prompts)
             bench.run.progress.advance(prompts)
             bench.run.stop.check()
 
-        return judge_into(work / "scores.jsonl", judge, asked, tick)
+        own = place / _log(share)
+        told = [path for path in _logs([place, *others]) if path != own]
+        # the candidates are this share's already; its ranks divide them
+        ranks = ALL.among(bench.ranks.rank, bench.ranks.world)
+        some = [one for at in ranks.units([str(batch[0].prompt) for batch in batches]) for one in batches[at]]
+        judge_into(own, judge, some, tick, at_once=size, others=told)
+
+    def join(sources: Sequence[Path], folder: Path) -> None:
+        write_scores(folder / SCORES, keys, read_scores(*_logs(sources)))
+
+    parents = [answers.bill, voice.bill]
+    return SplitWork("scores", "scores", STAGE, inputs(bench), parents, size, len(asked), begin, join)
+
+
+def _log(share: Share) -> str:
+    return f"scores-{share.name}.jsonl"
+
+
+def _logs(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.glob("scores*.jsonl"))]
 
 
 def inputs(bench: Bench) -> dict[str, Any]:
@@ -43,7 +86,21 @@ def inputs(bench: Bench) -> dict[str, Any]:
     return {**asked, "teacher": None if preferences.judge == "rule" else bench.teacher_identity}
 
 
-def _judge(bench: Bench, asked: list[Candidates], answers: Artifact) -> Judge:
+def _identity(bench: Bench) -> str:
+    """Of the judge, which need not be loaded for it."""
+    preferences = bench.spec.preferences
+    if preferences.judge == "rule":
+        return rule_identity(preferences.rule)
+    if preferences.judge == "likelihood":
+        return likelihood_identity(bench.teacher_identity)
+    return rubric_identity(bench.teacher_identity, GRADE, preferences.rubric, chat=_chats(bench))
+
+
+def _chats(bench: Bench) -> bool:
+    return bool(getattr(bench.tokenizer, "chat_template", None))
+
+
+def _judge(bench: Bench, asked: Sequence[Candidates], answers: Artifact) -> Judge:
     """The teacher judges, whoever has written the answers."""
     preferences, size = bench.spec.preferences, bench.spec.teacher.batch_size
     if preferences.judge == "rule":
@@ -52,8 +109,8 @@ def _judge(bench: Bench, asked: list[Candidates], answers: Artifact) -> Judge:
         grading = TransformersGenerator(
             bench.load_teacher(), bench.tokenizer, GRADE, identity=bench.teacher_identity, batch_size=size
         )
-        return RubricJudge(grading, preferences.rubric, chat=bool(getattr(bench.tokenizer, "chat_template", None)))
-    written_by = str(read_json(answers.folder / "report.json")["generator"])
+        return RubricJudge(grading, preferences.rubric, chat=_chats(bench))
+    written_by = str(read_json(answers.folder / REPORT)["generator"])
     told = all(answer.log_probability_sum is not None for one in asked for answer in one.answers)
     # a teacher that has told how likely its own answers were is not asked again, and need not be loaded
     model = nn.Identity() if told and written_by == bench.teacher_identity else bench.load_teacher()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from joulelab.distill.causal import judging
-from joulelab.distill.causal.answers import candidates
+from joulelab.distill.causal.answers import candidates, energy_gap
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.budgets import energy_j_of
 from joulelab.distill.causal.distributions import Voice
+from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.causal.students import Desk, Lesson, load_student
 from joulelab.distill.preferences.objective import PreferenceObjective
 from joulelab.distill.preferences.pair_batches import PairBatches
@@ -21,18 +21,20 @@ from joulelab.distill.preferences.policy import switch_dropout_off
 from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
 from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.runs.artifacts import Artifact
+from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
+from joulelab.runs.shares import Share
 
 REFERENCE = "student.reference"
 LOGS = "reference.jsonl"
 
 
 def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
-    spec = bench.spec
+    spec, judged = bench.spec, judging.judged(bench, answers, voice)
 
     def make(folder: Path) -> None:
         asked = candidates(bench, answers)
-        found = judging.scores(bench, asked, answers)
+        found = judging.scores(bench, asked, judged)
         with bench.run.stage("data.preferences") as stage:
             preferred, report = prefer(asked, found, spec.preferences.tie_margin)
             kept, report = encode_pairs(bench.tokenizer, preferred, report, spec.data.row_length)
@@ -47,33 +49,36 @@ def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
         "row_length": spec.data.row_length,
         "tokenizer": bench.tokenizer_identity,
     }
-    made = bench.run.artifact(
-        "preferences", kind="preference-pairs", inputs=inputs, parents=[answers.bill, voice.bill], make=make
-    )
-    _tell(bench, made, answers)
+    parents = [answers.bill, judged.bill]
+    made = bench.run.artifact("preferences", kind="preference-pairs", inputs=inputs, parents=parents, make=make)
+    _tell(bench, made, answers, judged)
     return made
 
 
 def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
     """What the student says about both answers of every pair before it learns from them; the pass is billed."""
-    spec = bench.spec
+    spec, store = bench.spec, PairStore.open(pairs.folder)
 
-    def make(folder: Path) -> None:
-        bench.require_alone(REFERENCE)
-        work = bench.kept_work(REFERENCE)
-        store = PairStore.open(pairs.folder)
+    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
         model = load_student(start.folder).to(bench.device)
-        with bench.run.stage(REFERENCE, total=len(store)) as stage:
+
+        def ask(stage: Stage) -> None:
             write_reference(
-                work / LOGS, start.key, model, store,
+                place / f"{share.name}.jsonl", start.key, model, store,
                 batch_size=spec.training.batch_size, how=Projecting(spec.chunk), precision=spec.training.precision,
-                rows=PairRows(spec.preferences.shared_prompt), tick=bench.ticks(stage),
+                rows=PairRows(spec.preferences.shared_prompt), tick=bench.ticks(stage), share=share,
             )  # fmt: skip
-        shutil.move(work / LOGS, folder / LOGS)
+
+        return Begun(ask, {})
+
+    def join(sources: Sequence[Path], folder: Path) -> None:
+        logs = [path for source in sources for path in sorted(source.glob("*.jsonl"))]
+        (folder / LOGS).write_text("".join(path.read_text(encoding="utf-8") for path in logs), encoding="utf-8")
 
     inputs = {"precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
-    return bench.run.artifact(
-        "reference", kind="reference-logs", inputs=inputs, parents=[pairs.bill, start.bill], make=make
+    parents, size = [pairs.bill, start.bill], spec.training.batch_size
+    return worked(
+        bench, SplitWork("reference", "reference-logs", REFERENCE, inputs, parents, size, len(store), begin, join)
     )
 
 
@@ -91,9 +96,11 @@ def preference_lesson(bench: Bench, pairs: Artifact, reference: Artifact, start:
     return lesson
 
 
-def _tell(bench: Bench, pairs: Artifact, answers: Artifact) -> None:
+def _tell(bench: Bench, pairs: Artifact, answers: Artifact, judged: Artifact) -> None:
     report = PairReport.model_validate(dict(PairStore.open(pairs.folder).report))
-    report = report.with_energy(energy_j_of(bench.spec, answers.bill.artefact, pairs.bill.artefact))
+    gap = energy_gap(answers)
+    own = None if gap else energy_j_of(bench.spec, answers.bill, judged.bill, pairs.bill)
+    report = report.with_energy(own, gap)
     for name, value in report.model_dump().items():
         if isinstance(value, int | float):
             bench.run.result(f"preferences.{name}", Result(value=float(value)))

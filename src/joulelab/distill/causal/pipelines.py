@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from joulelab.distill.causal.answers import generated, synthetic_documents
+from joulelab.distill.causal.answers import generated
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.budgets import for_start, for_training
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import tokenised
 from joulelab.distill.causal.distributions import Voice, kd_lesson, logit_cache
+from joulelab.distill.causal.judging import judged
 from joulelab.distill.causal.pairs import preference_lesson, preference_pairs, reference_logs
 from joulelab.distill.causal.quality import Examined, examined, held_out_loss, require_knowledge, tell
+from joulelab.distill.causal.splitting import TEACHER_STEPS, judges
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
     FINAL_POLICY,
@@ -31,6 +33,7 @@ from joulelab.distill.causal.students import (
     sft_lesson,
     trained,
 )
+from joulelab.distill.causal.synthetic_set import synthetic_documents
 from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
@@ -90,7 +93,7 @@ def kd(bench: Bench, data: Artifact) -> None:
 def synthetic(bench: Bench, data: Artifact) -> None:
     voice = the_teacher(bench)
     _check_teacher(bench, data)
-    made = synthetic_documents(bench, data, generated(bench, data, voice))
+    made = synthetic_documents(bench, data, generated(bench, data, voice), voice)
     lesson = sft_lesson(bench, bench.rows(made, TRAIN))
     student = _final(bench, data, FINAL_MODEL, lesson, [made.bill], {})
     _judged(bench, data, student)
@@ -122,17 +125,23 @@ def from_itself(bench: Bench, data: Artifact) -> None:
 
 
 def _one_step(bench: Bench, data: Artifact, until: str) -> None:
-    """A step of an experiment by itself; whoever needs it finds it with its bill."""
+    """A step of an experiment by itself, or a share of it; whoever needs it finds it with its bill."""
+    judging = until == "preferences"
     if until == "teacher":
-        until = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}.get(bench.spec.pipeline, "data")
-        _tell_teacher(bench, data)
+        until, judging = TEACHER_STEPS.get(bench.spec.pipeline, "data"), judges(bench.spec)
+        if bench.share is None:
+            _tell_teacher(bench, data)
+        elif bench.share.number == 0:  # once for all tasks: a teacher that knows nothing is refused
+            _check_teacher(bench, data)
     voice = the_teacher(bench)
     if until == "logits":
         logit_cache(bench, data, voice)
-    elif until == "generation":
-        generated(bench, data, voice)
-    elif until == "preferences":
+    elif until == "preferences" and bench.share is None:
         _pairs(bench, data)
+    elif until in ("generation", "preferences"):
+        answers = generated(bench, data, voice)
+        if judging:
+            judged(bench, answers, voice)
 
 
 def _pairs(bench: Bench, data: Artifact) -> Artifact:

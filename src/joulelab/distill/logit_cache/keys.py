@@ -68,29 +68,6 @@ def _runs(documents_T: NDArray[Any]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise(bounds) if b > a and documents_T[a] >= 0]
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of the work is ours: of `of` equal parts, counted from 0, the one with this number."""
-
-    number: int = 0
-    of: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Share:
-        """`2/8`: the third of eight."""
-        number, slash, of = text.partition("/")
-        if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-            raise ConfigError(f"'{text}' is no share of the work", "write number/of, counted from 0: 0/4 to 3/4")
-        return cls(int(number), int(of))
-
-    def has(self, key: bytes) -> bool:
-        """By the key of a row's first piece: the parts are disjoint, complete, and need not know of each other."""
-        return int.from_bytes(key[:8], "little") % self.of == self.number
-
-
-ALL = Share()
-
-
 def first_of_each(keys: Sequence[bytes]) -> list[int]:
     """Places of the keys that did not come before: two documents with the same text are one."""
     seen: dict[bytes, int] = {}

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest
-from joulelab.distill.logit_cache.shards import Bytes, Shard, open_shard, read_entry
+from joulelab.distill.logit_cache.shards import Bytes, Shard, open_shard, read_entry, shard_files
 from joulelab.distill.logit_cache.targets import CachedTargets, TeacherHead
-from joulelab.distill.logit_cache.writer import HEAD, shard_files
+from joulelab.distill.logit_cache.writer import HEAD
 from joulelab.errors import JoulelabError
 
 
@@ -52,10 +52,6 @@ class LogitCache:
     def bytes_per_token(self) -> float:
         """Of a trained token, with the index and all; a head that is kept once is not counted."""
         return self.size_bytes / self.positions
-
-    def lacks(self, keys: Sequence[bytes]) -> list[int]:
-        """Places of the keys that the teacher has not seen."""
-        return np.flatnonzero(self._places(keys) < 0).tolist()
 
     def targets(self, keys: Sequence[bytes], device: torch.device | None = None) -> CachedTargets:
         """The positions of these pieces one after another."""

@@ -99,6 +99,10 @@ def write_shard(path: Path, entries: Sequence[Entry]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def shard_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
+
+
 def open_shard(path: Path) -> Shard:
     """Opening reads the index alone, however large the shard is."""
     if path.stat().st_size < _FOOTER.itemsize:

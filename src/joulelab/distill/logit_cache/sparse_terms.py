@@ -61,7 +61,7 @@ def sparse_chunk(
     warm_CV = own_CV if is_one else _shared(own_CV, vocabulary) / T
     norm_C1 = own_CV.logsumexp(-1, keepdim=True)
     warm_norm_C1 = norm_C1 if is_one else warm_CV.logsumexp(-1, keepdim=True)
-    grad_CV = (slope + ce if is_one else slope) * (warm_CV - warm_norm_C1).exp()
+    grad_CV = times_in_place((warm_CV - warm_norm_C1).exp_(), slope + ce if is_one else slope)
     if not is_one:
         grad_CV = grad_CV + ce * (own_CV - norm_C1).exp()
 
@@ -88,10 +88,15 @@ def sparse_chunk(
         own_rest_C1 = torch.where(in_rest_C1, lumped_C1 * (at_CK[:, -1:] / T - rest_norm_C1).exp(), 0.0)
         right_CK = right_CK - own_rest_C1 * _last_only(said_CK)
 
-    grad_CV = (grad_CV * scale).to(own_CD.dtype)
+    grad_CV = times_in_place(grad_CV, scale).to(own_CD.dtype)
     grad_CV.scatter_(1, named_CK, (right_CK * scale).to(own_CD.dtype))
     counted = labels.counted(1.0)
     return torch.stack([-(counted * own_log_CK[:, -1:]).sum(), T * T * (counted * kl_C[:, None]).sum()]), grad_CV
+
+
+def times_in_place(own_CV: Tensor, factor: Tensor | float) -> Tensor:
+    """Of a tensor that nobody else holds; a factor of 1 spares the pass."""
+    return own_CV if isinstance(factor, float | int) and factor == 1 else own_CV.mul_(factor)
 
 
 def _shared(own_CV: Tensor, vocabulary: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Filling a cache: shard by shard, resumable at any point, and by several writers at once.
 
 A writer asks which keys are missing, computes those and adds them. What a killed writer had not yet put into a shard is
-computed again, and nothing else. Several writers each take a share of the rows (`keys.Share`) and write shards of their
-own, into one folder or into several that are merged.
+computed again, and nothing else. Several writers each take a share of the rows (`runs.shares`) and write shards of
+their own, into one folder or into several that are merged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from types import TracebackType
 
 from torch import Tensor
 
-from joulelab.distill.logit_cache.keys import ALL, Share, first_of_each
+from joulelab.distill.logit_cache.asking import kept_keys
+from joulelab.distill.logit_cache.keys import first_of_each
 from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest, write_manifest
 from joulelab.distill.logit_cache.packing import EncodedTargets
-from joulelab.distill.logit_cache.shards import SUFFIX, Entry, open_shard, pack_entry, write_shard
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.distill.logit_cache.shards import SUFFIX, Entry, pack_entry, shard_files, write_shard
+from joulelab.runs.shares import ALL, Share
 
 HEAD = "head.safetensors"
 
@@ -43,12 +44,19 @@ USUAL_PACE = Pace()
 class CacheWriter:
     """Use it in a `with`; what was added is on the disk at its end, also at an end by an error."""
 
-    def __init__(self, folder: Path, manifest: CacheManifest, share: Share = ALL, pace: Pace = USUAL_PACE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        manifest: CacheManifest,
+        share: Share = ALL,
+        pace: Pace = USUAL_PACE,
+        elsewhere: Set[bytes] = frozenset(),
+    ) -> None:
+        """`elsewhere`: keys that another writer keeps."""
         folder.mkdir(parents=True, exist_ok=True)
         write_manifest(folder, manifest)
-        self.folder, self.manifest, self.share, self._pace = folder, manifest, share, pace
-        self._there = {key for path in shard_files(folder) for key in open_shard(path).index["key"].tolist()}
-        self._there = {key.ljust(16, b"\0") for key in self._there}  # numpy drops zeros at the end
+        self.folder, self.manifest, self._share, self._pace = folder, manifest, share, pace
+        self._there = kept_keys([folder]) | elsewhere
         # zlib lets go of the interpreter, so a few threads keep up with a GPU
         self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="joulelab-cache")
         self._waiting: list[Future[Entry]] = []
@@ -81,7 +89,7 @@ class CacheWriter:
     def flush(self) -> None:
         if self._waiting:
             # a name of its own: another writer, or this one in another life, never meets it
-            name = f"{self.share.number:04d}-of-{self.share.of:04d}-{time.time_ns():x}-{secrets.token_hex(4)}{SUFFIX}"
+            name = f"{self._share.number:04d}-of-{self._share.of:04d}-{time.time_ns():x}-{secrets.token_hex(4)}{SUFFIX}"
             write_shard(self.folder / name, [entry.result() for entry in self._waiting])
         self._waiting, self._waiting_bytes, self._written_s = [], 0, time.monotonic()
 
@@ -93,24 +101,16 @@ def keep_head(folder: Path, weight_VE: Tensor) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{HEAD}.{os.getpid()}.tmp"
+    temporary = folder / f".{HEAD}.{secrets.token_hex(4)}.tmp"
     save_file({"weight": weight_VE.detach().cpu().contiguous()}, temporary)
     temporary.replace(folder / HEAD)
 
 
-def shard_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.name.startswith("."))
-
-
 def merge_caches(sources: Sequence[Path], target: Path) -> None:
     """Put what several writers made apart into one folder; files are linked where the disk allows it."""
-    if not sources:
-        raise ConfigError("there are no caches to merge", "name their folders")
     target.mkdir(parents=True, exist_ok=True)
     for source in sources:
         write_manifest(target, read_manifest(source))
-        if not shard_files(source):
-            raise JoulelabError(f"the cache {source} is empty", "its writer has not finished; run it again")
         for path in [*shard_files(source), *source.glob(HEAD)]:
             _link(path, target / path.name)
 

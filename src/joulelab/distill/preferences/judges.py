@@ -17,6 +17,14 @@ from joulelab.infer.generation.prompts import answer_ids, encode_prompt
 from joulelab.lookup import unknown
 
 
+def likelihood_identity(model: str) -> str:
+    return f"likelihood:{model}"
+
+
+def rule_identity(rule: str) -> str:
+    return f"rule:{rule}"
+
+
 class LikelihoodJudge:
     """By a model's mean log-likelihood a token: what it finds most natural, whatever the length.
 
@@ -29,7 +37,7 @@ class LikelihoodJudge:
         self, model: nn.Module, tokenizer: Any, *, identity: str, batch_size: int = 16, written_by: str | None = None
     ) -> None:
         """`written_by` is the identity of the generator; the same as the judge's own: its figures are taken."""
-        self.identity = f"likelihood:{identity}"
+        self.identity = likelihood_identity(identity)
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
         self._wrote_them = written_by == identity
         self._how = Projecting()
@@ -85,7 +93,7 @@ class RuleJudge:
     def __init__(self, rule: str) -> None:
         if rule not in RULES:
             raise unknown("rule", rule, RULES)
-        self.identity = f"rule:{rule}"
+        self.identity = rule_identity(rule)
         self._rule = RULES[rule]
 
     def scores(self, asked: Sequence[Candidates]) -> Iterator[list[Score]]:

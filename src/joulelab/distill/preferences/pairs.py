@@ -92,8 +92,15 @@ def write_pairs(
     except ConfigError as error:
         if "no documents" in error.message:
             raise ConfigError(
-                f"not one pair came about: {dict(report or {})}",
+                f"not one pair came about{_why(report or {})}",
                 "ask for more candidates or a higher temperature, or lower the margin of ties",
             ) from None
         raise
     return PairStore.open(folder)
+
+
+def _why(report: Mapping[str, Any]) -> str:
+    """What became of the prompts, as far as the report tells."""
+    reasons = {name: report.get(name) for name in ("ties", "identical", "unjudged", "too_long")}
+    counted = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in reasons.items() if count)
+    return f" of {report['prompts']} prompts: {counted or 'none had two answers'}" if report.get("prompts") else ""

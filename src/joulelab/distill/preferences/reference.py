@@ -21,6 +21,7 @@ from joulelab.distill.preferences.policy import answer_log_probabilities, requir
 from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import LineFile, read_lines
+from joulelab.runs.shares import ALL, Share
 from joulelab.train.precision import autocast
 
 
@@ -66,16 +67,19 @@ def write_reference(
     rows: PairRows | None = None,
     called: nn.Module | None = None,
     tick: Callable[[int, int], None] = lambda pairs, tokens: None,
+    share: Share = ALL,
 ) -> ReferenceLogs:
-    """One pass over the pairs that are not there yet; `tick` gets pairs and tokens so far, earlier attempts included.
+    """One pass over the pairs of our share that are not there yet; `tick` gets pairs and tokens so far, earlier
+    attempts included.
 
     `precision` is the training's, so that policy and reference round alike. The model is opened for losses, on its
     device; its dropout is off here and as it was afterwards. `called` is what was wrapped around it, compiled say.
     """
     known = ReferenceLogs.open(file, identity)
-    order = np.argsort(pairs.lengths.sum(1), kind="stable")
-    missing = [int(at) for at in order if pairs.pair(int(at)) not in known]
-    done, tokens = len(pairs) - len(missing), 0
+    order = np.argsort(pairs.lengths.sum(1), kind="stable").tolist()
+    ours = [order[at] for at in share.units([pairs.pair(at).key for at in order])]
+    missing = [at for at in ours if pairs.pair(at) not in known]
+    done, tokens = len(ours) - len(missing), 0
     layout, device = rows or PairRows(), next(model.parameters()).device
     if layout.shared_prompt:
         require_shared_prompt(model)

@@ -13,8 +13,17 @@ from collections.abc import Iterator, Sequence
 from joulelab.distill.preferences.candidates import Candidates, Score
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.answers import Generator, Prompt
+from joulelab.infer.generation.settings import GenerationSettings
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])")
+
+
+def rubric_identity(
+    generator: str, settings: GenerationSettings, rubric: str, lowest: float = 1, highest: float = 5, chat: bool = True
+) -> str:
+    """Of a judge, whose model need not be loaded for it."""
+    described = f"{generator}|{settings.model_dump_json()}|{rubric}|{lowest}|{highest}|{chat}"
+    return f"rubric:{hashlib.sha256(described.encode()).hexdigest()[:24]}"
 
 
 class RubricJudge:
@@ -29,8 +38,7 @@ class RubricJudge:
             )
         self._generator, self._rubric, self._chat = generator, rubric.strip(), chat
         self._lowest, self._highest = lowest, highest
-        described = f"{generator.identity}|{generator.settings.model_dump_json()}|{rubric}|{lowest}|{highest}|{chat}"
-        self.identity = f"rubric:{hashlib.sha256(described.encode()).hexdigest()[:24]}"
+        self.identity = rubric_identity(generator.identity, generator.settings, rubric, lowest, highest, chat)
 
     @property
     def energy_gap(self) -> str | None:

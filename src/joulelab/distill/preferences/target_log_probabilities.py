@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import Projection, compiled, computed_in, padded_projection
+from joulelab.distill.chunked_projection import Projection, add_product, compiled, computed_in, padded_projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,10 @@ def score_chunk(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
 
 def gradient_chunk(logits_CV: Tensor, summed_C: Tensor, targets_C: Tensor, grads_C: Tensor) -> Tensor:
     """By the logits, in their own numbers."""
-    chances_CV = (logits_CV.float() - summed_C[:, None]).exp()
+    chances_CV = (logits_CV.float() - summed_C[:, None]).exp_()
+    if not torch.compiler.is_compiling():  # every pass over all words counts
+        grads_C1 = grads_C[:, None].float()
+        return chances_CV.mul_(-grads_C1).scatter_add_(1, targets_C[:, None], grads_C1).to(logits_CV.dtype)
     # compared, not scattered: this way all of it is one kernel when compiled
     hit_CV = torch.arange(logits_CV.shape[1], device=logits_CV.device) == targets_C[:, None]
     return ((hit_CV.float() - chances_CV) * grads_C[:, None]).to(logits_CV.dtype)
@@ -106,7 +109,7 @@ class _TargetLogs(torch.autograd.Function):
                 logits_CV = _project(own_ND[some], own) if logits_CV is None else logits_CV
                 grad_CV = call.how.differentiate(logits_CV, ctx.sums[number], call.targets_N[some], grads[0][some])
                 grad_ND[some] = (grad_CV @ own.weight_VD).to(grad_ND.dtype)
-                grad_VD.add_(grad_CV.T @ own_ND[some])
+                add_product(grad_VD, grad_CV.T, own_ND[some])
         return grad_ND, grad_VD[: len(weight_VD)].to(weight_VD.dtype), None
 
 

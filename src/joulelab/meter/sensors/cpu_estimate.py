@@ -1,9 +1,10 @@
 """CPU joules by a model, for machines whose sensors are out of reach: CPU time x watts per busy hardware thread.
 
-The measured program's CPU time (children included, this recorder not) is exact; the watts are not. They are the
-maker's rated power divided by hardware threads, and a thread of the same processor may draw half or twice that,
-depending on clocks, neighbours and load. That factor is stated as the figure's gain error. Idle power of the machine,
-memory and everything else is left out rather than guessed: there is no constant in this model.
+The measured program's CPU time (children and other ranks of its launch on this host included, this recorder not) is
+exact; the watts are not. They are the maker's rated power divided by hardware threads, and a thread of the same
+processor may draw half or twice that, depending on clocks, neighbours and load. That factor is stated as the figure's
+gain error. Idle power of the machine, memory and everything else is left out rather than guessed: there is no constant
+in this model.
 
 On request the same model is applied to all of the machine's busy threads: a second device, listed and never counted.
 """
@@ -20,6 +21,7 @@ import psutil
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line
+from joulelab.meter.sensors.gpu_processes import fellow_ranks
 from joulelab.meter.sensors.process_tree import ProcessTree
 
 PROGRAM = "estimate:cpu"
@@ -90,16 +92,19 @@ class CpuEstimateSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = config.sample_interval_s
         self._with_machine = config.estimate_machine
-        self._program = BusyTime(pid)
+        self._pid = pid
+        self._ranks: list[BusyTime] = []
 
     def open(self) -> list[Device]:
+        # one recorder serves all ranks of a host, so what they compute is told here or nowhere
+        self._ranks = [BusyTime(self._pid), *(BusyTime(pid) for pid in fellow_ranks(self._pid))]
         devices = [_describe(PROGRAM, "the program and its children")]
         if self._with_machine:
             devices.append(_describe(MACHINE, "all processes of this machine", counted=False))
         return devices
 
     def read(self) -> list[Line]:
-        lines = [_line(PROGRAM, self._program.seconds())]
+        lines = [_line(PROGRAM, sum(rank.seconds() for rank in self._ranks))]
         if self._with_machine:
             lines.append(_line(MACHINE, machine_busy_s()))
         return lines

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from joulelab.meter.sensors import Line
+from joulelab.meter.sensors.process_tree import children_of
 
 # Ranks of one launch share the first two and differ in the third, all set before their first instruction. (Two programs
 # typed into one interactive Slurm step share all three, and are strangers.)
@@ -53,6 +54,16 @@ def is_ours(pid: int, program_pid: int) -> bool:
     except psutil.Error:
         return False
     return program_pid in ancestors or _same_launch(pid, program_pid)
+
+
+def fellow_ranks(program_pid: int) -> list[int]:
+    """The other ranks of the program's launch on this host: children of the same launcher."""
+    try:
+        launcher_pid = psutil.Process(program_pid).ppid()
+    except psutil.Error:
+        return []
+    siblings = children_of(launcher_pid) or []
+    return [pid for pid in siblings if pid != program_pid and _same_launch(pid, program_pid)]
 
 
 def _same_launch(pid: int, program_pid: int) -> bool:

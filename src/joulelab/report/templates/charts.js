@@ -18,7 +18,7 @@
         labelFontSize: 12, titleFontSize: 12.5, titleFontWeight: 500, titlePadding: 10, tickSize: 4,
         labelLimit: narrow.matches ? 110 : 200, labelLineHeight: 14, labelFlush: false,
       },
-      axisX: { tickCount: narrow.matches ? 4 : 8 },
+      axisX: { tickCount: narrow.matches ? 4 : 8, labelFlush: narrow.matches },
       legend: { labelFontSize: 12, titleFontSize: 12, titleFontWeight: 500, symbolSize: 110, ...legend },
     };
   }
@@ -41,10 +41,32 @@
     return changed;
   }
 
+  // What is too long for a phone: titles of the lower axis go on two lines, long labels of a legend below each other.
+  function folded(spec) {
+    const changed = { ...spec };
+    if (spec.layer) changed.layer = spec.layer.map(folded);
+    const encoding = { ...spec.encoding };
+    const { x } = encoding;
+    if (x && typeof x.title === "string" && x.title.length > 30) {
+      const cut = x.title.lastIndexOf(" ", x.title.length / 2 + 6);
+      if (cut > 0) encoding.x = { ...x, title: [x.title.slice(0, cut), x.title.slice(cut + 1)] };
+    }
+    for (const channel of ["color", "fill", "stroke", "shape"]) {
+      const coded = encoding[channel];
+      const labels = coded && coded.legend !== null && coded.scale ? coded.scale.domain : [];
+      if (Array.isArray(labels) && labels.some((label) => String(label).length > 15)) {
+        encoding[channel] = { ...coded, legend: { ...coded.legend, columns: 1, labelLimit: 220 } };
+      }
+    }
+    if (spec.encoding) changed.encoding = encoding;
+    return changed;
+  }
+
   function prepared(name, place) {
     const { spec, log_axis: axis } = specs[name];
     const kind = window.view.state.log[place.dataset.name];
-    const chosen = axis && kind ? withAxis(spec, axis, kind) : spec;
+    const switched = axis && kind ? withAxis(spec, axis, kind) : spec;
+    const chosen = narrow.matches ? folded(switched) : switched;
     const now = params(window.view.state);
     const moved = (chosen.params || []).map((one) => (one.name in now ? { ...one, value: now[one.name] } : one));
     const shared = window.view.report.datasets;

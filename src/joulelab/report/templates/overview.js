@@ -35,22 +35,15 @@
 
   function mean(values) { return values.reduce((sum, value) => sum + value, 0) / values.length; }
 
-  // Multiple of the baseline, paired by seed, with Student's t on the logarithms; as the Python side does it.
+  function runsOf(method, state) {
+    const facts = Object.fromEntries(report.datasets.runs.map((run) => [run.run, run]));
+    return Array.from(byRun(method, state), ([run, value]) => ({ ...facts[run], joules: value }));
+  }
+
   function ratioText(method, state) {
-    const seedOf = Object.fromEntries(report.datasets.runs.map((run) => [run.run, run.seed]));
-    const base = new Map(Array.from(byRun(report.baseline, state), ([run, value]) => [seedOf[run], value]));
-    const ours = byRun(method, state);
-    const logs = Array.from(ours, ([run, value]) => Math.log(value / base.get(seedOf[run]))).filter(Number.isFinite);
     if (method === report.baseline) return "1";
-    if (!logs.length || new Set(Array.from(ours.keys(), (run) => seedOf[run])).size < ours.size) return "-";
-    const middle = mean(logs);
-    const value = Math.exp(middle);
-    const digits = value >= 100 ? 0 : value >= 10 ? 1 : value >= 0.1 ? 2 : 3;
-    if (logs.length < 2) return value.toFixed(digits) + "x";
-    const deviation = Math.sqrt(logs.reduce((sum, one) => sum + (one - middle) ** 2, 0) / (logs.length - 1));
-    const half = report.t[logs.length] * deviation / Math.sqrt(logs.length);
-    const ends = [middle - half, middle + half].map((one) => Math.exp(one).toFixed(digits));
-    return value.toFixed(digits) + "x [" + ends.join(", ") + "]";
+    if (report.no_ratio.includes(method)) return "-";
+    return window.view.ratioWords(window.view.ratio(runsOf(method, state), runsOf(report.baseline, state)));
   }
 
   // No other method is better and cheaper at once, by the means, as joules are counted now.

@@ -1,0 +1,119 @@
+"""Work that can be split: over tasks that never meet (`--shard 2/8`), and over the ranks that torchrun started.
+
+    a share     does its units, and leaves them in the store as a part with a bill of its own
+    the whole   finds the parts that are there, does what is missing, joins; the parts are on its bill
+    ranks       each does its share of either, and all go on when the last is done
+
+What it is that is split does not matter here: a teacher's distributions, its answers, its judgements.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab.distill.causal.bench import Bench
+from joulelab.runs.artifacts import Artifact
+from joulelab.runs.bills import Bill
+from joulelab.runs.context import Stage
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.shares import ALL, PART, Share
+
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What is left of a share."""
+
+    go_on: Callable[[Stage], None] | None
+    """Nothing: it is all there."""
+    counts: Mapping[str, int]
+    """What earlier attempts of this run have done of it."""
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    name: str
+    """Of the artefact."""
+    kind: str
+    stage: str
+    inputs: Mapping[str, Any]
+    parents: Sequence[Bill]
+    at_once: int
+    """Rows or prompts in a unit: a split by other units is another split."""
+    total: int
+    """Rows or prompts of the whole."""
+    begin: Callable[[Path, Share, Sequence[Path]], Begun]
+    """(where to work, our share, folders of others) -> what is left; whatever is heavy is loaded only where it is."""
+    join: Callable[[Sequence[Path], Path], None]
+    """Folders that hold the work between them -> one folder; of a share's folders: what they hold."""
+
+    def key(self, bench: Bench) -> str:
+        """Of the whole: a share whose own parent is a share belongs to what is made from all of it."""
+        parents = [str(bill.inputs.get("whole", bill.key)) for bill in self.parents]
+        return bench.run.key_of(self.kind, self.inputs, parents)
+
+
+def worked(bench: Bench, work: SplitWork) -> Artifact:
+    """The whole, or the share that this run is to do."""
+    share = bench.share
+    if share is None:
+        return _whole(bench, work)
+    key = work.key(bench)
+    whole = bench.run.found(key)
+    if whole is not None:
+        bench.run.progress.say(f"{work.name}: whole already, made by {whole.bill.artefact.made_by}; nothing to split")
+        return whole
+    return bench.run.artifact(
+        f"{work.name}-{share.name}",
+        kind=work.kind + PART,
+        inputs={"whole": key, "share": str(share), "at_once": work.at_once},
+        parents=work.parents,
+        make=lambda folder: _work(bench, work, share, folder, []),
+    )
+
+
+def _whole(bench: Bench, work: SplitWork) -> Artifact:
+    def make(folder: Path) -> None:
+        parts = bench.run.shares_of(work.key(bench))
+        if parts:
+            of = parts[0].bill.inputs["share"].partition("/")[2]
+            bench.run.progress.say(f"{work.name}: {len(parts)} of {of} shares are there, their bills come along")
+        _work(bench, work, ALL, folder, [part.folder for part in parts])
+
+    return bench.run.artifact(work.name, kind=work.kind, inputs=work.inputs, parents=work.parents, make=make)
+
+
+def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:
+    place = bench.kept_work(work.stage)
+    own = share.among(bench.ranks.rank, bench.ranks.world)
+    begun = work.begin(place, own, others)
+    with bench.run.stage(work.stage, total=-(-work.total // own.of)) as stage:
+        stage.count(**begun.counts)
+        if begun.go_on is not None:
+            begun.go_on(stage)
+        if bench.ranks.world > 1:
+            _wait_for_ranks(bench, stage, place, share)
+        work.join([*others, place], folder)
+    bench.ranks.barrier()
+    if bench.ranks.is_first:
+        shutil.rmtree(place)
+
+
+def _wait_for_ranks(bench: Bench, stage: Stage, place: Path, share: Share) -> None:
+    """By files, which wait for hours where a message would give up; what a rank has done stays done when it is killed.
+
+    Each rank counts what it did itself; the stage counts what all did.
+    """
+    notes = [place / f"{share.among(rank, bench.ranks.world).name}.done" for rank in range(bench.ranks.world)]
+    write_json(notes[bench.ranks.rank], dict(stage.counts))
+    while not all(note.exists() for note in notes):
+        bench.run.stop.check()
+        time.sleep(_LOOK_S)
+    counted = [read_json(note) for note in notes]
+    stage.count(**{name: sum(one.get(name, 0) for one in counted) for one in counted for name in one})

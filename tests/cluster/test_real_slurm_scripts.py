@@ -1,0 +1,112 @@
+"""The plain scripts on a real Slurm: they run as they stand, and what a scheduler does to them costs nothing."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from lm_tiny import write_teacher, write_text
+from slurm_cluster import why_not_here
+from tiny_reviews import settings, write_encoder, write_reviews
+
+pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"
+SMALL = ("--mem=1G", "--cpus-per-task=1", "--time=10")
+
+
+@pytest.fixture(scope="module")
+def desk(lab):
+    """The environment of somebody who calls the scripts: an activated environment, and settings as variables."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**lab.env, "PATH": path, "SCRIPTS": str(SCRIPTS), "RUNS": str(lab.store), "HF_HUB_OFFLINE": "1"}
+
+
+@pytest.fixture(scope="module")
+def pair(lab, desk):
+    """Preprocess and distil, submitted first and looked at last: they and the others share the machine."""
+    training = {"epochs": None, "max_steps": 4, "batch_size": 8, "accumulate": 2, "learning_rate": 5e-3, "prefetch": 0}
+    teacher = {
+        "teacher_type": "bert",
+        "teacher_name": str(write_teacher(lab.folder / "plain-teacher", "bert")),
+        "training": {**training, "max_steps": 60},
+    }
+    chosen = {
+        "pipeline": "distilbert", "label": "plain", "device": "cpu", "teacher": teacher,
+        "data": {"source": "set-by-the-script", "validation_size": 20, "max_model_input_size": 32, "min_tokens": 5},
+        "student": {"student_type": "distilbert", "layers": [0, 3]},
+        "training": training,
+        "energy": {"sample_interval_s": 0.5, "counter_interval_s": 0.2},
+    }  # fmt: skip
+    named = {**desk, "TOKENS": str(lab.folder / "plain-tokens"), "TOKENIZER": teacher["teacher_name"]}
+    named |= {"EXPERIMENT": str(lab.experiment("plain", chosen)), "SEEDS": "3"}
+    command, dump = ("bash", SCRIPTS / "submit_both.sh", *SMALL), write_text(lab.folder / "plain.txt")
+    refused = lab.cluster.call(*command, env={**named, "DUMP": "gone.txt"}, cwd=lab.folder)
+    assert (refused.returncode, refused.stderr) == (2, "missing: gone.txt\n")
+    done = lab.cluster.call(*command, env={**named, "DUMP": str(dump)}, cwd=lab.folder)
+    assert done.returncode == 0, done.stderr
+    first, second = (line.split()[1].rstrip(",") for line in done.stdout.splitlines())
+    assert f"afterok:{first}" in lab.cluster.call("scontrol", "show", "job", second).stdout
+    return {"job_id": second, "key": "distil", "script": str(lab.folder / "job")}
+
+
+def wait_until(ready, what):
+    end = time.monotonic() + 300
+    while not ready():
+        assert time.monotonic() < end, what
+        time.sleep(0.2)
+
+
+@pytest.mark.usefixtures("pair")
+def test_feature_distillation_starts_its_monitor_and_a_warning_ends_both_well_and_requeues_the_task(lab, desk):
+    encoder, reviews = write_encoder(lab.folder / "fitnets-encoder"), write_reviews(lab.folder / "fitnets.csv")
+    energy = {"sample_interval_s": 0.5, "counter_interval_s": 0.2}
+    chosen = settings(encoder, reviews, energy=energy, telemetry_every=0)
+    experiment = lab.experiment("long", {**chosen, "training": {**chosen["training"], "epochs": 5000}})
+    named = {**desk, "EXPERIMENT": str(experiment), "DATA": str(reviews)}
+    job = lab.sbatch(*SMALL, "--array=7", SCRIPTS / "fitnets.sbatch", env=named)
+    gone = lab.sbatch(*SMALL, "--array=0", SCRIPTS / "fitnets.sbatch", env={**named, "DATA": "gone.csv"})
+    lab.wait(gone, "FAILED")
+    assert "ExitCode=2:0" in lab.cluster.call("scontrol", "show", "job", gone["job_id"]).stdout
+    folder = lab.store / f"long-job{job['job_id']}-seed7"
+    metrics = folder / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and "student.train" in metrics.read_text(), "the student trains")
+    warn = ("scancel", "--signal=TERM", "--batch", job["job_id"])  # what --signal=B:TERM@120 does, now
+    assert lab.cluster.call(*warn).returncode == 0
+    wait_until(lambda: "Restarts=1" in lab.cluster.call("scontrol", "show", "job", job["job_id"]).stdout, "requeued")
+    lab.cluster.call("scancel", job["job_id"])
+    record = lab.record(folder.name)
+    assert record.status == "truncated"
+    assert record.totals.gpu.energy_j > 0
+    assert list((folder / "checkpoints" / "student.train").glob("step-*.pt"))
+    rows = [json.loads(line) for line in (folder / "monitor.jsonl").read_text().splitlines()]
+    cards = {row["gpu_uuid"] for row in rows if row["kind"] == "gpu"}
+    assert cards == {device.device.removeprefix("gpu:") for device in record.attempts[0].devices}
+    assert "joulelab monitor: ended (SIGTERM)" in (lab.folder / f"fitnets.{job['job_id']}_7.log").read_text()
+
+
+def test_a_warned_task_goes_back_alone_and_a_cancelled_one_not_at_all(lab):
+    script = lab.folder / "patient.sbatch"
+    script.write_text(f"#!/bin/bash\nset -euo pipefail\nsource {SCRIPTS}/until_done.sh\nuntil_done sleep 60\n")
+    job = lab.sbatch("-c1", "--array=0-2", "--requeue", "--output=/dev/null", script)
+    tasks = [f"{job['job_id']}_{number}" for number in range(3)]
+    for task in tasks:
+        wait_until(lambda task=task: lab.cluster.state(task) == "RUNNING", task)
+    time.sleep(0.5)  # until the script has begun to listen
+    lab.cluster.call("scancel", "--signal=TERM", "--batch", tasks[2])  # whose number is also that of the whole array
+    wait_until(lambda: lab.cluster.state(tasks[2]) == "PENDING", "requeued")
+    assert lab.cluster.state(tasks[0]) == lab.cluster.state(tasks[1]) == "RUNNING"
+    lab.cluster.call("scancel", tasks[1])
+    wait_until(lambda: lab.cluster.state(tasks[1]) == "CANCELLED", "cancelled")
+    lab.cluster.call("scancel", job["job_id"])
+
+
+def test_preprocess_and_distil_are_submitted_together_and_the_second_waits_for_the_first(lab, pair):
+    ended = lab.wait(pair, "COMPLETED", "FAILED", "CANCELLED")
+    assert ended == "COMPLETED", "\n".join(path.read_text() for path in lab.folder.glob("*.log"))
+    record = lab.record(f"plain-job{pair['job_id']}-seed3")
+    assert (record.status, record.spec["seed"]) == ("done", 3)
+    assert record.spec["data"]["source"].startswith(str(lab.folder / "plain-tokens."))
+    assert record.totals.gpu.energy_j > 0

@@ -1,0 +1,188 @@
+"""A teacher's work in three shares, by tasks that never meet: the same bytes as in one go, and every joule once."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from joulelab.distill.causal.bench import Bench
+from joulelab.distill.logit_cache.manifest import read_manifest
+from joulelab.distill.logit_cache.shards import open_shard, read_entry, shard_files
+from joulelab.errors import ConfigError
+from joulelab.report.compare import compared_run
+from joulelab.report.compare_rows import make_row
+from joulelab.runs.artifacts import read_bill
+from joulelab.runs.bills import with_parts
+from joulelab.runs.context import Stage
+from joulelab.runs.execute import execute
+from joulelab.runs.record import RunRecord
+from joulelab.runs.shares import Share
+from joulelab.runs.spec import check
+
+SHARES = ("2/3", "0/3", "1/3")  # in any order
+RUBRIC = {"preferences": {"judge": "rubric"}}
+KINDS = {
+    "logits": ("kd", {"distill": {"codec": "hidden"}}),
+    "generation": ("synthetic", {}),
+    "preferences": ("dpo", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(lab, tmp_path_factory):
+    """Made in one go, once for all tests."""
+
+    @functools.cache
+    def made(until):
+        pipeline, changes = KINDS[until]
+        return lab.run(tmp_path_factory.mktemp("whole"), pipeline, until=until, **changes)
+
+    return made
+
+
+def entries(folder):
+    layout, found = read_manifest(folder).layout, {}
+    for path in shard_files(folder):
+        shard = open_shard(path)
+        for row in shard.index:
+            assert row["key"] not in found
+            found[row["key"]] = tuple(part.tobytes() for part in read_entry(shard, row, layout))
+    return found
+
+
+def same(one, other, name):
+    if name == "logits":
+        assert entries(one / name) == entries(other / name)
+    else:
+        file = {"answers": "answers.jsonl", "scores": "scores.jsonl"}[name]
+        assert (one / name / file).read_bytes() == (other / name / file).read_bytes()
+
+
+def joules(record, stage):
+    return record.stage(stage).energy.cpu_estimate.energy_j
+
+
+@pytest.mark.parametrize("until", KINDS)
+def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_once(lab, whole, tmp_path, until):
+    pipeline, changes = KINDS[until]
+    alone, at_once = whole(until)
+    shares = [lab.run(tmp_path / "many", pipeline, until=until, shard=shard, **changes)[0] for shard in SHARES]
+    lab.listening.said.clear()
+    joined, paths = lab.run(tmp_path / "many", pipeline, until=until, **changes)
+    stages = {"logits": "teacher.logits", "answers": "teacher.generate", "scores": "teacher.judge"}
+    names = {"logits": ["logits"], "generation": ["answers"], "preferences": ["answers", "scores"]}[until]
+    for name in names:
+        assert f"{name}: 3 of 3 shares are there, their bills come along" in lab.listening.said
+        same(paths.artifacts, at_once.artifacts, name)
+        own, *parts = with_parts(read_bill(paths.artifacts / name))
+        stage = stages[name]
+        assert sorted(part.made_by for part in parts) == sorted(share.run_id for share in shares)
+        assert own.energy["cpu_estimate"].energy_j == pytest.approx(joules(joined, stage))
+        spent = sum(joules(share, stage) for share in shares)
+        assert sum(part.energy["cpu_estimate"].energy_j for part in parts) == pytest.approx(spent)
+        counted = [share.stage(stage).samples for share in shares]
+        assert sum(counted) == alone.stage(stage).samples
+        assert max(counted) < alone.stage(stage).samples
+        assert joined.stage(stage).samples is None  # it asked the teacher nothing
+        # of the lineage every one once: what the shares spent on data is theirs, and one of it is on this bill
+        inherited = [one for one in joined.inherited if stage in one.stages]
+        assert len(inherited) == 3
+        row = make_row(joined.label, [compared_run(joined, paths.folder, None)], [])
+        shown = next(one.figure for one in row.stages if one.name == stage and one.inherited)
+        assert shown.energy_j == pytest.approx(spent)
+    assert len([one for one in joined.lineage if one.kind == "documents"]) == 1
+
+
+def test_a_share_that_is_there_is_found_and_one_that_is_missing_is_made_by_whoever_needs_it(lab, whole, tmp_path):
+    alone, at_once = whole("logits")
+    hidden = KINDS["logits"][1]
+    first, _ = lab.run(tmp_path, "kd", until="teacher", shard="0/3", **hidden)
+    again, _ = lab.run(tmp_path, "kd", until="teacher", shard="0/3", seed=5, **hidden)
+    assert not {"teacher.logits", "teacher.evaluate"} & {stage.name for stage in again.stages}
+    student, paths = lab.run(tmp_path, "kd", **hidden)
+    same(paths.artifacts, at_once.artifacts, "logits")
+    asked = first.stage("teacher.logits").samples
+    assert student.stage("teacher.logits").samples == alone.stage("teacher.logits").samples - asked > 0
+    paid = {stage for one in student.inherited for stage in one.stages}
+    assert {"teacher.evaluate", "teacher.logits"} <= paid  # by the first share
+    late, _ = lab.run(tmp_path, "kd", until="logits", shard="1/3", **hidden)
+    assert any("logits: whole already" in said for said in lab.listening.said)
+    assert not late.made
+
+
+def test_a_share_that_was_killed_goes_on(lab, tmp_path, monkeypatch):
+    paths = lab.paths(tmp_path, "dpo", until="preferences", shard="1/2", **RUBRIC)
+    count, seen = Stage.count, []
+
+    def failing(stage, **counts):
+        count(stage, **counts)
+        if stage.name == "teacher.generate" and counts.get("samples"):
+            seen.append(counts)
+            if len(seen) == 3:
+                raise RuntimeError("power failure")
+
+    monkeypatch.setattr(Stage, "count", failing)
+    with pytest.raises(RuntimeError, match="power failure"):
+        execute(paths, lab.listening)
+    monkeypatch.setattr(Stage, "count", count)
+    record = execute(paths, lab.listening)
+    other = lab.run(tmp_path / "other", "dpo", until="preferences", shard="1/2", **RUBRIC)
+    for name in ("answers", "scores"):
+        files = [place.artifacts / f"{name}-1-of-2" / f"{name}.jsonl" for place in (paths, other[1])]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    generate = record.stage("teacher.generate")
+    assert {segment.attempt for segment in generate.segments} == {1, 2}
+    assert generate.samples == other[0].stage("teacher.generate").samples
+
+
+def test_a_share_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
+    monkeypatch.setattr(Bench, "load_teacher", None)  # three batches of prompts, ten shares
+    record, _ = lab.run(tmp_path, "dpo", until="preferences", shard="9/10")
+    assert record.status == "done"
+    assert [len(record.made), record.stage("teacher.generate").samples] == [3, None]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "settings", "text"),
+    [
+        ("kd", {"shard": "3/3", "until": "logits"}, "counted from 0"),
+        ("kd", {"shard": "0/3"}, "until=teacher"),
+        ("self", {"shard": "0/3", "until": "teacher"}, "trained first"),
+        ("sft", {"shard": "0/3", "until": "teacher"}, "no teacher"),
+        ("kd", {"shard": "0/3", "until": "data"}, "only that is split"),
+        ("kd", {"shard": "0/3", "until": "teacher", "distill": {"teacher": "live"}}, "only a cache"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_the_reason(lab, pipeline, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        check(lab.settings(pipeline, **settings))
+
+
+def test_shares_are_disjoint_complete_and_equal_also_among_ranks():
+    names = [f"{number * 7919 % 101:x}" for number in range(50)]
+    shares = [Share(number, 4).among(rank, 2).units(names) for number in range(4) for rank in range(2)]
+    assert sorted(place for share in shares for place in share) == list(range(50))
+    assert {len(share) for share in shares} == {6, 7}
+    assert Share(2, 4).units(names) == sorted(
+        Share(2, 4).among(0, 2).units(names) + Share(2, 4).among(1, 2).units(names)
+    )
+
+
+def test_two_ranks_divide_a_teachers_work_among_them(lab, whole, tmp_path):
+    alone, at_once = whole("preferences")
+    settings = {key: value for key, value in lab.settings("dpo", until="preferences").items() if key != "name"}
+    (tmp_path / "dpo.yaml").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "joulelab", "run"]
+    command += [str(tmp_path / "dpo.yaml"), "--runs-dir", str(tmp_path / "runs"), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    record = RunRecord.model_validate_json(done.stdout)
+    folder = tmp_path / "runs" / record.run_id
+    for name in ("answers", "scores"):
+        same(folder / "artifacts", at_once.artifacts, name)
+    for stage in ("teacher.generate", "teacher.judge"):
+        assert record.stage(stage).samples == alone.stage(stage).samples, stage
+    assert not list((folder / "checkpoints").glob("teacher.*"))
