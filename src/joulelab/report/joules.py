@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from joulelab.meter.figures import EnergyFigure, Method, missing, total
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.bills import UNMETERED, Ancestor
-from joulelab.runs.record import EnergyByComponent, RunRecord
+from joulelab.runs.record import RunRecord, components_of
 
 TEACHER_PREFIX = "teacher."
 NOT_RECORDED = "the run has no recorded joules"
@@ -76,9 +76,7 @@ def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
     """The figure a table shows for an ancestor: its measured total, else its estimate, else missing with the reason."""
     if "all" in ancestor.energy:
         return ancestor.energy["all"]
-    absent = missing("its bill does not name this component")
-    parts = {name: ancestor.energy.get(name, absent) for name in EnergyByComponent.model_fields}
-    return EnergyByComponent(**parts).best(policy)
+    return components_of(ancestor).best(policy)
 
 
 def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
 from joulelab.runs.bills import Ancestor
-from joulelab.runs.record import EnergyByComponent, RunRecord
+from joulelab.runs.record import EnergyByComponent, RunRecord, components_of
 from joulelab.stats import t_quantile
 
 SCOPES = {
@@ -61,10 +61,7 @@ def parts_of(record: RunRecord) -> tuple[Part, ...]:
 
 
 def _ancestor_part(ancestor: Ancestor, policy: str) -> Part:
-    absent = missing("its bill does not name this component")
-    components = EnergyByComponent(
-        **{name: ancestor.energy.get(name, absent) for name in EnergyByComponent.model_fields}
-    )
+    components = components_of(ancestor)
     figure = ancestor_figure(ancestor, policy)
     name = _AND.join(ancestor.stages) or ancestor.name
     return Part(name, True, made_by_teacher(ancestor), figure, _scopes(components, figure))

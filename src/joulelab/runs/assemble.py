@@ -40,6 +40,7 @@ from joulelab.runs.record import (
     Totals,
     Validity,
     add_components,
+    components_of,
 )
 from joulelab.runs.validity import grade
 
@@ -80,11 +81,7 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
             "attempts": tuple(attempt_record(attempt, len(attempts) <= MANY_HOSTS) for attempt in attempts),
             "stages": stages,
             "totals": totals,
-            "results": {
-                name: Result.model_validate(result)
-                for attempt in leads
-                for name, result in attempt.events.results.items()
-            },
+            "results": _results(leads, lineage, frame.policy),
             "findings": _findings(leads),
             "made": made,
             "lineage": lineage,
@@ -93,6 +90,18 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
             "error": error,
         }
     )
+
+
+def _results(attempts: list[AttemptData], lineage: tuple[Ancestor, ...], policy: str) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    energy_j = {one.key: components_of(one).best(policy).energy_j for one in lineage}
+    for attempt in attempts:
+        found |= {name: Result.model_validate(result) for name, result in attempt.events.results.items()}
+        for name, (keys, per) in attempt.events.joules.items():
+            known = [joules for key in keys if (joules := energy_j.get(key)) is not None]
+            if per and len(known) == len(keys):
+                found[name] = Result(value=sum(known) / per, lower_is_better=True)
+    return found
 
 
 def _findings(attempts: list[AttemptData]) -> dict[str, dict[str, dict[str, Any]]]:

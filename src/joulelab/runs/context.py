@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
 from joulelab.runs.artifacts import Artifact, find_artifact, find_parts, fresh_folder, read_bill, write_bill
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version, unmetered
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version, unmetered, with_parts
 from joulelab.runs.parts import Part, leave_to_later
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result, RunRecord
@@ -268,6 +268,12 @@ class RunContext:
 
     def result(self, name: str, result: Result) -> None:
         self.meter.event("result", name=name, result=result.model_dump())
+
+    def joules_result(self, name: str, made: Iterable[Bill], per: int = 1) -> None:
+        """What some artefacts took together, for each of `per` things. It is worked out with the record, when their
+        joules are settled; there is no such result where they are not known of all."""
+        keys = [one.key for bill in made for one in with_parts(bill)]
+        self.meter.event("joules", name=name, of=keys, per=per)
 
     def warn(self, text: str) -> None:
         self.meter.event("warning", text=text)

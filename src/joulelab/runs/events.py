@@ -25,6 +25,8 @@ class AttemptEvents:
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    joules: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    """Results that are joules of artefacts, by their keys, shared by so many things."""
     findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """What trackers of the training loop found: by stage, then by tracker."""
     bills: dict[str, Bill] = field(default_factory=dict)
@@ -63,6 +65,8 @@ def read_events(path: Path) -> AttemptEvents:
             events.counts.setdefault(line["stage"], {}).update(line["counts"])
         elif kind == "result":
             events.results[line["name"]] = line["result"]
+        elif kind == "joules":
+            events.joules[line["name"]] = (line["of"], line["per"])
         elif kind == "tracker":
             events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
         elif kind == "artefact":

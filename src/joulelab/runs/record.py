@@ -81,6 +81,12 @@ def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> 
     return EnergyByComponent(**{name: total([getattr(part, name) for part in parts], durations_s) for name in names})
 
 
+def components_of(ancestor: Ancestor) -> EnergyByComponent:
+    absent = missing("its bill does not name this component")
+    names = EnergyByComponent.model_fields
+    return EnergyByComponent(**{name: ancestor.energy.get(name, absent) for name in names})
+
+
 class Note(Frozen):
     """Something a reader of the joules must know."""
 

@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
 from joulelab.errors import ConfigError
-from joulelab.meter.figures import missing
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of, with_parts
+from joulelab.runs.bills import Ancestor, Bill, ancestry_of
 from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.record import EnergyByComponent, Result
+from joulelab.runs.record import Result, components_of
 from joulelab.units import energy_text
 
 NOTED = "budget.json"
@@ -70,23 +69,9 @@ def trained_tokens(student: Artifact) -> int:
 
 def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float:
     policy, estimates = bench.spec.energy.total_energy_policy, bench.spec.training.budget_counts_estimates
-    figures = [_energy(one) for one in lineage if any(stage.startswith(who) for stage in one.stages)]
+    figures = [components_of(one) for one in lineage if any(stage.startswith(who) for stage in one.stages)]
     found = [figure.best(policy) if estimates else figure.under_policy(policy) for figure in figures]
     return sum(figure.energy_j or 0.0 for figure in found)
-
-
-def energy_j_of(spec: CausalSpec, *made: Bill) -> float | None:
-    """What some artefacts took together, with the shares they were joined from, as a table would show it; nothing where
-    it is not known of all."""
-    every = [one for bill in made for one in with_parts(bill)]
-    found = [_energy(one).best(spec.energy.total_energy_policy).energy_j for one in every]
-    return None if None in found else sum(energy_j or 0.0 for energy_j in found)
-
-
-def _energy(ancestor: Ancestor) -> EnergyByComponent:
-    absent = missing("not in the bill")
-    names = EnergyByComponent.model_fields
-    return EnergyByComponent(**{name: ancestor.energy.get(name, absent) for name in names})
 
 
 def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float, start_j: float) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import candidates, energy_gap
 from joulelab.distill.causal.bench import Bench
-from joulelab.distill.causal.budgets import energy_j_of
 from joulelab.distill.causal.distributions import Voice
 from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.causal.students import Desk, Lesson, load_student
@@ -98,12 +97,13 @@ def preference_lesson(bench: Bench, pairs: Artifact, reference: Artifact, start:
 
 def _tell(bench: Bench, pairs: Artifact, answers: Artifact, judged: Artifact) -> None:
     report = PairReport.model_validate(dict(PairStore.open(pairs.folder).report))
-    gap = energy_gap(answers)
-    own = None if gap else energy_j_of(bench.spec, answers.bill, judged.bill, pairs.bill)
-    report = report.with_energy(own, gap)
     for name, value in report.model_dump().items():
         if isinstance(value, int | float):
             bench.run.result(f"preferences.{name}", Result(value=float(value)))
+    if energy_gap(answers) is None:
+        paid = [answers.bill, judged.bill, pairs.bill]
+        bench.run.joules_result("preferences.energy_j", paid)
+        bench.run.joules_result("preferences.j_per_pair", paid, report.pairs)
     share = report.chosen_longer_share
     longer = "" if share is None else f"; the longer answer won {100 * share:.0f} %"
     bench.run.progress.say(f"preferences: {report.pairs} pairs of {report.prompts} prompts, {report.ties} ties{longer}")

@@ -14,7 +14,6 @@ from joulelab.data.chat.store import write_documents
 from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import REPORT, candidates, energy_gap
 from joulelab.distill.causal.bench import TRAIN, Bench
-from joulelab.distill.causal.budgets import energy_j_of
 from joulelab.distill.causal.distributions import Voice
 from joulelab.distill.synthetic.filters import Filters, Kept, SyntheticReport, keep, require_some
 from joulelab.distill.synthetic.rows import write_rows
@@ -77,12 +76,14 @@ def _documents(bench: Bench, kept: list[Kept]) -> Iterator[EncodedDocument]:
 
 def _tell(bench: Bench, made: Artifact, answers: Artifact, judged: Artifact | None) -> None:
     report = SyntheticReport.model_validate(read_json(made.folder / REPORT))
-    gap = energy_gap(answers)
-    own = energy_j_of(bench.spec, answers.bill, made.bill, *([judged.bill] if judged else []))
-    report = report.with_energy(None if gap else own, gap)
     for name, value in report.model_dump().items():
         if isinstance(value, int | float):
             bench.run.result(f"synthetic.{name}", Result(value=float(value)))
+    if energy_gap(answers) is None:
+        paid = [answers.bill, made.bill, *([judged.bill] if judged else [])]
+        bench.run.joules_result("synthetic.energy_j", paid)
+        bench.run.joules_result("synthetic.j_per_kept_sample", paid, report.kept)
+        bench.run.joules_result("synthetic.j_per_generated_token", paid, report.generated_tokens)
     dropped = {name: getattr(report, name) for name in REASONS}
     told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
     why = f" ({told})" if told else ""
