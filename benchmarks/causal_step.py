@@ -19,13 +19,12 @@ The chunked loss and its gradient are set against plain cross-entropy first.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pacing import keep_pace, wait, warm_up
+from pacing import TokenSpeed, forget_peak, free, peak_gib, undisturbed, wait, warm_up
 from torch import nn
 
 from joulelab.data.chat.attention import use_packed_attention
@@ -49,7 +48,6 @@ from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.teaching import LiveTeacher, write_cache
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
@@ -73,25 +71,6 @@ class Size:
 
 FULL = Size(SHAPES["1b"], SHAPES["8b"], 128_256, rows=256, row_length=1024, batch_size=8)
 TINY = Size(SHAPES["nano"], SHAPES["nano"], 512, rows=16, row_length=64, batch_size=4)
-
-
-@dataclass(frozen=True)
-class Measured:
-    way: str
-    tokens_per_s: float
-    tokens: int
-    window_ns: tuple[int, int]
-    peak_gib: float | None
-    loss: float | None
-    energy_j: float | None = None
-    mj_per_token: float | None = None
-    mean_w: float | None = None
-
-    def with_energy(self, energy_j: float | None) -> Measured:
-        if energy_j is None:
-            return self
-        span_s = (self.window_ns[1] - self.window_ns[0]) / 1e9
-        return replace(self, energy_j=energy_j, mj_per_token=1e3 * energy_j / self.tokens, mean_w=energy_j / span_s)
 
 
 def make_model(shape: Shape, words: int, device: torch.device, dtype: torch.dtype, seed: int = 0) -> nn.Module:
@@ -120,7 +99,7 @@ class Stand:
         self.size, self.options, self.place, self.device = size, options, place, device
         self.rows = make_rows(size)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.beside: list[Measured] = []
+        self.beside: list[TokenSpeed] = []
         """What others did for a way: the teacher's pass over the rows."""
 
     def teacher(self) -> LiveTeacher:
@@ -132,10 +111,8 @@ class Stand:
 
     def pass_over(self, who: str, tokens: int, begin_ns: int) -> None:
         wait(self.device)
-        window = (begin_ns, time.monotonic_ns())
-        span_s = (window[1] - begin_ns) / 1e9
-        self.beside.append(Measured(who, tokens / span_s, tokens, window, peak(), None))
-        print(told(self.beside[-1]), flush=True)
+        self.beside.append(TokenSpeed(who, "", tokens, (begin_ns, time.monotonic_ns()), peak_gib()))
+        print(self.beside[-1], flush=True)
 
     def cache(self) -> LogitCache:
         """What the teacher says about all rows."""
@@ -173,28 +150,14 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
 
-def measure(stand: Stand, way: str, cache: LogitCache | None) -> Measured:
-    trainer, device = make_trainer(stand, way, cache), stand.device
+def measure(stand: Stand, way: str, cache: LogitCache | None) -> TokenSpeed:
+    trainer = make_trainer(stand, way, cache)
     trainer.model.train()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     with matrix_products(stand.options.precision):
-        warm_up(trainer, device)
-        before, begin_ns = trainer.position, time.monotonic_ns()
-        marks: list[torch.cuda.Event] = []
-        while time.monotonic_ns() - begin_ns < stand.options.seconds * 1e9:
-            trainer.step()
-            keep_pace(marks, device)
-        wait(device)
-        window = (begin_ns, time.monotonic_ns())
-    loss, _ = trainer._tally.take(trainer.ranks)
-    trainer.close()
-    tokens = trainer.position.tokens - before.tokens
-    return Measured(way, 1e9 * tokens / (window[1] - window[0]), tokens, window, peak(), loss)
-
-
-def peak() -> float | None:
-    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+        warm_up(trainer, stand.device)
+        found = undisturbed(trainer, stand.device, stand.options.seconds)
+    return TokenSpeed(way, "", found.tokens, found.window_ns, found.peak_gib, found.loss)
 
 
 def equality(device: torch.device) -> dict[str, float]:
@@ -214,15 +177,7 @@ def equality(device: torch.device) -> dict[str, float]:
     return {"loss": float(distance), "gradient": float(apart / length)}
 
 
-def told(found: Measured) -> str:
-    joules = "joules missing" if found.mj_per_token is None else f"{found.mj_per_token:.2f} mJ/token"
-    power = "" if found.mean_w is None else f", {found.mean_w:.0f} W"
-    memory = "" if found.peak_gib is None else f", peak {found.peak_gib:.1f} GiB"
-    loss = "" if found.loss is None else f", loss {found.loss:.3f}"
-    return f"{found.way:9} {found.tokens_per_s:,.0f} tokens/s, {joules}{power}{memory}{loss}"
-
-
-def ratios(found: list[Measured]) -> dict[str, float]:
+def ratios(found: list[TokenSpeed]) -> dict[str, float]:
     speed = {one.way: one.tokens_per_s for one in found}
     return (
         {"kd-cache_over_kd-live": speed["kd-cache"] / speed["kd-live"]} if {"kd-cache", "kd-live"} <= set(speed) else {}
@@ -245,7 +200,7 @@ def main() -> None:
     wanted = [way for way in WAYS if way in options.ways.split(",")]
     apart = equality(device)
     print("relative distance from plain cross-entropy:", {name: f"{value:.1e}" for name, value in apart.items()})
-    found: list[Measured] = []
+    found: list[TokenSpeed] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         stand = Stand(TINY if options.tiny else FULL, options, place, device)
@@ -258,26 +213,22 @@ def main() -> None:
                     cache = stand.cache()
                     free()
                 found.append(measure(stand, way, cache))
-                print(told(found[-1]), flush=True)
+                print(found[-1], flush=True)
+            except KeyboardInterrupt:  # what was measured so far still gets its joules
+                break
             except Exception:  # one way that fails leaves the others their figures
                 print(f"{way}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             free()
         found += stand.beside
         meter.stop()
         trace = load_trace(place / "trace.jsonl")
-    found = [one.with_energy(component_energy(trace, "gpu", [one.window_ns]).energy_j) for one in found]
+    found = [one.with_energy(trace) for one in found]
     print("\nwith their joules:")
     for one in found:
-        print(told(one))
+        print(one)
     print({name: round(value, 2) for name, value in ratios(found).items()})
-    ways = [asdict(one) for one in found]
+    ways = [one.data() for one in found]
     print(json.dumps({"benchmark": "causal_step", "equality": apart, "ratios": ratios(found), "ways": ways}))
-
-
-def free() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch._dynamo.reset()
 
 
 if __name__ == "__main__":

@@ -18,19 +18,17 @@ About 620 MFLOP a token; bf16 matrix products of an H200 reach some 790 TFLOP/s,
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import tempfile
-import time
 import traceback
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from pacing import keep_pace, wait, warm_up
+from pacing import TokenSpeed, forget_peak, free, undisturbed, warm_up
 from torch import nn
 
 from joulelab.data.token_store import write_store
@@ -42,7 +40,6 @@ from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_plain import plain_loss
 from joulelab.distill.lm_rows import Limits, cut_sequences, pack_rows
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.compiling import compile_in_place
@@ -69,24 +66,10 @@ class Way:
     is_one_graph: bool = False
     """Whether models and losses are compiled together."""
 
-
-@dataclass(frozen=True)
-class Measured:
-    way: Way
-    tokens_per_s: float
-    tokens: int
-    window_ns: tuple[int, int]
-    peak_gib: float | None
-    loss: float
-    energy_j: float | None = None
-    mj_per_token: float | None = None
-    mean_w: float | None = None
-
-    def with_energy(self, energy_j: float | None) -> Measured:
-        if energy_j is None:
-            return self
-        span_s = (self.window_ns[1] - self.window_ns[0]) / 1e9
-        return replace(self, energy_j=energy_j, mj_per_token=1e3 * energy_j / self.tokens, mean_w=energy_j / span_s)
+    @property
+    def about(self) -> str:
+        logits = f"chunks of {self.chunk}" if self.chunk else "all logits"
+        return f"{self.batch_size} x {TOKENS} {self.precision} compile={self.compiled} {logits}: "
 
 
 class MaterialisedObjective:
@@ -147,25 +130,14 @@ def make_trainer(way: Way, folder: Path, tiny: bool, device: torch.device) -> Si
     return SimpleTrainer(student, batches, objective, config, NoOpStats())
 
 
-def measure(way: Way, folder: Path, tiny: bool, seconds: float, device: torch.device) -> Measured:
+def measure(way: Way, folder: Path, tiny: bool, seconds: float, device: torch.device) -> TokenSpeed:
     trainer = make_trainer(way, folder, tiny, device)
     trainer.model.train()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     with matrix_products(way.precision):
         warm_up(trainer, device)
-        before, begin_ns = trainer.position, time.monotonic_ns()
-        marks: list[torch.cuda.Event] = []
-        while time.monotonic_ns() - begin_ns < seconds * 1e9:
-            trainer.step()
-            keep_pace(marks, device)
-        wait(device)
-        window = (begin_ns, time.monotonic_ns())
-    loss, _ = trainer._tally.take(trainer.ranks)
-    trainer.close()
-    tokens = trainer.position.tokens - before.tokens
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-    return Measured(way, 1e9 * tokens / (window[1] - window[0]), tokens, window, peak, loss)
+        found = undisturbed(trainer, device, seconds)
+    return TokenSpeed(way.name, way.about, found.tokens, found.window_ns, found.peak_gib, found.loss)
 
 
 def equality(way: Way, folder: Path, tiny: bool, device: torch.device) -> dict[str, float]:
@@ -201,22 +173,9 @@ def gradient(model: nn.Module, loss: torch.Tensor) -> tuple[float, list[torch.Te
     return float(loss.detach()), list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def told(found: Measured) -> str:
-    way = found.way
-    joules = (
-        "joules missing" if found.mj_per_token is None else f"{found.mj_per_token:.2f} mJ/token, {found.mean_w:.0f} W"
-    )
-    memory = "" if found.peak_gib is None else f", peak {found.peak_gib:.1f} GiB"
-    logits = f"chunks of {way.chunk}" if way.chunk else "all logits"
-    return (
-        f"{way.name:13} {way.batch_size} x {TOKENS} {way.precision} compile={way.compiled} {logits}: "
-        f"{found.tokens_per_s:,.0f} tokens/s, {joules}{memory}, loss {found.loss:.3f}"
-    )
-
-
-def ratios(found: list[Measured]) -> dict[str, float]:
+def ratios(found: list[TokenSpeed]) -> dict[str, float]:
     """Chunked against the others: speed, joules and memory, each the larger the better."""
-    by_name = {one.way.name: one for one in found}
+    by_name = {one.way: one for one in found}
     made: dict[str, float] = {}
     new = by_name.get("chunked")
     for name, other in by_name.items():
@@ -262,20 +221,20 @@ def main() -> None:
         for way in ways_of(options):
             try:
                 found.append(measure(way, place / way.name, options.tiny, options.seconds, device))
-                print(told(found[-1]), flush=True)
+                print(found[-1], flush=True)
+            except KeyboardInterrupt:  # what was measured so far still gets its joules
+                break
             except Exception:  # one way that fails leaves the others their figures
                 print(f"{way.name}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch._dynamo.reset()
+            free()
         meter.stop()
         trace = load_trace(place / "trace.jsonl")
-    found = [one.with_energy(component_energy(trace, "gpu", [one.window_ns]).energy_j) for one in found]
+    found = [one.with_energy(trace) for one in found]
     print("\nwith their joules:")
     for one in found:
-        print(told(one))
+        print(one)
     print({name: round(value, 2) for name, value in ratios(found).items()})
-    ways = [asdict(one) for one in found]
+    ways = [one.data() for one in found]
     print(json.dumps({"benchmark": "distilbert_step", "equality": apart, "ratios": ratios(found), "ways": ways}))
 
 

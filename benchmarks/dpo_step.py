@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import json
 import math
 import tempfile
@@ -34,7 +33,7 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
-from pacing import keep_pace, wait, warm_up
+from pacing import Window, forget_peak, free, undisturbed, wait, warm_up
 from torch import nn
 
 from joulelab.data.batch_source import TensorBatch
@@ -66,7 +65,6 @@ TINY = {
     "vocab_size": 1000, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2,
 }  # fmt: skip
-Window = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -254,26 +252,16 @@ class FirstPairs:
 
 
 def measure(way: Way, shape: Shape, folder: Path, seconds: float, device: torch.device) -> Measured:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     with matrix_products(way.precision):
         trainer, reference_ns = make_trainer(way, shape, folder, device)
         trainer.model.train()
         first = warm_up(trainer, device)
         if not math.isclose(first, math.log(2), abs_tol=0.02):
             print(f"{way.name}: the first loss is {first:.4f} and not ln 2", flush=True)
-        before, begin_ns = trainer.position, time.monotonic_ns()
-        marks: list[torch.cuda.Event] = []
-        while time.monotonic_ns() - begin_ns < seconds * 1e9:
-            trainer.step()
-            keep_pace(marks, device)
-        wait(device)
-        window = (begin_ns, time.monotonic_ns())
-    loss, _ = trainer._tally.take(trainer.ranks)
-    trainer.close()
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-    pairs = trainer.position.samples - before.samples
-    return Measured(way, pairs, window, loss, peak, shape.distinct if reference_ns else 0, reference_ns)
+        found = undisturbed(trainer, device, seconds)
+    distinct = shape.distinct if reference_ns else 0
+    return Measured(way, found.samples, found.window_ns, found.loss, found.peak_gib, distinct, reference_ns)
 
 
 def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:
@@ -374,11 +362,11 @@ def main() -> None:
             try:
                 found.append(measure(way, shape, place / way.name, options.seconds, device))
                 print(told(found[-1]), flush=True)
+            except KeyboardInterrupt:  # what was measured so far still gets its joules
+                break
             except Exception:  # one way that fails leaves the others their figures
                 print(f"{way.name}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch._dynamo.reset()
+            free()
         meter.stop()
         trace = load_trace(place / "trace.jsonl")
     found = [one.with_energy(trace) for one in found]

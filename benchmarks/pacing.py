@@ -1,14 +1,21 @@
-"""How a benchmark's loop keeps in step with the device: settled first, then as far ahead as a training loop is."""
+"""How a benchmark's loop keeps in step with the device: settled first, then as far ahead as a training loop is; and
+what is told of the window in which it ran undisturbed."""
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from joulelab.meter.integrate import component_energy
+from joulelab.meter.series import Trace
 from joulelab.train.simple_trainer import SimpleTrainer
 
+Window = tuple[int, int]
 SETTLING_S = 2.0
 
 
@@ -39,3 +46,87 @@ def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
         marks[-1].record()
         if len(marks) > 4:
             marks.pop(0).synchronize()
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """What was trained between two synchronisations."""
+
+    window_ns: Window
+    samples: int
+    tokens: int
+    loss: float
+    peak_gib: float | None
+
+
+def undisturbed(trainer: SimpleTrainer[Any], device: torch.device, seconds: float) -> Undisturbed:
+    """To be called when the trainer is warm; it is closed afterwards."""
+    before, begin_ns = trainer.position, time.monotonic_ns()
+    marks: list[torch.cuda.Event] = []
+    while time.monotonic_ns() - begin_ns < seconds * 1e9:
+        trainer.step()
+        keep_pace(marks, device)
+    wait(device)
+    window = (begin_ns, time.monotonic_ns())
+    loss, _ = trainer._tally.take(trainer.ranks)
+    trainer.close()
+    samples, tokens = trainer.position.samples - before.samples, trainer.position.tokens - before.tokens
+    return Undisturbed(window, samples, tokens, loss, peak_gib())
+
+
+@dataclass(frozen=True)
+class TokenSpeed:
+    """One way to do the same work, by tokens."""
+
+    way: str
+    about: str
+    tokens: int
+    window_ns: Window
+    peak_gib: float | None
+    loss: float | None = None
+    energy_j: float | None = None
+
+    @property
+    def duration_s(self) -> float:
+        return (self.window_ns[1] - self.window_ns[0]) / 1e9
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.duration_s
+
+    @property
+    def mj_per_token(self) -> float | None:
+        return None if self.energy_j is None else 1e3 * self.energy_j / self.tokens
+
+    def with_energy(self, trace: Trace) -> TokenSpeed:
+        return replace(self, energy_j=component_energy(trace, "gpu", [self.window_ns]).energy_j)
+
+    def __str__(self) -> str:
+        parts = [f"{self.way:13} {self.about}{self.tokens_per_s:,.0f} tokens/s"]
+        if self.mj_per_token is None or self.energy_j is None:
+            parts.append("joules missing")
+        else:
+            parts.append(f"{self.mj_per_token:.2f} mJ/token, {self.energy_j / self.duration_s:.0f} W")
+        parts += [f"peak {self.peak_gib:.1f} GiB"] if self.peak_gib is not None else []
+        parts += [f"loss {self.loss:.3f}"] if self.loss is not None else []
+        return ", ".join(parts)
+
+    def data(self) -> dict[str, Any]:
+        return {**asdict(self), "tokens_per_s": self.tokens_per_s, "mj_per_token": self.mj_per_token}
+
+
+def peak_gib() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+
+
+def forget_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def free() -> None:
+    """What one way leaves behind does not burden the next."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    if "torch._inductor" in sys.modules:  # where nothing was compiled, resetting would import the compiler for seconds
+        torch._dynamo.reset()

@@ -10,19 +10,17 @@ H200 (one H100 where it says so), taken from its published reports; `ratio` is o
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import multiprocessing
 import sys
 import tempfile
-import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
+from pacing import forget_peak, free, undisturbed, warm_up
 
 from joulelab import lookup
 from joulelab.meter.config import EnergyConfig
@@ -128,52 +126,20 @@ def measure(row: Row, cost: PaperCost, compiled: str, seconds: float, device: to
     )  # fmt: skip
     trainer = SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats())
     workload.model.train()
-    torch.cuda.reset_peak_memory_stats()
+    forget_peak()
     with matrix_products(row.precision):
-        first_loss = warm_up(trainer)
-        window, before, after, last_loss = undisturbed(trainer, seconds)
-    trainer.close()
-    items = after.samples - before.samples
-    amount = after.tokens - before.tokens if row.unit == "nodes" else items
-    span_s = (window[1] - window[0]) / 1e9
+        first_loss = warm_up(trainer, device)
+        found = undisturbed(trainer, device, seconds)
+    items, amount = found.samples, found.tokens if row.unit == "nodes" else found.samples
+    span_s = (found.window_ns[1] - found.window_ns[0]) / 1e9
     peak = peak_flops(torch.cuda.get_device_name(), numbers_of(workload.model, row.precision))
     mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
     return Measured(
         row=row, compiled=compiled, parameters=cost.parameters, items_per_s=amount / span_s,
-        amount=amount, window_ns=window, mfu=mfu,
-        memory_gib=torch.cuda.max_memory_allocated() / 2**30, first_loss=first_loss, last_loss=last_loss,
+        amount=amount, window_ns=found.window_ns, mfu=mfu,
+        memory_gib=found.peak_gib or 0.0, first_loss=first_loss, last_loss=found.loss,
         ratio=row.beside and amount / span_s / row.beside,
     )  # fmt: skip
-
-
-def warm_up(trainer: SimpleTrainer[Any]) -> float:
-    """Until compiling, tuning and the allocator have settled: 2 s after the fifth step."""
-    for _ in range(5):
-        trainer.step()
-    torch.cuda.synchronize()
-    loss, _ = trainer._tally.take(trainer.ranks)
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        trainer.step()
-        torch.cuda.synchronize()
-    return loss
-
-
-def undisturbed(trainer: SimpleTrainer[Any], seconds: float) -> tuple[tuple[int, int], Any, Any, float]:
-    trainer._tally.take(trainer.ranks)
-    torch.cuda.synchronize()
-    before, begin_ns = trainer.position, time.monotonic_ns()
-    events: list[torch.cuda.Event] = []
-    while time.monotonic_ns() - begin_ns < seconds * 1e9:
-        trainer.step()
-        events.append(torch.cuda.Event())
-        events[-1].record()
-        if len(events) > 8:  # as far ahead as a loop that logs now and then runs, and the clock still means something
-            events.pop(0).synchronize()
-    torch.cuda.synchronize()
-    window = (begin_ns, time.monotonic_ns())
-    loss, _ = trainer._tally.take(trainer.ranks)
-    return window, before, trainer.position, loss
 
 
 def with_joules(found: list[Measured], trace: Path) -> list[Measured]:
@@ -225,9 +191,7 @@ def main() -> None:
                 break
             except Exception:
                 print(f"{row.model} {row.precision}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch._dynamo.reset()
+            free()
         meter.stop()
         print("\nwith their joules:")
         for one in with_joules(found, trace):

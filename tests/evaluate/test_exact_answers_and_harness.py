@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))
 from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.evaluate.exact_answers import Question, mean_log_probabilities, read_questions, right_answers
+from joulelab.evaluate.exact_answers import Question, Scored, mean_log_probabilities, read_questions, right_answers
 from joulelab.evaluate.language_harness import _require, harness_figures
 from joulelab.zoo.pretrained import load_causal_lm
 
@@ -30,10 +31,9 @@ def asked(start):
 
 def test_choices_are_scored_by_the_mean_so_that_length_wins_nothing(counter):
     model, tokenizer = counter
-    prompt = tokenizer("w1 w2 w3").input_ids
-    endings = [tokenizer(text).input_ids for text in ("w4", "w4 w5 w6", "w9 w2")]
-    found = mean_log_probabilities(model, prompt, endings)
-    for ending, mean in zip(endings, found, strict=True):
+    texts = [("w1 w2 w3", "w4"), ("w1 w2 w3", "w4 w5 w6"), ("w5 w1 w2 w7 w8", "w9 w2")]
+    rows = [Scored(tokenizer(prompt).input_ids, tokenizer(ending).input_ids) for prompt, ending in texts]
+    for (prompt, ending), mean in zip(rows, mean_log_probabilities(model, rows), strict=True):
         logits = model(input_ids=torch.tensor([prompt + ending])).logits[0].detach().log_softmax(-1)
         each = [float(logits[len(prompt) - 1 + k, word]) for k, word in enumerate(ending)]
         assert mean == pytest.approx(sum(each) / len(each), abs=1e-4)
@@ -44,6 +44,7 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     true = [WORDS[(start + 4) % 24] for start in range(12)]
     choices = [(WORDS[(start + 9) % 24], word) for start, word in enumerate(true)]
     chosen = [Question(asked(start), word, choices[start]) for start, word in enumerate(true)]
+    chosen[3] = replace(chosen[3], prompt=[{"role": "user", "content": "w5 w6 " + asked(3)[0]["content"]}])
     wrong = [Question(asked(start), choices[start][0], choices[start]) for start in range(12)]
     ticks = []
     right = right_answers(
@@ -93,7 +94,8 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     (figure,) = harness_figures(model, tokenizer, ["counting"], limit=2, **ask)
     assert (figure.task, figure.metric, figure.items, figure.lower_is_better) == ("counting", "acc", 2, False)
     endings = [tokenizer(word).input_ids for word in ("w6", "w10")]
-    scores = [mean_log_probabilities(model, tokenizer(row["question"]).input_ids, endings) for row in rows[:2]]
+    asked_for = [tokenizer(row["question"]).input_ids for row in rows[:2]]
+    scores = [mean_log_probabilities(model, [Scored(prompt, ending) for ending in endings]) for prompt in asked_for]
     assert figure.value == pytest.approx(sum(first > second for first, second in scores) / 2)
     with pytest.raises(NotFoundError, match="did you mean 'counting'"):
         _require(["countin"], ["counting", "gsm8k"])

@@ -1,5 +1,6 @@
 """On a GPU: a captured graph reads its inputs anew and gives the eager result, whichever recipe made it."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,20 @@ def test_every_mode_gives_the_eager_result_and_sees_new_inputs(mode, dtype):
             rows.mul_(scale)
             expected = prepare_call(model, [rows], RECIPES["eager"], dtype, GPU)()
             assert off(call(), expected) < 0.05
+
+
+def test_a_captured_call_keeps_its_model_alive():
+    """The graph knows addresses alone: once the weights were freed, a call read whatever came to lie there."""
+    rows = make_inputs(SMALL, 2, 0).to(GPU, torch.bfloat16)
+    model = cast_model(build(SMALL).requires_grad_(False).to(GPU), "bf16")
+    with inference("bf16"):
+        expected = model(rows).clone()
+        call = prepare_call(model, [rows], RECIPES["cuda-graph"], "bf16", GPU)
+        del model
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.randn(64, 1024, 1024, device=GPU)
+        assert off(call(), expected) < 0.05
 
 
 def test_the_fastest_recipe_is_found_and_right():

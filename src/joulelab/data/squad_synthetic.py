@@ -1,4 +1,4 @@
-"""A SQuAD document out of a seed: invented people and what is told of them, so that a first run needs no download.
+"""A SQuAD document out of a seed: short made-up stories, so that a first run needs no download.
 
 Every fact is drawn anew, so that memory does not help. Each paragraph tells two facts of each of two people; where they
 are of one kind, the kind of word asked for does not give the answer away either, and the names must be read.
@@ -48,7 +48,7 @@ def synthetic_document(paragraphs: int, seed: int, version_2: bool) -> dict[str,
     """One article; in version 2.0 every paragraph also has questions that it does not answer."""
     random = Random(f"squad {seed}")
     made = [_paragraph(f"synthetic-{seed}-{number}", random, version_2) for number in range(paragraphs)]
-    return {"version": "v2.0" if version_2 else "1.1", "data": [{"title": "Invented people", "paragraphs": made}]}
+    return {"version": "v2.0" if version_2 else "1.1", "data": [{"title": "Made-up stories", "paragraphs": made}]}
 
 
 def _paragraph(name: str, random: Random, version_2: bool) -> dict[str, Any]:

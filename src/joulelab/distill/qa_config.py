@@ -25,7 +25,7 @@ class SquadData(Section):
     """Questions on paragraphs, and how a paragraph is cut into windows."""
 
     train_file: str = SYNTHETIC
-    """A JSON file in SQuAD's format to train on; or `synthetic`: invented people, made from a seed."""
+    """A JSON file in SQuAD's format to train on; or `synthetic`: short stories made from a seed."""
     validation_file: str = SYNTHETIC
     """A JSON file in SQuAD's format on which quality is reported; or `synthetic`, other paragraphs."""
     version_2: bool = False

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,8 @@ def right_answers(
     telling = [number for number, question in enumerate(questions) if not question.choices]
     right = [False] * len(questions)
     done, tokens = 0, 0
-    for number, (found, read) in zip(
-        choosing, _chosen(model, tokenizer, [questions[k] for k in choosing], batch_size), strict=True
-    ):
+    for place, found, read in _chosen(model, tokenizer, [questions[k] for k in choosing], batch_size):
+        number = choosing[place]
         right[number] = found == questions[number].answer
         done, tokens = done + 1, tokens + read
         tick(done, tokens)
@@ -97,34 +96,47 @@ def right_answers(
 
 def _chosen(
     model: nn.Module, tokenizer: Any, questions: Sequence[Question], batch_size: int
-) -> Iterator[tuple[str, int]]:
-    """The likeliest choice of each question, and how many tokens were read for it."""
-    for question in questions:
-        asked = encode_prompt(tokenizer, question.prompt)
-        said = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
-        if not all(said):
-            raise ConfigError(f"a choice among {question.choices} has no tokens", "write something as a choice")
-        scores = [
-            score
-            for start in range(0, len(said), batch_size)
-            for score in mean_log_probabilities(model, asked, said[start : start + batch_size])
-        ]
-        best = max(range(len(scores)), key=scores.__getitem__)
-        yield question.choices[best], sum(len(asked) + len(choice) for choice in said)
+) -> Iterator[tuple[int, str, int]]:
+    """The place of each question, its likeliest choice, and how many tokens were read for it. Short ones come first:
+    questions are read together, and of nearly one length there is little to pad."""
+    rows = [_with_choices(tokenizer, question) for question in questions]
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place][0].prompt))
+    flat = [row for place in order for row in rows[place]]
+    starts = range(0, len(flat), batch_size)
+    scores = chain.from_iterable(mean_log_probabilities(model, flat[start : start + batch_size]) for start in starts)
+    for place in order:
+        own = list(islice(scores, len(rows[place])))
+        best = max(range(len(own)), key=own.__getitem__)
+        yield place, questions[place].choices[best], sum(len(row.prompt) + len(row.ending) for row in rows[place])
+
+
+class Scored(NamedTuple):
+    """Tokens that are read, and tokens that are scored after them."""
+
+    prompt: list[int]
+    ending: list[int]
+
+
+def _with_choices(tokenizer: Any, question: Question) -> list[Scored]:
+    asked = encode_prompt(tokenizer, question.prompt)
+    said = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
+    if not all(said):
+        raise ConfigError(f"a choice among {question.choices} has no tokens", "write something as a choice")
+    return [Scored(asked, choice) for choice in said]
 
 
 @torch.no_grad()
-def mean_log_probabilities(model: nn.Module, prompt: list[int], endings: Sequence[list[int]]) -> list[float]:
-    """Of each ending after the prompt, a token. Padded on the left, so that all endings end in the same place."""
+def mean_log_probabilities(model: nn.Module, rows: Sequence[Scored]) -> list[float]:
+    """Of each row's ending, a token. Padded on the left, so that all endings end in the same place."""
     device = next(model.parameters()).device
-    was_training, longest = model.training, max(len(ending) for ending in endings)
-    width = len(prompt) + longest
-    ids_BT = torch.zeros(len(endings), width, dtype=torch.int64)
+    was_training, longest = model.training, max(len(row.ending) for row in rows)
+    width = max(len(row.prompt) for row in rows) + longest
+    ids_BT = torch.zeros(len(rows), width, dtype=torch.int64)
     mask_BT = torch.zeros_like(ids_BT)
-    for row, ending in enumerate(endings):
-        whole = torch.tensor([*prompt, *ending])
-        ids_BT[row, width - len(whole) :] = whole
-        mask_BT[row, width - len(whole) :] = 1
+    for number, row in enumerate(rows):
+        whole = torch.tensor([*row.prompt, *row.ending])
+        ids_BT[number, width - len(whole) :] = whole
+        mask_BT[number, width - len(whole) :] = 1
     model.eval()
     try:
         logits_BKV: Tensor = model(
@@ -135,9 +147,9 @@ def mean_log_probabilities(model: nn.Module, prompt: list[int], endings: Sequenc
         ).logits
     finally:
         model.train(was_training)
-    log_BKV = torch.log_softmax(logits_BKV[:, :-1].float(), -1).cpu()
-    said_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None]).squeeze(-1)
-    return [float(said_BK[row, longest - len(ending) :].mean()) for row, ending in enumerate(endings)]
+    log_BKV = torch.log_softmax(logits_BKV[:, :-1].float(), -1)
+    said_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None].to(device)).squeeze(-1).cpu()
+    return [float(said_BK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
 
 
 def _rows(path: Path) -> Iterator[Question]:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +84,16 @@ class Stage:
             self._written_s = time.monotonic()
 
 
+@dataclass
+class _Making:
+    """What is noted of an artefact while it is made."""
+
+    stages: list[str] = field(default_factory=list)
+    unmetered: dict[str, str] = field(default_factory=dict)
+    """Work that no meter of ours saw, and why."""
+    joined: list[Bill] = field(default_factory=list)
+
+
 class RunContext:
     """One attempt of one run, from inside."""
 
@@ -100,9 +111,7 @@ class RunContext:
         self._metrics = self._open_metrics(paths.metrics)
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
-        self._making: list[list[str]] = []
-        self._unmetered: list[dict[str, str]] = []
-        self._joined: list[list[Bill]] = []
+        self._making: list[_Making] = []
         self.part: Part | None = None
         """What this attempt is to do of the run; None: all that is left."""
 
@@ -119,8 +128,8 @@ class RunContext:
             self.stop.check()
             leave_to_later(name, self.part)
         stage = self._closed.pop(name, None) or Stage(self.meter, name)
-        if self._making and name not in self._making[-1]:
-            self._making[-1].append(name)
+        if self._making and name not in self._making[-1].stages:
+            self._making[-1].stages.append(name)
         if self._open:
             self.meter.event("stage", edge="end", stage=self._open[-1])
         self._enter(name)
@@ -208,21 +217,20 @@ class RunContext:
     ) -> Artifact:
         folder = fresh_folder(self._artifact_place(name))
         before = self.meter.so_far()
-        self._making.append([])
-        self._unmetered.append({})
-        self._joined.append([])
+        self._making.append(_Making())
         try:
             make(folder)
         finally:
-            stages, unseen, joined = tuple(self._making.pop()), self._unmetered.pop(), self._joined.pop()
+            making = self._making.pop()
         # not in the key: where a server stood, or how work was split, does not change what came out
-        parents = [*parents, *joined, *(unmetered(work, key, reason) for work, reason in unseen.items())]
+        unseen = [unmetered(work, key, reason) for work, reason in making.unmetered.items()]
+        parents = [*parents, *making.joined, *unseen]
         artefact = Ancestor(
             key=key,
             name=name,
             kind=kind,
             made_by=self.paths.run_id,
-            stages=stages,
+            stages=tuple(making.stages),
             energy=_differences(before, self.meter.so_far()),
             parents=tuple(parent.key for parent in parents),
         )
@@ -239,13 +247,13 @@ class RunContext:
 
     def unmetered_work(self, name: str, reason: str) -> None:
         """Work for the artefact that is being made, done where this run's meter does not reach: its bill shows it."""
-        self._unmetered[-1][name] = reason
+        self._making[-1].unmetered[name] = reason
 
     def shares_of(self, key: str) -> list[Artifact]:
         """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
         and they are on its bill."""
         found = find_parts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else []
-        self._joined[-1] += [part.bill for part in found]
+        self._making[-1].joined += [part.bill for part in found]
         return found
 
     def uses(self, name: str, bill: Bill) -> Bill:
