@@ -57,8 +57,8 @@ class CacheWriter:
         write_manifest(folder, manifest)
         self.folder, self.manifest, self._share, self._pace = folder, manifest, share, pace
         self._there = kept_keys([folder]) | elsewhere
-        # zlib lets go of the interpreter, so a few threads keep up with a GPU
-        self._pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="joulelab-cache")
+        # zlib lets go of the interpreter; a small teacher on a GPU says more in a second than a few threads can pack
+        self._pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="joulelab-cache")
         self._waiting: list[Future[Entry]] = []
         self._waiting_bytes = 0
         self._written_s = time.monotonic()
