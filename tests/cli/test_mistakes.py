@@ -25,6 +25,8 @@ from commands import joulelab, joulelab_here
         (["kd-tiny", "--data-script", "preprocess_dataset", "--shard", "0/8"], "not the teacher's work"),
         ([], "no experiment was named"),
         (["--resume", "nothing"], "no runs under"),
+        (["--resume", "nothing", "--dry-run", "--budget", "5kJ"], "leave --budget, --dry-run out"),
+        (["kd-tiny", "--data-script", "prerun", "--dry-run"], "only its energy settings"),
     ],
 )
 def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
@@ -129,9 +131,11 @@ def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
     (tmp_path / "out").mkdir()
     assert joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
-    wrong = joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", "/proc/nothing/page.html")
-    assert wrong.returncode == 2
-    assert "cannot be written" in wrong.stderr
+    (tmp_path / "file").touch()
+    for place in ("/proc/nothing/page.html", tmp_path / "file" / "page.html"):
+        wrong = joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", place)
+        assert wrong.returncode == 2
+        assert "cannot be written" in wrong.stderr
 
 
 def test_a_gpu_that_was_named_and_is_not_there_ends_with_3(tmp_path):
@@ -162,3 +166,14 @@ def test_quick_is_the_short_form_of_an_experiment_or_says_who_has_one(tmp_path):
     assert (
         "demo-kd has no short form" in refused.stderr and "these have one: distilbert-tiny, fitnets" in refused.stderr
     )
+
+
+def test_a_run_that_has_not_ended_is_not_exported(tmp_path):
+    from joulelab.runs.attempt import create_run
+    from joulelab.runs.spec import RunSpec
+
+    pytest.importorskip("tensorboard")
+    create_run(tmp_path, RunSpec(name="waits", pipeline="measure"), status="queued")
+    done = joulelab_here("export", "last", "--to", "tensorboard", "--runs-dir", tmp_path)
+    assert done.returncode == 2
+    assert "has not ended: it is queued" in done.stderr

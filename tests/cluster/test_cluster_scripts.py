@@ -1,23 +1,25 @@
 """The job script is text that a person reads: compared with recorded text, letter by letter."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from joulelab.cluster.chosen import made_shares, seeds_of
+from joulelab.cluster.chosen import again, made_shares, seeds_of
 from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, write_jobs
 from joulelab.cluster.plan import Member, plan, read_steps, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
 from joulelab.cluster.settings import Environment, job_settings
 from joulelab.cluster.submission import dry_text, submit_plan
-from joulelab.cluster.waiting_runs import home_of
+from joulelab.cluster.waiting_runs import close_queued, home_of
 from joulelab.distill.teacher_shares import split_works
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
+from joulelab.runs.groups import create_group, queue_members
 from joulelab.runs.spec import RunSpec, check, merge, read_experiment
-from joulelab.runs.store import load_record
+from joulelab.runs.store import load_record, run_folders
 
 GOLDEN = Path(__file__).parent / "golden"
 STORE = Path("/shared/runs")
@@ -106,9 +108,10 @@ def test_a_mistake_in_the_site_file_is_refused_with_its_name(tmp_path, written, 
 
 
 def test_a_site_file_that_is_named_must_be_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("JOULELAB_SLURM", str(tmp_path / "gone.yaml"))
-    with pytest.raises(NotFoundError, match=r"gone\.yaml"):
-        job_settings(None, {})
+    for name in (str(tmp_path / "gone.yaml"), "./gone.yaml"):
+        monkeypatch.setenv("JOULELAB_SLURM", name)
+        with pytest.raises(NotFoundError, match=r"gone\.yaml"):
+            job_settings(None, {})
 
 
 def test_conda_and_setup_lines_come_in_their_order():
@@ -165,6 +168,22 @@ def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkey
     assert f"joulelab submit --resume {run.name}" in refused.value.hint
     record = load_record(run)
     assert (record.status, record.error.message) == ("failed", "never submitted: sbatch refused it")
+
+
+def test_what_is_left_of_a_group_is_told_before_anything_is_queued_again(tmp_path):
+    specs = [RunSpec(name=name, pipeline="measure") for name in ("done", "failed", "new")]
+    group = create_group(tmp_path, specs, name="pair")
+    done, failed, new = (run.folder for run in queue_members(group))
+    close_queued([done], "done", "")
+    close_queued([failed], "failed", "")
+    shutil.rmtree(new)
+    wanted = again(tmp_path, group.group_id)
+    imagined = wanted.imagined(tmp_path)
+    assert [spec.name for spec in wanted.specs] == ["failed", "new"]
+    assert (load_record(failed).status, len(run_folders(tmp_path))) == ("failed", 2)
+    made = wanted.made(tmp_path)
+    assert made.members[0] == imagined.members[0]
+    assert [load_record(member.folder).status for member in made.members] == ["queued", "queued"]
 
 
 def test_seeds_of_an_array():

@@ -16,9 +16,10 @@ from joulelab.cluster.accounting import parse_accounting
 from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, folder_of_job, write_jobs
 from joulelab.cluster.live_run import RunWatcher, read_speed
 from joulelab.cluster.plan import SEVERAL_RANKS
-from joulelab.cluster.slurm import parse_jobs, parse_queue, this_job
-from joulelab.cluster.waiting_runs import tell_waiting
-from joulelab.errors import EndedBySignal, NotFoundError
+from joulelab.cluster.slurm import JobState, parse_jobs, parse_queue, states, this_job
+from joulelab.cluster.waiting_runs import close_queued, tell_waiting, write_home
+from joulelab.cluster.watching import UNASKED, Watcher
+from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext, Silent
 from joulelab.runs.parts import PartDone, leave_to_later
@@ -137,6 +138,68 @@ def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(t
     record = RunRecord.model_validate_json((runs[1] / "run.json").read_text())
     assert record.status == "failed"
     assert record.error.message == "not started: job 01-data failed (no such file)"
+
+
+def submitted(store, names, array=False):
+    """Queued runs that one job, 41, was submitted for, as the first of them knows."""
+    runs = [create_run(store, RunSpec(name=name, pipeline="measure"), status="queued").folder for name in names]
+    job = SubmittedJob(
+        key="01-students", about="", job_id="41", script="", runs=[run.name for run in runs], array=array,
+        submitted_at=clock.iso(time.time()),
+    )  # fmt: skip
+    write_jobs(runs[0], JobsFile(jobs=(job,)))
+    return runs
+
+
+def test_watching_a_run_that_waits_ends_where_no_job_can_begin_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: answer(ids))
+    alone = create_run(tmp_path, RunSpec(name="alone", pipeline="measure"), status="queued").folder
+    answer = lambda ids: {}  # noqa: E731
+    assert Watcher(tmp_path, alone.name).look().over, "it was never submitted"
+    (run,) = submitted(tmp_path, ["run"])
+    watcher = Watcher(tmp_path, run.name)
+    assert watcher.look().over, "Slurm has forgotten its job"
+    answer = lambda ids: {"41": JobState("41", "PENDING")}  # noqa: E731
+    assert not watcher.look().over
+
+
+def test_where_slurm_cannot_be_asked_the_runs_alone_say_whether_they_are_over(tmp_path, monkeypatch):
+    (run,) = submitted(tmp_path, ["run"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    watcher = Watcher(tmp_path, run.name)
+    seen = watcher.look()
+    assert (seen.over, seen.jobs[0].state) == (False, UNASKED)
+    assert "no Slurm on this machine" in seen.jobs[0].reason
+    close_queued([run], "truncated", "cancelled")
+    assert watcher.look().over
+
+
+def test_a_run_of_an_array_is_over_though_its_neighbours_go_on(tmp_path, monkeypatch):
+    runs = submitted(tmp_path, ["first", "second"], array=True)
+    told = {f"41_{task}": JobState(f"41_{task}", state) for task, state in enumerate(("RUNNING", "COMPLETED"))}
+    monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: told)
+    write_home(runs[1], runs[0])
+    close_queued(runs, "done", "")
+    second = Watcher(tmp_path, runs[1].name).look()
+    assert ([job.job_id for job in second.jobs], second.over) == (["41_1"], True)
+    whole = Watcher(tmp_path, runs[0].name).look()
+    assert (len(whole.jobs), whole.over) == (2, False)
+
+
+def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, line in {"squeue": "echo $SAID >&2; exit 1", "scontrol": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("SAID", "slurm_load_jobs error: Invalid job id specified")
+    assert states(["41"]) == {}
+    monkeypatch.setenv("SAID", "Unable to contact slurm controller")
+    with pytest.raises(JoulelabError, match="Unable to contact"):
+        states(["41"])
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 5\n")
+    monkeypatch.setattr("joulelab.cluster.slurm.PATIENCE_S", 0.1)
+    with pytest.raises(JoulelabError, match="no answer"):
+        states(["41"])
 
 
 def test_a_part_ends_where_a_stage_of_the_next_one_begins():

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pynvml
 import pytest
@@ -13,12 +14,17 @@ from nvml_sim.driver import GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, Points, S
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import SensorUnavailable
 from joulelab.meter.sensors.nvml import NvmlSensor
+from joulelab.meter.telemetry import Telemetry
+from joulelab.runs import environment
 
 SLICES = ("MIG-11111111-0000-0000-0000-000000000000", "MIG-22222222-0000-0000-0000-000000000000")
 
 
 @pytest.fixture
 def sim(nvml_here):
+    with suppress(pynvml.NVMLError_Uninitialized):
+        while True:  # what earlier tests of this process left open
+            pynvml.nvmlShutdown()
     yield nvml_here
     nvml_here.init_error = 0
 
@@ -135,14 +141,23 @@ def test_the_average_never_stands_in_for_a_failing_instant_field(sim):
     assert [line["gpu_uuid"] for line in kinds(sensor.read(), "gpu")] == ["GPU-bbbbbbbb"]
 
 
-def test_a_restarted_driver_is_asked_anew(sim):
+def test_a_restarted_driver_is_asked_anew_until_it_answers(sim, monkeypatch):
+    monkeypatch.setattr("joulelab.meter.sensors.nvml.REVIVE_EVERY_S", 0.0)
     world(sim, SimGpu())
     sensor, _ = opened()
     pynvml.nvmlShutdown()
     pynvml.nvmlShutdown()
+    sim.init_error = GPU_IS_LOST
+    sim.write()
+    for _ in range(2):
+        with pytest.raises(Exception, match="Uninitialized"):
+            sensor.read()
+    sim.init_error = 0
+    sim.write()
     with pytest.raises(Exception, match="Uninitialized"):
         sensor.read()
     assert kinds(sensor.read(), "gpu")
+    sensor.close()
 
 
 def test_features_a_card_lacks_are_not_gaps(sim):
@@ -161,9 +176,18 @@ def test_cards_a_cgroup_forbids_are_passed_over(sim, monkeypatch):
     sim.gpus[0].errors = {"handle": NO_PERMISSION}
     sim.write()
     assert [device.facts["gpu_index"] for device in opened()[1]] == [1]
+    assert [gpu["index"] for gpu in environment.gpus()] == [1]
     # CUDA counts only what it may open, so its first card is NVML's second
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert [device.device for device in opened()[1]] == ["gpu:GPU-bbbbbbbb"]
+
+
+def test_telemetry_reads_on_after_the_sensor_that_chose_its_cards_was_closed(sim, tmp_path):
+    with Telemetry(tmp_path / "power.csv"):
+        pass
+    assert ",100.0," in (tmp_path / "power.csv").read_text()
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
 
 
 def test_a_mig_slice_is_metered_by_its_card_and_labelled_shared(sim, monkeypatch):

@@ -207,10 +207,10 @@ static void sleep_us(double us) {
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     if (!refresh_control()) return DRIVER_NOT_LOADED;
-    if (!init_error) initialized = 1;
+    if (!init_error) initialized++;
     return init_error;
 }
-int nvmlShutdown(void) { initialized = 0; return SUCCESS; }
+int nvmlShutdown(void) { return initialized ? initialized--, SUCCESS : UNINITIALIZED; }
 const char *nvmlErrorString(int code) { static char text[32]; snprintf(text, 32, "error %d", code); return text; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.159.sim"); return SUCCESS; }
 

@@ -96,8 +96,10 @@ def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store
 
 def test_a_group_is_billed_whole_each_ancestor_once(made, tmp_path: Path) -> None:
     records = made.demo_records(True)
-    made.write_group(tmp_path, records, True)
+    group = made.write_group(tmp_path, records, True)
     bill = find_bill(tmp_path, "made-demo")
+    assert find_bill(tmp_path, str(group)) == bill
+    assert (bill.grid, bill.pue) == (records[0].totals.grid, records[0].totals.pue) != (None, None)
     assert bill.own_figure.energy_j == pytest.approx(sum(record.totals.best.energy_j for record in records))
     keys = [line.key for line in bill.inherited]
     assert len(keys) == len(set(keys))

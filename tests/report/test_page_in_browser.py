@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from joulelab.report.page import write_report
 from joulelab.report.wording import ratio
+from joulelab.runs.bills import unmetered
 from joulelab.stats import ratio_paired, ratio_unpaired, widened_ratio
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -42,8 +44,6 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def report(made, tmp_path_factory) -> Path:
-    from joulelab.report.page import write_report
-
     records = [*made.demo_records(), made.distilled(EVIL, 0, 810, 140.0)]
     return write_report(made.write_group(tmp_path_factory.mktemp("store"), records))
 
@@ -146,8 +146,6 @@ def test_dark_and_print_keep_text_readable(browser, report: Path) -> None:
 
 @pytest.fixture(scope="module")
 def measured_report(made, tmp_path_factory) -> Path:
-    from joulelab.report.page import write_report
-
     store = tmp_path_factory.mktemp("measured")
     return write_report(made.write_group(store, made.demo_records(True), True))
 
@@ -258,3 +256,22 @@ THREE = [0, 1, 2]
 def test_the_page_computes_ratios_as_the_report_does(visit: Visit, ours: Any, theirs: Any, wanted: Any) -> None:
     script = "([ours, theirs]) => window.view.ratioWords(window.view.ratio(ours, theirs))"
     assert visit.page.evaluate(script, [ours, theirs]) == (ratio(wanted) if wanted else "-")
+
+
+def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(browser, made, tmp_path: Path) -> None:
+    unseen = unmetered("teacher.generate on http://far:8000/v1#llama", "key", "far is no address of this machine")
+    records = [
+        one.model_copy(update={"lineage": (*one.lineage, unseen.artefact)}) if one.label == "response KD" else one
+        for one in made.demo_records(True)
+    ]
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(write_report(made.write_group(tmp_path, records, True)).as_uri())
+    kd = page.locator("#overview tr[data-method='response KD']")
+    first = kd.locator("[data-moves=energy]").inner_text()
+    page.select_option("#scope", "pue")
+    page.wait_for_function("JSON.parse(document.documentElement.dataset.moved || '{}').scope === 'pue'")
+    moved = kd.locator("[data-moves=energy]").inner_text()
+    assert moved != first and first.startswith("≥ ") and moved.startswith("≥ ")
+    assert kd.locator(".front").is_hidden() and page.locator("#overview .front:visible").count() == 2
+    page.close()

@@ -6,6 +6,7 @@ import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
 from joulelab.lookup import PIPELINES
+from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.attempt import create_run
 from joulelab.runs.bills import external
 from joulelab.runs.context import Silent
@@ -263,3 +264,24 @@ def test_results_metrics_and_summary_are_there_for_scripts(play):
     assert summary["status"] == "done"
     assert "run.overhead.energy_j" in summary
     assert '"loss":0.5' in play.paths.metrics.read_text()
+
+
+def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_estimate_to_a_measurement(play):
+    metered = external("weights", "model", "elsewhere")
+    five_j = {"gpu": EnergyFigure(energy_j=5.0, method="counter")}
+    metered = metered.model_copy(update={"artefact": metered.artefact.model_copy(update={"energy": five_j})})
+
+    def story(run):
+        def make(folder):
+            with run.stage("teacher.generate"):
+                busy(0.2)
+
+        answers = run.artifact("answers", kind="answers", inputs={}, parents=[], make=make).bill
+        run.uses("weights", metered)
+        run.joules_result("j_per_answer", [answers], per=10)
+        run.joules_result("mixed", [answers, metered])
+        run.joules_result("of_none", [answers], per=0)
+
+    record = play(story)
+    assert set(record.results) == {"j_per_answer"}
+    assert record.results["j_per_answer"].value == pytest.approx(record.stage("teacher.generate").best.energy_j / 10)

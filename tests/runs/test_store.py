@@ -11,6 +11,7 @@ from joulelab import clock
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import LineFile, header
 from joulelab.runs.attempt import create_run
+from joulelab.runs.groups import create_group, group_records, queue_members
 from joulelab.runs.paths import slug
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
@@ -74,6 +75,18 @@ def test_runs_are_found_by_id_part_of_it_path_and_last(store):
     assert find_folder(store, first.name[-4:]) == first
     assert find_folder(store, str(second)) == second
     assert find_folder(store, "last") in (first, second)
+    chosen = create_run(store, load_spec("demo-kd"), folder=store / "demo-kd").folder
+    assert find_folder(store, "demo-kd") == chosen, "a whole id goes before the name of another run"
+
+
+def test_a_folder_is_found_from_inside_and_a_group_there_knows_its_members(store, monkeypatch):
+    group = create_group(store, [load_spec("demo-kd")], name="pair")
+    (member,) = queue_members(group)
+    for place, name in [(group.folder.parent, group.group_id), (group.folder, ".")]:
+        monkeypatch.chdir(place)
+        assert group_records(find_folder(store, name))[1][0].run_id == member.run_id
+    monkeypatch.chdir(member.folder)
+    assert find_folder(store, ".").name == member.run_id
 
 
 def test_an_ambiguous_name_asks_for_more(store):

@@ -57,19 +57,19 @@ def group(tmp_path):
 
 
 def test_a_member_that_failed_does_not_stop_the_others_and_is_run_again_on_resume(tmp_path, group):
-    records = execute_group(group, tmp_path, Silent(), ends_with("done", "failed", "done", "done"))
+    records = execute_group(group, Silent(), ends_with("done", "failed", "done", "done"))
     assert [record.status for record in records] == ["done", "failed", "done", "done"]
     first = [member.run_id for member in load_group(group.folder).members]
-    again = execute_group(group, tmp_path, Silent(), ends_with("done"))
+    again = execute_group(group, Silent(), ends_with("done"))
     assert [record.status for record in again] == ["done"] * 4
     assert [member.run_id for member in load_group(group.folder).members] == first, "the same runs, not new ones"
 
 
 def test_a_sweep_that_was_cut_off_goes_on_with_what_is_left(tmp_path, group):
     with pytest.raises(EndedBySignal):
-        execute_group(group, tmp_path, Silent(), ends_with("done", "truncated"))
+        execute_group(group, Silent(), ends_with("done", "truncated"))
     assert [member.run_id is not None for member in load_group(group.folder).members] == [True, True, False, False]
-    execute_group(group, tmp_path, Silent(), ends_with("done", "done", "done"))
+    execute_group(group, Silent(), ends_with("done", "done", "done"))
     record, members = group_records(group.folder)
     assert record.sweep
     assert [member.status for member in members] == ["done"] * 4

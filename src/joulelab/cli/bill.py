@@ -19,7 +19,7 @@ def bill(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ARTEFACT|RUN", help="A run or group, `last`, `RUN/ARTEFACT`, an artefact's folder or key."
+            metavar="ARTEFACT|RUN|GROUP", help="A run or group, `last`, `RUN/ARTEFACT`, an artefact's folder or key."
         ),
     ],
     students: Annotated[
@@ -37,7 +37,7 @@ def bill(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the energy bill of a model, a cache, a data set or a whole run: own, inherited, shared.
+    """Print the energy bill of a model, a cache, a data set, a whole run or a group: own, inherited, shared.
 
     Each ancestor counts once. What came from elsewhere is shown without joules and is in no sum.
 
@@ -56,9 +56,8 @@ def bill(
     if pue is not None and not pue < float("inf"):
         raise UsageError(f"--pue {pue:g} is not a number", "1.0 adds nothing; most buildings have 1.1 to 1.6")
     found = find_bill(store_root(runs_dir), name, students)
-    totals = found.record.totals if found.record else None
-    factor = _grid(grid) if grid is not None else totals.grid if totals else None
-    building = pue if pue is not None else totals.pue if totals else None
+    factor = _grid(grid) if grid is not None else found.grid
+    building = pue if pue is not None else found.pue
     if pue is not None and factor is None and form != "codecarbon":
         raise UsageError("--pue changes grams of CO2e, and they need a grid", "--grid FR, or --grid 40-60 in g/kWh")
     grams = co2e(found.whole, factor, building)

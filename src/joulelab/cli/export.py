@@ -38,13 +38,14 @@ def export(
     from joulelab.trackers.tracker import require_installed
 
     require_installed([to])
-    for folder in run_folders_of(store_root(runs_dir), names):
-        record = load_record(folder)
-        if record.status == "running":
+    found = [(folder, load_record(folder)) for folder in run_folders_of(store_root(runs_dir), names)]
+    for folder, record in found:
+        if record.status in ("queued", "running"):
             raise UsageError(
-                f"{folder.name} still runs",
+                f"{folder.name} has not ended: it is {record.status}",
                 f"wait for its end; to feed {to} meanwhile: joulelab run ... trackers=[{to}]",
             )
+    for folder, record in found:
         with redirect_stdout(sys.stderr):  # trackers greet
             steps = export_run(RunPaths(folder), record, to)
         print(f"{folder.name}: {steps} {'step' if steps == 1 else 'steps'} and its summary are in {to}")

@@ -16,7 +16,7 @@ def pack(
     names: Annotated[
         list[str], typer.Argument(metavar="RUN...", help="Runs or groups: id, part of it, folder, `last`.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="x.tar.gz or x.zip.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="x.tar.gz or x.zip.")],
     ancestors: Annotated[
         bool, typer.Option("--ancestors", help="Also the runs that made what these runs reused, teachers say.")
     ] = False,
@@ -39,14 +39,14 @@ def pack(
     from joulelab.runs.store import store_root
     from joulelab.units import size_text
 
-    if output.exists() and not force:
-        raise UsageError(f"{output} is there already", "--force replaces it")
+    if out.exists() and not force:
+        raise UsageError(f"{out} is there already", "--force replaces it")
     store = store_root(runs_dir)
     runs, groups = run_folders_of(store, names), group_folders_of(store, names)
     if ancestors:
-        runs = with_ancestors(store, runs)
+        runs = with_ancestors(runs)
     write_missing_reports([*groups, *(() if groups else runs)])
-    done = write_archive(runs, groups, output, artifacts)
+    done = write_archive(runs, groups, out, artifacts)
     for name, count in done.redacted.items():
         print(f"redacted in {name}: {count}", file=sys.stderr)
     if as_json:

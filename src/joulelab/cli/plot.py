@@ -95,14 +95,15 @@ def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | 
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.store import find_folder, store_root
 
+    store = store_root(runs_dir)
     try:
-        folder = find_folder(store_root(runs_dir), source)
+        folder = find_folder(store, source)
     except NotFoundError as error:
         raise NotFoundError(f"'{source}' is neither a file nor a run: {error.message}", error.hint) from None
     if (folder / "group.json").exists():
         from joulelab.runs.selection import run_folders_of
 
-        newest = run_folders_of(folder.parent.parent, [str(folder)])[-1].name
+        newest = run_folders_of(store, [str(folder)])[-1].name
         raise UsageError(f"{folder.name} is a group of runs", f"plot one of them, as `joulelab plot {newest}`")
     from joulelab.meter.foreign.operators_jsonl import read_files
 

@@ -105,9 +105,20 @@ def run(
 
         experiment = comparison_of(experiment)
     experiment = short_form(experiment) if quick else experiment
+    settings = {
+        "--budget": budget,
+        "--data-script": data_script,
+        "--dry-run": dry_run,
+        "--run-dir": run_dir,
+        "--shard": shard,
+        "--require": require,
+        "--require-grade": require_grade,
+    }
+    given = [option for option, value in settings.items() if value]
     if resume is not None:
-        if experiment is not None or shard is not None:
-            raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
+        if experiment is not None or given:
+            others = given or ["the experiment and settings"]
+            raise UsageError("--resume takes its settings from the run itself", f"leave {', '.join(others)} out")
         go_on(store, resume, as_json, only)
     elif experiment is None:
         raise UsageError(
@@ -117,6 +128,8 @@ def run(
         from joulelab.cli.data_script_option import rehearsed
         from joulelab.cli.prerun import prerun
 
+        if overrides or part or given != ["--data-script"]:
+            raise UsageError("a prerun takes of the experiment only its energy settings", "leave everything else out")
         prerun(rehearsed(experiment), runs_dir=runs_dir, as_json=as_json)
     else:
         from joulelab.cli.budget_option import budget_settings
@@ -170,17 +183,14 @@ def start(
     settings, changes = read_layers(experiment), parse_overrides(overrides)
     if is_group(settings):
         if run_dir is not None or part is not None:
-            raise UsageError(
-                f"{experiment} is a group: each member has a folder of its own, and is run whole",
-                "--run-dir and --part go with one run",
-            )
+            raise _one_run_only(experiment)
         group, specs = check_group(settings, changes)
         require_inputs(specs)
         if dry_run:
             print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
             return
         made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
-        run_group_folder(store, made.folder, as_json)
+        run_group_folder(made.folder, as_json)
     else:
         spec = check(merge(read_experiment(experiment), changes))
         if share is not None:
@@ -188,6 +198,13 @@ def start(
 
             spec, part = share_spec(spec, share), None
         start_run(store, spec, dry_run, as_json, run_dir, part)
+
+
+def _one_run_only(group: str) -> UsageError:
+    return UsageError(
+        f"{group} is a group: each member has a folder of its own, and is run whole",
+        "--run-dir and --part go with one run",
+    )
 
 
 def start_run(
@@ -255,7 +272,9 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
 
     folder = find_folder(store, name)
     if (folder / "group.json").exists():
-        go_on_with_group(store, folder, as_json)
+        if part is not None:
+            raise _one_run_only(folder.name)
+        go_on_with_group(folder, as_json)
         return
     if followed(folder.absolute().parent, read_mapping(folder / "config.yaml").get("pipeline", ""), part):
         return
@@ -268,11 +287,11 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
         run_folder(folder, as_json, part)
 
 
-def go_on_with_group(store: Path, folder: Path, as_json: bool) -> None:
+def go_on_with_group(folder: Path, as_json: bool) -> None:
     from joulelab.cli.sweep import run_sweep_folder
     from joulelab.runs.groups import load_group
 
-    (run_sweep_folder if load_group(folder).sweep else run_group_folder)(store, folder, as_json)
+    (run_sweep_folder if load_group(folder).sweep else run_group_folder)(folder, as_json)
 
 
 def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
@@ -306,7 +325,7 @@ def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
     enforce(record)
 
 
-def run_group_folder(store: Path, folder: Path, as_json: bool) -> None:
+def run_group_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.progress import watching
     from joulelab.cli.show import show_group
     from joulelab.report.page import write_report
@@ -317,7 +336,7 @@ def run_group_folder(store: Path, folder: Path, as_json: bool) -> None:
     print(f"group {folder}", file=sys.stderr)
     try:
         with watching() as progress:
-            records = execute_group(GroupPaths(folder), store, progress)
+            records = execute_group(GroupPaths(folder), progress)
     except BaseException:
         print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
         print(f"to go on with it:    joulelab run --resume {folder}", file=sys.stderr)

@@ -41,12 +41,14 @@ def show_group(folder: Path, as_json: bool) -> None:
     from joulelab.report.compare import compare
     from joulelab.report.sweep import read_sweep
     from joulelab.runs.groups import group_records
+    from joulelab.runs.paths import GroupPaths
 
+    store = GroupPaths(folder).store
     group, records = group_records(folder)
     if group.sweep:
-        show_sweep(read_sweep(group, records, folder.parent.parent), as_json)
+        show_sweep(read_sweep(group, records, store), as_json)
         return
-    comparison = compare(group, records, folder.parent.parent)
+    comparison = compare(group, records, store)
     if as_json:
         import json
 

@@ -104,12 +104,14 @@ def submit(
     settings = job_settings(preset, _asked(context.params))
     store = (run_dir.parent if run_dir else store_root(runs_dir)).absolute()
     if resume is not None:
-        if experiment is not None:
-            raise UsageError("--resume takes its settings from the run itself", "leave the experiment and settings out")
-        wanted, made = choosing.again(store, resume)
+        if experiment is not None or array is not None or repeats > 1 or both or run_dir is not None:
+            raise UsageError(
+                "--resume takes its settings from the run itself",
+                "leave the experiment, its settings, --array, --repeats, --both and --run-dir out",
+            )
+        wanted = choosing.again(store, resume)
     else:
         wanted = chosen(experiment, overrides or [], array, repeats, both)
-        made = wanted.imagined(store, run_dir)
     wanted_steps = read_steps(steps) if steps else usual_steps(wanted.specs, both, shards)
     require_shards(shards, wanted_steps)
     works = split_works(wanted.specs, shards) if shards > 1 else []
@@ -121,8 +123,7 @@ def submit(
     if not no_check and not dry_run:
         require_files(wanted)
         check_activation(settings.environment)
-    if not dry_run and resume is None:
-        made = wanted.made(store, run_dir)
+    made = wanted.imagined(store, run_dir) if dry_run else wanted.made(store, run_dir)
     shares = choosing.imagined_shares(store, works) if dry_run else choosing.made_shares(store, works, made.folder)
     jobs = plan(
         made.members, wanted_steps, report_on=made.folder, nodes=settings.nodes, ranks=settings.ranks, shares=shares

@@ -125,7 +125,7 @@ def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: 
         for spec in specs:
             print(f"{spec.label or spec.name}, seed {spec.seed}")
         return
-    run_sweep_folder(store, create_group(store, specs, name=name, about=_about(specs), sweep=True).folder, as_json)
+    run_sweep_folder(create_group(store, specs, name=name, about=_about(specs), sweep=True).folder, as_json)
 
 
 def _about(specs: Sequence[RunSpec]) -> str:
@@ -140,10 +140,10 @@ def go_on(store: Path, name: str, as_json: bool) -> None:
     folder = find_folder(store, name)
     if not (folder / "group.json").exists() or not load_group(folder).sweep:
         raise UsageError(f"{folder.name} is not a sweep", f"joulelab run --resume {folder.name}")
-    run_sweep_folder(store, folder, as_json)
+    run_sweep_folder(folder, as_json)
 
 
-def run_sweep_folder(store: Path, folder: Path, as_json: bool) -> None:
+def run_sweep_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.member import run_apart
     from joulelab.cli.progress import PlainProgress
     from joulelab.cli.show import show_group
@@ -153,7 +153,7 @@ def run_sweep_folder(store: Path, folder: Path, as_json: bool) -> None:
 
     print(f"sweep {folder}", file=sys.stderr)
     try:
-        records = execute_group(GroupPaths(folder), store, PlainProgress(), run_apart)
+        records = execute_group(GroupPaths(folder), PlainProgress(), run_apart)
     except BaseException:
         print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
         print(f"to go on with it:    joulelab sweep --resume {folder}", file=sys.stderr)

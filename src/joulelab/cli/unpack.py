@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 def unpack(
     archive: Annotated[Path, typer.Argument(help="What `joulelab pack` has written.")],
-    into: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
-            "--into", metavar="FOLDER", help="A new folder (default: the archive's name).", show_default=False
+            "-o", "--out", metavar="FOLDER", help="A new folder (default: the archive's name).", show_default=False
         ),
     ] = None,
     verify: Annotated[
@@ -37,7 +37,7 @@ def unpack(
     from joulelab.runs.store import run_folders
     from joulelab.runs.unpacking import unpack as open_archive
 
-    folder = open_archive(archive, into or Path(archive.name.removesuffix(".gz")).with_suffix(""))
+    folder = open_archive(archive, out or Path(archive.name.removesuffix(".gz")).with_suffix(""))
     runs = run_folders(folder / STORE)
     checks: list[FigureCheck] | None = None
     if verify:

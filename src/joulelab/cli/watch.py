@@ -42,7 +42,12 @@ def watch(
         for row in watcher.accounts():
             print(row.text)
     if watched.over and not watched.well:
-        why = next((f"{run.run_id}: {run.why or run.status}" for run in watched.runs if run.status != "done"), "")
+        first = next(run for run in watched.runs if run.status != "done")
+        if first.status == "queued":
+            raise JoulelabError(
+                f"{first.run_id} waits, and no job is left to begin it", f"joulelab submit --resume {watched.name}"
+            )
+        why = f"{first.run_id}: {first.why or first.status}"
         raise JoulelabError(f"not all of {watched.name} ended well ({why})", f"joulelab show {watched.name}")
 
 

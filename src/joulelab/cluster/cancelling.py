@@ -10,6 +10,7 @@ from joulelab.cluster import slurm
 from joulelab.cluster.jobs_file import read_jobs, write_jobs
 from joulelab.cluster.waiting_runs import close_queued, home_of
 from joulelab.errors import NotFoundError
+from joulelab.runs.paths import GroupPaths
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,12 @@ def cancel_jobs(folder: Path) -> Cancelled:
         raise NotFoundError(
             f"{folder.name} was not submitted to Slurm", "a run on this machine is ended by Ctrl-C or SIGTERM"
         )
-    # said first: a job that is ended looks here before it goes back to the queue
-    write_jobs(home, jobs.model_copy(update={"cancelled_at": clock.iso(clock.now().wall_s)}))
     states = slurm.states([job.job_id for job in jobs.jobs])
+    # before they end: a job that is ended looks here before it goes back to the queue
+    write_jobs(home, jobs.model_copy(update={"cancelled_at": clock.iso(clock.now().wall_s)}))
     alive = tuple(dict.fromkeys(job_id.partition("_")[0] for job_id, state in states.items() if state.alive))
     slurm.cancel(alive)
-    store = home.absolute().parent.parent if (home / "group.json").exists() else home.absolute().parent
+    store = GroupPaths(home).store if (home / "group.json").exists() else home.absolute().parent
     waiting = dict.fromkeys(run for job in jobs.jobs for run in job.runs)
     closed = close_queued((store / run for run in waiting), "truncated", "cancelled before it began")
     return Cancelled(alive, tuple(closed))

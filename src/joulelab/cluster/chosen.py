@@ -15,7 +15,7 @@ from joulelab.cluster.plan import Member, has_teacher
 from joulelab.cluster.waiting_runs import write_home
 from joulelab.errors import UsageError
 from joulelab.runs.attempt import create_run
-from joulelab.runs.groups import create_group, load_group, queue_members
+from joulelab.runs.groups import create_group, load_group, member_paths, queue_members
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
@@ -34,19 +34,27 @@ class Chosen:
     baseline: str = ""
     is_group: bool = False
     sweep: bool = False
+    earlier: Path | None = None
+    """The folder of an earlier submission, which goes on."""
+    left: tuple[Path, ...] = ()
+    """There, the folders of the runs that are not done; for one that has none yet, a name that stands for it."""
 
     def made(self, store: Path, run_dir: Path | None = None) -> Made:
         """Its folders, queued."""
+        if self.earlier is not None:
+            return Made(self.earlier, self._members(_queued_again(self.earlier)))
         if not self.is_group:
             paths = create_run(store, self.specs[0], status="queued", folder=run_dir)
             return Made(paths.folder, self._members([paths.folder]))
         group = create_group(
             store, self.specs, name=self.name, about=self.about, baseline=self.baseline, sweep=self.sweep
         )
-        return Made(group.folder, self._members([run.folder for run in queue_members(group, store)]))
+        return Made(group.folder, self._members([run.folder for run in queue_members(group)]))
 
     def imagined(self, store: Path, run_dir: Path | None = None) -> Made:
         """The same for a dry run: names that stand for folders that will be made."""
+        if self.earlier is not None:
+            return Made(self.earlier, self._members(self.left))
         folder = run_dir or store / ("groups/<new group>" if self.is_group else "<new run>")
         runs = [store / f"<run {number}>" for number in range(len(self.specs))] if self.is_group else [folder]
         return Made(folder, self._members(runs))
@@ -71,7 +79,8 @@ def made_shares(store: Path, works: Sequence[Sequence[RunSpec]], home: Path) -> 
 
     def folder_of(spec: RunSpec) -> Path:
         cut_off = (RunPaths(store / run) for run, held in known.items() if held == spec)
-        paths = next((run for run in cut_off if _requeued(run)), None) or create_run(store, spec, status="queued")
+        paths = next((run for run in cut_off if _is_left(run)), None)
+        paths = _queued(paths) if paths else create_run(store, spec, status="queued")
         write_home(paths.folder, home)
         return paths.folder.absolute()
 
@@ -96,35 +105,44 @@ def seeds_of(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def again(store: Path, name: str) -> tuple[Chosen, Made]:
-    """A run or group that was submitted or cut off before: what of it is not done, queued again."""
-    folder = find_folder(store, name)
+def again(store: Path, name: str) -> Chosen:
+    """A run or group that was submitted or cut off before: what of it is not done. Nothing is written yet."""
+    folder = find_folder(store, name).absolute()
     if (folder / "group.json").exists():
-        group = load_group(folder)
-        store = folder.absolute().parent.parent
-        runs = queue_members(GroupPaths(folder), store)
-        left = [run for run in runs if _requeued(run)]
-        chosen = Chosen(group.name, tuple(_spec(run) for run in left), is_group=True)
+        group, paths = load_group(folder), GroupPaths(folder)
+        runs = [member_paths(paths, member) for member in group.members]
+        left = [number for number, run in enumerate(runs) if run is None or _is_left(run)]
+        folders = [run.folder if (run := runs[number]) else paths.store / f"<run {number}>" for number in left]
+        specs = [_spec(run) if (run := runs[number]) else check(group.members[number].spec) for number in left]
+        chosen = Chosen(group.name, tuple(specs), is_group=True, earlier=folder, left=tuple(folders))
     else:
-        left = [run for run in [RunPaths(folder)] if _requeued(run)]
-        chosen = Chosen(load_record(folder).name, tuple(_spec(run) for run in left))
-    if not left:
+        run = RunPaths(folder)
+        specs = [_spec(run)] if _is_left(run) else []
+        chosen = Chosen(load_record(folder).name, tuple(specs), earlier=folder, left=(folder,))
+    if not chosen.specs:
         raise UsageError(f"{folder.name} is done already; nothing is left to submit", f"joulelab show {folder.name}")
-    members = tuple(Member(run.folder.absolute(), has_teacher(_spec(run))) for run in left)
-    return chosen, Made(folder.absolute(), members)
+    return chosen
+
+
+def _queued_again(folder: Path) -> list[Path]:
+    is_group = (folder / "group.json").exists()
+    runs = queue_members(GroupPaths(folder)) if is_group else [RunPaths(folder)]
+    return [_queued(run).folder for run in runs if _is_left(run)]
 
 
 def _spec(run: RunPaths) -> RunSpec:
     return check(read_mapping(run.config))
 
 
-def _requeued(run: RunPaths) -> bool:
-    """Whether the run is left to do; then it is queued, unless somebody is at work on it."""
+def _is_left(run: RunPaths) -> bool:
+    """Whether the run is not done; nobody may be at work on it."""
     status = load_record(run.folder).status
-    if status == "done":
-        return False
     if status == "running":
         raise UsageError(f"{run.run_id} is still running", "wait for it or end it first: joulelab cancel")
+    return status != "done"
+
+
+def _queued(run: RunPaths) -> RunPaths:
     record = RunRecord.model_validate(read_json(run.record))
     write_json(run.record, record.model_copy(update={"status": "queued", "error": None}))
-    return True
+    return run

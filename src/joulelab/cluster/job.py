@@ -120,11 +120,14 @@ def _back_to_the_queue(folder: Path) -> bool:
     if restarts >= jobs.max_restarts:
         _say(f"not requeued: restarted {restarts} times, {jobs.max_restarts} are allowed (max_restarts)")
         return False
-    state = slurm.states([job_id])
-    if not any(found.state == "RUNNING" for found in state.values()):
-        _say("not requeued: the job was cancelled")
-        return False
-    refused = slurm.requeue(job_id)
+    try:
+        state = slurm.states([job_id])
+        if not any(found.state == "RUNNING" for found in state.values()):
+            _say("not requeued: the job was cancelled")
+            return False
+        refused = slurm.requeue(job_id)
+    except JoulelabError as error:
+        refused = error.message
     if refused is not None:
         _say(f"the cluster does not requeue this job ({refused}); by hand: joulelab submit --resume {folder}")
         return False

@@ -134,8 +134,10 @@ class JobSettings(Section):
 
 
 def site_file() -> Path:
-    """`JOULELAB_SLURM`, else slurm.yaml in the user's configuration folder; it need not exist."""
+    """What `JOULELAB_SLURM` names, else slurm.yaml in the user's configuration folder, which need not exist."""
     named = os.environ.get("JOULELAB_SLURM")
+    if named and not Path(named).exists():
+        raise NotFoundError(f"JOULELAB_SLURM names {named}, and there is no such file", "docs/slurm.md has one")
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "joulelab" / "slurm.yaml"
@@ -158,8 +160,6 @@ def job_settings(preset: str | None, asked: Mapping[str, Any], site: Path | None
 
 
 def _read_site(path: Path) -> dict[str, dict[str, Any]]:
-    if os.environ.get("JOULELAB_SLURM") == str(path) and not path.exists():
-        raise NotFoundError(f"JOULELAB_SLURM names {path}, and there is no such file", "docs/slurm.md has one")
     content = read_mapping(path) if path.exists() else {}
     unknown = set(content) - {"defaults", "presets"}
     if unknown:

@@ -12,8 +12,8 @@ from pathlib import Path
 from joulelab.errors import DependencyMissing, JoulelabError
 
 PATIENCE_S = 60.0
-WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
-ALIVE = (*WAITING, "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
+_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
+ALIVE = (*_WAITING, "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,6 @@ class JobState:
     def alive(self) -> bool:
         return self.state in ALIVE
 
-    @property
-    def waiting(self) -> bool:
-        return self.state in WAITING
-
 
 def tool(*words: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(words[0]) is None:
@@ -41,7 +37,12 @@ def tool(*words: str) -> subprocess.CompletedProcess[str]:
             f"{words[0]} was not found: there is no Slurm on this machine",
             "call it on the cluster's login node; --dry-run shows the scripts anywhere",
         )
-    return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    try:
+        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise JoulelabError(
+            f"{words[0]} gave no answer within {PATIENCE_S:.0f} s", "try again later; `sinfo` says whether Slurm is up"
+        ) from None
 
 
 def this_job() -> str | None:
@@ -66,7 +67,7 @@ def cancel(job_ids: Sequence[str]) -> None:
     if not job_ids:
         return
     done = tool("scancel", *job_ids)
-    if done.returncode != 0 and "nvalid job id" not in done.stderr:
+    if done.returncode != 0 and not _forgotten(done):
         raise JoulelabError(f"scancel: {done.stderr.strip()}", "squeue --me lists your jobs")
 
 
@@ -82,7 +83,10 @@ def requeue(job_id: str) -> str | None:
 
 
 def states(job_ids: Sequence[str]) -> dict[str, JobState]:
-    """All jobs and tasks that Slurm still knows: from the queue, then from its memory, then from its accounts."""
+    """All jobs and tasks that Slurm still knows: from the queue, then from its memory, then from its accounts.
+
+    An error where Slurm does not answer: that says nothing about the jobs.
+    """
     found: dict[str, JobState] = {}
     for job_id in job_ids:
         for state in _from_queue(job_id) or _from_memory(job_id) or _from_accounts(job_id):
@@ -92,7 +96,14 @@ def states(job_ids: Sequence[str]) -> dict[str, JobState]:
 
 def _from_queue(job_id: str) -> list[JobState]:
     done = tool("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%F|%K|%T|%r|%N")
-    return parse_queue(done.stdout) if done.returncode == 0 else []
+    if done.returncode != 0 and not _forgotten(done):
+        raise JoulelabError(f"squeue: {done.stderr.strip()}", "try again later; `sinfo` says whether Slurm is up")
+    return parse_queue(done.stdout)
+
+
+def _forgotten(done: subprocess.CompletedProcess[str]) -> bool:
+    """An id that Slurm has known, and knows no more."""
+    return "nvalid job id" in done.stderr
 
 
 def parse_queue(text: str) -> list[JobState]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from joulelab.cluster.jobs_file import FOLDER, SubmittedJob, read_jobs
+from joulelab.cluster.jobs_file import FOLDER, read_jobs
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
@@ -30,15 +30,11 @@ def write_home(folder: Path, home: Path) -> None:
     write_json(folder / FOLDER / _HOME, {"home": os.path.relpath(home.absolute(), folder.absolute().parent)})
 
 
-def job_of(folder: Path, job_id: str | None) -> SubmittedJob | None:
-    jobs = read_jobs(home_of(folder))
-    return next((job for job in jobs.jobs if job.job_id == job_id), None) if jobs else None
-
-
 def tell_waiting(folder: Path, why: str) -> None:
     """This job failed: Slurm cancels those that wait for it, and their runs say why they never began."""
-    job = job_of(folder, os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID"))
+    job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     jobs = read_jobs(home_of(folder))
+    job = next((job for job in jobs.jobs if job.job_id == job_id), None) if jobs else None
     if job is None or jobs is None:
         return
     waiting = [run for later in jobs.after(job.key) for run in later.runs]

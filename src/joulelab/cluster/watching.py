@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,9 @@ from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
 from joulelab.runs.store import find_folder
 from joulelab.units import duration_text, energy_text, percent_text, power_text
+
+UNASKED = "UNASKED"
+"""In the place of a job's state where Slurm could not be asked, as on a machine without it."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        alive = any(job.state in slurm.ALIVE for job in self.jobs)
-        return not alive and all(run.over or (bool(self.jobs) and run.status == "queued") for run in self.runs)
+        """A run that waits is over where no job is left, or ever was, to begin it; off the cluster nobody knows."""
+        states = {job.state for job in self.jobs}
+        if not states.isdisjoint(slurm.ALIVE):
+            return False
+        return all(run.over or (run.status == "queued" and UNASKED not in states) for run in self.runs)
 
     @property
     def well(self) -> bool:
@@ -57,6 +61,8 @@ class Watcher:
     def __init__(self, store: Path, name: str) -> None:
         self.folder = find_watched(store, name)
         self._home = home_of(self.folder)
+        self._whole = self.folder == self._home
+        """Not a run that was submitted with others."""
         self._runs: dict[str, RunWatcher] = {}
 
     def look(self) -> Watched:
@@ -76,23 +82,34 @@ class Watcher:
         if (self.folder / "group.json").exists():
             store, members = store.parent, load_group(self.folder).members
             found = [store / member.run_id for member in members if member.run_id is not None]
-        jobs = read_jobs(self._home) if self.folder == self._home else None
+        jobs = read_jobs(self._home) if self._whole else None
         submitted = [store / run for job in (jobs.jobs if jobs else ()) for run in job.runs]
         helping = [folder for folder in dict.fromkeys(submitted) if folder not in found]
         return [folder for folder in (*helping, *found) if (folder / "run.json").exists()]
 
     def _jobs(self) -> tuple[JobLine, ...]:
-        jobs = read_jobs(self._home)
-        if jobs is None:
-            return ()
-        known = _known_states(jobs.jobs)
+        jobs = self._submitted()
+        try:
+            known = slurm.states([job.job_id for job in jobs])
+        except JoulelabError as error:  # the folder alone is enough to watch the runs themselves
+            return tuple(JobLine(job.key, job.job_id, UNASKED, error.message) for job in jobs)
         lines = []
-        for job in jobs.jobs:
-            own = [state for job_id, state in known.items() if job_id.partition("_")[0] == job.job_id]
+        for job in jobs:
+            own = [state for state in known.values() if self._concerns(job, state.job_id)]
             lines += [JobLine(job.key, state.job_id, state.state, state.reason) for state in own]
             if not own:
                 lines.append(JobLine(job.key, job.job_id, "UNKNOWN", "Slurm does not know it any more"))
         return tuple(lines)
+
+    def _submitted(self) -> list[SubmittedJob]:
+        """All jobs of what is watched; of a run that was submitted with others, those that work on it."""
+        jobs = read_jobs(self._home)
+        return [job for job in (jobs.jobs if jobs else ()) if self._whole or self.folder.name in job.runs]
+
+    def _concerns(self, job: SubmittedJob, job_id: str) -> bool:
+        if self._whole or not job.array:
+            return job_id.partition("_")[0] == job.job_id
+        return job_id == f"{job.job_id}_{job.runs.index(self.folder.name)}"
 
 
 def find_watched(store: Path, name: str) -> Path:
@@ -101,16 +118,6 @@ def find_watched(store: Path, name: str) -> Path:
         return folder_of_job(store, name)
     found = find_folder(store, name)
     return home_of(found) if name == "last" else found  # a chain's runs and its group are of the same second
-
-
-def _known_states(jobs: Sequence[SubmittedJob]) -> dict[str, slurm.JobState]:
-    """Off the cluster there is the folder alone, which is enough to watch the runs themselves."""
-    if shutil.which("squeue") is None:
-        return {}
-    try:
-        return slurm.states([job.job_id for job in jobs])
-    except JoulelabError:
-        return {}
 
 
 def watch_grids(watched: Watched) -> tuple[Grid, ...]:

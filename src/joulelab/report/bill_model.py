@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.grids import GridFactor
 from joulelab.report.joules import known_sum, mixes_methods
 from joulelab.runs.bills import ELSEWHERE, UNMETERED
 from joulelab.runs.record import EnergyByComponent, RunRecord
@@ -47,6 +48,9 @@ class EnergyBill:
     record: RunRecord | None = None
     """The run behind it, where its folder is still there."""
     duration_s: float | None = None
+    grid: GridFactor | None = None
+    pue: float | None = None
+    """How the run reckons CO2e; of a group, where its runs agree."""
     own_totals: dict[str, EnergyFigure] = field(default_factory=dict)
     """What the run's record says of its own stages together, by component, and as `best` what tables show."""
 

@@ -22,6 +22,7 @@ from joulelab.report.figures import (
 from joulelab.report.palette import GREY, label_scales, stage_scale
 from joulelab.report.parts import datasets
 from joulelab.report.quality import Measure
+from joulelab.report.wording import at_least, listed
 from joulelab.units import energy_text
 
 # Above this spread a linear axis presses the cheap runs against its zero.
@@ -45,13 +46,15 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     )
     described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
+    bounds = [row.label for row in rows if row.unmetered]
+    unmetered = f" {listed(bounds)}: not all work was metered, so not on the front." if bounds else ""
     return Figure(
         title="Quality against energy",
         spec=finish(moving(chart), 340),
         description=f"{measure.axis} against joules, teacher included. {'; '.join(described)}.",
         caption="One mark per run. Filled: teacher included; hollow: the run's own stages; the thin line between them "
         f"is what it inherited.{bars} Dashed: the Pareto front over the methods' means; whatever is not on it is "
-        "beaten by another in both.",
+        f"beaten by another in both.{unmetered}",
         height=340,
         name="quality-against-energy",
         log_axis="x",
@@ -66,7 +69,10 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) ->
         .transform_calculate(own_energy="datum.paid == 'own' ? datum.energy : 0")
         .transform_aggregate(total="sum(energy)", own="sum(own_energy)", groupby=["run", "method"])
         .transform_lookup(
-            "run", from_=alt.LookupData(data=alt.NamedData("runs"), key="run", fields=["quality", "low", "high"])
+            "run",
+            from_=alt.LookupData(
+                data=alt.NamedData("runs"), key="run", fields=["quality", "low", "high", "lower_bound"]
+            ),
         )
         .transform_filter("isValid(datum.quality)")
     )
@@ -89,7 +95,8 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) ->
     full = base.mark_point(filled=True, size=110, opacity=1).encode(x=x, shape=shape)
     cheapest_first = [alt.SortField("total"), alt.SortField("score", "descending")]
     front = (
-        runs.transform_aggregate(total="mean(total)", quality="mean(quality)", groupby=["method"])
+        runs.transform_filter("!datum.lower_bound")
+        .transform_aggregate(total="mean(total)", quality="mean(quality)", groupby=["method"])
         .transform_calculate(score=f"datum.quality * {measure.sign}")
         .transform_window(best="max(score)", frame=[None, 0], sort=cheapest_first)
         .transform_filter("datum.score >= datum.best")
@@ -106,7 +113,7 @@ def _by_run(row: Row) -> str:
 
 
 def _energy(row: Row) -> str:
-    return energy_text(row.with_teacher.energy_j)
+    return at_least(row.with_teacher)
 
 
 def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | None:

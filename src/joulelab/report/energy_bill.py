@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from joulelab.distill.prepare_delivery import delivered_bill
 from joulelab.errors import NotFoundError, UsageError
@@ -23,15 +24,13 @@ from joulelab.runs.store import find_folder, load_record
 
 def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
     """Of a run, a group, an artefact's folder or a delivered copy, `RUN/ARTEFACT`, or an artefact's key."""
-    folder = Path(name)
+    folder = Path(name).absolute()
     if (folder / BILL).is_file():
         return artefact_bill(_read(folder), store, students)
     delivered = delivered_bill(folder)
     if delivered is not None:
         return artefact_bill(delivered, store, students)
     run_name, _, artefact = name.rpartition("/")
-    if folder.is_dir() and run_name and not (folder / "run.json").exists():
-        raise NotFoundError(f"{name} is a folder without {BILL} or run.json", "name an artefact's folder, or a run's")
     if run_name and not folder.exists():
         found = find_folder(store, run_name) / "artifacts" / artefact
         if not (found / BILL).is_file():
@@ -74,6 +73,7 @@ def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
         provisional=bill.provisional,
         record=record,
         duration_s=sum(stage.duration_s for stage in stages) if stages else None,
+        **_carbon([record] if record else []),
     )
 
 
@@ -107,6 +107,7 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
         record=record,
         duration_s=record.totals.duration_s if record.totals else None,
         own_totals={name: getattr(record.totals, name) for name in ("best", *COMPONENTS)} if record.totals else {},
+        **_carbon([record]),
     )
 
 
@@ -153,7 +154,13 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
         students=1,
         provisional=any(record.status == "running" for record in records),
         duration_s=sum(record.totals.duration_s for record in records if record.totals),
+        **_carbon(records),
     )
+
+
+def _carbon(records: Sequence[RunRecord]) -> dict[str, Any]:
+    told = [{"grid": record.totals.grid, "pue": record.totals.pue} for record in records if record.totals]
+    return told[0] if told and all(one == told[0] for one in told) else {}
 
 
 def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     is_group = GroupPaths(folder).record.exists()
     if not is_group and not RunPaths(folder).record.exists():
         raise NotFoundError(f"{folder} is neither a run nor a group", "`joulelab runs` lists both")
-    store = folder.parent.parent if is_group else folder.parent
+    store = GroupPaths(folder).store if is_group else folder.parent
     page = selection_page(select(store, [str(folder)]), store)
     return write_page(page, out / REPORT if out is not None and out.is_dir() else out or folder / REPORT)
 
@@ -41,7 +42,8 @@ def write_page(page: Page, target: Path) -> Path:
         temporary.write_text(render(page), encoding="utf-8")
         temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise UsageError(
             f"the page cannot be written to {target}: {error.strerror}", "--out names another file"
         ) from None

@@ -42,7 +42,7 @@ from joulelab.report.tables import comparison_grids
 from joulelab.report.verdict import provenance, verdict
 from joulelab.report.wording import joules_and_method
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
 
 _MOST_INFERENCE_FIGURES = 12
@@ -133,7 +133,7 @@ def _identity(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[str, ..
 
 def sweep_page(selection: Selection) -> Page:
     group, records, folders = selection.group, selection.records, selection.folders
-    store = selection.place.parent.parent if selection.place else Path()
+    store = GroupPaths(selection.place).store if selection.place else Path()
     sweep = read_sweep(group, records, store)
     stages = stage_names(records)
     return Page(

@@ -91,20 +91,23 @@ def datasets(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
     for row in comparison.rows:
         for run in row.runs:
             name = run_name(run, everyone)
-            runs.append({"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role})
-            runs[-1] |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
-            runs[-1]["t"] = round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0
-            if run.quality:
-                interval = run.quality.interval
-                value = run.quality.result.value
-                ends = (interval.low, interval.high) if interval else (value, value)
-                runs[-1] |= dict(
-                    zip(("quality", "low", "high"), (_short(times * x) for x in (value, *ends)), strict=True)
-                )
+            runs.append(_run(name, row, run, times))
             for part in parts_of(run.record):
                 if part.figure.energy_j is not None:
                     pieces.append(_piece(name, row, part))
     return {"runs": runs, "parts": pieces}
+
+
+def _run(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, Any]:
+    facts = {"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role}
+    facts |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
+    facts |= {"t": round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0}
+    facts |= {"lower_bound": bool(row.unmetered)}
+    if run.quality is None:
+        return facts
+    value, interval = run.quality.result.value, run.quality.interval
+    low, high = (interval.low, interval.high) if interval else (value, value)
+    return facts | {"quality": _short(times * value), "low": _short(times * low), "high": _short(times * high)}
 
 
 def _piece(run: str, row: Row, part: Part) -> dict[str, Any]:

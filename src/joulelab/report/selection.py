@@ -51,7 +51,7 @@ def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Se
         if GroupPaths(folder).record.exists():
             group, records = group_records(folder)
             groups.append(group)
-            loaded += [(record, folder.parent.parent / record.run_id) for record in records]
+            loaded += [(record, GroupPaths(folder).store / record.run_id) for record in records]
         else:
             loaded.append((load_record(folder), folder))
     unique = {record.run_id: (record, folder) for record, folder in loaded}
@@ -73,7 +73,7 @@ def _folders(store: Path, name: str) -> list[Path]:
 
 def _whole_group(folder: Path) -> Selection:
     group, records = group_records(folder)
-    store = folder.parent.parent
+    store = GroupPaths(folder).store
     return Selection(group, tuple(records), {record.run_id: store / record.run_id for record in records}, folder)
 
 

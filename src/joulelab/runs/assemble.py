@@ -94,13 +94,14 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
 
 def _results(attempts: list[AttemptData], lineage: tuple[Ancestor, ...], policy: str) -> dict[str, Result]:
     found: dict[str, Result] = {}
-    energy_j = {one.key: components_of(one).best(policy).energy_j for one in lineage}
+    figures = {one.key: components_of(one).best(policy) for one in lineage}
     for attempt in attempts:
         found |= {name: Result.model_validate(result) for name, result in attempt.events.results.items()}
         for name, (keys, per) in attempt.events.joules.items():
-            known = [joules for key in keys if (joules := energy_j.get(key)) is not None]
-            if per and len(known) == len(keys):
-                found[name] = Result(value=sum(known) / per, lower_is_better=True)
+            known = [figures[key] for key in keys if key in figures and figures[key].energy_j is not None]
+            alike = len({figure.measured for figure in known}) == 1  # a result cannot say that it adds estimates
+            if per and alike and len(known) == len(keys):
+                found[name] = Result(value=sum(figure.energy_j or 0.0 for figure in known) / per, lower_is_better=True)
     return found
 
 

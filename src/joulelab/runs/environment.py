@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +20,7 @@ import joulelab
 from joulelab import clock
 from joulelab.meter.profile import profile_id
 from joulelab.meter.sensors.cpu_estimate import processor_name
+from joulelab.meter.sensors.nvml import permitted_cards
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(r"(key|token|secret|passw|credential|auth|cookie|private|session)", re.I)
@@ -92,6 +94,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def gpus() -> list[dict[str, Any]]:
+    """The cards this process may ask; one that is lost, or that a cgroup forbids, must not end a run."""
     import pynvml
 
     try:
@@ -99,16 +102,13 @@ def gpus() -> list[dict[str, Any]]:
     except pynvml.NVMLError:
         return []
     found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(
-            {
-                "index": index,
-                "uuid": pynvml.nvmlDeviceGetUUID(handle),
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                "driver": pynvml.nvmlSystemGetDriverVersion(),
-            }
-        )
-    pynvml.nvmlShutdown()
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        for card, handle in permitted_cards(pynvml).items():
+            with suppress(pynvml.NVMLError):
+                memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+                facts = {"index": card.index, "uuid": card.uuid, "name": card.name}
+                found.append({**facts, "memory_bytes": memory_bytes, "driver": driver})
+    finally:
+        pynvml.nvmlShutdown()
     return found

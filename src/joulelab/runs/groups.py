@@ -142,9 +142,7 @@ def load_group(folder: Path) -> GroupRecord:
 RunMember = Callable[[RunPaths], RunRecord]
 
 
-def execute_group(
-    paths: GroupPaths, store: Path, progress: Progress, run_member: RunMember | None = None
-) -> list[RunRecord]:
+def execute_group(paths: GroupPaths, progress: Progress, run_member: RunMember | None = None) -> list[RunRecord]:
     """Run every member that is not done yet, in order; a member that was cut off goes on where it stopped.
 
     `run_member` says how; by default here, and the first failure ends the group.
@@ -153,7 +151,7 @@ def execute_group(
     group = load_group(paths.folder)
     records = []
     for number, member in enumerate(group.members):
-        run = _member_paths(store, member)
+        run = member_paths(paths, member)
         record = load_record(run.folder) if run is not None else None
         if record is not None and record.status == "done":
             records.append(record)
@@ -161,30 +159,28 @@ def execute_group(
         if run is not None and record is not None and _is_worked_on(run, record):
             raise JoulelabError(f"{run.run_id} is still running", "wait for it, or end it, then resume the group")
         if run is None:
-            group, run = _with_run(paths, store, group, number, "running")
+            group, run = _with_run(paths, group, number, "running")
         progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
         records.append(run_here(run))
     return records
 
 
-def queue_members(paths: GroupPaths, store: Path) -> list[RunPaths]:
+def queue_members(paths: GroupPaths) -> list[RunPaths]:
     """The folders of all members, made ahead: jobs of an array begin them at the same time, in any order."""
     group = load_group(paths.folder)
     found = []
     for number, member in enumerate(group.members):
-        run = _member_paths(store, member)
+        run = member_paths(paths, member)
         if run is None:
-            group, run = _with_run(paths, store, group, number, "queued")
+            group, run = _with_run(paths, group, number, "queued")
         found.append(run)
     return found
 
 
-def _with_run(
-    paths: GroupPaths, store: Path, group: GroupRecord, number: int, status: Status
-) -> tuple[GroupRecord, RunPaths]:
+def _with_run(paths: GroupPaths, group: GroupRecord, number: int, status: Status) -> tuple[GroupRecord, RunPaths]:
     """A folder for one member, and the group that knows it."""
     member = group.members[number]
-    run = create_run(store, check(member.spec), group.group_id, status=status)
+    run = create_run(paths.store, check(member.spec), group.group_id, status=status)
     members = list(group.members)
     members[number] = member.model_copy(update={"run_id": run.run_id})
     known = group.model_copy(update={"members": tuple(members)})
@@ -197,15 +193,15 @@ def _is_worked_on(run: RunPaths, record: RunRecord) -> bool:
     return (record.status == "running" or bool(run.traces())) and is_alive(run)
 
 
-def _member_paths(store: Path, member: Member) -> RunPaths | None:
-    if member.run_id is None or not (store / member.run_id / "run.json").exists():
+def member_paths(group: GroupPaths, member: Member) -> RunPaths | None:
+    """None for a member that has not begun."""
+    if member.run_id is None or not (group.store / member.run_id / "run.json").exists():
         return None
-    return RunPaths(store / member.run_id)
+    return RunPaths(group.store / member.run_id)
 
 
 def group_records(folder: Path) -> tuple[GroupRecord, list[RunRecord]]:
     """The group and the records of those members that have started."""
     group = load_group(folder)
-    store = folder.parent.parent
-    found = [_member_paths(store, member) for member in group.members]
+    found = [member_paths(GroupPaths(folder), member) for member in group.members]
     return group, [load_record(paths.folder) for paths in found if paths is not None]

@@ -92,7 +92,7 @@ RUNS: Mapping[str, Column] = _columns(
 STAGES: Mapping[str, Column] = _columns(
     ("stage", TEXT, "name", "name of the stage: <who>.<what>"),
     ("number", INTEGER, "number", "its place in the run"),
-    ("status", TEXT, "status", "queued, running, done, failed or truncated"),
+    ("status", TEXT, "status", "running, done, failed or truncated"),
     ("grade", TEXT, "validity.grade", "how far its measurement can be trusted, A to C"),
     ("outside_totals", YES_NO, "outside_totals", "true for idle baselines"),
     ("started_at", TIME, lambda s: s.segments[0].started_at if s.segments else None, "begin of its first segment"),

@@ -97,11 +97,6 @@ class RunPaths:
     def stages(self) -> Path:
         return self.folder / "stages"
 
-    @property
-    def slurm(self) -> Path:
-        """Job scripts, job ids and logs, where the run was submitted to Slurm."""
-        return self.folder / "slurm"
-
     def trace(self, host: str, attempt: int) -> Path:
         return self.folder / "trace" / f"{host}.{attempt}.jsonl"
 
@@ -151,5 +146,6 @@ class GroupPaths:
         return self.folder / "report.html"
 
     @property
-    def slurm(self) -> Path:
-        return self.folder / "slurm"
+    def store(self) -> Path:
+        """Where its members are, whatever store is the usual one here."""
+        return self.folder.absolute().parent.parent

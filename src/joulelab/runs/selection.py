@@ -7,6 +7,7 @@ from pathlib import Path
 
 from joulelab.errors import UsageError
 from joulelab.runs.groups import load_group
+from joulelab.runs.paths import GroupPaths
 from joulelab.runs.store import find_folder, load_record
 
 
@@ -18,10 +19,11 @@ def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
         if not (folder / "group.json").exists():
             found[folder] = None
             continue
-        members = [folder.parent.parent / member.run_id for member in load_group(folder).members if member.run_id]
-        if not members:
-            raise UsageError(f"no run of the group {folder.name} has started yet", "name a run")
-        found |= dict.fromkeys(member for member in members if (member / "run.json").exists())
+        members = [GroupPaths(folder).store / member.run_id for member in load_group(folder).members if member.run_id]
+        started = [member for member in members if (member / "run.json").exists()]
+        if not started:
+            raise UsageError(f"no run of the group {folder.name} is in the store", "name a run")
+        found |= dict.fromkeys(started)
     return list(found)
 
 
@@ -30,13 +32,14 @@ def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if (folder / "group.json").exists()]
 
 
-def with_ancestors(store: Path, folders: Sequence[Path]) -> list[Path]:
-    """The runs and those of the store that made what they used, and so on."""
+def with_ancestors(folders: Sequence[Path]) -> list[Path]:
+    """The runs and those of the same store that made what they used, and so on."""
     found = dict.fromkeys(folders)
     waiting = list(folders)
     while waiting:
-        for ancestor in load_record(waiting.pop()).inherited:
-            maker = store / ancestor.made_by
+        folder = waiting.pop()
+        for ancestor in load_record(folder).inherited:
+            maker = folder.parent / ancestor.made_by
             if maker not in found and (maker / "run.json").exists():
                 found[maker] = None
                 waiting.append(maker)

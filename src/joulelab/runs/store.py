@@ -61,7 +61,7 @@ def find_folder(store: Path, name: str) -> Path:
     """
     path = Path(name)
     if (path / "run.json").exists() or (path / "group.json").exists():
-        return path
+        return Path(os.path.abspath(path))  # noqa: PTH100 (`.` and `..` have no name, and a link keeps its own)
     if "/" in name and path.is_dir():
         raise NotFoundError(
             f"{name} is a folder without run.json or group.json", "name the folder of one run, of those in a store"
@@ -69,7 +69,8 @@ def find_folder(store: Path, name: str) -> Path:
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
         return _with_its_group(max(folders, key=lambda folder: age(folder.name)))
-    matches = [folder for folder in folders if name in (folder.name, _name(folder))]
+    matches = [folder for folder in folders if folder.name == name]
+    matches = matches or [folder for folder in folders if _name(folder) == name]
     if len(matches) != 1:
         matches = [folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)]
     if len(matches) == 1:

@@ -28,7 +28,7 @@ def unpack(archive: Path, into: Path) -> Path:
     if not archive.is_file():
         raise NotFoundError(f"no such file: {archive}", "give the archive that `joulelab pack` has written")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError(f"{into} is there already", "--into names another folder")
+        raise UsageError(f"{into} is there already", "--out names another folder")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.absolute().parent))
     try:

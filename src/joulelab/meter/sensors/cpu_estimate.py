@@ -98,7 +98,8 @@ class CpuEstimateSensor:
     def open(self) -> list[Device]:
         # one recorder serves all ranks of a host, so what they compute is told here or nowhere
         self._ranks = [BusyTime(self._pid), *(BusyTime(pid) for pid in fellow_ranks(self._pid))]
-        devices = [_describe(PROGRAM, "the program and its children")]
+        ranks = f", {len(self._ranks)} ranks of one launch" if len(self._ranks) > 1 else ""
+        devices = [_describe(PROGRAM, f"the program and its children{ranks}")]
         if self._with_machine:
             devices.append(_describe(MACHINE, "all processes of this machine", counted=False))
         return devices

@@ -60,9 +60,11 @@ def fellow_ranks(program_pid: int) -> list[int]:
     """The other ranks of the program's launch on this host: children of the same launcher."""
     try:
         launcher_pid = psutil.Process(program_pid).ppid()
+        siblings = children_of(launcher_pid)
+        if siblings is None:
+            siblings = [child.pid for child in psutil.Process(launcher_pid).children()]
     except psutil.Error:
         return []
-    siblings = children_of(launcher_pid) or []
     return [pid for pid in siblings if pid != program_pid and _same_launch(pid, program_pid)]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from joulelab.clock import NS
@@ -148,8 +149,8 @@ class NvmlSensor:
             return
         self._revive_due_ns = now_ns + int(REVIVE_EVERY_S * NS)
         nvml = self._nvml
+        self.close()
         try:
-            nvml.nvmlShutdown()
             nvml.nvmlInit()
             for card in self._cards:
                 card.replace_handle(nvml.nvmlDeviceGetHandleByUUID(card.listed.uuid))
@@ -158,7 +159,8 @@ class NvmlSensor:
 
     def close(self) -> None:
         if self._nvml is not None and self._cards:
-            self._nvml.nvmlShutdown()
+            with suppress(self._nvml.NVMLError):  # not open, as after a driver that did not come back at once
+                self._nvml.nvmlShutdown()
 
 
 def permitted_cards(nvml: Any) -> dict[Listed, Any]:

@@ -46,12 +46,16 @@
     return window.view.ratioWords(window.view.ratio(runsOf(method, state), runsOf(report.baseline, state)));
   }
 
+  // Some of its work was not metered: it took these joules at least.
+  const isBound = (row) => report.datasets.runs.some((run) => run.method === row.dataset.method && run.lower_bound);
+
   // No other method is better and cheaper at once, by the means, as joules are counted now.
   function markFront(totals) {
     if (!report.sign) return;
     const scores = new Map(rows.map((row) => [row, report.sign * mean(report.datasets.runs
       .filter((run) => run.method === row.dataset.method && "quality" in run).map((run) => run.quality))]));
-    const known = rows.filter((row) => Number.isFinite(scores.get(row)) && Number.isFinite(totals.get(row)));
+    const known = rows.filter((row) => Number.isFinite(scores.get(row)) && Number.isFinite(totals.get(row))
+      && !isBound(row));
     rows.forEach((row) => {
       const beaten = known.some((other) => other !== row && totals.get(other) <= totals.get(row)
         && scores.get(other) >= scores.get(row)
@@ -87,7 +91,8 @@
       const total = totals.get(row);
       row.querySelectorAll("[data-moves]").forEach((cell) => {
         const energy = cell.dataset.moves === "energy";
-        const text = energy ? energyText(total) : ratioText(row.dataset.method, state);
+        const bound = isBound(row) && Number.isFinite(total) ? "≥ " : "";
+        const text = energy ? bound + energyText(total) : ratioText(row.dataset.method, state);
         cell.textContent = window.view.isFirst() ? firstTexts.get(cell) : text;
         cell.closest("td").dataset.value = energy ? total : parseFloat(text);
       });
