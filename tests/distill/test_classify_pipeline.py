@@ -50,6 +50,7 @@ def test_quality_is_told_per_epoch_and_at_the_end(hinted):
     validated = record.stage("student.validate")
     assert validated is not None
     assert validated.samples == 3 * 20
+    assert record.stage("teacher.evaluate").samples == 20 + 40  # validation and test texts
 
 
 def test_telemetry_has_a_row_where_a_training_starts_every_few_steps_and_after_each_validation(hinted):

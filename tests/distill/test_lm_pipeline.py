@@ -72,6 +72,8 @@ def test_every_family_is_distilled_from_text_to_a_saved_student(tmp_path, text, 
     at_the_end = next(line["held_out_loss"] for line in reversed(lines) if "held_out_loss" in line)
     assert end.value == at_the_end
     assert len(record.stage("student.evaluate").segments) == 1 + len(looks)  # the end is looked at once
+    # four looks at the student, two at its teacher, all at the same tokens
+    assert record.stage("student.evaluate").tokens == 2 * record.stage("teacher.evaluate").tokens > 0
     telemetry = (folder / "distill_power.csv").read_text().splitlines()[1:]
     assert len(telemetry) == (1 + 60 // 6) + (1 + 12 // 6 + len(looks))  # each training's start, steps and looks
     assert {"loss.kl", "loss.cos"} <= set().union(*lines)
@@ -150,6 +152,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teach
     second = max(attempt for attempt, _ in trained)
     assert next(step for attempt, step in trained if attempt == second) == 5
     assert resumed.results["student.mlm_loss"].value == pytest.approx(whole.results["student.mlm_loss"].value, rel=1e-5)
+    assert resumed.stage("student.evaluate").tokens == whole.stage("student.evaluate").tokens
     assert resumed.results["student.mlm_loss.start"] == whole.results["student.mlm_loss.start"]
 
 

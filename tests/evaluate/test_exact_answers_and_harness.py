@@ -13,7 +13,7 @@ from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.evaluate.exact_answers import Question, Scored, mean_log_probabilities, read_questions, right_answers
-from joulelab.evaluate.language_harness import _require, harness_figures
+from joulelab.evaluate.language_harness import _require, harness_figures, require_tasks
 from joulelab.zoo.pretrained import load_causal_lm
 
 
@@ -97,5 +97,6 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     asked_for = [tokenizer(row["question"]).input_ids for row in rows[:2]]
     scores = [mean_log_probabilities(model, [Scored(prompt, ending) for ending in endings]) for prompt in asked_for]
     assert figure.value == pytest.approx(sum(first > second for first, second in scores) / 2)
+    require_tasks(["counting"], tmp_path)
     with pytest.raises(NotFoundError, match="did you mean 'counting'"):
         _require(["countin"], ["counting", "gsm8k"])

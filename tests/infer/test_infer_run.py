@@ -8,7 +8,9 @@ from nvml_sim.driver import SimGpu, constant
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
 from joulelab.cli.infer_flags import FLAGS, infer_settings
+from joulelab.errors import ConfigError
 from joulelab.report.inference_figure import joules_against_latency
+from joulelab.report.inference_generation import generation_rows
 from joulelab.report.inference_rows import inference_rows
 from joulelab.report.run_tables import run_grids
 from joulelab.runs.attempt import create_run
@@ -72,3 +74,47 @@ def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(
     if all(row.energy is None for row in rows):  # a machine without RAPL
         grid = next(grid for grid in run_grids(record) if grid.caption.startswith("Inference"))
         assert "Not measured: joules and watts." in grid.note
+
+
+@pytest.fixture
+def language_model(tmp_path):
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=61, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=96,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sure(
+    nvml_sim, tmp_path, language_model, monkeypatch,  # noqa: F811
+):  # fmt: skip
+    monkeypatch.setattr("joulelab.infer.tight._FEWEST_PIECES", 1)  # a test need not be as sure as a user
+    nvml_sim.gpus = [SimGpu(wave=constant(400))]
+    nvml_sim.write()
+    record = run(
+        tmp_path, language_model, generate=True, prompt_tokens=8, new_tokens=5, batch_size="2", min_run_time=0.3,
+        target_ci="20%", max_time=9.0, overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1"],
+    )  # fmt: skip
+    (found,) = generation_rows(record)
+    for row, tokens in ((found.prefill, None), (found.decode, 4), (found.whole, 5)):
+        per_call_s = row.values["seconds"] / row.values["calls"]
+        assert row.energy.gross_j == pytest.approx(400 * per_call_s / 2, rel=0.15), "of one of two responses"
+        assert row.values["seconds"] > 0.9, "0.3 s were asked for, and are too little to tell an interval"
+        assert row.values["stopped"] == "the energy's interval reached 20 %"
+        responses = 2 * row.values["calls"]
+        stage = record.stage(row.stage)
+        assert (stage.samples, stage.tokens) == (responses, tokens and tokens * responses)
+    together_s = found.prefill.latency_s + found.decode.latency_s
+    assert found.whole.latency_s == pytest.approx(together_s, rel=0.5)
+
+
+def test_a_model_that_does_not_generate_is_refused(tmp_path):
+    import transformers
+
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.BertModel(transformers.BertConfig(vocab_size=30, **shape)).save_pretrained(tmp_path / "encoder")
+    with pytest.raises(ConfigError, match="no causal language model"):
+        run(tmp_path, str(tmp_path / "encoder"), generate=True, overrides=["energy.idle_before_s=0"])

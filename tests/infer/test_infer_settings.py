@@ -56,6 +56,8 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("bert", {"norm": "pre-rms"}, "norms can be chosen"),
         ("deit-t", {"generate": True}, "causal language model"),
         ("deit-t", {"new_tokens": 5}, "belongs to generation"),
+        ("deit-t", {"size": "tiny"}, "about models of `joulelab zoo`"),
+        ("smollm2", {"weights": "published"}, "brings its own"),
         ("deit-t", {"max_time": 9.0}, "--target-ci"),
         (None, {}, "no model"),
     ],
@@ -67,7 +69,8 @@ def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):
 
 
 def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
-    for flags, words in (({"mode": "cuda-graph"}, "CUDA graphs"), ({"device": "cuda"}, "no NVIDIA GPU")):
+    asked = {"CUDA graphs": {"mode": "cuda-graph"}, "no NVIDIA GPU": {"device": "cuda"}, "may use": {"threads": 9999}}
+    for words, flags in asked.items():
         with pytest.raises(UsageError, match=words):
             spec("deit-t", **flags).preflight()
     with pytest.raises(NotFoundError, match="did you mean 'deit-t'"):

@@ -12,6 +12,7 @@ from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
 from joulelab.infer.timing import Latency, run_round, waited_for
 from joulelab.zoo.norms.build import build, make_inputs
 from joulelab.zoo.norms.shapes import SHAPES
+from joulelab.zoo.pretrained import drawn_from
 
 SMALL = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=4, side=32, patch=8)
 CPU = torch.device("cpu")
@@ -54,6 +55,18 @@ def test_precisions_differ_in_what_is_cast_and_not_in_what_is_computed(dtype):
     assert not torch.is_inference_mode_enabled()
 
 
+def test_rounding_alone_is_told_from_a_wrong_kernel():
+    """Of a classifier's two numbers one can be near 0, and then rounding looks ten times as bad."""
+    shape = replace(SHAPES["bert-b"], layers=2, width=192, heads=3, vocabulary=100)
+    for seed in range(8):
+        with drawn_from(seed):
+            model = build(shape).requires_grad_(False)
+        words = make_inputs(shape, 1, 32, seed)
+        exact = prepare_call(fastest.shallow(model, 2), [words], RECIPES["eager"], "fp32", CPU)()
+        rounded = prepare_call(cast_model(fastest.shallow(model, 2), "bf16"), [words], RECIPES["eager"], "bf16", CPU)()
+        assert 0.001 < fastest.distance(rounded, exact) < 0.012
+
+
 def test_the_fastest_recipe_must_also_be_right(monkeypatch):
     model, rows = build(SMALL).requires_grad_(False), (make_inputs(SMALL, 1, 0),)
     recipes = (Recipe("slow"), Recipe("quick and wrong"), Recipe("broken"))
@@ -62,7 +75,7 @@ def test_the_fastest_recipe_must_also_be_right(monkeypatch):
         if recipe.name == "broken":
             raise RuntimeError("no such kernel")
         if recipe.name == "quick and wrong":
-            return lambda: torch.zeros(1, SMALL.classes)
+            return lambda: torch.zeros(1, SMALL.width)
         return lambda: model(*inputs)
 
     monkeypatch.setattr(fastest, "CPU_RECIPES", recipes)

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from ragged_language import language_trainer
+from ragged_language import Language, RaggedSequences, language_trainer, next_token
 from torch import nn
 
 from joulelab.errors import ConfigError
 from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.compiling import compile_in_place
+from joulelab.train.config import TrainingConfig
 from joulelab.train.precision import make_scaler, matrix_products
+from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.surroundings import Surroundings
+from joulelab.zoo.objective import PlainObjective
 
 
 def weights(**config):
@@ -95,6 +99,17 @@ def test_no_clipping_where_none_is_asked():
     assert gap(weights(clip_norm=None, learning_rate=1.0), weights(clip_norm=0.01, learning_rate=1.0)) > 0.01
 
 
+def test_a_clipped_step_is_as_long_as_allowed():
+    trainer = language_trainer(
+        8, optimizer="sgd", learning_rate=1.0, schedule="constant", clip_norm=0.01, weight_decay=0.0, max_steps=1
+    )
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    after = trainer.model.state_dict()
+    moved = torch.cat([(after[name] - value).flatten() for name, value in before.items()])
+    assert float(moved.norm()) == pytest.approx(0.01, rel=1e-3)
+
+
 @pytest.mark.parametrize("how", ["default", "blocks"])
 def test_a_compiled_step_gives_the_same_weights(how):
     """In a process of its own: what other tests have imported is then no part of it."""
@@ -129,6 +144,24 @@ def test_of_equal_blocks_one_is_compiled_for_all():
         block.compile(backend=counting)
         block(torch.ones(2, 4))
     assert len(asked) == 1
+
+
+class WithConnector(PlainObjective):
+    def __init__(self):
+        super().__init__(next_token)
+        self.connector = nn.Linear(2, 2)
+
+    def modules(self):
+        return {"connector": self.connector}
+
+
+def test_what_an_objective_trains_beside_the_model_may_have_no_blocks():
+    config = TrainingConfig(max_steps=1, compile="blocks")
+    objective = WithConnector()
+    trainer = SimpleTrainer(Language(), RaggedSequences(8), objective, config, NoOpStats())
+    assert trainer.model.blocks[0]._compiled_call_impl is not None
+    assert objective.connector._compiled_call_impl is None
+    trainer.close()
 
 
 def test_a_model_without_blocks_is_told_so():

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.data.cores import usable_cores
 from joulelab.data.token_store import TokenStore, write_store
 from joulelab.data.tokenizer_family import TokenizerFacts
 from joulelab.data.word_cache import WordCache
@@ -57,7 +58,7 @@ def usual_workers(size_bytes: int | None) -> int:
     """One per core that we may use, or one where starting others takes longer than the work."""
     if size_bytes is not None and size_bytes <= SMALL_BYTES:
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()
 
 
 @dataclass(frozen=True, eq=False)

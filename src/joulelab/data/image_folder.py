@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from joulelab.data.batch_source import Rows, TensorBatch
+from joulelab.data.cores import usable_cores
 from joulelab.data.image_boxes import CENTRE_SHARE, Box, centre_box, random_box
 from joulelab.data.image_files import find_files
 from joulelab.data.splits import Split
@@ -48,7 +48,7 @@ class FolderImages:
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="joulelab-images")
+        return ThreadPoolExecutor(min(_MAX_THREADS, usable_cores()), thread_name_prefix="joulelab-images")
 
     def _read(self, file: Path, random: np.random.Generator) -> Bytes:
         if not self._augment:

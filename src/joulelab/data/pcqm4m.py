@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from joulelab import lookup
 from joulelab.data.batch_source import Rows
+from joulelab.data.cores import usable_cores
 from joulelab.data.molecules import MoleculeRows, MoleculeTable
 from joulelab.data.sources import content_hash
 from joulelab.data.splits import Split
@@ -75,7 +76,7 @@ def _parse(smiles: list[str], targets: NDArray[np.float32], with_positions: bool
         from joulelab.data.smiles import read_molecule
     except ImportError as error:
         raise DependencyMissing("SMILES need RDKit, not installed here", 'pip install "joulelab[graphs]"') from error
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # RDKit lets go of Python's lock while it embeds
+    with ThreadPoolExecutor(usable_cores()) as pool:  # RDKit lets go of Python's lock while it embeds
         found = list(pool.map(lambda text: read_molecule(text, with_positions), smiles))
     return MoleculeTable(
         features=np.concatenate([molecule.features for molecule in found]),

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from joulelab.data.token_store import TokenStore, is_pickle
 from joulelab.errors import ConfigError, NotFoundError
 
-DEFAULT_SMOOTHING = 0.7
 _TOKENS_PER_STEP = 2**22  # 16-bit ids widen to 64 bits while they are counted
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from torch import nn
 
-from joulelab.distill.classify_bench import Bench, Pace
+from joulelab.distill.classify_bench import Bench
+from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions, predict, quality
 from joulelab.runs.bills import Bill
-from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
+from joulelab.train.session import Moment
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,18 @@ class EpochValidation:
     stage: str
     predict: Callable[[], Predictions]
     tokens_per_look: int
-    pace: Pace
     steps_per_epoch: int
-    every_steps: int
     teacher: Predictions | None = None
 
-    def __call__(self) -> float:
+    def __call__(self, moment: Moment) -> float:
         found = self.predict()
         figures = quality(found, self.teacher)
-        steps = int(self.pace.steps)
-        epoch = steps / self.steps_per_epoch
+        epoch = moment.step / self.steps_per_epoch
         numbers = {name: figure.value for name, figure in figures.items()}
-        self.run.log(steps, stage=self.stage, epoch=round(epoch, 3), loss=found.loss(), **numbers)
+        self.run.log(moment.step, stage=self.stage, epoch=round(epoch, 3), loss=found.loss(), **numbers)
         self.run.result(f"{self.stage}.accuracy.epoch_{round(epoch, 2):g}", figures["accuracy"])
-        self._count(-(-steps // self.every_steps), len(found.labels))
+        moment.stage.count(samples=moment.looks * len(found.labels), tokens=moment.looks * self.tokens_per_look)
         return found.loss()
-
-    def _count(self, looks: int, samples: int) -> None:
-        """All looks of the stage, those of earlier attempts included."""
-        Stage(self.run.meter, self.stage).count(samples=looks * samples, tokens=looks * self.tokens_per_look)
 
 
 def evaluated(
@@ -56,7 +51,7 @@ def evaluated(
     def make(folder: Path) -> None:
         dataset, model = bench.set(split), load()
         with bench.run.stage(f"{who}.evaluate", total=len(dataset), again=True) as stage:
-            predict(model, dataset, bench.spec.eval_batch_size, bench.device, bench.ticks(stage)).save(folder)
+            predict(model, dataset, bench.spec.eval_batch_size, bench.device, ticks(bench.run, stage)).save(folder)
 
     made = bench.run.artifact(
         predictions_name(who, split),

@@ -17,6 +17,7 @@ from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
 from joulelab.distill.teacher_cache import open_cache, write_cache
+from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.bills import Bill
@@ -104,7 +105,7 @@ def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
         dataset = bench.set("train")
         in_precision = (matrix_products(precision), autocast(precision, bench.device))
         with bench.run.stage("teacher.logits", total=len(dataset)) as stage, in_precision[0], in_precision[1]:
-            _write(bench, folder, model, bench.ticks(stage))
+            _write(bench, folder, model, ticks(bench.run, stage))
 
     inputs = {"t_layer": distill.t_layer, "feat_pool": distill.feat_pool, "precision": precision}
     parents = [teacher.bill, bench.data.bill]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch import nn
 
 from joulelab.data.batch_source import BatchSource
 from joulelab.data.batches import BatchStream
-from joulelab.distill.classify_bench import Bench, Pace
+from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_quality import EpochValidation
 from joulelab.evaluate.classification import Predictions, predict
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 from joulelab.train.precision import autocast
 from joulelab.train.session import Assignment, train_in_run
-from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
+from joulelab.zoo.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,18 @@ class Validation:
 
 
 def train(run: RunContext, lesson: Lesson, batches: BatchSource[Any], validation: Validation | None) -> None:
-    config, pace, stage = lesson.config, Pace(), f"{lesson.who}.validate"
+    config, stage = lesson.config, f"{lesson.who}.validate"
     steps_per_epoch = -(-batches.batches_per_epoch // config.accumulate)
     every = config.evaluate_every_steps or (steps_per_epoch if validation and validation.every_epoch else None)
     look = None
     if validation is not None and every is not None:
         config = config.model_copy(update={"evaluate_every_steps": every})
-        look = EpochValidation(
-            run, stage, validation.predict, validation.tokens, pace, steps_per_epoch, every,
-            validation.teacher,
-        )  # fmt: skip
+        look = EpochValidation(run, stage, validation.predict, validation.tokens, steps_per_epoch, validation.teacher)
     task = Assignment(
         stage=f"{lesson.who}.{lesson.what}",
         model=lesson.model,
         batches=batches,
-        objective=PacedObjective(lesson.objective, pace),
+        objective=lesson.objective,
         config=config,
         seed=lesson.seed,
         evaluate=look,
@@ -80,20 +77,3 @@ def train_on_texts(bench: Bench, lesson: Lesson, looks: bool = True, teacher: Pr
 
     validation = Validation(answers, bench.spec.validate_every_epoch, held_out.tokens_total, teacher)
     train(bench.run, lesson, batches, validation if looks else None)
-
-
-class PacedObjective:
-    """An objective, and the pace kept beside it."""
-
-    def __init__(self, objective: Objective[Any], pace: Pace) -> None:
-        self._objective, self._pace = objective, pace
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {**self._objective.modules(), "pace": self._pace}
-
-    def after_step(self, model: nn.Module) -> None:
-        self._objective.after_step(model)
-        self._pace.after_step()
-
-    def __call__(self, model: nn.Module, batch: Any, phase: PhaseMaker) -> ObjectiveOutput:
-        return self._objective(model, batch, phase)

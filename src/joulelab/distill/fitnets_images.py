@@ -18,7 +18,7 @@ from joulelab.data.batch_source import ShuffledRows
 from joulelab.data.image_folder import FolderImages
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.images import SyntheticImages
-from joulelab.distill.classify_bench import device_of, from_elsewhere
+from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
 from joulelab.distill.classify_quality import tell
@@ -34,6 +34,7 @@ from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
+from joulelab.train.devices import device_of
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import drawn_from, import_transformers
 from joulelab.zoo.saving import load_weights, save_weights

@@ -24,8 +24,9 @@ from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.compiling import compile_in_place
+from joulelab.train.devices import device_of
 from joulelab.train.ranks import Ranks, joined
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.session import Assignment, Moment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,8 +60,7 @@ class _Lab:
         self.run = run
         self.spec = spec
         self.ranks = ranks
-        kind = "cuda" if spec.device == "auto" and torch.cuda.is_available() else spec.device
-        self.device = torch.device("cpu" if kind == "auto" else kind)
+        self.device = device_of(spec.device)
         self.corpus_folder = Path()
         self.looked = 0
         self.last_looks: dict[str, LmQuality] = {}
@@ -205,7 +205,7 @@ class _Lab:
                 objective=LmObjective(model, teacher, scales, self.spec.chunk, config.compile),
                 config=config,
                 seed=seed,
-                evaluate=lambda: self._look_on_the_way(who, model),
+                evaluate=lambda moment: self._look_on_the_way(who, model, moment),
                 evaluate_stage=f"{who}.evaluate",
                 ranks=self.ranks,
             ),
@@ -245,15 +245,19 @@ class _Lab:
 
     def _look(self, who: str, model: nn.Module, name: str) -> LmQuality:
         with self.run.stage(f"{who}.evaluate", total=self.examiner.batches.batches_per_epoch, again=True) as stage:
-            self.looked = 0
-            found = self.examiner.examine(model)
-            stage.count(tokens=found.tokens)
+            found = self._examined(model)
+            stage.count(tokens=stage.counts.get("tokens", 0) + found.tokens)
         self._tell(name, found)
         return found
 
-    def _look_on_the_way(self, who: str, model: nn.Module) -> float:
-        self.last_looks[who] = self.examiner.examine(model)
-        return self.last_looks[who].loss
+    def _look_on_the_way(self, who: str, model: nn.Module, moment: Moment) -> float:
+        found = self.last_looks[who] = self._examined(model)
+        moment.stage.count(tokens=(1 + moment.looks) * found.tokens)  # one was before the first step
+        return found.loss
+
+    def _examined(self, model: nn.Module) -> LmQuality:
+        self.looked = 0
+        return self.examiner.examine(model)
 
     def _tell(self, name: str, found: LmQuality) -> None:
         self.run.result(name, Result(value=found.loss, lower_is_better=True))

@@ -18,16 +18,17 @@ from joulelab.data.squad_windows import WindowShape, make_windows
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
-from joulelab.errors import ConfigError
+from joulelab.distill.ticking import ticks
 from joulelab.evaluate.squad import SquadScores, load_results
 from joulelab.evaluate.squad_answers import find_answers, score_tokens
 from joulelab.evaluate.squad_spans import SearchLimits
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
-from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.context import RunContext
 from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.devices import device_of
+from joulelab.train.session import Assignment, Moment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
 
 _TEXTS_COMPARED = 20  # enough to notice two tokenizers that share a vocabulary but not the casing
@@ -50,7 +51,7 @@ class _Lab:
     def __init__(self, run: RunContext, spec: SquadSpec) -> None:
         self.run = run
         self.spec = spec
-        self.device = _device(spec.device)
+        self.device = device_of(spec.device)
 
     def windows(self) -> Artifact:
         data, student = self.spec.data, self.spec.student.init
@@ -133,8 +134,7 @@ class _Lab:
         config, version_2 = self.spec.evaluation, self.spec.data.version_2
         features = open_features(data.folder / "validation")
         with self.run.stage(f"{who}.evaluate", total=len(features), again=True) as stage:
-            tick = self._ticker(stage)
-            scores = score_tokens(model, features, config.batch_size, self.device, tick)
+            scores = score_tokens(model, features, config.batch_size, self.device, ticks(self.run, stage))
             questions = load_questions(features.folder)
             limits = SearchLimits(config.n_best_size, config.max_answer_length)
             candidates = find_answers(features, questions, scores, limits)
@@ -166,39 +166,25 @@ class _Lab:
             ),
         )
 
-    def _held_out(self, model: nn.Module, data: Artifact) -> Callable[[], float]:
+    def _held_out(self, model: nn.Module, data: Artifact) -> Callable[[Moment], float]:
         """Mean loss of the marked answers on the validation windows, for looks on the way."""
         objective = SpanObjective(ANSWERS_ONLY, takes_token_types(model))
 
         @torch.no_grad()
-        def look() -> float:
-            loss, count = 0.0, 0
+        def look(moment: Moment) -> float:
+            loss, count, samples, tokens = 0.0, 0, 0, 0
             for _, batch in iterate_in_order(
                 open_features(data.folder / "validation"), self.spec.evaluation.batch_size
             ):
                 found = objective(model, batch.to(self.device), lambda name: nullcontext())
                 loss, count = loss + float(found.loss_sum), count + found.count
+                samples, tokens = samples + batch.samples, tokens + batch.tokens
+            moment.stage.count(samples=moment.looks * samples, tokens=moment.looks * tokens)
             return loss / count
 
         return look
-
-    def _ticker(self, stage: Stage) -> Callable[[int, int], None]:
-        def tick(samples: int, tokens: int) -> None:
-            stage.count(samples=samples, tokens=tokens)
-            self.run.progress.advance(samples)
-            self.run.stop.check()
-
-        return tick
 
     def _external(self, name: str, source: str, kind: str) -> Bill:
         place = sources.parse(source)
         identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
         return self.run.uses(name, external(source, kind, identity))
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or set device=cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)

@@ -65,6 +65,13 @@ def harness_figures(
     return list(_figures(found))
 
 
+def require_tasks(tasks: Sequence[str], folder: Path | None) -> None:
+    """That the harness knows them, before anything is trained that they are to be asked of."""
+    _, kinds = import_harness()
+    with _silent():
+        _manager(kinds["manager"], tasks, folder)
+
+
 def _figures(found: Mapping[str, Any]) -> Iterator[TaskFigure]:
     for task, values in found["results"].items():
         items = int(found.get("n-samples", {}).get(task, {}).get("effective", 0))

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.capture import captured
+from joulelab.infer.generation.key_values import set_back
 from joulelab.zoo.pretrained import import_transformers
 
 _BLOCK = 64
@@ -50,13 +52,13 @@ class Decoder:
 
     def prefill(self) -> None:
         """Read the prompts and choose the first token of each response."""
-        self._set_back(0)
+        set_back(self._cache, 0)
         self._read(self._prompts_BT, self._prompt_places_BT)
         self._place_B1.fill_(self.prompt_tokens)
 
     def begin_again(self) -> None:
         """Back to the end of the prompt, with some token to go on from: which one makes no difference to the work."""
-        self._set_back(self.prompt_tokens)
+        set_back(self._cache, self.prompt_tokens)
         self._place_B1.fill_(self.prompt_tokens)
 
     def decode(self) -> None:
@@ -86,17 +88,8 @@ class Decoder:
         return step
 
     def _graphed(self) -> Callable[[], Any]:
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
         self.begin_again()
-        with torch.cuda.stream(beside):
-            for _ in range(3):
-                self._step()
-        torch.cuda.current_stream().wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        return graph.replay
+        return captured(self._step)
 
     def _tokens(self, steps: int) -> list[int]:
         """What a few steps after the prompt say."""
@@ -121,11 +114,3 @@ class Decoder:
             logits_to_keep=1,
         ).logits[:, -1]
         self._token_B1.copy_(logits_BV.argmax(-1, keepdim=True))
-
-    def _set_back(self, place: int) -> None:
-        for layer in self._cache.layers:
-            length = getattr(layer, "cumulative_length", None)
-            if isinstance(length, Tensor):
-                length.fill_(place)
-            elif length is not None:
-                layer.cumulative_length = place

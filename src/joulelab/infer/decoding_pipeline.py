@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from joulelab.errors import ConfigError
 from joulelab.infer.decoding import Decoder
-from joulelab.infer.energy import per_inference
+from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.figures import machine_state, row_values
 from joulelab.infer.infer_config import Case, InferSpec
-from joulelab.infer.places import device_of
 from joulelab.infer.precisions import autocast_of, cast_model, inference
 from joulelab.infer.subject import load_architecture
+from joulelab.infer.tight import until_tight
 from joulelab.infer.timing import Latency, Round, run_round
 from joulelab.runs.context import RunContext
+from joulelab.train.devices import device_of
 from joulelab.train.stats.window_energy import reader_of
 from joulelab.train.zoo_results import peak_memory_bytes, start_memory_peak
 from joulelab.zoo.pretrained import drawn_from
@@ -38,34 +40,50 @@ def run_generation(run: RunContext, spec: InferSpec) -> None:
     with run.stage(PREPARE):
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
-        if not hasattr(model, "lm_head") and not hasattr(model, "get_output_embeddings"):
+        if not model.can_generate() or model.config.is_encoder_decoder:
             raise ConfigError(f"{spec.model} is no causal language model", "generate with one such as sample:smollm2")
         model.eval().requires_grad_(False).to(device)
-    rows = []
+    parts: list[_Part] = []
     for dtype in spec.dtypes:
         own = copy.deepcopy(model) if len(spec.dtypes) > 1 else model  # casting cannot be undone
-        rows += [_measure(run, spec, own, case, device) for case in _cases(spec, dtype)]
-    _tell(run, spec, rows, device)
+        for case in _cases(spec, dtype):
+            parts += _measure(run, spec, own, case, device)
+    _tell(run, spec, parts, device)
 
 
 def _cases(spec: InferSpec, dtype: Any) -> list[Case]:
     return [Case(batch_size, 0, mode, dtype) for batch_size in spec.batch_sizes for mode in spec.modes]
 
 
-class _Row:
-    def __init__(self, case: Case) -> None:
-        self.case = case
-        self.rounds: dict[str, list[Round]] = {part: [] for part in PARTS}
-        self.memory_bytes = 0
+@dataclass
+class _Part:
+    """Prefill, decode or whole responses of a row."""
 
-    def stage(self, part: str) -> str:
-        return f"{part}.{self.case.stage.removeprefix('infer.')}"
+    name: str
+    case: Case
+    call: Callable[[], None]
+    tokens: int
+    """Generated in a call for one prompt."""
+    memory_bytes: int
+    rounds: list[Round] = field(default_factory=list)
+    stopped: str = ""
+
+    @property
+    def stage(self) -> str:
+        return f"{self.name}.{self.case.stage.removeprefix('infer.')}"
+
+    @property
+    def turns(self) -> list[Turn]:
+        return [(found.window, self.case.batch_size * found.calls) for found in self.rounds]
+
+    @property
+    def seconds(self) -> float:
+        return sum(found.duration_s for found in self.rounds)
 
 
-def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> _Row:
-    row = _Row(case)
+def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_Part]:
     with run.stage(PREPARE, again=True), inference(case.dtype):
-        run.progress.say(f"making {row.stage('infer').removeprefix('infer.')} ready")
+        run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
         cast_model(model, case.dtype)
         start_memory_peak(device)
         with drawn_from(spec.seed):
@@ -74,27 +92,32 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
             decoder = Decoder(model, prompts.to(device), spec.new_tokens)
             decoder.prepare(case.mode)
             decoder.response()
-        row.memory_bytes = peak_memory_bytes(device)
-    work: dict[str, tuple[Callable[[], None], int]] = {
-        "prefill": (decoder.prefill, 0),
-        "decode": (_again_and_decode(decoder), spec.new_tokens - 1),
-        "infer": (decoder.response, spec.new_tokens),
-    }
+        memory_bytes = peak_memory_bytes(device)
+    work = (
+        (decoder.prefill, 0),
+        (_again_and_decode(decoder), spec.new_tokens - 1),
+        (decoder.response, spec.new_tokens),
+    )
+    parts = [_Part(name, case, call, tokens, memory_bytes) for name, (call, tokens) in zip(PARTS, work, strict=True)]
+
+    def one_round(part: _Part, seconds: float) -> None:
+        with run.stage(part.stage, again=True) as stage, inference(case.dtype), autocast_of(case.dtype, device):
+            before = part.rounds[-1] if part.rounds else None
+            part.rounds.append(run_round(part.call, seconds, spec.usable_threads, before))
+            responses = case.batch_size * sum(found.calls for found in part.rounds)
+            stage.count(samples=responses, **({"tokens": responses * part.tokens} if part.tokens else {}))
+
     for number in range(spec.rounds):
-        for part in PARTS if number % 2 == 0 else reversed(PARTS):
-            call, tokens = work[part]
-            seconds = spec.min_run_time_s / spec.rounds
-            with (
-                run.stage(row.stage(part), again=True) as stage,
-                inference(case.dtype),
-                autocast_of(case.dtype, device),
-            ):
-                before = row.rounds[part][-1] if row.rounds[part] else None
-                row.rounds[part].append(run_round(call, seconds, spec.usable_threads, before))
-                calls = sum(found.calls for found in row.rounds[part])
-                counts = {"samples": calls * case.batch_size, "tokens": calls * case.batch_size * tokens}
-                stage.count(**{name: count for name, count in counts.items() if count})
-    return row
+        for part in parts if number % 2 == 0 else reversed(parts):
+            one_round(part, spec.min_run_time_s / spec.rounds)
+    until_tight(parts, run.meter, spec, one_round)
+    for part in parts:
+        part.call = _measured  # the decoder and its cache go
+    return parts
+
+
+def _measured() -> None:
+    raise AssertionError("this row was measured already")
 
 
 def _again_and_decode(decoder: Decoder) -> Callable[[], None]:
@@ -105,23 +128,22 @@ def _again_and_decode(decoder: Decoder) -> Callable[[], None]:
     return call
 
 
-def _tell(run: RunContext, spec: InferSpec, rows: list[_Row], device: torch.device) -> None:
-    read = reader_of(run.meter, max(row.rounds[part][-1].end_ns for row in rows for part in PARTS))
-    for row in rows:
-        for part in PARTS:
-            rounds, batch = row.rounds[part], row.case.batch_size
-            energy, why_not = per_inference([(found.window, batch * found.calls) for found in rounds], read)
-            item = "response" if part == "infer" else part
-            values = row_values(row.case, item, batch, Latency.of(rounds), rounds, read)
-            values |= {
-                "part": part,
-                "prompt_tokens": spec.prompt_tokens,
-                "new_tokens": spec.new_tokens,
-                "energy": None if energy is None else energy.model_dump(),
-                "why_no_energy": why_not,
-                "memory_bytes": row.memory_bytes,
-                "device": device.type,
-                "threads": spec.usable_threads,
-                "state": machine_state(run.meter.trace_path, [found.window for found in rounds]),
-            }
-            run.meter.event("tracker", stage=row.stage(part), name=TRACKER, values=values)
+def _tell(run: RunContext, spec: InferSpec, parts: list[_Part], device: torch.device) -> None:
+    read = reader_of(run.meter, max(part.rounds[-1].end_ns for part in parts))
+    for part in parts:
+        energy, why_not = per_inference(part.turns, read)
+        item = "response" if part.name == "infer" else part.name
+        values = row_values(part.case, item, part.case.batch_size, Latency.of(part.rounds), part.rounds, read)
+        values |= {
+            "part": part.name,
+            "prompt_tokens": spec.prompt_tokens,
+            "new_tokens": spec.new_tokens,
+            "energy": None if energy is None else energy.model_dump(),
+            "why_no_energy": why_not,
+            "memory_bytes": part.memory_bytes,
+            "device": device.type,
+            "threads": spec.usable_threads,
+            "stopped": part.stopped,
+            "state": machine_state(run.meter.trace_path, [found.window for found in part.rounds]),
+        }
+        run.meter.event("tracker", stage=part.stage, name=TRACKER, values=values)

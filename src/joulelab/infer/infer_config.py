@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -12,6 +11,7 @@ from pydantic import Field, model_validator
 
 from joulelab import lookup
 from joulelab.data import samples, sources
+from joulelab.data.cores import usable_cores
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
@@ -111,6 +111,10 @@ class InferSpec(RunSpec):
             raise ValueError(f"{self.model} takes images of one size; a sequence length fits models of text")
         if self.generate and (self.kind != "pretrained" or self.norms or self.seq_lengths):
             raise ValueError("generate needs a causal language model by sample, folder or hub id, and prompt_tokens")
+        if self.size and self.kind != "zoo":
+            raise ValueError(f"size is about models of `joulelab zoo`, and {self.model} is none")
+        if self.weights and self.kind == "pretrained":
+            raise ValueError(f"weights are for a model that is built here; {self.model} brings its own")
         if self.tune and "fastest" not in self.modes:
             raise ValueError("tune is for the mode fastest, which is not among the modes")
         if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
@@ -125,7 +129,7 @@ class InferSpec(RunSpec):
 
     @property
     def usable_threads(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
 
     def groups(self) -> Iterator[list[Case]]:
         """Rows of one input, which take turns."""
@@ -149,6 +153,10 @@ class InferSpec(RunSpec):
                 raise UsageError(
                     f"the mode {mode} launches CUDA graphs, and this runs on a CPU", "use eager, compiled or fastest"
                 )
+        if self.threads > usable_cores():
+            raise UsageError(
+                f"{self.threads} threads, and this process may use {usable_cores()} cores", "ask for as many, or fewer"
+            )
         if self.kind == "zoo":
             require_packages(find_model(self.model))
         elif self.kind == "pretrained":

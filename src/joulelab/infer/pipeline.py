@@ -15,23 +15,23 @@ import torch
 
 from joulelab.errors import OutOfMemory
 from joulelab.infer.decoding_pipeline import run_generation
-from joulelab.infer.energy import PIECE_S, Reader, Turn, per_inference
+from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.fastest import choose
 from joulelab.infer.figures import machine_state, mfu_of, row_values
 from joulelab.infer.infer_config import Case, InferSpec
-from joulelab.infer.places import device_of, uses
+from joulelab.infer.places import uses
 from joulelab.infer.precisions import inference
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
 from joulelab.infer.subject import Shelf, Subject, forward_flops, weight_bytes
+from joulelab.infer.tight import until_tight
 from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.runs.context import RunContext
-from joulelab.train.stats.window_energy import reader_of, why_no_joules
+from joulelab.train.devices import device_of
+from joulelab.train.stats.window_energy import reader_of
 from joulelab.train.zoo_results import peak_memory_bytes, start_memory_peak
 
 PREPARE = "model.prepare"
 TRACKER = "inference"
-# With fewer pieces than this their spread says nothing.
-_FEWEST_PIECES = 3
 
 
 def run_infer(run: RunContext) -> None:
@@ -81,7 +81,6 @@ class _Lab:
         self.device = device_of(spec.device)
         self.shelf = Shelf(spec, self.device)
         self.rows: list[_Row] = []
-        self.no_joules = why_no_joules(run.meter)
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
     def make_ready(self, case: Case) -> _Row:
@@ -127,7 +126,7 @@ class _Lab:
         for number in range(self.spec.rounds):
             for row in rows if number % 2 == 0 else reversed(rows):
                 self._round(row, seconds)
-        self._until_tight(rows, max(seconds, PIECE_S))
+        until_tight(rows, self.run.meter, self.spec, self._round)
         for row in rows:
             with inference(row.case.dtype):
                 row.waited_s = waited_for(row.call, self.device)
@@ -139,34 +138,6 @@ class _Lab:
             before = row.rounds[-1] if row.rounds else None
             row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
             stage.count(samples=row.items)
-
-    def _until_tight(self, rows: list[_Row], seconds: float) -> None:
-        target = self.spec.target_ci
-        if target is None:
-            return
-        if self.no_joules is not None:
-            for row in rows:
-                row.stopped = "there are no joules whose interval could become tight"
-            return
-        open_rows = list(rows)
-        while open_rows:
-            read = reader_of(self.run.meter, 0)  # what the trace covers by now; waiting would let the card cool down
-            for row in list(open_rows):
-                row.stopped = self._verdict(row, read, target)
-                if row.stopped:
-                    open_rows.remove(row)
-            for row in open_rows:
-                self._round(row, seconds)
-
-    def _verdict(self, row: _Row, read: Reader, target: float) -> str:
-        found, _ = per_inference(row.turns, read)
-        enough = row.seconds >= _FEWEST_PIECES * PIECE_S
-        if found is not None and enough and found.relative <= target:
-            return f"the energy's interval reached {100 * target:g} %"
-        if row.seconds >= self.spec.max_time_s:
-            wide = "unknown" if found is None else f"{100 * found.relative:.1f} %"
-            return f"the time limit of {self.spec.max_time_s:g} s; the energy's interval is {wide}"
-        return ""
 
     def tell(self) -> None:
         """The figures, once the trace covers the last window."""

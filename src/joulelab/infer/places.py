@@ -1,27 +1,16 @@
-"""Where an inference runs, and where its model came from."""
+"""Where the model of an inference came from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from joulelab.data import sources
-from joulelab.errors import ConfigError
 from joulelab.infer.infer_config import InferSpec
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.bills import external
 from joulelab.runs.context import RunContext
 from joulelab.zoo.norms.published import PUBLISHED
 from joulelab.zoo.norms.shapes import SHAPES
-
-
-def device_of(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or write --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def uses(run: RunContext, spec: InferSpec) -> None:

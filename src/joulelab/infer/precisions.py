@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from joulelab.train.precision import matrix_products
 
-Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16"]
-DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 

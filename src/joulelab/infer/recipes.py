@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from joulelab.infer.capture import captured
 from joulelab.infer.precisions import autocast_of
 
 Call = Callable[[], Any]
@@ -105,30 +106,22 @@ class Graphed:
     """A forward pass captured as one CUDA graph; each call copies the inputs into its buffers and launches it."""
 
     def __init__(self, run: Callable[..., Any], inputs: Sequence[Any]) -> None:
-        self._kept = run  # and the weights behind it: the graph knows their addresses alone
         self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
         self._buffers = [value.clone() for value in self._inputs]
         buffers = iter(self._buffers)
         arguments = [next(buffers) if isinstance(value, torch.Tensor) else value for value in inputs]
-        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):  # libraries make their plans here, which capturing would not allow
-            for _ in range(_WARM_UP_CALLS):
-                run(*arguments)
-        torch.cuda.current_stream().wait_stream(beside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = run(*arguments)
+        self._replay = captured(lambda: run(*arguments))
 
     def __call__(self) -> Any:
         for buffer, value in zip(self._buffers, self._inputs, strict=True):
             buffer.copy_(value)
-        self._graph.replay()
-        return self._output
+        return self._replay()
 
 
 def shallow(model: nn.Module, layers: int) -> nn.Module:
-    """A copy with fewer blocks, on which a recipe can be tried in seconds."""
+    """A copy with fewer blocks, on which a recipe can be tried in seconds; and without a head, behind which two classes
+    are two numbers, too few to tell rounding from a wrong kernel."""
     made = copy.deepcopy(model)
     made.blocks = made.blocks[:layers]  # type: ignore[index]
+    made.head = nn.Identity()
     return made

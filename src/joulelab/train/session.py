@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,6 +32,16 @@ from joulelab.train.surroundings import StepReport, Surroundings
 from joulelab.zoo.objective import Objective
 
 
+class Moment(NamedTuple):
+    """When the loop looks at held-out data."""
+
+    step: int
+    looks: int
+    """Of this training so far, this one and those of earlier attempts included."""
+    stage: Stage
+    """What it is billed to; it counts what all looks went through."""
+
+
 @dataclass(frozen=True)
 class Assignment:
     """What is trained in one stage."""
@@ -43,7 +53,7 @@ class Assignment:
     objective: Objective[Any]
     config: TrainingConfig
     seed: int
-    evaluate: Callable[[], float] | None = None
+    evaluate: Callable[[Moment], float] | None = None
     """Held-out loss, without a stage of its own around it."""
     evaluate_stage: str = ""
     ranks: Ranks = ALONE
@@ -136,9 +146,10 @@ class _Session:
         return self.run.stage(name, again=True)
 
     def _evaluate(self) -> float:
-        assert self.task.evaluate is not None
-        with self.run.stage(self.task.evaluate_stage, again=True):
-            held_out = self.task.evaluate()
+        every = self.task.config.evaluate_every_steps
+        assert self.task.evaluate is not None and every is not None
+        with self.run.stage(self.task.evaluate_stage, again=True) as stage:
+            held_out = self.task.evaluate(Moment(self.step, -(-self.step // every), stage))
         self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
         self.telemetry.log_once()
         return held_out

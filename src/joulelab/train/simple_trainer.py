@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from joulelab.data.batch_source import TrainingBatch
 from joulelab.train import parallel
-from joulelab.train.blocks import checkpoint_activations
+from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import Light
 from joulelab.train.compiling import BLOCKS, OFF, compile_in_place, mode_of
 from joulelab.train.optimisers import make_optimizer
@@ -20,7 +20,7 @@ from joulelab.train.trainer import Trainer
 from joulelab.zoo.objective import ObjectiveOutput
 
 B = TypeVar("B", bound=TrainingBatch)
-_NO_LENGTH = 1e-6
+_NEVER_ZERO = 1e-6
 
 
 class SimpleTrainer(Trainer[B]):
@@ -44,7 +44,8 @@ class SimpleTrainer(Trainer[B]):
         objective, called = self.objective, self.called
         setting, mode = self.config.compile, mode_of(self.config.compile)
         for module in objective.modules().values():
-            compile_in_place(module, setting)
+            if setting != BLOCKS or repeated_blocks(module):  # a connector has none
+                compile_in_place(module, setting)
         if setting in (OFF, BLOCKS):
             compile_in_place(self.model, setting)
             return lambda batch: objective(called, batch, self.mark_part)
@@ -88,7 +89,7 @@ class SimpleTrainer(Trainer[B]):
         if self.config.clip_norm is None:
             return of_mean
         length = of_mean * nn.utils.get_total_norm(gradients, foreach=True)
-        return of_mean * torch.clamp(self.config.clip_norm / (length + _NO_LENGTH), max=1.0)
+        return of_mean * torch.clamp(self.config.clip_norm / (length + _NEVER_ZERO), max=1.0)
 
     def _beside_the_model(self) -> list[nn.Parameter]:
         return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from joulelab.data import sources
-from joulelab.errors import ConfigError
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
+from joulelab.train.devices import device_of
 from joulelab.train.held_out import held_out_loss
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, train_in_run
@@ -56,7 +56,7 @@ class _Lab:
         self.run = run
         self.spec = spec
         self.ranks = ranks
-        self.device = _device(spec.device)
+        self.device = device_of(spec.device)
 
     @cached_property
     def workload(self) -> Workload:
@@ -66,8 +66,6 @@ class _Lab:
             workload = prepare(self.spec.request)
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
-            for note in workload.notes:
-                self.run.progress.say(note)
         for note in workload.notes:
             self.run.progress.say(note)
         return workload
@@ -86,7 +84,7 @@ class _Lab:
                 objective=workload.objective,
                 config=self.spec.training,
                 seed=self.spec.seed,
-                evaluate=self._held_out if looks else None,
+                evaluate=(lambda moment: self._held_out()) if looks else None,
                 evaluate_stage=EVALUATE,
                 ranks=self.ranks,
             ),
@@ -177,11 +175,3 @@ class _Lab:
         place = sources.parse(name)
         identity = name if place.path is None else f"{name}@{sources.content_hash(place.path)[:16]}"
         return self.run.uses(name, external(name, kind, identity))
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or write --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)

@@ -7,15 +7,18 @@ import pytest
 import transformers
 
 from joulelab.cli.budget_option import budget_settings, parse_budget
-from joulelab.distill.causal import answers
+from joulelab.distill.causal import generators, quality
 from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.bill_exports import bill_data
 from joulelab.report.bill_tables import sentences
 from joulelab.report.energy_bill import run_bill
+from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, load_spec, merge, parse_overrides
+from joulelab.runs.store import load_record
 
+BEAMS = ("num_beams=2", "do_sample=false", "temperature=1", "top_p=1")
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
 
 
@@ -91,9 +94,14 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
         "generation": {"prompts": 6, "answer": {"n": 1, "do_sample": False, "temperature": 1.0}},
         "budget": {"tokens": 300},
     }
+    keys, made = [], ServerGenerator.__init__
+    monkeypatch.setattr(ServerGenerator, "__init__", lambda *given, **also: keys.append(also) or made(*given, **also))
+    monkeypatch.setenv("JOULELAB_SERVER_KEY", "mine")
     with serving(lab.teacher) as (address, _):
         settings["teacher"] = {"server": address}
-        record, _ = lab.run(tmp_path, "synthetic", **settings)
+        record, paths = lab.run(tmp_path, "synthetic", **settings)
+    assert [key["api_key"] for key in keys] == ["mine"]
+    assert '"mine"' not in (paths.folder / "environment.json").read_text()
     assert record.results["synthetic.kept"].value > 0
     assert "synthetic.energy_j" not in record.results
     assert "warning: teacher.generate: it runs on another node" in lab.listening.said
@@ -118,7 +126,7 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
 def test_a_server_on_this_machine_is_in_what_sensors_measure_and_in_no_estimate_of_our_cpu_time(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
     bench = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
-    assert (answers._unseen(bench) is None) is seen
+    assert (generators.unseen(bench) is None) is seen
 
 
 def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
@@ -185,11 +193,35 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
         (["budget.tokens=null"], "the budget is empty"),
         (["budget.counts_teacher=true"], "no energy_j is set"),
         (["generation.answer.do_sample=false"], "change nothing without do_sample"),
+        (["generation.max_tokens=3"], "at least 4 and at most 3 tokens do not exist"),
+        (["distill.alpha=1"], "takes nothing from the teacher"),
+        (["pipeline=dpo", "generation.answer.n=1"], "a pair needs two answers"),
+        (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
+        (["preferences.rubric=' '"], "what makes an answer good"),
+        (["teacher.server=localhost:8000"], "no address of a server"),
+        (["teacher.server=http://x/v1", *(f"generation.answer.{one}" for one in BEAMS)], "no beam search"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         load_spec("kd-tiny", parse_overrides(changes))
+
+
+def test_what_is_asked_at_the_end_is_looked_at_before_anything_is_spent(lab, tmp_path, monkeypatch):
+    def unknown(tasks, folder):
+        raise NotFoundError(f"there is no task {tasks[0]}")
+
+    monkeypatch.setattr(quality, "require_tasks", unknown)  # the package takes many seconds to import
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "1 + 1?"}\n')
+    refused = {
+        "not a question": {"answers": str(tmp_path / "questions.jsonl")},
+        "no task nonesuch": {"harness_tasks": ["nonesuch"]},
+    }
+    for words, asked in refused.items():
+        paths = lab.paths(tmp_path / "runs", "sft", quality=asked)
+        with pytest.raises((ConfigError, NotFoundError), match=words):
+            execute(paths, lab.listening)
+        assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
 
 
 def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):

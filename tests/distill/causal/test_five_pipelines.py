@@ -31,7 +31,10 @@ def stages(record):
 
 @pytest.mark.parametrize("name", STAGES)
 def test_a_pipeline_does_its_own_stages_and_inherits_the_others(finished, name):
-    record, _ = finished[name]
+    record, paths = finished[name]
+    lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
+    looks = [line for line in lines if line["stage"] == "student.validate" and "held_out_loss" in line]
+    assert record.stage("student.validate").tokens == len(looks) * record.stage("student.evaluate").tokens > 0
     own = [stage for stage in stages(record) if not stage.endswith("validate")]
     assert own == STAGES[name]
     counted = {stage.name: stage.tokens for stage in record.stages}

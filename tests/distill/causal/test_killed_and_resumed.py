@@ -58,6 +58,8 @@ def test_dpo_is_cut_off_in_eight_stages_and_ends_as_if_it_had_not_been(lab, fini
     assert [attempt.number for attempt in record.attempts] == list(range(1, 10))
     spent = sum(attempt.energy.cpu_estimate.energy_j for attempt in record.attempts)
     assert record.totals.cpu_estimate.energy_j == pytest.approx(spent)
+    reference, expected = (found.stage("student.reference") for found in (record, finished["dpo"][0]))
+    assert (reference.samples, reference.tokens) == (expected.samples, expected.tokens)
     # generation was begun in one attempt and finished in the next
     generate = next(stage for stage in record.stages if stage.name == "teacher.generate")
     assert {segment.attempt for segment in generate.segments} >= {3, 4}

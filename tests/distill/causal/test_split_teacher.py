@@ -107,6 +107,8 @@ def test_a_share_that_is_there_is_found_and_one_that_is_missing_is_made_by_whoev
     assert student.stage("teacher.logits").samples == alone.stage("teacher.logits").samples - asked > 0
     paid = {stage for one in student.inherited for stage in one.stages}
     assert {"teacher.evaluate", "teacher.logits"} <= paid  # by the first share
+    warm, _ = lab.run(tmp_path, "kd", until="logits", distill={"codec": "hidden", "temperature": 2.0})
+    assert warm.stage("teacher.logits") is None  # hidden states are good for any temperature
     late, _ = lab.run(tmp_path, "kd", until="logits", shard="1/3", **hidden)
     assert any("logits: whole already" in said for said in lab.listening.said)
     assert not late.made

@@ -129,6 +129,14 @@ def test_a_teacher_or_student_without_any_doubt_gives_finite_numbers(tmp_path, c
     assert float(same.kl) == pytest.approx(0, abs=1e-2) and float(gradient.abs().max()) < 1e-6
 
 
+@pytest.mark.parametrize("codec", [name.replace("20", "80") for name in EVERY])
+def test_a_vocabulary_smaller_than_what_is_kept_gives_finite_numbers_also_beside_a_padded_head(tmp_path, codec):
+    _, teacher_V = two_models()
+    targets = cached(tmp_path, make_manifest(codec, vocabulary=WORDS), teacher_V.expand(2, -1))
+    _, gradient = against(targets, torch.randn(2, WORDS + 8), torch.arange(2), alpha=0.3)
+    assert torch.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize(("words", "size"), [(2**18, 3), (2**18 + 1, 4), (400_000, 4)])
 def test_ids_of_more_than_18_bits_have_a_wider_record(tmp_path, words, size):
     assert record_bytes(words) == size

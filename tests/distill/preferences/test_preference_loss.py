@@ -164,12 +164,7 @@ def test_losses_by_hand():
 
 def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp_path):
     file, model = tmp_path / "reference.jsonl", make_model()
-    seen = []
-    logs = write_reference(file, "start", model, store, batch_size=4, how=HOW, tick=lambda *at: seen.append(at))
-    again = []
-    write_reference(file, "start", model, store, batch_size=4, how=HOW, tick=lambda *at: again.append(at))
-    assert [pairs for pairs, _ in seen] == [4, 6]
-    assert again == [], "nothing is computed twice"
+    logs = write_reference(file, "start", model, store, batch_size=4, how=HOW)
     whole = [store.pair(number) for number in range(6)]
     expected = plain_logs(model, whole).detach().numpy()
     assert np.abs(logs(whole[::-1]) - expected[::-1]).max() < 1e-3
@@ -177,6 +172,35 @@ def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp
         ReferenceLogs.open(file, "another")(whole[:1])
     with pytest.raises(ConfigError, match="no figures of the reference"):
         PreferenceObjective(model)(model, PairBatches(store, 2, 0).at(0, 0).to(CPU), no_phase)
+
+
+def test_the_reference_is_computed_in_the_numbers_of_the_training(store, tmp_path):
+    model, seen = make_model(), []
+    forward = model.model.forward
+    model.model.forward = lambda *given, **also: (
+        seen.append(torch.get_float32_matmul_precision()) or forward(*given, **also)
+    )
+    for precision in ("fp32", "tf32"):
+        file = tmp_path / f"{precision}.jsonl"
+        rows = PairRows(shared_prompt=False)
+        write_reference(file, "start", model, store, batch_size=6, how=HOW, precision=precision, rows=rows)
+    assert seen == ["highest", "high"]
+
+
+@pytest.mark.parametrize("lines", [6, 5, 1])
+def test_a_pass_of_the_reference_that_was_killed_goes_on_as_if_it_had_not_been(store, tmp_path, lines):
+    model, calls, whole, resumed = make_model(), [], [], []
+    forward = model.model.forward
+    file = tmp_path / "whole.jsonl"
+    write_reference(file, "start", model, store, batch_size=2, how=HOW, tick=lambda *at: whole.append(at))
+    left = tmp_path / "left.jsonl"
+    left.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    model.model.forward = lambda *given, **also: calls.append(1) or forward(*given, **also)
+    write_reference(left, "start", model, store, batch_size=2, how=HOW, tick=lambda *at: resumed.append(at))
+    assert left.read_text() == file.read_text(), "batches are the same ones, so every bit is"
+    assert resumed == whole, "tokens of earlier attempts count"
+    assert whole[-1] == (6, int(store.lengths.sum()))
+    assert len(calls) - 2 == {6: 0, 5: 1, 1: 3}[lines], "what is there is not computed again; 2 look at the mask"
 
 
 def test_batches_are_a_function_of_seed_and_epoch_and_leave_no_pair_out(store):

@@ -55,15 +55,10 @@ def test_a_judges_score_drops_what_is_low_and_what_was_not_judged():
         keep(PROMPTS, ANSWERS, Filters(min_score=0.0))
 
 
-def test_kept_answers_carry_the_joules_of_all():
+def test_tokens_of_dropped_answers_count_too():
     _, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=2, keep_duplicates=True))
     assert report.kept == 4
-    told = report.with_energy(100.0)
-    assert told.j_per_kept_sample == 25.0
-    assert told.j_per_generated_token == pytest.approx(100 / sum(one.tokens for some in ANSWERS for one in some))
-    unknown = report.with_energy(None, "the server is elsewhere")
-    assert (unknown.energy_j, unknown.j_per_kept_sample) == (None, None), "missing is never 0"
-    assert unknown.energy_reason == "the server is elsewhere"
+    assert report.generated_tokens == sum(one.tokens for some in ANSWERS for one in some) > report.kept_tokens
 
 
 def test_nothing_kept_is_an_error_that_says_why():

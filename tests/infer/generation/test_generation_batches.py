@@ -145,6 +145,21 @@ def test_a_prompt_without_room_and_settings_without_effect_are_refused(model, to
         said(model, tokenizer, GREEDY, 1, [[{"role": "assistant", "content": "w1"}]])
 
 
+def test_a_part_of_the_work_is_computed_in_the_shapes_of_the_whole(model, tokenizer):
+    def shapes(whole, part):
+        generator = TransformersGenerator(
+            model, tokenizer, GREEDY, identity="tiny", batch_size=4, cache="fixed", whole=whole
+        )
+        made, reader = [], generator._reader
+        generator._reader = lambda encoded: made.append(reader(encoded)) or made[0]
+        list(generator.generate(part))
+        return made[0]._rows, made[0]._tokens
+
+    long = [*PROMPTS, "w1 " * 70]
+    assert shapes(long, PROMPTS[:1]) == shapes(long, PROMPTS) == shapes((), long)
+    assert shapes((), PROMPTS[:1]) != shapes((), long)
+
+
 def test_a_chain_of_thought_is_asked_for_in_the_last_message():
     asked = with_chain_of_thought([{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}])
     assert asked[0]["content"] == "s"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from joulelab.infer.generation import sampling
 from joulelab.infer.generation.sampling import choose, own_numbers
 from joulelab.infer.generation.settings import GenerationSettings
 
@@ -45,3 +46,23 @@ def test_every_answer_has_numbers_of_its_own_whatever_stands_beside_it():
     assert not np.array_equal(one, other)
     assert np.array_equal(one, own_numbers(settings, [5, 6], 0))
     assert not np.array_equal(one, own_numbers(settings, [56], 0))
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_p": 0.8}, {"top_p": 0.3}, {"top_k": 5}, {"top_k": 12}, {"top_k": 9, "top_p": 0.6}]
+)
+def test_looking_at_the_likeliest_words_first_draws_the_same(monkeypatch, cut):
+    """Logits of few digits, so that many words are equally likely, also at the edge of those that are looked at."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (4 * torch.randn(400, 60, generator=generator)).round() / 2
+    numbers = torch.rand(400, dtype=torch.float64, generator=generator)
+    settings = GenerationSettings(do_sample=True, temperature=0.8, **cut)
+    whole, _ = choose(logits, settings, numbers)
+    from_all, sorted_rows = sampling._draw_from_all, []
+    monkeypatch.setattr(sampling, "_LIKELIEST", 8)
+    monkeypatch.setattr(
+        sampling, "_draw_from_all", lambda scores, *rest: sorted_rows.append(len(scores)) or from_all(scores, *rest)
+    )
+    found, _ = choose(logits, settings, numbers)
+    assert torch.equal(found, whole)
+    assert sum(sorted_rows) < 400 or cut.get("top_k", 0) > 8

@@ -112,7 +112,7 @@ class Canned:
     """A server that replies what it is told to, in order, and remembers what it was asked."""
 
     def __init__(self, *replies):
-        self.replies, self.bodies = list(replies), []
+        self.replies, self.bodies, self.keys = list(replies), [], []
         canned = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -120,6 +120,7 @@ class Canned:
                 self.send(200, {"data": []})
 
             def do_POST(self):
+                canned.keys.append(self.headers["Authorization"])
                 canned.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.send(*canned.replies.pop(0))
 
@@ -181,6 +182,13 @@ def test_the_body_says_what_the_settings_say():
     assert greedy["stop"] == ["\n"]
     assert (sampled["temperature"], sampled["top_p"], sampled["top_k"]) == (0.7, 0.9, 5)
     assert 0 <= sampled["seed"] < 2**31
+
+
+def test_a_key_goes_along_where_there_is_one():
+    with Canned((200, reply("stop")), (200, reply("stop"))) as server:
+        for key in (None, "mine"):
+            list(ServerGenerator(server.endpoint.base_url, "any", GREEDY, api_key=key).generate(["w1"]))
+    assert server.keys == [None, "Bearer mine"]
 
 
 def test_a_reply_without_token_counts_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,13 @@ from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import rows
 from joulelab.distill.causal.distributions import Voice
+from joulelab.distill.causal.generators import by_server, make_generator, unseen
 from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.preferences.candidates import Candidates
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.answer_log import Progress, generate_into, own_batches, read_answers, write_answers
 from joulelab.infer.generation.answers import Generator, Prompt, answer_key
 from joulelab.infer.generation.prompts import encode_prompt, with_chain_of_thought
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.json_file import read_json, write_json
@@ -65,77 +66,93 @@ def _prompt_of(bench: Bench, row: Row) -> tuple[Prompt | None, str | None]:
 
 def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "teacher.generate") -> Artifact:
     """All answers, before anything is dropped: several pipelines share them. They can be made in shares."""
-    made = worked(bench, _answering(bench, data, voice, stage_name))
+    prompts = [prompt for prompt, _ in asked_prompts(bench)]
+    made = worked(bench, _Answering(bench, voice, stage_name, prompts).work(data))
     _require_no_count(bench.spec, energy_gap(made))
     tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
     bench.run.result(f"{stage_name}.generated_tokens", Result(value=float(tokens)))
     return made
 
 
-def _answering(bench: Bench, data: Artifact, voice: Voice, stage_name: str) -> SplitWork:
-    prompts = [prompt for prompt, _ in asked_prompts(bench)]
-    settings, size = bench.spec.generation.answer, bench.spec.teacher.batch_size
+@dataclass(frozen=True)
+class _Answering:
+    """The work of one voice, in whatever shares it is done."""
 
-    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+    bench: Bench
+    voice: Voice
+    stage_name: str
+    prompts: Sequence[Prompt]
+
+    def work(self, data: Artifact) -> SplitWork:
+        spec = self.bench.spec
+        wanted = spec.generation.model_dump(
+            mode="json", include={"prompts", "prompt_tokens", "answer", "chain_of_thought"}
+        )
+        inputs = {
+            **wanted,
+            "voice": self.voice.identity,
+            "server": spec.teacher.server,
+            "precision": str(self.bench.teacher_precision),
+        }
+        parents, size = [self.voice.bill, data.bill], spec.teacher.batch_size
+        return SplitWork(
+            "answers", "answers", self.stage_name, inputs, parents, size, len(self.prompts), self._begin, self._join
+        )
+
+    def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:
         own, there = read_answers(place / _log(share)), read_answers(*_logs([place, *others]))
-        reports = _reports([place, *others])
-        if not reports and not _by_server(bench, voice):
-            reports = [{"generator": voice.identity, "energy_gap": None}]
-        if reports and all(key in there for key in own_keys(str(reports[0]["generator"]), share)):
+        served, reports = by_server(self.bench, self.voice), _reports([place, *others])
+        if not reports and not served:
+            reports = [{"generator": self.voice.identity, "energy_gap": None}]
+        if reports and all(key in there for key in self._own_keys(str(reports[0]["generator"]), share)):
             if own:
-                note_gap(reports[0])
+                self._note_gap(reports[0])
             write_json(place / REPORT, reports[0])
             return Begun(None, _counts(Progress.of(own.values())) if own else {})
-        generator = _generator(bench, voice)
-        gap = generator.energy_gap or (_unseen(bench) if _by_server(bench, voice) else None)
+        generator = make_generator(self.bench, self.voice, self.prompts)
+        gap = generator.energy_gap or (unseen(self.bench) if served else None)
         report = {"generator": generator.identity, "energy_gap": gap}
-        note_gap(report)
+        self._note_gap(report)
         write_json(place / REPORT, report)
-        return Begun(lambda stage: ask(place, share, others, generator, stage), {})
+        return Begun(lambda stage: self._ask(place, share, others, generator, stage), {})
 
-    def own_keys(generator: str, share: Share) -> list[str]:
-        keys = [answer_key(generator, settings, prompt) for prompt in prompts]
-        return [keys[at] for batch in own_batches(keys, prompts, size, share) for at in batch]
+    def _own_keys(self, generator: str, share: Share) -> list[str]:
+        keys = [self._key(generator, prompt) for prompt in self.prompts]
+        batches = own_batches(keys, self.prompts, self.bench.spec.teacher.batch_size, share)
+        return [keys[at] for batch in batches for at in batch]
 
-    def note_gap(report: dict[str, Any]) -> None:
+    def _key(self, generator: str, prompt: Prompt) -> str:
+        return answer_key(generator, self.bench.spec.generation.answer, prompt)
+
+    def _note_gap(self, report: dict[str, Any]) -> None:
         gap = report["energy_gap"]
         if gap:
-            bench.run.warn(f"{stage_name}: {gap}")
-            bench.run.unmetered_work(f"{stage_name} on {report['generator']}", gap)
-            _require_no_count(bench.spec, gap)
+            self.bench.run.warn(f"{self.stage_name}: {gap}")
+            self.bench.run.unmetered_work(f"{self.stage_name} on {report['generator']}", gap)
+            _require_no_count(self.bench.spec, gap)
 
-    def ask(place: Path, share: Share, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
+    def _ask(self, place: Path, share: Share, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
+        run = self.bench.run
+
         def tick(so_far: Progress) -> None:
             stage.count(**_counts(so_far))
-            bench.run.progress.advance(so_far.prompts, f"{so_far.generated_tokens:,} tokens")
-            bench.run.stop.check()
+            run.progress.advance(so_far.prompts, f"{so_far.generated_tokens:,} tokens")
+            run.stop.check()
 
-        own = place / _log(share)
+        own, size = place / _log(share), self.bench.spec.teacher.batch_size
         told = [path for path in _logs([place, *others]) if path != own]
-        generate_into(own, generator, prompts, tick, share=share, at_once=size, others=told)
+        generate_into(own, generator, self.prompts, tick, share=share, at_once=size, others=told)
 
-    def join(sources: Sequence[Path], folder: Path) -> None:
+    def _join(self, sources: Sequence[Path], folder: Path) -> None:
         reports, found = _reports(sources), read_answers(*_logs(sources))
         generator = str(reports[0]["generator"])
-        keyed = {answer_key(generator, settings, prompt): prompt for prompt in prompts}
-        if bench.share is not None:  # its own prompts alone
+        keyed = {self._key(generator, prompt): prompt for prompt in self.prompts}
+        if self.bench.share is not None:  # its own prompts alone
             keyed = {key: prompt for key, prompt in keyed.items() if key in found}
         write_answers(folder / ANSWERS, list(keyed), list(keyed.values()), found)
         gap = next((report["energy_gap"] for report in reports if report["energy_gap"]), None)
         counted = vars(Progress.of(found[key] for key in keyed))
         write_json(folder / REPORT, {**counted, "generator": generator, "energy_gap": gap})
-
-    wanted = bench.spec.generation.model_dump(
-        mode="json", include={"prompts", "prompt_tokens", "answer", "chain_of_thought"}
-    )
-    inputs = {
-        **wanted,
-        "voice": voice.identity,
-        "server": bench.spec.teacher.server,
-        "precision": str(bench.teacher_precision),
-    }
-    parents = [voice.bill, data.bill]
-    return SplitWork("answers", "answers", stage_name, inputs, parents, size, len(prompts), begin, join)
 
 
 def _log(share: Share) -> str:
@@ -161,31 +178,6 @@ def _require_no_count(spec: CausalSpec, gap: str | None) -> None:
             f"the budget counts the teacher's joules, and they would not be known: {gap}",
             "run the server on this node with its GPUs metered, or set budget.counts_teacher=false",
         )
-
-
-def _generator(bench: Bench, voice: Voice) -> Generator:
-    spec = bench.spec
-    if _by_server(bench, voice):
-        from joulelab.infer.generation.server_generator import ServerGenerator
-
-        return ServerGenerator(
-            str(spec.teacher.server), spec.teacher.model, spec.generation.answer, metered_gpus=spec.energy.gpus
-        )
-    return TransformersGenerator(
-        voice.load(), bench.tokenizer, spec.generation.answer,
-        identity=voice.identity, batch_size=spec.teacher.batch_size,
-    )  # fmt: skip
-
-
-def _by_server(bench: Bench, voice: Voice) -> bool:
-    return bench.spec.teacher.server is not None and voice.name == bench.spec.teacher.model
-
-
-def _unseen(bench: Bench) -> str | None:
-    """A server on this very machine is in its sensors' joules, and in no estimate from the CPU time of this program."""
-    if any(figure.measured for figure in bench.run.meter.so_far().values()):
-        return None
-    return "no sensor measures here, and an estimate from this program's CPU time has nothing of the server's"
 
 
 def energy_gap(answers: Artifact) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,11 +15,11 @@ from joulelab.data.chat.packing import PackedRows, pack
 from joulelab.data.chat.store import DocumentStore
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.heads import open_for_loss
-from joulelab.distill.classify_bench import device_of
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.context import RunContext
 from joulelab.runs.shares import Share
+from joulelab.train.devices import device_of
 from joulelab.train.ranks import ALONE, Ranks
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
@@ -100,14 +99,6 @@ class Bench:
     def rows(self, data: Artifact, split: Split) -> PackedRows:
         """Documents packed into rows; the same rows for every seed, so that a teacher's cache serves all students."""
         return pack(self.documents(data, split), self.spec.data.row_length, seed=0)
-
-    def ticks(self, stage: Stage) -> Callable[[int, int], None]:
-        def tick(samples: int, tokens: int) -> None:
-            stage.count(samples=samples, tokens=tokens)
-            self.run.progress.advance(samples)
-            self.run.stop.check()
-
-        return tick
 
     def kept_work(self, name: str) -> Path:
         """A folder that outlives an interrupted attempt, for stages that go on where they stopped."""

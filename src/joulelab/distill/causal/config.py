@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
@@ -84,7 +84,15 @@ class CausalTeacher(Section):
     """Rows or prompts at a time."""
     server: str | None = None
     """Address of an OpenAI-compatible server that generates in its place, for example http://localhost:8000/v1.
-    Its joules are measured where it runs on this machine, and reported missing where it does not."""
+    Its joules are measured where it runs on this machine, and reported missing where it does not. One that wants a
+    key gets what the environment variable JOULELAB_SERVER_KEY holds."""
+
+    @field_validator("server")
+    @classmethod
+    def _is_an_address(cls, server: str | None) -> str | None:
+        if server is not None and not server.startswith(("http://", "https://")):
+            raise ValueError(f"'{server}' is no address of a server; for example http://localhost:8000/v1")
+        return server
 
 
 class Lora(Section):
@@ -222,11 +230,9 @@ class CausalSpec(TrainingRunSpec):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.data.max_tokens > self.data.row_length:
-            raise ValueError(
-                f"data.max_tokens {self.data.max_tokens} is more than data.row_length {self.data.row_length}: "
-                "a document has to fit into a row"
-            )
+        for holds, reason in self._contradictions():
+            if holds:
+                raise ValueError(reason)
         if self.shard is not None:
             require_split(self)
         limits = {"max_tokens": "budget.tokens", "max_energy_j": "budget.energy_j"}
@@ -237,6 +243,28 @@ class CausalSpec(TrainingRunSpec):
             if training.parallel == "fsdp":
                 raise ValueError("parallel=fsdp: the vocabulary's weights are read outside the sharded model; use ddp")
         return self
+
+    def _contradictions(self) -> tuple[tuple[bool, str], ...]:
+        data, answer, whole = self.data, self.generation.answer, self.until in ("teacher", "student")
+        return (
+            (
+                data.max_tokens > data.row_length,
+                f"data.max_tokens {data.max_tokens} is more than data.row_length {data.row_length}: "
+                "a document has to fit into a row",
+            ),
+            (
+                self.pipeline == "kd" and whole and self.distill.alpha == 1,
+                "distill.alpha 1 takes nothing from the teacher, and kd would pay for it; use the pipeline sft",
+            ),
+            (
+                (self.until == "preferences" or (self.pipeline == "dpo" and whole)) and answer.n < 2,
+                "a pair needs two answers to one prompt, and generation.answer.n is 1; set 2 or more, and do_sample",
+            ),
+            (
+                self.teacher.server is not None and answer.num_beams > 1,
+                "generation.answer.num_beams: servers of the OpenAI protocol have no beam search; set 1",
+            ),
+        )
 
     def preflight(self) -> None:
         wanted = ["torch", "transformers", *(["peft"] if self.student.lora else [])]

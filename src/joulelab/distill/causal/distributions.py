@@ -22,6 +22,7 @@ from joulelab.distill.logit_cache.manifest import MANIFEST
 from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import merge_caches
+from joulelab.distill.ticking import ticks
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import Stage
@@ -65,12 +66,12 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
 
     def ask(place: Path, share: Share, teacher: LiveTeacher, asked: ToAsk, stage: Stage) -> None:
         manifest = teacher.manifest(
-            distill.codec, distill.temperature,
+            distill.codec, distill.kept_temperature,
             name=voice.name, weights=voice.identity, tokenizer=bench.tokenizer_identity,
         )  # fmt: skip
         write_cache(
             place, teacher, rows, manifest,
-            batch_size=size, tick=bench.ticks(stage), share=share, chunk=bench.spec.chunk,
+            batch_size=size, tick=ticks(bench.run, stage), share=share, chunk=bench.spec.chunk,
             compile_mode=bench.spec.training.compile, asked=asked,
         )  # fmt: skip
 
@@ -83,7 +84,7 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         "voice": voice.identity,
         "tokenizer": bench.tokenizer_identity,
         "codec": distill.codec,
-        "temperature": distill.temperature,
+        "temperature": distill.kept_temperature,
         "precision": str(bench.teacher_precision),
         "row_length": bench.spec.data.row_length,
     }

@@ -30,6 +30,11 @@ class Distillation(Section):
     begin_anew: bool = False
     """In `self`: draw a new student, and let the SFT student be its teacher alone; else it goes on from there."""
 
+    @property
+    def kept_temperature(self) -> float:
+        """Of what a cache keeps; hidden states have none, so that one cache of them serves all temperatures."""
+        return 1.0 if codec_named(self.codec).is_exact else self.temperature
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         try:
@@ -63,6 +68,12 @@ class Generation(Section):
     min_score: float | None = None
     """Drop answers that the judge of `preferences` scores below this."""
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"answers of at least {self.min_tokens} and at most {self.max_tokens} tokens do not exist")
+        return self
+
 
 class Preferences(Section):
     """Pairs of a better and a worse answer, and the loss that prefers the better one."""
@@ -83,3 +94,9 @@ class Preferences(Section):
     """How far the policy may leave its reference: small is far."""
     shared_prompt: bool = True
     """Compute the prompt of a pair once for both answers; false is for models whose attention takes no mask of ours."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.rubric.strip():
+            raise ValueError("rubric: it is empty; write what makes an answer good")
+        return self

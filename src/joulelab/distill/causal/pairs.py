@@ -19,6 +19,7 @@ from joulelab.distill.preferences.pairs import PairStore, write_pairs
 from joulelab.distill.preferences.policy import switch_dropout_off
 from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
 from joulelab.distill.preferences.target_log_probabilities import Projecting
+from joulelab.distill.ticking import ticks
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
@@ -65,7 +66,7 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
             write_reference(
                 place / f"{share.name}.jsonl", start.key, model, store,
                 batch_size=spec.training.batch_size, how=Projecting(spec.chunk), precision=spec.training.precision,
-                rows=PairRows(spec.preferences.shared_prompt), tick=bench.ticks(stage), share=share,
+                rows=PairRows(spec.preferences.shared_prompt), tick=ticks(bench.run, stage), share=share,
             )  # fmt: skip
 
         return Begun(ask, {})

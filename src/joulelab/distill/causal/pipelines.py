@@ -20,7 +20,14 @@ from joulelab.distill.causal.data import tokenised
 from joulelab.distill.causal.distributions import Voice, kd_lesson, logit_cache
 from joulelab.distill.causal.judging import judged
 from joulelab.distill.causal.pairs import preference_lesson, preference_pairs, reference_logs
-from joulelab.distill.causal.quality import Examined, examined, held_out_loss, require_knowledge, tell
+from joulelab.distill.causal.quality import (
+    Examined,
+    examined,
+    held_out_loss,
+    require_knowledge,
+    require_questions,
+    tell,
+)
 from joulelab.distill.causal.splitting import TEACHER_STEPS, judges
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
@@ -66,6 +73,8 @@ def run_self(run: RunContext) -> None:
 def _run(run: RunContext, story: Story) -> None:
     with joined() as ranks:
         bench = Bench(run, cast(CausalSpec, run.spec), ranks)
+        if bench.spec.until in ("teacher", "student"):
+            require_questions(bench)
         data = tokenised(bench)
         if bench.spec.until == "student":
             story(bench, data)

@@ -21,10 +21,11 @@ from joulelab.data.chat.packing import PackedRows
 from joulelab.data.chat.store import DocumentStore
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
+from joulelab.distill.ticking import ticks
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import read_questions, right_answers
 from joulelab.evaluate.language import unigram_loss
-from joulelab.evaluate.language_harness import TaskFigure, harness_figures, import_harness
+from joulelab.evaluate.language_harness import TaskFigure, harness_figures, import_harness, require_tasks
 from joulelab.evaluate.next_tokens import HeldOut, held_out_tokens
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
@@ -32,6 +33,7 @@ from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
 from joulelab.train.precision import matrix_products
+from joulelab.train.session import Moment
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
 _TOKENS_AT_A_TIME = 2**22  # a multiple of 8, as the marks of eight tokens share a byte
@@ -109,10 +111,30 @@ def examined(
     return Examined.load(made.folder)
 
 
-def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module], float]:
+def require_questions(bench: Bench) -> None:
+    """What is asked when training is over is looked at before it begins: a slip would be told hours later."""
+    quality = bench.spec.quality
+    if quality.answers and sources.parse(quality.answers).kind != "sample":
+        read_questions(quality.answers, quality.answer_items, chat=False)
+    if quality.harness_tasks:
+        require_tasks(quality.harness_tasks, _harness_folder(bench))
+
+
+def _harness_folder(bench: Bench) -> Path | None:
+    named = bench.spec.quality.harness_folder
+    return Path(named) if named else None
+
+
+def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, Moment], float]:
     """For looks on the way of a training."""
     rows = bench.rows(data, TEST)
-    return lambda model: _held_out(bench, model, rows, bench.spec.training.precision).loss
+
+    def look(model: nn.Module, moment: Moment) -> float:
+        found = _held_out(bench, model, rows, bench.spec.training.precision)
+        moment.stage.count(tokens=moment.looks * found.tokens)
+        return found.loss
+
+    return look
 
 
 def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[bool, ...]:
@@ -122,7 +144,7 @@ def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[bool, ...]:
     chat = bool(getattr(bench.tokenizer, "chat_template", None))
     right = right_answers(
         model, bench.tokenizer, read_questions(quality.answers, quality.answer_items, chat),
-        batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens, tick=bench.ticks(stage),
+        batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens, tick=ticks(bench.run, stage),
     )  # fmt: skip
     return tuple(right)
 
@@ -133,7 +155,7 @@ def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
         return ()
     figures = harness_figures(
         model, bench.tokenizer, quality.harness_tasks,
-        folder=Path(quality.harness_folder) if quality.harness_folder else None, limit=quality.harness_limit,
+        folder=_harness_folder(bench), limit=quality.harness_limit,
         batch_size=bench.spec.eval_batch_size, device=bench.device,
     )  # fmt: skip
     return tuple(figures)

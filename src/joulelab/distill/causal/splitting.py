@@ -63,9 +63,10 @@ def teacher_share(spec: CausalSpec, share: Share) -> dict[str, Any]:
 
 def teacher_work(spec: CausalSpec) -> dict[str, Any]:
     """What decides it: runs that agree in this share their teacher's work."""
-    asked: dict[str, Any] = {"distill": {"codec", "temperature"}}
+    asked: dict[str, Any] = {"distill": {"codec"}}
     if TEACHER_STEPS.get(spec.pipeline) != "logits":
         asked = {"generation": {"prompts", "prompt_tokens", "answer", "chain_of_thought"}}
         asked |= {"preferences": {"judge", "rubric", "rule"}} if judges(spec) else {}
     always = dict.fromkeys(("pipeline", "data", "teacher", "device"), True)
-    return {**spec.model_dump(mode="json", include={**always, **asked}), "tokenizer": spec.tokenizer}
+    settings = spec.model_dump(mode="json", include={**always, **asked})
+    return {**settings, "tokenizer": spec.tokenizer, "temperature": spec.distill.kept_temperature}

@@ -25,7 +25,7 @@ from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.json_file import write_json
 from joulelab.runs.record import Result
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.session import Assignment, Moment, train_in_run
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import load_causal_lm
 
@@ -62,7 +62,7 @@ class Course:
     """What makes the outcome another one, beside the student, the training and the data."""
     parents: Sequence[Bill]
     lesson: Callable[[Desk], Lesson]
-    held_out: Callable[[nn.Module], float]
+    held_out: Callable[[nn.Module, Moment], float]
     start: Artifact | None = None
     shared: bool = False
     """Whether other runs may take it instead of training their own."""
@@ -153,7 +153,7 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
             objective=lesson.objective,
             config=desk.config,
             seed=bench.spec.seed,
-            evaluate=lambda: course.held_out(desk.model),
+            evaluate=lambda moment: course.held_out(desk.model, moment),
             evaluate_stage=course.look_stage,
             ranks=bench.ranks,
         ),

@@ -131,20 +131,6 @@ class KdLoss:
         return dense
 
 
-def cached_kd_loss(
-    hidden_BTD: Tensor,
-    head_weight: Tensor,
-    targets: CachedTargets | DenseTargets | None,
-    labels_BT: Tensor,
-    alpha: float,
-    temperature: float,
-    chunk: int = 1024,
-    divergence: Divergence = "forward",
-) -> KdSums:
-    """`KdLoss` for one call."""
-    return KdLoss(alpha, temperature, divergence, chunk)(hidden_BTD, head_weight, targets, labels_BT)
-
-
 def trained_places(labels_BT: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Where the trained tokens are predicted from, in rows laid end to end and in reading order, and what they are.
 

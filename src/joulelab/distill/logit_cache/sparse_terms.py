@@ -79,6 +79,7 @@ def sparse_chunk(
     if said.ghost_C is not None:
         rest_CV = warm_CV.scatter(1, said.ids_CK, -torch.inf)
         rest_norm_C1 = rest_CV.logsumexp(-1, keepdim=True)
+        rest_norm_C1 = rest_norm_C1.masked_fill(rest_norm_C1.isneginf(), 0.0)  # of no word at all: -inf minus -inf
         has_rest_C1, ghost_C1 = said.ghost_C[:, None] > 0, said.ghost_C[:, None]
         kl_C = kl_C - torch.where(has_rest_C1, ghost_C1 * (rest_norm_C1 - warm_norm_C1), 0.0).sum(-1)
         lumped_C1 = slope * torch.where(has_rest_C1, ghost_C1, 0.0)

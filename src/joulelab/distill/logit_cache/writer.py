@@ -20,6 +20,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from joulelab.data.cores import usable_cores
 from joulelab.distill.logit_cache.asking import kept_keys
 from joulelab.distill.logit_cache.keys import first_of_each
 from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest, write_manifest
@@ -28,6 +29,7 @@ from joulelab.distill.logit_cache.shards import SUFFIX, Entry, pack_entry, shard
 from joulelab.runs.shares import ALL, Share
 
 HEAD = "head.safetensors"
+_MOST_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class CacheWriter:
         self.folder, self.manifest, self._share, self._pace = folder, manifest, share, pace
         self._there = kept_keys([folder]) | elsewhere
         # zlib lets go of the interpreter; a small teacher on a GPU says more in a second than a few threads can pack
-        self._pool = ThreadPoolExecutor(min(16, os.cpu_count() or 1), thread_name_prefix="joulelab-cache")
+        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, usable_cores()), thread_name_prefix="joulelab-cache")
         self._waiting: list[Future[Entry]] = []
         self._waiting_bytes = 0
         self._written_s = time.monotonic()
@@ -113,12 +115,6 @@ def merge_caches(sources: Sequence[Path], target: Path) -> None:
         write_manifest(target, read_manifest(source))
         for path in [*shard_files(source), *source.glob(HEAD)]:
             _link(path, target / path.name)
-
-
-def deliver(work: Path, target: Path) -> None:
-    """A finished cache goes from where it was written to where it stays; `work` is gone afterwards."""
-    merge_caches([work], target)
-    shutil.rmtree(work)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -33,9 +33,5 @@ class Judge(Protocol):
     def identity(self) -> str:
         """Who judges and how; part of a score's key."""
 
-    @property
-    def energy_gap(self) -> str | None:
-        """Why the joules of judging are not in this node's meter; nothing: they are."""
-
     def scores(self, asked: Sequence[Candidates]) -> Iterator[list[Score]]:
         """For every prompt, in order, one score an answer."""

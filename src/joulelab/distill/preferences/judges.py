@@ -31,8 +31,6 @@ class LikelihoodJudge:
     An answer that the judging model has written itself needs no second reading: it was told when it was generated.
     """
 
-    energy_gap: str | None = None
-
     def __init__(
         self, model: nn.Module, tokenizer: Any, *, identity: str, batch_size: int = 16, written_by: str | None = None
     ) -> None:
@@ -87,8 +85,6 @@ def _together(asked: Sequence[Candidates], answers: int) -> Iterator[Sequence[Ca
 
 class RuleJudge:
     """By a rule that looks at the answer itself; no model, no joules to speak of."""
-
-    energy_gap: str | None = None
 
     def __init__(self, rule: str) -> None:
         if rule not in RULES:

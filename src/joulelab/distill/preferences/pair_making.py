@@ -24,7 +24,6 @@ class Preference:
     prompt: Prompt
     chosen: Answer
     rejected: Answer
-    score_margin: float
 
 
 class PairReport(Frozen):
@@ -50,21 +49,6 @@ class PairReport(Frozen):
     """Of the pairs with answers of different length; 0.5 would be no taste for length."""
     length_score_correlation: float | None
     """Between tokens and score within prompts; nothing where either never differs."""
-    energy_j: float | None = None
-    """Of making candidates and judging them; filled in by the stage."""
-    energy_reason: str | None = None
-    """Why there is no figure."""
-    j_per_pair: float | None = None
-
-    def with_energy(self, energy_j: float | None, reason: str | None = None) -> PairReport:
-        known = energy_j is not None and self.pairs > 0
-        return self.model_copy(
-            update={
-                "energy_j": energy_j,
-                "energy_reason": reason,
-                "j_per_pair": energy_j / self.pairs if known and energy_j is not None else None,
-            }
-        )
 
 
 def prefer(
@@ -85,7 +69,7 @@ def prefer(
             if best[1] - worst[1] <= tie_margin:
                 counts["ties"] += 1
             else:
-                found.append(Preference(one.prompt, best[0], worst[0], best[1] - worst[1]))
+                found.append(Preference(one.prompt, best[0], worst[0]))
     return found, _report(asked, scores, found, counts)
 
 

@@ -6,7 +6,7 @@ One line a pair, by content, appended as they come: a killed pass goes on, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.shares import ALL, Share
-from joulelab.train.precision import autocast
+from joulelab.train.precision import autocast, matrix_products
 
 
 class ReferenceLogs:
@@ -72,27 +72,27 @@ def write_reference(
     """One pass over the pairs of our share that are not there yet; `tick` gets pairs and tokens so far, earlier
     attempts included.
 
+    Batches are cut before it is known what is there, and one that lacks a pair is computed again as a whole: the last
+    bits of a figure depend on its neighbours, and a pass that was killed or split is to say the same.
+
     `precision` is the training's, so that policy and reference round alike. The model is opened for losses, on its
     device; its dropout is off here and as it was afterwards. `called` is what was wrapped around it, compiled say.
     """
-    known = ReferenceLogs.open(file, identity)
-    order = np.argsort(pairs.lengths.sum(1), kind="stable").tolist()
-    ours = [order[at] for at in share.units([pairs.pair(at).key for at in order])]
-    missing = [at for at in ours if pairs.pair(at) not in known]
-    done, tokens = len(ours) - len(missing), 0
-    layout, device = rows or PairRows(), next(model.parameters()).device
+    known, layout, device = ReferenceLogs.open(file, identity), rows or PairRows(), next(model.parameters()).device
+    done, tokens = 0, 0
     if layout.shared_prompt:
         require_shared_prompt(model)
     was_training, lines = model.training, LineFile(file)
     model.eval()
     try:
-        for start in range(0, len(missing), batch_size):
-            some = [pairs.pair(at) for at in missing[start : start + batch_size]]
-            batch = layout.batch(some).to(device)
-            with autocast(precision, device):
-                logs_P2 = answer_log_probabilities(model if called is None else called, model, batch, how).tolist()
-            said = zip(some, logs_P2, strict=True)
-            lines.append(*({"key": one.key, "model": identity, "chosen": a, "rejected": b} for one, (a, b) in said))
+        for some in _batches(pairs, batch_size, share):
+            batch = layout.batch(some)
+            if any(one not in known for one in some):
+                with matrix_products(precision), autocast(precision, device):
+                    asked = model if called is None else called
+                    logs_P2 = answer_log_probabilities(asked, model, batch.to(device), how).tolist()
+                said = [(one, *logs) for one, logs in zip(some, logs_P2, strict=True) if one not in known]
+                lines.append(*({"key": one.key, "model": identity, "chosen": a, "rejected": b} for one, a, b in said))
             done, tokens = done + len(some), tokens + batch.tokens
             tick(done, tokens)
         lines.sync()
@@ -100,3 +100,11 @@ def write_reference(
         lines.close()
         model.train(was_training)
     return ReferenceLogs.open(file, identity)
+
+
+def _batches(pairs: Pairs, batch_size: int, share: Share) -> Iterator[list[Pair]]:
+    """Of our share; pairs of like length together."""
+    order = np.argsort(pairs.lengths.sum(1), kind="stable").tolist()
+    cut = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    for place in share.units([pairs.pair(batch[0]).key for batch in cut]):
+        yield [pairs.pair(at) for at in cut[place]]

@@ -40,10 +40,6 @@ class RubricJudge:
         self._lowest, self._highest = lowest, highest
         self.identity = rubric_identity(generator.identity, generator.settings, rubric, lowest, highest, chat)
 
-    @property
-    def energy_gap(self) -> str | None:
-        return self._generator.energy_gap
-
     def scores(self, asked: Sequence[Candidates]) -> Iterator[list[Score]]:
         prompts = [self.prompt(one.question, answer.text) for one in asked for answer in one.answers]
         replies = self._generator.generate(prompts)

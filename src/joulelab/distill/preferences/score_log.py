@@ -74,7 +74,8 @@ def judge_into(
         file.sync()
     finally:
         file.close()
-    return [found.get(key) or told[key] for key in keys]
+    both = {**told, **found}
+    return [both[key] for key in keys]
 
 
 def _batches(keys: Sequence[str], there: set[str], at_once: int | None) -> list[list[int]]:

@@ -57,27 +57,6 @@ class SyntheticReport(Frozen):
     duplicates: int = 0
     unjudged: int = 0
     low_score: int = 0
-    energy_j: float | None = None
-    """Of generating (and judging) all answers; filled in by the stage."""
-    energy_reason: str | None = None
-    """Why there is no figure, for example a server on another node."""
-    j_per_kept_sample: float | None = None
-    j_per_generated_token: float | None = None
-
-    def with_energy(self, energy_j: float | None, reason: str | None = None) -> SyntheticReport:
-        """Dropped answers cost as much as kept ones, so the kept ones carry all of it."""
-
-        def per(count: int) -> float | None:
-            return energy_j / count if energy_j is not None and count else None
-
-        return self.model_copy(
-            update={
-                "energy_j": energy_j,
-                "energy_reason": reason,
-                "j_per_kept_sample": per(self.kept),
-                "j_per_generated_token": per(self.generated_tokens),
-            }
-        )
 
 
 def keep(

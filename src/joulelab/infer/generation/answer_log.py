@@ -112,7 +112,8 @@ def generate_into(
     finally:
         file.close()
     mine = {keys[at] for batch in ours for at in batch}
-    return [found.get(key) or told[key] for key in keys if key in mine]
+    both = {**told, **found}
+    return [both[key] for key in keys if key in mine]
 
 
 def own_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int, share: Share) -> list[list[int]]:

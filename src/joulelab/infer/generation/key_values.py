@@ -1,4 +1,4 @@
-"""The model's memory of what it has read, so that every token is read once: growing, or of fixed size and compiled.
+"""The model's memory of what it has read, so that every token is read once: growing, or of fixed size and captured.
 
 Prompts are padded on the left: the last column is then every row's last token, and what is generated stands directly
 behind it. (Padded on the right, padding would lie between prompt and answer.) Padding is masked and has no position.
@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from joulelab.infer.capture import captured
 
 _BLOCK = 64
 
@@ -99,36 +101,40 @@ class GrowingReader:
 
 
 class FixedReader:
-    """One shape for all steps of all batches, so that a step on a GPU can be compiled and replayed as a whole: for a
+    """One shape for all steps of all batches, so that a step on a GPU can be captured and replayed as a whole: for a
     small model, launching its kernels one by one takes longer than running them."""
 
-    def __init__(self, model: Any, rows: int, tokens: int, compiled: bool) -> None:
+    def __init__(self, model: Any, rows: int, tokens: int, device: torch.device) -> None:
         """`tokens`: of the longest prompt and its answer together."""
         from transformers import StaticCache
 
         self._model, self._rows, self._tokens = model, rows, -(-tokens // _BLOCK) * _BLOCK
         self._cache = StaticCache(config=model.config, max_cache_len=self._tokens)
-        self._step: Callable[..., Tensor] = self._read
-        if compiled:
-            self._step = torch.compile(self._read, mode="reduce-overhead", dynamic=False)
+        # what is still to come counts as there: causality hides it, and the mask need never change
+        self._mask_RT = torch.ones(rows, self._tokens, dtype=torch.long, device=device)
+        self._token_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._place_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._step: Callable[[], Tensor] | None = None if device.type == "cuda" else self._read_one
 
     def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
-        self._cache.reset()
         ids_RT, mask_RT, positions_RT = (
             self._full(tensor.repeat_interleave(copies, 0))
             for tensor in (prompts.ids_PT, prompts.mask_PT, prompts.positions_PT)
         )
         self._live = copies * len(prompts.ids_PT)
-        # what is still to come counts as there: causality hides it, and the mask need never change
-        to_come = self._tokens - mask_RT.shape[1]
-        self._mask_RT = torch.nn.functional.pad(mask_RT, (0, to_come), value=1)
-        self._next_R1 = mask_RT.sum(-1, keepdim=True)
-        return self._read(ids_RT, self._mask_RT, positions_RT)[: self._live]
+        self._mask_RT.fill_(1)
+        self._mask_RT[:, : mask_RT.shape[1]] = mask_RT
+        if self._step is None:
+            self._read(ids_RT, positions_RT)  # the cache gets its place with the first tokens it keeps
+            self._step = captured(self._read_one)
+        set_back(self._cache, 0)
+        self._place_R1.copy_(mask_RT.sum(-1, keepdim=True))
+        return self._read(ids_RT, positions_RT)[: self._live]
 
     def step(self, tokens_R: Tensor) -> Tensor:
-        logits_RV = self._step(self._full(tokens_R[:, None]), self._mask_RT, self._next_R1)
-        self._next_R1 = self._next_R1 + 1
-        return logits_RV[: self._live].clone()  # the next replay writes over it
+        assert self._step is not None, "prompts come first"
+        self._token_R1.copy_(self._full(tokens_R[:, None]))
+        return self._step()[: self._live].clone()  # the next replay writes over it
 
     def keep(self, rows_R: Tensor) -> bool:
         return False
@@ -138,16 +144,31 @@ class FixedReader:
         missing = self._rows - len(tensor)
         return tensor if not missing else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
 
-    def _read(self, ids_RT: Tensor, mask_RT: Tensor, positions_RT: Tensor) -> Tensor:
+    def _read_one(self) -> Tensor:
+        logits_RV = self._read(self._token_R1, self._place_R1)
+        self._place_R1.add_(1)
+        return logits_RV
+
+    def _read(self, ids_RT: Tensor, positions_RT: Tensor) -> Tensor:
         output = self._model(
             input_ids=ids_RT,
-            attention_mask=mask_RT,
+            attention_mask=self._mask_RT,
             position_ids=positions_RT,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         )
         return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def set_back(cache: Any, place: int) -> None:
+    """Let a cache of fixed size go on from there. What lies behind is hidden until it is written over."""
+    for layer in cache.layers:
+        length = getattr(layer, "cumulative_length", None)
+        if isinstance(length, Tensor):
+            length.fill_(place)
+        elif length is not None:
+            layer.cumulative_length = place
 
 
 def takes_fixed_shapes(model: Any) -> bool:

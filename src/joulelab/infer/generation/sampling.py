@@ -18,6 +18,9 @@ from torch import Tensor
 
 from joulelab.infer.generation.settings import GenerationSettings
 
+# nearly always enough for 95 % of the next word's chances
+_LIKELIEST = 512
+
 
 def own_numbers(settings: GenerationSettings, prompt_ids: Sequence[int], answer: int) -> NDArray[np.float64]:
     """In [0, 1), one for each token the answer may have."""
@@ -34,17 +37,50 @@ def choose(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor | 
 
 
 def _draw(own_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
-    scores_RV, order_RV = (own_RV / settings.temperature).sort(dim=-1, descending=True, stable=True)
+    scores_RV = own_RV / settings.temperature
+    few_will_do = settings.top_k <= _LIKELIEST if settings.top_k else settings.top_p < 1
+    if not few_will_do or scores_RV.shape[-1] <= _LIKELIEST:
+        return _draw_from_all(scores_RV, settings, numbers_R)
+    tokens_R, is_sure_R = _draw_from_likeliest(scores_RV, settings, numbers_R)
+    unsure_U = (~is_sure_R).nonzero().squeeze(-1)
+    if len(unsure_U):
+        tokens_R[unsure_U] = _draw_from_all(scores_RV[unsure_U], settings, numbers_R[unsure_U])
+    return tokens_R
+
+
+def _draw_from_all(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
+    sorted_RV, order_RV = scores_RV.sort(dim=-1, descending=True, stable=True)
+    return _at_mark(_inside(sorted_RV, scores_RV.logsumexp(-1), settings), order_RV, numbers_R)
+
+
+def _draw_from_likeliest(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens, and whether all words would have given the same. Sorting all takes longer than a small model's step."""
+    scores_RK, order_RK = scores_RV.topk(_LIKELIEST, dim=-1)
+    # among equals the lower number comes first, as with all words
+    order_RK, by_number_RK = order_RK.sort(dim=-1)
+    scores_RK, place_RK = scores_RK.gather(-1, by_number_RK).sort(dim=-1, descending=True, stable=True)
+    order_RK = order_RK.gather(-1, place_RK)
+    inside_RK = _inside(scores_RK, scores_RV.logsumexp(-1), settings)
+    # of those that are as likely as the last one some were left out perhaps: none of them may be inside
+    is_sure_R = ((inside_RK == 0) | (scores_RK > scores_RK[:, -1:])).all(-1)
+    return _at_mark(inside_RK, order_RK, numbers_R), is_sure_R
+
+
+def _inside(scores_RK: Tensor, total_R: Tensor, settings: GenerationSettings) -> Tensor:
+    """Chances of the likeliest words, 0 of those outside top_k and top_p; `total_R`: log of the sum over all words."""
+    chances_RK = (scores_RK.double() - total_R[:, None]).exp()
     if settings.top_k:
-        scores_RV = scores_RV[:, : settings.top_k]
-    chances_RV = torch.softmax(scores_RV.double(), -1)
-    summed_RV = chances_RV.cumsum(-1)
-    if settings.top_p < 1:
-        # the token that passes the mark is the last one in, so that at least one is
-        outside_RV = summed_RV - chances_RV >= settings.top_p
-        summed_RV = chances_RV.masked_fill(outside_RV, 0.0).cumsum(-1)
-    mark_R1 = numbers_R[:, None] * summed_RV[:, -1:]
+        chances_RK[:, settings.top_k :] = 0
+        chances_RK = chances_RK / chances_RK.sum(-1, keepdim=True)
+    # the token that passes the mark is the last one in, so that at least one is
+    outside_RK = chances_RK.cumsum(-1) - chances_RK >= settings.top_p
+    return chances_RK.masked_fill(outside_RK, 0.0) if settings.top_p < 1 else chances_RK
+
+
+def _at_mark(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
+    summed_RK = inside_RK.cumsum(-1)
+    mark_R1 = numbers_R[:, None] * summed_RK[:, -1:]
     # a mark rounded up to the whole sum would fall behind the last token that can be drawn
-    last_R1 = (summed_RV < summed_RV[:, -1:]).sum(-1, keepdim=True)
-    place_R1 = torch.searchsorted(summed_RV, mark_R1, right=True).minimum(last_R1)
-    return order_RV.gather(-1, place_R1).squeeze(-1)
+    last_R1 = (summed_RK < summed_RK[:, -1:]).sum(-1, keepdim=True)
+    place_R1 = torch.searchsorted(summed_RK, mark_R1, right=True).minimum(last_R1)
+    return order_RK.gather(-1, place_R1).squeeze(-1)

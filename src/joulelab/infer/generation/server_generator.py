@@ -30,7 +30,6 @@ class ServerGenerator:
         *,
         api_key: str | None = None,
         concurrency: int = 32,
-        log_probabilities: bool = False,
         on_this_node: bool | None = None,
         metered_gpus: str = "auto",
         extra: Mapping[str, Any] | None = None,
@@ -44,7 +43,6 @@ class ServerGenerator:
         self.settings, self.prompts_at_once = settings, concurrency
         self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
         self._model, self._extra = model, dict(extra or {})
-        self._log_probabilities = log_probabilities
         asked = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
         self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{asked}"
         address_of(self._endpoint.base_url)
@@ -79,6 +77,4 @@ class ServerGenerator:
 
     def _ask(self, prompt: Prompt, answer: int) -> Answer:
         path, body = request_body(self._model, self.settings, prompt, answer, self._extra)
-        if self._log_probabilities:
-            body["logprobs"] = True if path.startswith("/chat") else 1
         return read_answer(self._endpoint.post(path, body), self.settings.max_new_tokens)

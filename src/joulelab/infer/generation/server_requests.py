@@ -131,17 +131,7 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Answer:
     # only `stop` means that the answer came to its end; where nothing is told, tokens left over mean the same
     ended = told == "stop" or (told is None and tokens < max_new_tokens)
     reason: FinishReason = "stop" if ended else "length"
-    return Answer(str(text), (), reason, tokens, _log_sum(choice), reply["usage"].get("prompt_tokens"))
-
-
-def _log_sum(choice: dict[str, Any]) -> float | None:
-    """Both shapes of the protocol: lists of tokens (chat), or columns (completions)."""
-    told = choice.get("logprobs") or {}
-    if told.get("content"):
-        return sum(float(entry["logprob"]) for entry in told["content"])
-    if told.get("token_logprobs"):
-        return sum(float(value) for value in told["token_logprobs"] if value is not None)
-    return None
+    return Answer(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
 
 
 def _seed(seed: int, answer: int) -> int:

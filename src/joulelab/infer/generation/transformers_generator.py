@@ -15,10 +15,11 @@ from joulelab.infer.generation.decoding import Draft, decode
 from joulelab.infer.generation.key_values import FixedReader, GrowingReader, Reader, takes_fixed_shapes
 from joulelab.infer.generation.prompts import cut_at_stop, encode_prompt, end_ids
 from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.stops import StopTexts
 
 CacheKind = Literal["auto", "growing", "fixed"]
-# Compiling a step takes tens of seconds; a step of a small model saves some 20 ms by it.
-_FIXED_PAYS_FROM_STEPS = 2000
+# Capturing a step takes a second or two, and a step of a small model saves some 20 ms by it; rows that are done stay.
+_FIXED_PAYS_FROM_STEPS = 200
 
 
 class TransformersGenerator:
@@ -35,19 +36,23 @@ class TransformersGenerator:
         identity: str,
         batch_size: int = 16,
         cache: CacheKind = "auto",
+        whole: Sequence[Prompt] = (),
     ) -> None:
-        """`model` stands on its device, in its precision; `batch_size` counts prompts."""
+        """`model` stands on its device, in its precision; `batch_size` counts prompts.
+
+        `whole`: all prompts of the work, where `generate` may get a part, after a resume or of a share: shapes are
+        chosen for these, as numbers depend a little on them, and a part is to say what the whole would.
+        """
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
-        self._model, self._tokenizer, self._cache = model, tokenizer, cache
+        self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
         self._device = next(model.parameters()).device
         self._end_ids = end_ids(model, tokenizer)
-        # a stop text has at most four tokens (of a byte each) for every character
-        self._tail = 4 * max((len(text) for text in settings.stop), default=0)
+        self._stops = StopTexts(tokenizer, settings.stop)
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Answer]]:
         encoded = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
         self._require_room(encoded)
-        reader = self._reader(encoded)
+        reader = self._reader([encode_prompt(self._tokenizer, prompt) for prompt in self._whole] or encoded)
         for start in range(0, len(encoded), self.prompts_at_once):
             batch = encoded[start : start + self.prompts_at_once]
             with self._still(), _explained(self.prompts_at_once):
@@ -75,15 +80,10 @@ class TransformersGenerator:
             )
         longest = max((len(prompt) for prompt in encoded), default=0) + self.settings.max_new_tokens
         rows = min(len(encoded), self.prompts_at_once) * self.settings.n
-        return FixedReader(self._model, rows, longest, compiled=self._device.type == "cuda")
+        return FixedReader(self._model, rows, longest, self._device)
 
     def _ends(self, ids: list[int]) -> bool:
-        if ids[-1] in self._end_ids:
-            return True
-        if not self.settings.stop:
-            return False
-        text = self._tokenizer.decode(ids[-self._tail :], skip_special_tokens=True)
-        return any(stop in text for stop in self.settings.stop)
+        return ids[-1] in self._end_ids or self._stops.reached(ids)
 
     def _answer(self, draft: Draft, prompt_tokens: int) -> Answer:
         text = cut_at_stop(self._tokenizer.decode(draft.ids, skip_special_tokens=True), self.settings.stop)

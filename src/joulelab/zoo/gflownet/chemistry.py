@@ -8,7 +8,6 @@ cores for them, and what was seen before is remembered.
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joulelab.data.cores import usable_cores
 from joulelab.zoo.gflownet.fragments import ABSENT
 from joulelab.zoo.gflownet.molecules import Chemist, Joined, Tree, hire, hired_qed
 from joulelab.zoo.gflownet.trees import Trees
@@ -29,7 +29,7 @@ class QedReward:
         """`workers` are processes; fewer than two: none, the work is done here."""
         self._chemist, self._beta = Chemist(fragments), beta
         self._known: dict[Tree, float] = {}
-        workers = min(_MOST_WORKERS, cores() - 2) if workers is None else workers
+        workers = min(_MOST_WORKERS, usable_cores() - 2) if workers is None else workers
         self._pool = self._hire(fragments, workers) if workers > 1 else None
 
     def qed(self, trees: Trees) -> Tensor:
@@ -53,11 +53,6 @@ class QedReward:
         # spawned, not forked: a fork of a process with CUDA and threads may hang
         fresh = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(workers, mp_context=fresh, initializer=hire, initargs=(tuple(fragments),))
-
-
-def cores() -> int:
-    """That this process may use, which under Slurm are fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def on_host(trees: Trees) -> list[Tree]:
