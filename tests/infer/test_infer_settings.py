@@ -10,6 +10,7 @@ from joulelab.cli.infer_flags import FLAGS, infer_settings
 from joulelab.cli.infer_log import infer_from_log
 from joulelab.data import samples
 from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.infer.infer_config import InferSpec
 from joulelab.runs.spec import check
 
 
@@ -132,3 +133,12 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "--mode does nothing beside --from-log" in done.stderr
+
+
+def test_text_is_generated_by_captured_steps_on_a_gpu_unless_told_otherwise():
+    spec = InferSpec(model="sample:smollm2", generate=True)
+    assert spec.decoding_modes(on_gpu=True) == ("cuda-graph",)
+    assert spec.decoding_modes(on_gpu=False) == ("eager",)
+    asked = InferSpec(model="sample:smollm2", generate=True, modes=("eager", "compiled"))
+    assert asked.decoding_modes(on_gpu=True) == ("eager", "compiled")
+    assert [case.mode for group in InferSpec(model="deit-t").groups() for case in group] == ["eager"]

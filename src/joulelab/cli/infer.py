@@ -48,7 +48,8 @@ def infer(
         str | None,
         _list(
             "NAME,...",
-            "eager, compiled, cuda-graph, reduce-overhead, fastest (tries several recipes); default: eager.",
+            "eager, compiled, cuda-graph, reduce-overhead, fastest (tries several recipes); default: eager, and with "
+            "--generate on a GPU cuda-graph.",
             "--mode",
         ),
     ] = None,

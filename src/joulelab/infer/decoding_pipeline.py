@@ -46,13 +46,14 @@ def run_generation(run: RunContext, spec: InferSpec) -> None:
     parts: list[_Part] = []
     for dtype in spec.dtypes:
         own = copy.deepcopy(model) if len(spec.dtypes) > 1 else model  # casting cannot be undone
-        for case in _cases(spec, dtype):
+        for case in _cases(spec, dtype, device):
             parts += _measure(run, spec, own, case, device)
     _tell(run, spec, parts, device)
 
 
-def _cases(spec: InferSpec, dtype: Any) -> list[Case]:
-    return [Case(batch_size, 0, mode, dtype) for batch_size in spec.batch_sizes for mode in spec.modes]
+def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
+    modes = spec.decoding_modes(device.type == "cuda")
+    return [Case(batch_size, 0, mode, dtype) for batch_size in spec.batch_sizes for mode in modes]
 
 
 @dataclass

@@ -67,8 +67,9 @@ class InferSpec(RunSpec):
     """Tokens of a sequence, for models of text; empty: 128, or what the zoo's model has."""
     dtypes: tuple[Dtype, ...] = ("fp32",)
     """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (weights cast)."""
-    modes: tuple[Mode, ...] = ("eager",)
-    """eager, compiled, cuda-graph, reduce-overhead (torch.compile's own graphs), or fastest (several are tried)."""
+    modes: tuple[Mode, ...] = ()
+    """eager, compiled, cuda-graph, reduce-overhead (torch.compile's own graphs), or fastest (several are tried); empty:
+    eager, and for generating text on a GPU cuda-graph, as servers do."""
     tune: bool = False
     """With the mode fastest: try matrix kernels as well, for minutes and some percent."""
     norms: tuple[Norm, ...] = ()
@@ -137,8 +138,11 @@ class InferSpec(RunSpec):
         for tokens, batch_size in product(lengths, self.batch_sizes):
             yield [
                 Case(batch_size, tokens, mode, dtype, norm)
-                for norm, dtype, mode in product(self.norms or (None,), self.dtypes, self.modes)
+                for norm, dtype, mode in product(self.norms or (None,), self.dtypes, self.modes or ("eager",))
             ]
+
+    def decoding_modes(self, on_gpu: bool) -> tuple[Mode, ...]:
+        return self.modes or (("cuda-graph",) if on_gpu else ("eager",))
 
     @property
     def is_text_encoder(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,7 @@ def _prompt_of(bench: Bench, row: Row) -> tuple[Prompt | None, str | None]:
 
 def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "teacher.generate") -> Artifact:
     """All answers, before anything is dropped: several pipelines share them. They can be made in shares."""
-    prompts = [prompt for prompt, _ in asked_prompts(bench)]
-    made = worked(bench, _Answering(bench, voice, stage_name, prompts).work(data))
+    made = worked(bench, _Answering(bench, voice, stage_name).work(data))
     _require_no_count(bench.spec, energy_gap(made))
     tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
     bench.run.result(f"{stage_name}.generated_tokens", Result(value=float(tokens)))
@@ -81,7 +81,11 @@ class _Answering:
     bench: Bench
     voice: Voice
     stage_name: str
-    prompts: Sequence[Prompt]
+
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
+        """Looked for only where they are asked: all texts go through the tokenizer for it."""
+        return [prompt for prompt, _ in asked_prompts(self.bench)]
 
     def work(self, data: Artifact) -> SplitWork:
         spec = self.bench.spec
@@ -96,8 +100,9 @@ class _Answering:
         }
         parents, size = [self.voice.bill, data.bill], spec.teacher.batch_size
         return SplitWork(
-            "answers", "answers", self.stage_name, inputs, parents, size, len(self.prompts), self._begin, self._join
-        )
+            "answers", "answers", self.stage_name, inputs, parents, size,
+            total=lambda: len(self.prompts), begin=self._begin, join=self._join,
+        )  # fmt: skip
 
     def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:
         own, there = read_answers(place / _log(share)), read_answers(*_logs([place, *others]))

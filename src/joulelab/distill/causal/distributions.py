@@ -88,7 +88,7 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         "precision": str(bench.teacher_precision),
         "row_length": bench.spec.data.row_length,
     }
-    return SplitWork("logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, len(rows), begin, join)
+    return SplitWork("logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, rows.__len__, begin, join)
 
 
 def kd_lesson(bench: Bench, rows: PackedRows, cache: Artifact | None, voice: Voice) -> Callable[[Desk], Lesson]:

@@ -67,7 +67,7 @@ def _judging(bench: Bench, answers: Artifact, voice: Voice) -> SplitWork:
         write_scores(folder / SCORES, keys, read_scores(*_logs(sources)))
 
     parents = [answers.bill, voice.bill]
-    return SplitWork("scores", "scores", STAGE, inputs(bench), parents, size, len(asked), begin, join)
+    return SplitWork("scores", "scores", STAGE, inputs(bench), parents, size, asked.__len__, begin, join)
 
 
 def _log(share: Share) -> str:

@@ -78,7 +78,7 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
     inputs = {"precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
     parents, size = [pairs.bill, start.bill], spec.training.batch_size
     return worked(
-        bench, SplitWork("reference", "reference-logs", REFERENCE, inputs, parents, size, len(store), begin, join)
+        bench, SplitWork("reference", "reference-logs", REFERENCE, inputs, parents, size, store.__len__, begin, join)
     )
 
 

@@ -46,8 +46,8 @@ class SplitWork:
     parents: Sequence[Bill]
     at_once: int
     """Rows or prompts in a unit: a split by other units is another split."""
-    total: int
-    """Rows or prompts of the whole."""
+    total: Callable[[], int]
+    """Rows or prompts of the whole; asked only where there is work to do."""
     begin: Callable[[Path, Share, Sequence[Path]], Begun]
     """(where to work, our share, folders of others) -> what is left; whatever is heavy is loaded only where it is."""
     join: Callable[[Sequence[Path], Path], None]
@@ -93,7 +93,7 @@ def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Seq
     place = bench.kept_work(work.stage)
     own = share.among(bench.ranks.rank, bench.ranks.world)
     begun = work.begin(place, own, others)
-    with bench.run.stage(work.stage, total=-(-work.total // own.of)) as stage:
+    with bench.run.stage(work.stage, total=-(-work.total() // own.of)) as stage:
         stage.count(**begun.counts)
         if begun.go_on is not None:
             begun.go_on(stage)
