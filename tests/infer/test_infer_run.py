@@ -48,7 +48,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
         per_call_s = row.values["seconds"] / row.values["calls"]
         assert row.energy.method == "counter"
         assert row.energy.gross_j == pytest.approx(400 * per_call_s, rel=0.05)
-        assert row.latency_s == pytest.approx(per_call_s, rel=0.5)
+        assert 0 < row.latency_s < 1.5 * per_call_s  # a median: what else the machine does lengthens the mean
         assert row.energy.net_j == pytest.approx(0, abs=0.1 * row.energy.gross_j)  # it idles at 400 W as well
         assert row.values["seconds"] >= 2.4
         assert "the energy's interval reached 20 %" in row.values["stopped"]
