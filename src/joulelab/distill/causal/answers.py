@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def asked_prompts(bench: Bench) -> list[tuple[Prompt, str | None]]:
 def _prompt_of(bench: Bench, row: Row) -> tuple[Prompt | None, str | None]:
     wanted = bench.spec.generation
     if isinstance(row, str):
-        ids = list(islice(bench.tokenizer(row)["input_ids"], wanted.prompt_tokens))
+        ids = _first_ids(bench.tokenizer, row, wanted.prompt_tokens)
         prompt: Prompt = bench.tokenizer.decode(ids, skip_special_tokens=True)
         expected = None
     else:
@@ -63,6 +62,16 @@ def _prompt_of(bench: Bench, row: Row) -> tuple[Prompt | None, str | None]:
         prompt = with_chain_of_thought(prompt)
     fits = 0 < len(encode_prompt(bench.tokenizer, prompt)) <= wanted.prompt_tokens + 64 * wanted.chain_of_thought
     return (prompt, expected) if fits else (None, None)
+
+
+def _first_ids(tokenizer: Any, text: str, count: int) -> list[int]:
+    """Of the whole text, read no further than they need: words do not change those well before them."""
+    length = 8 * count
+    while True:
+        ids = list(tokenizer(text[:length])["input_ids"])
+        if length >= len(text) or len(ids) >= 2 * count:
+            return ids[:count]
+        length *= 4
 
 
 def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "teacher.generate") -> Artifact:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ GRADE = GenerationSettings(max_new_tokens=8)
 
 def judged(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
     """Scores of all answers, or of a share's; judging that was cut off goes on where it stopped."""
-    return worked(bench, _judging(bench, answers, voice))
+    return worked(bench, _Judging(bench, answers).work(voice))
 
 
 def scores(bench: Bench, asked: list[Candidates], made: Artifact) -> list[list[Score]]:
@@ -38,36 +40,56 @@ def scores(bench: Bench, asked: list[Candidates], made: Artifact) -> list[list[S
     return [found[score_key(identity, one)] for one in asked]
 
 
-def _judging(bench: Bench, answers: Artifact, voice: Voice) -> SplitWork:
-    batches = candidate_batches(bench, answers)
-    asked = [one for batch in batches for one in batch]
-    keys, size = [score_key(_identity(bench), one) for one in asked], bench.spec.teacher.batch_size
+@dataclass(frozen=True)
+class _Judging:
+    """The work of the judge, in whatever shares it is done; candidates are looked up only where there is some."""
 
-    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+    bench: Bench
+    answers: Artifact
+
+    @cached_property
+    def batches(self) -> list[list[Candidates]]:
+        return candidate_batches(self.bench, self.answers)
+
+    @cached_property
+    def asked(self) -> list[Candidates]:
+        return [one for batch in self.batches for one in batch]
+
+    @cached_property
+    def keys(self) -> list[str]:
+        identity = _identity(self.bench)
+        return [score_key(identity, one) for one in self.asked]
+
+    def work(self, voice: Voice) -> SplitWork:
+        parents, size = [self.answers.bill, voice.bill], self.bench.spec.teacher.batch_size
+        return SplitWork(
+            "scores", "scores", STAGE, inputs(self.bench), parents, size,
+            total=lambda: len(self.asked), begin=self._begin, join=self._join,
+        )  # fmt: skip
+
+    def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:
         own, there = read_scores(place / _log(share)), read_scores(*_logs([place, *others]))
-        if all(key in there for key in keys):
+        if all(key in there for key in self.keys):
             return Begun(None, {"samples": len(own)} if own else {})
-        judge = _judge(bench, asked, answers)
-        return Begun(lambda stage: ask(place, share, others, judge, stage), {})
+        judge = _judge(self.bench, self.asked, self.answers)
+        return Begun(lambda stage: self._ask(place, share, others, judge, stage), {})
 
-    def ask(place: Path, share: Share, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
+    def _ask(self, place: Path, share: Share, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
+        run, ranks = self.bench.run, self.bench.ranks
+
         def tick(prompts: int) -> None:
             stage.count(samples=prompts)
-            bench.run.progress.advance(prompts)
-            bench.run.stop.check()
+            run.progress.advance(prompts)
+            run.stop.check()
 
-        own = place / _log(share)
+        own, size = place / _log(share), self.bench.spec.teacher.batch_size
         told = [path for path in _logs([place, *others]) if path != own]
         # the candidates are this share's already; its ranks divide them
-        ranks = ALL.among(bench.ranks.rank, bench.ranks.world)
-        some = [one for at in ranks.units([str(batch[0].prompt) for batch in batches]) for one in batches[at]]
-        judge_into(own, judge, some, tick, at_once=size, others=told)
+        units = ALL.among(ranks.rank, ranks.world).units([str(batch[0].prompt) for batch in self.batches])
+        judge_into(own, judge, [one for at in units for one in self.batches[at]], tick, at_once=size, others=told)
 
-    def join(sources: Sequence[Path], folder: Path) -> None:
-        write_scores(folder / SCORES, keys, read_scores(*_logs(sources)))
-
-    parents = [answers.bill, voice.bill]
-    return SplitWork("scores", "scores", STAGE, inputs(bench), parents, size, asked.__len__, begin, join)
+    def _join(self, sources: Sequence[Path], folder: Path) -> None:
+        write_scores(folder / SCORES, self.keys, read_scores(*_logs(sources)))
 
 
 def _log(share: Share) -> str:

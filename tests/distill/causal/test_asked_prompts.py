@@ -1,0 +1,23 @@
+"""Prompts are looked for only where somebody asks them, and read no further than they go."""
+
+import pytest
+from tiny_llama import make_tokenizer
+
+from joulelab.distill.causal import answers
+
+
+def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished, monkeypatch):
+    def unwanted(bench):
+        raise AssertionError("the prompts were asked and answered already")
+
+    store = finished["dpo"][1].folder.parent
+    monkeypatch.setattr(answers, "asked_prompts", unwanted)
+    for name in ("synthetic", "dpo"):
+        record, _ = lab.run(store, name, label=name, seed=2, training={"evaluate_every_steps": 4})
+        assert record.status == "done"
+
+
+@pytest.mark.parametrize("text", ["w1 " * 500, "w1", "\n" + " " * 400 + "w2 w3 " * 30, "x" * 5000 + " w4" * 9])
+def test_the_first_tokens_are_those_of_the_whole_text(text):
+    tokenizer = make_tokenizer()
+    assert answers._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
