@@ -3,6 +3,7 @@
     JoulelabError                 1   the run failed
     ├── NonFiniteLoss             1   training produced NaN or infinity
     ├── OutOfMemory               1   the model and its batch do not fit into the GPU
+    ├── StorageFailed             1   the disk is full, over its quota, read-only or broken
     ├── UsageError                2   what was typed cannot be done
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
     │   ├── NotFoundError         2   no such experiment, run, file or sample
@@ -40,6 +41,10 @@ class NonFiniteLoss(JoulelabError):
 
 
 class OutOfMemory(JoulelabError):
+    pass
+
+
+class StorageFailed(JoulelabError):
     pass
 
 

@@ -94,6 +94,7 @@ SENSORS = Table(
         "rapl": "joulelab.meter.sensors.rapl:RaplSensor",
         "host": "joulelab.meter.sensors.host:HostSensor",
         "cpu-estimate": "joulelab.meter.sensors.cpu_estimate:CpuEstimateSensor",
+        "cores": "joulelab.meter.sensors.cores:CoresSensor",
         "amd": "joulelab.meter.sensors.amd:AmdSensor",
         "apple": "joulelab.meter.sensors.apple:AppleSensor",
         "replay": "joulelab.meter.sensors.replay:ReplaySensor",

@@ -1,5 +1,6 @@
 """A user's mistake gets a sentence, a way out and an exit code; nothing is left behind."""
 
+import json
 import subprocess
 import sys
 
@@ -27,6 +28,10 @@ from commands import joulelab, joulelab_here
         (["--resume", "nothing"], "no runs under"),
         (["--resume", "nothing", "--dry-run", "--budget", "5kJ"], "leave --budget, --dry-run out"),
         (["kd-tiny", "--data-script", "prerun", "--dry-run"], "only its energy settings"),
+        (["sft-tiny", "--data-script", "logit_caching"], "uses nothing that logit_caching makes"),
+        (["sft-tiny", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
+        (["demo-labels", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
+        (["demo-kd", "seed=4294967296"], "seed: expected less than or equal to 4294967295"),
     ],
 )
 def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
@@ -72,6 +77,35 @@ def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("words", [["run", "demo"], ["run", "kd-tiny"], ["sweep", "train", "gpt2", "--size", "tiny"]])
+def test_a_dry_run_asked_for_json_is_json(words):
+    done = joulelab_here(*words, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "seed" in (found if "name" in found else next(iter(found.values())))
+
+
+@pytest.mark.parametrize(
+    ("inside", "message"),
+    [
+        ("a-run/run.json", "is a store with runs in it (a-run)"),
+        ("groups/a/group.json", "is a store with runs in it (groups)"),
+        ("thesis.tex", "holds other things (thesis.tex)"),
+    ],
+)
+def test_a_run_is_not_mixed_into_a_store_or_anybodys_folder(tmp_path, inside, message):
+    chosen = tmp_path / "chosen"
+    (chosen / inside).parent.mkdir(parents=True)
+    (chosen / inside).write_text("{}")
+    for verb in ("run", "submit"):
+        done = joulelab_here(verb, "demo-labels", "--run-dir", chosen, "--dry-run")
+        assert (done.returncode, done.stdout) == (2, "") and message in done.stderr
+    assert sorted(path.name for path in chosen.iterdir()) == [inside.split("/")[0]]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert joulelab_here("run", "demo-labels", "--run-dir", empty, "--dry-run").returncode == 0
+
+
 def test_start_up_touches_no_heavy_package():
     heavy = ("torch", "transformers", "numpy", "pyarrow", "altair", "pydantic")
     program = f"import sys, joulelab.cli.main; print([name for name in {heavy} if name in sys.modules])"
@@ -87,8 +121,6 @@ def test_every_verb_has_help(verb):
 
 
 def test_listings_have_json(tmp_path):
-    import json
-
     for words in (["runs", "--runs-dir", tmp_path], ["experiments"], ["samples", "list"], ["explain", "training"]):
         done = joulelab_here(*words, "--json")
         assert done.returncode == 0

@@ -64,7 +64,10 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
     with pytest.raises(ConfigError, match="line 1: the answer is none of the choices"):
         read_questions(str(file), 5, chat=False)
     file.write_text('{"prompt": "2 + 2 ="}\n')
-    with pytest.raises(ConfigError, match="line 1: not a question"):
+    with pytest.raises(ConfigError, match=r"line 1: not a question: it has no answer$"):
+        read_questions(str(file), 5, chat=False)
+    file.write_text('{"prompt": oops}\n')
+    with pytest.raises(ConfigError, match=r"line 1: not JSON: .* at column 12"):
         read_questions(str(file), 5, chat=False)
 
 

@@ -23,7 +23,7 @@ def row(batch=1, mode="eager", gross_j=0.2, half_j=0.002, ms=1.0, power_w=200.0,
         "items_per_call": batch,
         "latency": {"median_s": ms / 1000, "iqr_s": ms / 50_000, "measurements": 12, "calls_per_block": 10},
         "items_per_s": 1000 * batch / ms,
-        "calls": 2000,
+        "calls": round(2000 / ms),
         "seconds": 2.0,
         "rounds": turns,
         "waited_s": ms / 1000,
@@ -49,9 +49,14 @@ def row(batch=1, mode="eager", gross_j=0.2, half_j=0.002, ms=1.0, power_w=200.0,
     }
 
 
-def record(rows, idle_w=(60.0, 62.0), name="infer-deit-b", stages=(), lineage=()):
-    findings = {f"infer.{number}": {"inference": values} for number, values in enumerate(rows)}
-    none = missing("not here")
+def generated(part, **more):
+    """A part of a generation's row; `infer` is whole responses."""
+    return row(part=part, item="response", prompt_tokens=256, new_tokens=128, **more)
+
+
+def record(rows, idle_w=(60.0, 62.0), name="infer-deit-b", stages=(), lineage=(), tracker="inference", why="not here"):
+    findings = {f"infer.{number}": {tracker: values} for number, values in enumerate(rows)}
+    none = missing(why)
     idle = tuple(
         IdleBaseline(stage=stage, attempt=1, duration_s=5.0, power_w=watts, spread_rel=0.0, drift_rel=0.0, stable=True)
         for stage, watts in zip(("idle.before", "idle.after"), idle_w, strict=False)

@@ -1,11 +1,12 @@
 """A student beside its teacher: paid back after how many, or that it is not, or that nothing can be said."""
 
 import pytest
-from inference_records import record, row
+from inference_records import generated, record, row
 
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.grid import to_rich
+from joulelab.report.inference_alike import doubt_about_maker
 from joulelab.report.inference_pair import pair_data, pair_grid, pairs
 from joulelab.report.tables import render_text
 from joulelab.runs.bills import Ancestor
@@ -61,3 +62,38 @@ def test_rows_that_were_not_run_alike_are_not_compared():
         pairs(student(batch=8), TEACHER, None)
     with pytest.raises(ConfigError, match="no finished rows"):
         pairs(record([]), TEACHER, None)
+
+
+def test_generated_text_and_forward_passes_are_told_apart():
+    texts = record([generated("prefill"), generated("infer")], name="texts", tracker="generation")
+    for ours, theirs in ((texts, TEACHER), (TEACHER, texts)):
+        with pytest.raises(ConfigError, match=r"texts-1 (is )?about responses that were generated"):
+            pairs(ours, theirs, None)
+
+
+def test_time_and_joules_of_a_response_are_both_told_per_token():
+    small, large = (
+        record([generated("infer", gross_j=joules, ms=1280.0)], name="texts", tracker="generation")
+        for joules in (12.8, 25.6)
+    )
+    grid = pair_grid(small, large, pairs(small, large, None))
+    assert [column.title for column in grid.columns][2:5] == ["Median ms\nper token", "Mean W", "Energy\nper token"]
+    assert grid.rows[0][2] == "10"
+    assert grid.rows[0][4].startswith("100.0")
+
+
+def test_a_run_that_did_not_make_the_student_is_not_billed_for_it():
+    ours = record([row(gross_j=0.1)], name="student", lineage=lineage(5000.0)[:1])
+    with pytest.raises(ConfigError, match="other-1 did not make the student of student-1, which comes from kd-1"):
+        pairs(ours, TEACHER, record([], name="other"))
+    (found,) = pairs(ours, TEACHER, record([], name="kd"))
+    assert "that run has no joules" in found.answer  # it made the student, and was asked
+    assert "nothing here says that it made this student" in doubt_about_maker(record([row()]), record([], name="kd"))
+
+
+def test_the_run_that_trained_the_teacher_did_not_make_the_student():
+    own, teacher = lineage(5000.0)
+    ours = record([row()], name="student", lineage=[own.model_copy(update={"parents": ("t",)}), teacher])
+    with pytest.raises(ConfigError, match="t-1 did not make the student"):
+        doubt_about_maker(ours, record([], name="t"))
+    assert doubt_about_maker(ours, record([], name="kd")) == ""

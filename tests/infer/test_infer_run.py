@@ -40,7 +40,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     nvml_sim.write()
     idle = ["energy.idle_before_s=1.5", "energy.idle_after_s=1.5", "rounds=2"]
     record = run(
-        tmp_path, "deit-t", norm="pre-ln,pre-rms", min_run_time=2.4, target_ci="20%", max_time=10.0, overrides=idle
+        tmp_path, "deit-t", norm="pre-ln,pre-rms", min_run_time=2.4, target_ci="80%", max_time=10.0, overrides=idle
     )
     rows = inference_rows(record)
     assert [row.stage for row in rows] == ["infer.b1-eager-fp32-pre-ln", "infer.b1-eager-fp32-pre-rms"]
@@ -51,7 +51,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
         assert 0 < row.latency_s < 1.5 * per_call_s  # a median: what else the machine does lengthens the mean
         assert row.energy.net_j == pytest.approx(0, abs=0.1 * row.energy.gross_j)  # it idles at 400 W as well
         assert row.values["seconds"] >= 2.4
-        assert "the energy's interval reached 20 %" in row.values["stopped"]
+        assert "the energy's interval reached 80 %" in row.values["stopped"]
         assert row.values["state"]["sm_clock_mhz"] is not None
         stage = record.stage(row.stage)
         assert stage.samples == row.values["calls"]
@@ -59,6 +59,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     assert next(stage.name for stage in record.stages) == "idle.before"
     captions = [grid.caption for grid in run_grids(record)]
     assert "Inference: CPU, 1 thread, batch 1, eager, fp32" in captions
+    assert rows[0].items_per_s == pytest.approx(record.stage(rows[0].stage).samples_per_s, rel=0.02), "one rate"
     assert "Against the first row, in turns" in captions
     assert joules_against_latency(record) is not None
 
@@ -73,7 +74,8 @@ def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(
     assert all(row.values["flops_per_item"] > 0 for row in rows)
     if all(row.energy is None for row in rows):  # a machine without RAPL
         grid = next(grid for grid in run_grids(record) if grid.caption.startswith("Inference"))
-        assert "Not measured: joules and watts." in grid.note
+        assert "Not measured: joules and watts; the run's line `energy` says why." in grid.note
+        assert record.totals.figure.reason
 
 
 @pytest.fixture
@@ -96,14 +98,14 @@ def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sur
     nvml_sim.write()
     record = run(
         tmp_path, language_model, generate=True, prompt_tokens=8, new_tokens=5, batch_size="2", min_run_time=0.3,
-        target_ci="20%", max_time=9.0, overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1"],
+        target_ci="80%", max_time=9.0, overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1"],
     )  # fmt: skip
     (found,) = generation_rows(record)
     for row, tokens in ((found.prefill, None), (found.decode, 4), (found.whole, 5)):
         per_call_s = row.values["seconds"] / row.values["calls"]
         assert row.energy.gross_j == pytest.approx(400 * per_call_s / 2, rel=0.15), "of one of two responses"
         assert row.values["seconds"] > 0.9, "0.3 s were asked for, and are too little to tell an interval"
-        assert row.values["stopped"] == "the energy's interval reached 20 %"
+        assert row.values["stopped"] == "the energy's interval reached 80 %"
         responses = 2 * row.values["calls"]
         stage = record.stage(row.stage)
         assert (stage.samples, stage.tokens) == (responses, tokens and tokens * responses)

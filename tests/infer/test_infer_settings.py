@@ -9,6 +9,7 @@ import pytest
 from joulelab.cli.infer_flags import FLAGS, infer_settings
 from joulelab.cli.infer_log import infer_from_log
 from joulelab.data import samples
+from joulelab.data.cores import usable_cores
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.infer.infer_config import InferSpec
 from joulelab.runs.spec import check
@@ -60,6 +61,10 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"size": "tiny"}, "about models of `joulelab zoo`"),
         ("smollm2", {"weights": "published"}, "brings its own"),
         ("deit-t", {"max_time": 9.0}, "--target-ci"),
+        ("deit-t", {"target_ci": "2%", "max_time": 3.0, "min_run_time": 5.0}, "max_time_s (3 s) is shorter"),
+        ("deit-t", {"batch_size": "1,8,1"}, "batch_sizes: 1 is named twice"),
+        ("deit-t", {"mode": "eager,eager"}, "modes: eager is named twice"),
+        ("smollm2", {"generate": True, "seq_length": "32"}, "prompt_tokens and new_tokens"),
         (None, {}, "no model"),
     ],
 )
@@ -79,8 +84,30 @@ def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
     if samples.installed_version("reviews"):
         with pytest.raises(UsageError, match="labelled text"):
             spec("reviews").preflight()
+    with pytest.raises(NotFoundError, match="unknown size of bert 'huge'"):
+        spec("bert", size="huge").preflight()
     with pytest.raises(ConfigError, match="512 positions"):
         spec("bert-b", seq_length="513").preflight()
+
+
+def test_a_long_minimum_moves_the_limit_that_nobody_named():
+    assert spec("deit-t", target_ci="2%", min_run_time=100.0).limit_s == 100
+    assert spec("deit-t", target_ci="2%").limit_s == 60
+
+
+@pytest.mark.parametrize(("said", "threads"), [("1", 1), ("1,4", 1), ("999", usable_cores()), ("all", usable_cores())])
+def test_threads_that_nobody_asked_for_are_those_of_the_environment(monkeypatch, said, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert spec("deit-t").usable_threads == threads
+    assert spec("deit-t", threads=2).usable_threads == 2
+
+
+@pytest.mark.parametrize("flags", [{"model": "org/name"}, {"model": "deit-t", "weights": "published"}])
+def test_a_hub_that_cannot_be_reached_is_told_before_anything_starts(monkeypatch, tmp_path, flags):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("joulelab.data.hub.cached_folder", lambda name, file: None)
+    with pytest.raises(NotFoundError, match="cannot be reached"):
+        spec(**flags).preflight()
 
 
 DMON = "# gpu    pwr     sm\n# Idx      W      %\n" + "".join(
@@ -113,6 +140,13 @@ def test_idle_may_come_from_watts_a_stretch_or_another_log(tmp_path, capsys, idl
     found = from_log(capsys, file, idle_from)
     assert found["idle"]["power_w"] == pytest.approx(idle_w)
     assert found["inference"]["energy_above_idle_j"] == pytest.approx((87 - idle_w) * 4.37e-3)
+
+
+def test_an_idle_power_above_the_busy_one_is_refused(tmp_path, capsys):
+    file = tmp_path / "power.csv"
+    file.write_text(DMON)
+    with pytest.raises(UsageError, match=r"idle \(100 W, given with --idle-from\) is not below busy \(87 W"):
+        from_log(capsys, file, "100W")
 
 
 def test_flags_that_would_do_nothing_are_refused(tmp_path):

@@ -83,6 +83,12 @@ def test_the_page_does_not_scroll_sideways(visit: Visit) -> None:
     assert visit.page.evaluate(inside)
 
 
+def test_the_first_table_is_whole_on_a_desk_and_scrolls_on_a_phone(visit: Visit) -> None:
+    place = "document.querySelector('#overview').closest('.scroll')"
+    width, seen = visit.page.evaluate(f"[{place}.scrollWidth, {place}.clientWidth]")
+    assert (width <= seen) == (visit.page.viewport_size["width"] > 1000)
+
+
 def test_no_text_is_smaller_than_12_pixels(visit: Visit) -> None:
     visit.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     small = visit.page.evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ def test_a_figure_in_a_file_shows_every_run_and_the_front(made, tmp_path: Path) 
     assert 'stroke-dasharray="5,4"' in svg
     marks = drawn({**spread.complete(datasets(comparison)), "width": 500})
     assert marks.count('aria-roledescription="point"') == len(records)
+
+
+def test_the_axis_of_repeats_has_no_joules_below_0(made, tmp_path: Path) -> None:
+    """Two repeats far apart have an interval that reaches below; joules do not."""
+    records = [made.labels_only(0, 790, 120.0), made.labels_only(1, 796, 700.0)]
+    comparison = compare(made.group_of(records), records, tmp_path)
+    spread = repeats(comparison)
+    assert spread
+    svg = drawn({**spread.complete(datasets(comparison)), "width": 500})
+    ticks = re.findall(r">([−-]?[\d,.]+)</text>", svg)
+    assert "0.0" in ticks or "0" in ticks
+    assert not [tick for tick in ticks if tick[0] in "−-"]
 
 
 def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from joulelab.meter.core_use import CoreUse
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import compare
 from joulelab.report.verdict import Verdict, provenance, verdict
 from joulelab.runs.record import RunRecord, Validity
@@ -94,3 +96,35 @@ def test_an_estimate_without_a_note_is_declared_all_the_same(made) -> None:
         "Joules are ESTIMATED, not measured; the scale may be off by ±70 %.",
         "This holds for 1 of 2 runs.",
     )
+
+
+def crowded(record: RunRecord) -> RunRecord:
+    """The same run on a machine whose cores others used while the student was trained."""
+    use = CoreUse(cores=2, others_cores=1.2, idle_cores=0.0)
+
+    def estimate(figure: EnergyFigure) -> EnergyFigure:
+        return figure.model_copy(update={"crowded": True})
+
+    stages = [stage.model_copy(update={"core_use": use, "best": estimate(stage.best)}) for stage in record.stages[:1]]
+    totals = record.totals.model_copy(update={"best": estimate(record.totals.best)})
+    return record.model_copy(update={"stages": (*stages, *record.stages[1:]), "totals": totals})
+
+
+def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verdict_on) -> None:
+    def runs(change):
+        seeds = (0, 1, 2)
+        base = [made.labels_only(seed, 790, 150.0 + seed) for seed in seeds]
+        worse = [made.distilled("feature KD", seed, 700, 600.0 + seed) for seed in seeds]
+        return [*base, *worse, *(change(made.distilled("response KD", seed, 826, 440.0 + seed)) for seed in seeds)]
+
+    def by_joules(found: Verdict) -> list[str]:
+        return [text for text in found.sentences if "Pareto" in text or "teacher of response KD" in text]
+
+    quiet = verdict_on(runs(lambda record: record))
+    assert "2.77x [2.74, 2.80] the joules" in about(quiet, "response KD takes")
+    assert len(by_joules(quiet)) == 2
+    found = verdict_on([record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(crowded)])
+    assert "2.77x [2.74, 2.80], not resolved (others used the cores meanwhile)," in about(found, "response KD takes")
+    assert "not resolved" in found.headline
+    assert "response KD (student.train: up to 1.2 of 2)" in about(found, "Others used the CPU cores")
+    assert by_joules(found) == []

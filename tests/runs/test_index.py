@@ -193,3 +193,31 @@ def test_listing_imports_neither_torch_nor_pandas(store):
     done = subprocess.run([sys.executable, "-c", program, str(store)], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     assert "made-" in done.stdout
+
+
+def odd(folder, name, **changes):
+    made = another(folder, name)
+    record = json.loads((made / "run.json").read_text())
+    (made / "run.json").write_text(json.dumps({**record, **changes}))
+    return made
+
+
+def test_what_a_column_cannot_hold_is_left_out_and_what_cannot_be_read_is_said(folder, store):
+    odd(folder, "huge", spec={"seed": 10**20, "pipeline": ["a", "list"], "energy": {}})
+    odd(folder, "undated", created_at="yesterday")
+    odd(folder, "unnamed", label="half a pair \ud800")
+    headless = odd(folder, "headless", status="running")
+    next((headless / "trace").iterdir()).unlink()
+    (headless / "trace" / "here.one.jsonl").write_text("{}\n")
+    unreadable = []
+    found = {
+        name: (seed, pipeline)
+        for name, seed, pipeline in listed(store, told(unreadable), ["run_id", "seed", "pipeline"])
+    }
+    assert found == {folder.name: (0, "measure"), "huge": (None, None)}
+    assert sorted(next(name for name in ("undated", "unnamed", "headless") if name in text) for text in unreadable) == [
+        "headless",
+        "undated",
+        "unnamed",
+    ]
+    list_runs(store, None)

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 
 import pytest
@@ -88,3 +89,13 @@ def test_without_duckdb_the_way_out_is_said(store, monkeypatch):
     with pytest.raises(DependencyMissing) as error:
         ask(store, "select 1", TOLD)
     assert error.value.hint == "pip install 'joulelab[query]'"
+
+
+def test_a_trace_that_was_cut_off_does_not_hide_the_others(store, folder):
+    shutil.copytree(folder, folder.with_name("cut"))
+    trace = next((store / "cut" / "trace").glob("*.parquet"))
+    trace.write_bytes(trace.read_bytes()[:-100])
+    unreadable = []
+    found = ask(store, "select distinct run_id from samples", Told(unreadable.append))
+    assert found.rows == [(folder.name,)]
+    assert len(unreadable) == 1 and "cut" in unreadable[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from joulelab.errors import ConfigError, NotFoundError, UsageError
-from joulelab.runs.settings import describe
+from joulelab.runs.settings import describe, explained
 from joulelab.runs.spec import check, experiment_names, load_spec, merge, parse_overrides, read_experiment, read_layers
 
 
@@ -136,3 +136,26 @@ def test_every_setting_is_documented():
     for pipeline in PIPELINE_SPECS.names():
         undocumented = [row.key for row in describe(PIPELINE_SPECS.resolve(pipeline)) if not row.about]
         assert undocumented == []
+
+
+def test_a_setting_is_found_in_whichever_pipeline_has_it():
+    infer = explained("min_run_time_s")
+    assert infer.pipelines == ("infer",) and infer.rows[0].about
+    rank = explained("student.lora.rank")
+    assert "kd" in rank.pipelines and rank.rows[0].takes == "whole number, at least 1"
+    lora = explained("student.lora", "kd").rows
+    assert lora[0].takes == "section or nothing" and len(lora) > 1
+    rate = explained("training.learning_rate")
+    assert set(rate.pipelines) & {"kd", "classify"} and set(rate.otherwise).isdisjoint(rate.pipelines)
+    assert {"kd", "classify", "train"} <= {*rate.pipelines, *rate.otherwise}
+    assert [row.key for row in explained().rows if row.key == "seed"] and "kd" in explained().pipelines
+    with pytest.raises(NotFoundError, match=r"did you mean 'min_run_time_s'") as unknown:
+        explained("min_runtime_s")
+    assert "infer" in unknown.value.hint
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 99999999999999999999])
+def test_a_seed_that_no_generator_takes_is_refused_at_the_settings(seed):
+    with pytest.raises(ConfigError, match="seed: expected"):
+        load_spec("demo-kd", {"seed": seed})
+    assert load_spec("demo-kd", {"seed": 2**32 - 1}).seed == 2**32 - 1

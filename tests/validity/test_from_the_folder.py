@@ -184,3 +184,35 @@ def test_the_policy_codecarbon_without_codecarbon_says_so_and_falls_back_to_noth
     record = assemble(make(tmp_path, energy={"total_energy_policy": "codecarbon"}), "done")
     assert record.totals.energy_j is None
     assert any("has nothing to report" in note.text for note in record.validity.notes)
+
+
+def cores(others, idle):
+    line = {"kind": "cores", "device": "host", "cores": 2, "others_cores": others, "idle_cores": idle}
+    return [{**line, "mono_ns": T0 + second * NS} for second in range(12, 70)]
+
+
+ESTIMATE = {"device": "gpu:A", "component": "cpu_estimate", "facts": {"w_per_thread": 2.5, "source": "a table"}}
+
+
+def test_an_estimate_made_while_others_used_the_cores_says_so(tmp_path):
+    record = assemble(make(tmp_path, device=ESTIMATE, extra=cores(1.2, 0.0)), "done")
+    train = record.stage("student.train")
+    assert train.best.method == "estimated"
+    assert train.best.crowded and record.totals.best.crowded
+    assert train.core_use.others_cores == pytest.approx(1.2)
+    said = "others used 1.2 of 2 CPU cores: times and CPU estimates are not comparable"
+    assert said in train.validity.reasons and said in record.validity.reasons
+    assert any("1.2 of 2 CPU cores during student.train" in note.text for note in record.validity.notes)
+    idle = record.stage("idle.before")
+    assert idle.core_use is None and not idle.best.crowded
+
+
+def test_a_quiet_machine_and_a_measured_card_keep_their_grade(tmp_path):
+    quiet = assemble(make(tmp_path / "quiet", device=ESTIMATE, extra=cores(0.1, 0.2)), "done")
+    assert not quiet.totals.best.crowded
+    assert "cores" not in [check.name for check in quiet.validity.checks]
+    card = assemble(make(tmp_path / "card", extra=cores(1.2, 0.0)), "done")
+    assert card.validity.grade == "A"
+    assert any(
+        check.text == "others used 1.2 of 2 CPU cores: times are not comparable" for check in card.validity.checks
+    )

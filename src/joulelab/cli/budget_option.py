@@ -37,7 +37,12 @@ def parse_budget(text: str) -> tuple[float | None, int | None]:
             f"a number and a unit: {', '.join(_JOULES)} for joules, {', '.join(_TOKENS)} for tokens; for example 500kJ",
         )
     amount = float(match.group(1))
-    return (amount * _JOULES[unit], None) if unit in _JOULES else (None, round(amount * _TOKENS[unit]))
+    if unit in _JOULES:
+        return amount * _JOULES[unit], None
+    tokens = round(amount * _TOKENS[unit], 6)  # 4.1 ktokens are 4100, whatever their product's last bit says
+    if tokens != int(tokens):
+        raise UsageError(f"'{text}' are {tokens:g} tokens, and there are no parts of a token", "name a whole number")
+    return None, int(tokens)
 
 
 def _models(experiment: str) -> Iterable[type[RunSpec]]:

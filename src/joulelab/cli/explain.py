@@ -1,29 +1,54 @@
-"""`joulelab explain`: every setting, with its default and the sentence that documents it."""
+"""`joulelab explain`: every setting, with its default, the sentence that documents it, and whose setting it is."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from joulelab.cli.options import AsJson
 
+if TYPE_CHECKING:
+    from joulelab.runs.settings import Explained
+
 
 def explain(
     key: Annotated[str, typer.Argument(help="A setting or section, for example training.learning_rate.")] = "",
-    pipeline: Annotated[str, typer.Option("--pipeline", help="Whose settings.")] = "classify",
+    pipeline: Annotated[
+        str | None,
+        typer.Option("--pipeline", metavar="NAME", help="Whose settings (default: whichever pipelines have the key)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe settings: what they mean, what they take, what they are by default."""
-    from joulelab import lookup
-    from joulelab.runs.settings import describe
+    """Describe settings: what they mean, what they take, what they are by default.
 
-    rows = describe(lookup.PIPELINE_SPECS.resolve(pipeline), key)
+    Without a key and a pipeline: the pipelines, and what all of them have in common.
+
+    Examples:
+
+      joulelab explain training.learning_rate
+
+      joulelab explain student.lora
+
+      joulelab explain --pipeline infer
+    """
+    from joulelab.runs.settings import explained
+
+    found = explained(key, pipeline)
     if as_json:
         import json
 
-        print(json.dumps([row.__dict__ for row in rows], indent=2))
+        print(json.dumps([{**row.__dict__, "pipelines": found.pipelines} for row in found.rows], indent=2))
         return
-    for row in rows:
+    if not key and pipeline is None:
+        print(f"pipelines: {', '.join(found.pipelines)}\nThese settings all of them have; --pipeline NAME tells all.\n")
+    for row in found.rows:
         default = f" [default {row.default}]" if row.default else ""
         print(f"{row.key} ({row.takes}){default}\n    {row.about}")
+    if key and pipeline is None:
+        print(f"\n{_whose(found)}")
+
+
+def _whose(found: Explained) -> str:
+    of = f"pipelines: {', '.join(found.pipelines)}"
+    return of + (f"\nnot the same in: {', '.join(found.otherwise)} (--pipeline NAME)" if found.otherwise else "")

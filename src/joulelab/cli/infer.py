@@ -33,7 +33,13 @@ def infer(
         str | None, _list("N,...", "Items in a call, by commas (default: 1).", "--batch-size", "--batch_size")
     ] = None,
     seq_length: Annotated[
-        str | None, _list("N,...", "Tokens of a sequence, by commas (default: 128).", "--seq-length", "--seq_length")
+        str | None,
+        _list(
+            "N,...",
+            "Tokens of a sequence, by commas (default: 128); not with --generate.",
+            "--seq-length",
+            "--seq_length",
+        ),
     ] = None,
     dtype: Annotated[
         str | None,
@@ -62,7 +68,10 @@ def infer(
         ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", metavar="N", help="CPU threads (default: all usable).")
+        int | None,
+        typer.Option(
+            "--threads", metavar="N", help="CPU threads (default: OMP_NUM_THREADS where set, else all usable)."
+        ),
     ] = None,
     min_run_time: Annotated[
         float | None, typer.Option("--min-run-time", metavar="S", help="Seconds for each row at least (default: 5).")
@@ -73,13 +82,18 @@ def infer(
     ] = None,
     max_time: Annotated[
         float | None,
-        typer.Option("--max-time", metavar="S", help="With --target-ci: limit of a row (default: 60)."),
+        typer.Option("--max-time", metavar="S", help="With --target-ci: limit of a row (default: 60, or the minimum)."),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option("--weights", metavar="NAME", help="`published`, a folder or a hub id (default: from the seed)."),
     ] = None,
-    size: Annotated[str | None, typer.Option("--size", metavar="SIZE", help="Of a model of the zoo.")] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size", metavar="SIZE", help="Of a model of `joulelab zoo`; all others have one size and refuse it."
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = None,
     generate: Annotated[
         bool, typer.Option("--generate", help="Generate text: prefill and decode apart, joules per token and response.")
@@ -100,7 +114,7 @@ def infer(
     ] = None,
     distilled_by: Annotated[
         str | None,
-        typer.Option("--distilled-by", metavar="RUN", help="With --against: the run whose joules must be paid back."),
+        typer.Option("--distilled-by", metavar="RUN", help="With --against: the run that made the student."),
     ] = None,
     from_log: Annotated[
         Path | None,
@@ -176,7 +190,7 @@ def infer(
 
     spec, store = check(infer_settings(context.params)), store_root(runs_dir)
     if not as_json or dry_run:
-        start_run(store, spec, dry_run)
+        start_run(store, spec, dry_run, as_json=as_json)
         return
     printed = io.StringIO()
     try:

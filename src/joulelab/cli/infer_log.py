@@ -39,6 +39,7 @@ def infer_from_log(
     log = read_power_log(file, rule, "joules per inference")
     given, source = _idle(idle_from, log, rule)
     rows = [_sourced(row, source) for row in with_energy(log, figures(log, given, latency_ms / 1000))]
+    _require_busy_above_idle(rows)
     if as_json:
         import json
 
@@ -74,6 +75,18 @@ def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, s
     if len(means) != 1:
         raise UsageError(f"{text} tells the power of {len(means)} devices, and one idle power is wanted", "write watts")
     return replace(said, power_w=means[0]), f"mean of {text}"
+
+
+def _require_busy_above_idle(rows: list[DeviceFigures]) -> None:
+    """What a log says of one card may be odd; where it holds for all of them, one level is not what it is called."""
+    found = [(row.energy.device, row.inference) for row in rows if row.inference is not None]
+    if found and all(one.net_w <= 0 for _, one in found):
+        device, one = found[0]
+        raise UsageError(
+            f"{device}: idle ({one.idle.power_w:.4g} W, {one.idle.source}) is not below busy "
+            f"({one.busy.power_w:.4g} W, {one.busy.source}), so an inference would take no joules",
+            f"name what was really idle: {_WAYS}",
+        )
 
 
 def _is_number(text: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -94,10 +95,21 @@ def main() -> None:
     try:
         app()
     except JoulelabError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        leave(error)
     except BrokenPipeError:  # the reader of our output has gone, as `joulelab runs | head` does
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        from joulelab.runs.storage import storage_failure
+
+        failure = storage_failure(error)
+        if failure is None:
+            raise
+        leave(failure)
+
+
+def leave(error: JoulelabError) -> NoReturn:
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+    sys.exit(error.exit_code)

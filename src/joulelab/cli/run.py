@@ -187,7 +187,7 @@ def start(
         group, specs = check_group(settings, changes)
         require_inputs(specs)
         if dry_run:
-            print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs})
+            print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs}, as_json)
             return
         made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, as_json)
@@ -217,15 +217,30 @@ def start_run(
 ) -> None:
     """The one place where a single run's folder is made and set going."""
     from joulelab.runs.attempt import create_run
+    from joulelab.runs.paths import require_empty
 
+    if part == "teacher":
+        require_teacher(spec)
+    if run_dir is not None and not (run_dir / "run.json").exists():
+        require_empty(run_dir)
     require_inputs([spec])
     if dry_run:
-        print_settings(spec.model_dump(mode="json"))
+        print_settings(spec.model_dump(mode="json"), as_json)
     elif run_dir is not None and (run_dir / "run.json").exists():
         require_same_settings(run_dir, spec)
         go_on(store, str(run_dir), as_json, part)
     elif not followed(store, spec.pipeline, part):
         run_folder(create_run(store, spec, folder=run_dir).folder, as_json, part)
+
+
+def require_teacher(spec: RunSpec) -> None:
+    from joulelab.cluster.plan import has_teacher
+
+    if not has_teacher(spec):
+        raise UsageError(
+            f"{spec.name} (pipeline {spec.pipeline}) has no teacher, and --part teacher nothing to do",
+            "leave it out; --part data and --part train are the others",
+        )
 
 
 def require_same_settings(run_dir: Path, spec: RunSpec) -> None:
@@ -347,7 +362,12 @@ def run_group_folder(folder: Path, as_json: bool) -> None:
         enforce(record)
 
 
-def print_settings(settings: dict[str, object]) -> None:
+def print_settings(settings: dict[str, object], as_json: bool = False) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(settings, indent=2))
+        return
     import yaml
 
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")

@@ -117,15 +117,21 @@ def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
 
 def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: bool) -> None:
     """Check every member first: a mistake in one of them leaves no folder behind."""
-    from joulelab.cli.run import require_inputs
+    from joulelab.cli.run import print_settings, require_inputs
     from joulelab.runs.groups import create_group
 
     require_inputs(specs)
+    if dry_run and as_json:
+        print_settings({_told(spec): spec.model_dump(mode="json") for spec in specs}, as_json)
+        return
     if dry_run:
-        for spec in specs:
-            print(f"{spec.label or spec.name}, seed {spec.seed}")
+        print("\n".join(map(_told, specs)))
         return
     run_sweep_folder(create_group(store, specs, name=name, about=_about(specs), sweep=True).folder, as_json)
+
+
+def _told(spec: RunSpec) -> str:
+    return f"{spec.label or spec.name}, seed {spec.seed}"
 
 
 def _about(specs: Sequence[RunSpec]) -> str:

@@ -52,7 +52,7 @@ def has_teacher(spec: RunSpec) -> bool:
     if "teacher" not in type(spec).model_fields:
         return False
     told = getattr(spec, "needs_teacher", getattr(getattr(spec, "distill", None), "needs_teacher", True))
-    return bool(told)
+    return bool(told and getattr(spec, "has_teacher", True))
 
 
 def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.data.damage import words_for
 from joulelab.data.squad import Answer, Question
 from joulelab.data.squad_windows import CLS, NOT_CONTEXT, Window
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
@@ -91,7 +92,9 @@ def open_features(folder: Path) -> SquadFeatures:
         if not len(opened) == len(opened.offsets) - 1 == meta["rows"] or opened.tokens_total != len(opened.tokens):
             raise ValueError("its arrays have different lengths")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JoulelabError(f"the windows in {folder.absolute()} are damaged: {error}", "write them again") from error
+        raise JoulelabError(
+            f"the windows in {folder.absolute()} are damaged: {words_for(error)}", "write them again"
+        ) from error
     return opened
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from joulelab.data.text_tables import TEXT_COLUMNS, Columns, pick
+from joulelab.data.text_tables import TEXT_COLUMNS, Columns, json_line, pick, unreadable
 from joulelab.errors import ConfigError
 
 _SPLIT_WORDS = {
@@ -51,7 +51,7 @@ def read_files(files: Iterable[Path]) -> Iterator[str]:
             yield from (text for text in map(str.strip, _reader(file)(file)) if text)
         # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise ConfigError(f"{file.absolute()} cannot be read: {error}", "check that the file is whole") from error
+            raise unreadable(file, error) from error
 
 
 def text_column(names: Iterable[str], source: str) -> str:
@@ -81,22 +81,22 @@ def _read_lines(path: Path) -> Iterator[str]:
 def _read_json(path: Path) -> Iterator[str]:
     """Lines of objects, or one list of objects."""
     column = ""
-    for row in json_rows(path):
+    for number, row in enumerate(json_rows(path), 1):
         if not isinstance(row, dict):
-            raise ValueError("every row must be an object with a text")
+            raise ValueError(f"row {number} is no object with a text")
         column = column if column in row else text_column(row, str(path))
         yield str(row[column] or "")
 
 
 def json_rows(path: Path) -> Iterator[Any]:
-    lines = filter(str.strip, _read_lines(path))
-    first = next(lines, "")
-    if first.lstrip().startswith("["):
-        yield from json.loads(first + "".join(lines))
-        return
-    if first:
-        yield json.loads(first)
-    yield from map(json.loads, lines)
+    lines = ((number, line) for number, line in enumerate(_read_lines(path), 1) if line.strip())
+    first = True
+    for number, line in lines:
+        if first and line.lstrip().startswith("["):
+            yield from json.loads("\n" * (number - 1) + line + "".join(rest for _, rest in lines))
+            return
+        yield json_line(line, number)
+        first = False
 
 
 def _read_csv(path: Path) -> Iterator[str]:

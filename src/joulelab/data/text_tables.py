@@ -99,7 +99,26 @@ def _read_file(path: Path) -> Columns:
         return reader(path)
     # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
     except (pa.ArrowException, ValueError) as error:
-        raise ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ConfigError:
+    """In words: bytes of another encoding are the user's to convert, and no file that is cut off."""
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigError(
+            f"{path.absolute()} is not text in UTF-8: it has a byte 0x{error.object[error.start]:02x} that no "
+            "character of UTF-8 has there",
+            f"convert it, from Latin-1 for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
+        )
+    return ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole")
+
+
+def json_line(text: str, number: int) -> Any:
+    """One line of a file of JSON lines; what is wrong with it is told with the line's number in the file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
 
 
 def _read_csv(path: Path) -> Columns:
@@ -118,11 +137,13 @@ def _read_parquet(path: Path) -> Columns:
 def _read_json(path: Path) -> Columns:
     """Lines of objects, or one list of objects."""
     text = path.read_text(encoding="utf-8")
-    rows = (
-        json.loads(text) if text.lstrip().startswith("[") else [json.loads(x) for x in text.splitlines() if x.strip()]
-    )
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("every row must be an object with a text and a label")
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    as_list = text.lstrip().startswith("[")
+    rows = json.loads(text) if as_list else [json_line(line, number) for number, line in lines]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            where = f"row {number}" if as_list else f"line {lines[number - 1][0]}"
+            raise ValueError(f"{where} is no object with a text and a label")
     names = dict.fromkeys(name for row in rows for name in row)
     return Columns({name: [row.get(name) for row in rows] for name in names})
 

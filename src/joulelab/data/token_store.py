@@ -19,6 +19,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.data.damage import words_for
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
 FORMAT = "joulelab-tokens-1"
@@ -114,7 +115,9 @@ def open_store(folder: Path) -> TokenStore:
         )
         _refuse_disagreement(store, meta["rows"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JoulelabError(f"the token store {folder.absolute()} is damaged: {error}", _WRITE_AGAIN) from error
+        raise JoulelabError(
+            f"the token store {folder.absolute()} is damaged: {words_for(error)}", _WRITE_AGAIN
+        ) from error
     return store
 
 

@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from joulelab.data.damage import words_for
 from joulelab.data.labelled_text import LabelledText
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
@@ -99,7 +100,9 @@ def open_set(folder: Path) -> TokenisedSet:
         )
         _refuse_disagreement(opened, meta["rows"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JoulelabError(f"the tokenised set {folder.absolute()} is damaged: {error}", "write it again") from error
+        raise JoulelabError(
+            f"the tokenised set {folder.absolute()} is damaged: {words_for(error)}", "write it again"
+        ) from error
     return opened
 
 

@@ -13,12 +13,14 @@ from joulelab.distill.classify_student import Guidance, trained_student
 from joulelab.distill.classify_teacher import answering, fine_tuned_teacher, judged_teacher, teacher_cache
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.context import RunContext
+from joulelab.train.joule_budget import require_joules
 from joulelab.zoo.pretrained import load_classifier
 
 
 def run_classify(run: RunContext) -> None:
     spec = cast(ClassifySpec, run.spec)
     require_layers(spec)
+    require_joules(run, spec.teacher.training if spec.needs_teacher else None, spec.training, spec.student.hint)
     bench = Bench(run, spec, tokenised_data(run, spec))
     guidance, teacher_says = guided(bench) if spec.needs_teacher else (None, None)
     if spec.until == "student":

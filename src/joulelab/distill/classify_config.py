@@ -11,7 +11,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.text_sources import check_source
 from joulelab.errors import DependencyMissing
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 
@@ -42,7 +42,7 @@ class TeacherConfig(Section):
     `teacher.train` is left out; a head that answers no better than chance is refused."""
     training: TrainingConfig = TrainingConfig()
     """How it is fine-tuned."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of the teacher; its own, so that all students of a comparison share one teacher."""
 
     @property

@@ -16,6 +16,7 @@ from joulelab.distill.classify_quality import evaluated, predictions_name, tell
 from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions
@@ -51,7 +52,7 @@ def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
 
     inputs = {**config.model_dump(mode="json"), "validated": bench.spec.validate_every_epoch}
     parents = [bench.data.bill, pretrained]
-    made = bench.run.artifact("teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
+    made = sound_artifact(bench.run, "teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
     return TeacherWeights(str(made.folder), made.bill, made.folder, made.reused)
 
 
@@ -109,7 +110,7 @@ def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
 
     inputs = {"t_layer": distill.t_layer, "feat_pool": distill.feat_pool, "precision": precision}
     parents = [teacher.bill, bench.data.bill]
-    return bench.run.artifact("teacher-cache", kind="teacher-cache", inputs=inputs, parents=parents, make=make)
+    return sound_artifact(bench.run, "teacher-cache", kind="teacher-cache", inputs=inputs, parents=parents, make=make)
 
 
 def _write(bench: Bench, folder: Path, model: nn.Module, tick: Callable[[int, int], None]) -> None:

@@ -28,6 +28,7 @@ from joulelab.distill.classify_training import Lesson, Validation, train
 from joulelab.distill.classify_view import ImageLook, hidden_index, hidden_width
 from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.evaluate.images import predict_images
 from joulelab.runs.artifacts import Artifact
@@ -35,6 +36,7 @@ from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 from joulelab.train.devices import device_of
+from joulelab.train.joule_budget import require_joules
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import drawn_from, import_transformers
 from joulelab.zoo.saving import load_weights, save_weights
@@ -47,6 +49,7 @@ TEACHER_SEED = 0  # its own, so that all students of a comparison share one teac
 def run_fitnets_images(run: RunContext) -> None:
     spec = cast(FitnetsImagesSpec, run.spec)
     lab = _Lab(run, spec)
+    require_joules(run, spec.teacher.training if spec.needs_teacher else None, spec.student.training)
     teacher, said = None, None
     if spec.needs_teacher:
         teacher = lab.trained_teacher()
@@ -81,7 +84,7 @@ class _Lab:
 
         inputs = {"data": self.spec.data.model_dump(), "model": config.model_dump(mode="json")}
         parents = self._data_bills()
-        return self.run.artifact("teacher", kind="image-teacher", inputs=inputs, parents=parents, make=make)
+        return sound_artifact(self.run, "teacher", kind="image-teacher", inputs=inputs, parents=parents, make=make)
 
     def trained_student(self, teacher: Artifact | None) -> Artifact:
         spec = self.spec
@@ -98,7 +101,9 @@ class _Lab:
         inputs = spec.model_dump(mode="json", include={"data", "student", "hint", "distill", "seed"})
         parents = [*self._data_bills(), *([teacher.bill] if teacher else [])]
         # trained anew in every run: its joules are what the run is for
-        return self.run.artifact("final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False)
+        return sound_artifact(
+            self.run, "final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False
+        )
 
     def _objective(self, model: nn.Module, teacher: Artifact) -> ClassifyObjective:
         """The whole student's objective, once its hint stage is over where there is one."""
@@ -131,8 +136,8 @@ class _Lab:
         parents = [made.bill, *self._data_bills()]
         inputs = {"test": self.spec.data.test}
         name = f"{who}-predictions"
-        kept = self.run.artifact(
-            name, kind="predictions", inputs=inputs, parents=parents, make=make, reuse=who == "teacher"
+        kept = sound_artifact(
+            self.run, name, kind="predictions", inputs=inputs, parents=parents, make=make, reuse=who == "teacher"
         )
         return load_predictions(kept.folder)
 

@@ -17,7 +17,7 @@ from joulelab.data import sources
 from joulelab.data.token_counts import require_counts
 from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.errors import ConfigError, DependencyMissing
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 StudentType = Literal["distilbert", "roberta", "gpt2"]
@@ -90,7 +90,7 @@ class LmTeacher(Section):
     """`sample:minilm`, a local folder or a hub id."""
     training: LmTraining | None = None
     """Train it as a language model first, in a metered stage of its own (MiniLM, say, has no language head)."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of that training; its own, so that all students of a comparison share one teacher."""
     half_weights: bool = True
     """Where training.precision is bf16 or fp16, keep the frozen weights in it too: half the memory and traffic."""
@@ -215,7 +215,7 @@ class LmDistillation(Section):
 class LmDistillSpec(TrainingRunSpec):
     """Distil a masked or causal language model: tokens, teacher, student, and the validation loss of both."""
 
-    seed: int = Field(56, ge=0)
+    seed: int = Field(56, ge=0, le=LARGEST_SEED)
     """Seed of everything random: initial weights, order of the data, masks, dropout."""
     data: LmData = LmData()
     """Text and sequences."""

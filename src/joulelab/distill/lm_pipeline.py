@@ -19,12 +19,14 @@ from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
 from joulelab.distill.prepare_delivery import bill_of
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.compiling import compile_in_place
 from joulelab.train.devices import device_of
+from joulelab.train.joule_budget import require_joules
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, Moment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
@@ -35,6 +37,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def run_distilbert(run: RunContext) -> None:
     with joined() as ranks:
         lab = _Lab(run, cast(LmDistillSpec, run.spec), ranks)
+        require_joules(run, lab.spec.teacher.training, lab.spec.training)
         data = lab.tokens()
         teacher = lab.checked_teacher(data) if lab.uses_teacher else None
         if lab.spec.until == "student":
@@ -93,7 +96,7 @@ class _Lab:
             "counts": counts,
             "tokenizer": weights_identity(teacher.teacher_name),
         }
-        made = self.run.artifact("data", kind="token-store", inputs=inputs, parents=[raw], make=make)
+        made = sound_artifact(self.run, "data", kind="token-store", inputs=inputs, parents=[raw], make=make)
         self.corpus_folder = made.folder
         return made
 
@@ -131,7 +134,7 @@ class _Lab:
         masks = self._alone(self.spec.distill).model_dump(mode="json")
         inputs = {"teacher": config.model_dump(mode="json"), "data": shapes, "masks": masks}
         parents = [data.bill, pretrained]
-        made = self.run.artifact("teacher", kind="language-teacher", inputs=inputs, parents=parents, make=make)
+        made = sound_artifact(self.run, "teacher", kind="language-teacher", inputs=inputs, parents=parents, make=make)
         return Teacher(str(made.folder), made.bill, config.teacher_type)
 
     # student
@@ -158,8 +161,14 @@ class _Lab:
         bills = [part.bill for part in (teacher, source) if part is not None]
         unique = {bill.key: bill for bill in [data.bill, *bills]}
         # trained anew in every run: its joules are what the run is for
-        return self.run.artifact(
-            "final_model", kind="student", inputs=inputs, parents=list(unique.values()), make=make, reuse=False
+        return sound_artifact(
+            self.run,
+            "final_model",
+            kind="student",
+            inputs=inputs,
+            parents=list(unique.values()),
+            make=make,
+            reuse=False,
         )
 
     def _start(self, teacher: Teacher | None) -> Teacher | None:
@@ -227,7 +236,8 @@ class _Lab:
             "masks": self._alone(spec.distill).model_dump(mode="json"),
             "precision": spec.training.precision,
         }
-        made = self.run.artifact(
+        made = sound_artifact(
+            self.run,
             f"{who}-quality",
             kind="quality",
             inputs=inputs,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from joulelab.data import sources
 from joulelab.data.token_store import is_store
+from joulelab.distill.sound_artifact import CONTENTS
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.bills import BILL, Bill, external
@@ -27,7 +28,7 @@ def deliver(artifact: Artifact, made: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     if made.is_dir():
-        shutil.copytree(made, fresh, ignore=shutil.ignore_patterns(BILL))
+        shutil.copytree(made, fresh, ignore=shutil.ignore_patterns(BILL, CONTENTS))
     else:
         shutil.copyfile(made, fresh)
     if target.is_dir():

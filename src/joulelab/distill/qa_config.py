@@ -13,7 +13,7 @@ from joulelab.data import sources
 from joulelab.data.squad import Question, parse_squad, read_squad
 from joulelab.data.squad_synthetic import SYNTHETIC, synthetic_document
 from joulelab.errors import ConfigError, DependencyMissing
-from joulelab.runs.spec import Section
+from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 # [CLS] question [SEP] paragraph [SEP]; RoBERTa has one more
@@ -73,7 +73,7 @@ class QaTeacher(Section):
     """Train it on the same questions first; false takes it as it is, and refuses a model without a trained head."""
     training: TrainingConfig = TrainingConfig()
     """How it is fine-tuned."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of the teacher; its own, so that all students of a comparison share one teacher."""
 
 

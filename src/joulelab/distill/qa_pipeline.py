@@ -18,6 +18,7 @@ from joulelab.data.squad_windows import WindowShape, make_windows
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.squad import SquadScores, load_results
 from joulelab.evaluate.squad_answers import find_answers, score_tokens
@@ -28,6 +29,7 @@ from joulelab.runs.context import RunContext
 from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
 from joulelab.train.devices import device_of
+from joulelab.train.joule_budget import require_joules
 from joulelab.train.session import Assignment, Moment, train_in_run
 from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
 
@@ -36,6 +38,7 @@ _TEXTS_COMPARED = 20  # enough to notice two tokenizers that share a vocabulary 
 
 def run_squad(run: RunContext) -> None:
     lab = _Lab(run, cast(SquadSpec, run.spec))
+    require_joules(run, lab.spec.teacher.training if lab.spec.distill.needs_teacher else None, lab.spec.training)
     data = lab.windows()
     teacher = None
     if lab.spec.distill.needs_teacher:
@@ -73,7 +76,7 @@ class _Lab:
 
         inputs = {**data.model_dump(mode="json"), "tokenizer": weights_identity(student)}
         parents = [self._external("questions", file, "text") for file in files]
-        return self.run.artifact("data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
+        return sound_artifact(self.run, "data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
 
     def teacher(self, data: Artifact) -> Artifact:
         """Fine-tuned here, or taken as it is; either way a folder in Hugging Face format with its bill."""
@@ -92,7 +95,7 @@ class _Lab:
         parents = [self._external("pretrained teacher", config.model, "model")]
         if config.fine_tune:
             parents.append(data.bill)
-        return self.run.artifact("teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
+        return sound_artifact(self.run, "teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         config, seed = self.spec.student, self.spec.seed
@@ -107,14 +110,17 @@ class _Lab:
         inputs = self.spec.model_dump(mode="json", include={"student", "distill", "training", "seed"})
         parents = [data.bill, pretrained, *([teacher.bill] if teacher else [])]
         # trained anew in every run: its joules are what the run is for
-        return self.run.artifact("final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False)
+        return sound_artifact(
+            self.run, "final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False
+        )
 
     def evaluate(self, who: str, model: Artifact, data: Artifact) -> None:
         def make(folder: Path) -> None:
             loaded = load_qa_model(str(model.folder), 0, require_head=True).to(self.device)
             self._answers(who, loaded, data).save(folder)
 
-        made = self.run.artifact(
+        made = sound_artifact(
+            self.run,
             f"{who}-predictions",
             kind="squad-predictions",
             inputs=self.spec.evaluation.model_dump(mode="json"),

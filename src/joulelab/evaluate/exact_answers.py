@@ -156,14 +156,26 @@ def _rows(path: Path) -> Iterator[Question]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-            choices = tuple(str(choice) for choice in row.get("choices", ()))
-            question = Question(row["prompt"], str(row["answer"]), choices)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        row = _object(line, f"{path}, line {number}")
+        lacking = [name for name in ("prompt", "answer") if row.get(name) is None]
+        if lacking or not isinstance(row.get("choices", []), list):
+            how = f"it has no {' and no '.join(lacking)}" if lacking else "its choices are no list"
             raise ConfigError(
-                f"{path}, line {number}: not a question ({error!r})", "prompt, answer, choices"
-            ) from error
+                f"{path}, line {number}: not a question: {how}",
+                'expected {"prompt": ..., "answer": ...}, and where it is a choice "choices": [...]',
+            )
+        choices = tuple(str(choice) for choice in row.get("choices", ()))
+        question = Question(row["prompt"], str(row["answer"]), choices)
         if choices and question.answer not in choices:
             raise ConfigError(f"{path}, line {number}: the answer is none of the choices", "add it to the choices")
         yield question
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error.msg}, at column {error.colno}", "one object a line") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: not a question: {row!r:.60}", "one object with prompt and answer a line")
+    return row

@@ -19,9 +19,10 @@ from joulelab.infer.decoding import Decoder
 from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.figures import machine_state, row_values
 from joulelab.infer.infer_config import Case, InferSpec
+from joulelab.infer.memory import explained
 from joulelab.infer.precisions import autocast_of, cast_model, inference
 from joulelab.infer.subject import load_architecture
-from joulelab.infer.tight import until_tight
+from joulelab.infer.tight import Ended, stopped_words, until_tight
 from joulelab.infer.timing import Latency, Round, run_round
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
@@ -67,7 +68,7 @@ class _Part:
     """Generated in a call for one prompt."""
     memory_bytes: int
     rounds: list[Round] = field(default_factory=list)
-    stopped: str = ""
+    ended: Ended = ""
 
     @property
     def stage(self) -> str:
@@ -83,7 +84,7 @@ class _Part:
 
 
 def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_Part]:
-    with run.stage(PREPARE, again=True), inference(case.dtype):
+    with run.stage(PREPARE, again=True), inference(case.dtype), explained(case, device):
         run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
         cast_model(model, case.dtype)
         start_memory_peak(device)
@@ -144,7 +145,7 @@ def _tell(run: RunContext, spec: InferSpec, parts: list[_Part], device: torch.de
             "memory_bytes": part.memory_bytes,
             "device": device.type,
             "threads": spec.usable_threads,
-            "stopped": part.stopped,
+            "stopped": stopped_words(part, spec),
             "state": machine_state(run.meter.trace_path, [found.window for found in part.rounds]),
         }
         run.meter.event("tracker", stage=part.stage, name=TRACKER, values=values)

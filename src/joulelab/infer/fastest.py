@@ -44,10 +44,12 @@ class Tried:
     seconds: float | None
     """Of the shortened model."""
     problem: str = ""
+    on: str = ""
+    """Which part of the model it was tried on; empty: the whole."""
 
     def __str__(self) -> str:
         result = f"{1000 * self.seconds:.3f} ms" if self.seconds is not None else f"not used: {self.problem}"
-        return f"{self.recipe.described()}: {result}"
+        return f"{self.recipe.described()}{self.on and ' on '}{self.on}: {result}"
 
 
 def choose(
@@ -60,11 +62,12 @@ def choose(
 ) -> tuple[Recipe, list[Tried]]:
     """The quickest recipe for this model and these inputs, and all that were tried; `tune`: matrix kernels too."""
     small = shallow(model, _TRIED_LAYERS) if isinstance(model, Encoder) else model
+    part = tried_part(model)
     expected = _tensor(prepare_call(small, inputs, RECIPES["eager"], dtype, device)()).float()
     found: list[Tried] = []
 
     def attempt(recipe: Recipe) -> float:
-        found.append(_try(small, inputs, recipe, dtype, device, expected))
+        found.append(replace(_try(small, inputs, recipe, dtype, device, expected), on=part))
         tell(found[-1])
         return _seconds(found[-1])
 
@@ -74,6 +77,12 @@ def choose(
         for recipe in CPU_RECIPES:
             attempt(recipe)
     return replace(min(found, key=_seconds).recipe, name="fastest"), found
+
+
+def tried_part(model: nn.Module) -> str:
+    """`3 of 12 layers`: its times are not those of the whole model."""
+    layers = len(model.blocks) if isinstance(model, Encoder) else 0
+    return f"{_TRIED_LAYERS} of {layers} layers" if layers > _TRIED_LAYERS else ""
 
 
 def _seconds(tried: Tried) -> float:

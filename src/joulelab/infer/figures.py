@@ -21,14 +21,16 @@ from joulelab.train.peak_flops import peak_flops
 def row_values(
     case: Case, item: str, items: int, latency: Latency, rounds: Sequence[Round], read: Reader
 ) -> dict[str, Any]:
+    """The latency is a median; items per second are a mean over the windows, as watts and joules are."""
+    calls, seconds = sum(found.calls for found in rounds), sum(found.duration_s for found in rounds)
     return {
         **asdict(case),
         "item": item,
         "items_per_call": items,
         "latency": asdict(latency),
-        "items_per_s": items / latency.median_s,
-        "calls": sum(found.calls for found in rounds),
-        "seconds": sum(found.duration_s for found in rounds),
+        "items_per_s": items * calls / seconds,
+        "calls": calls,
+        "seconds": seconds,
         "rounds": [
             {
                 "begin_ns": one.begin_ns,

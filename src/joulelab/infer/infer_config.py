@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import samples, sources
 from joulelab.data.cores import usable_cores
-from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.errors import UsageError
+from joulelab.infer import findable
+from joulelab.infer.threads import threads_without_a_wish
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.norms.shapes import SHAPES, Norm
-from joulelab.zoo.registry import find_model, is_file, require_packages
+from joulelab.zoo.registry import find_model, require_packages
+from joulelab.zoo.request import WorkloadRequest
 
 Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16"]
 Mode = Literal["eager", "compiled", "cuda-graph", "reduce-overhead", "fastest"]
 GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
+LIMIT_S = 60.0
+PUBLISHED = "published"
 Kind = Literal["encoder", "zoo", "pretrained"]
 
 
@@ -57,7 +62,8 @@ class InferSpec(RunSpec):
     """deit-t, deit-s, deit-b, bert-b, bert-l (our own encoders), a model of `joulelab zoo`, a .py file with a MODEL,
     a sample, a folder or a hub id."""
     size: str = ""
-    """Which size, for a model of the zoo; empty: its published default."""
+    """Which size, for a model of `joulelab zoo`; empty: its published default. Others (deit-*, bert-b, bert-l, samples,
+    folders, hub ids) have one size."""
     weights: str = ""
     """For our own encoders and the zoo: `published`, a folder or a hub id; empty: drawn from the seed, which takes the
     same time and joules."""
@@ -75,15 +81,16 @@ class InferSpec(RunSpec):
     norms: tuple[Norm, ...] = ()
     """For our own encoders: pre-ln, pre-rms, pre-crms, post-ln, none; empty: as published."""
     threads: int = Field(0, ge=0)
-    """Of the CPU; 0: as many as this process may use."""
+    """Of the CPU; 0: OMP_NUM_THREADS where that is set, else as many as this process may use."""
     min_run_time_s: float = Field(5.0, gt=0, le=3600)
     """Seconds that each row is run at least; sensors refresh every 100 ms, so tens of refreshes are wanted."""
     rounds: int = Field(4, ge=1, le=100)
     """Into how many rounds that time is divided; rows of one batch size take turns, so that drift hits all alike."""
     target_ci: float | None = Field(None, gt=0, lt=1)
     """Go on until the 95 % interval of the energy is at most this share of it (0.02), or `max_time_s` is over."""
-    max_time_s: float = Field(60.0, gt=0, le=36000)
-    """Seconds after which a row ends although its interval is wider than `target_ci`."""
+    max_time_s: float | None = Field(None, gt=0, le=36000)
+    """Seconds after which a row ends although its interval is wider than `target_ci`; empty: 60, or `min_run_time_s`
+    where that is longer."""
     generate: bool = False
     """Generate text: prefill and decode apart, time to first token, time and joules per token and per response."""
     prompt_tokens: int = Field(256, ge=1)
@@ -104,33 +111,66 @@ class InferSpec(RunSpec):
         title = "infer-" + model.rstrip("/").rpartition("/")[2].replace(":", "-").removesuffix(".py")[:60]
         return {"name": title} | dict(settings) | {"model": model, "energy": idle | energy}
 
+    @field_validator("batch_sizes", "seq_lengths", "dtypes", "modes", "norms")
+    @classmethod
+    def _named_once(cls, values: Sequence[Any]) -> Sequence[Any]:
+        """Two rows of one name would be one row with the figures of neither."""
+        twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice, and a row is measured once (rounds=8 repeats all rows)")
+        return values
+
     @model_validator(mode="after")
     def _fits_the_model(self) -> InferSpec:
         if self.norms and self.kind != "encoder":
             raise ValueError(f"norms can be chosen for {', '.join(SHAPES)}, not for {self.model}")
         if self.model in SHAPES and SHAPES[self.model].kind == "image" and self.seq_lengths:
             raise ValueError(f"{self.model} takes images of one size; a sequence length fits models of text")
-        if self.generate and (self.kind != "pretrained" or self.norms or self.seq_lengths):
-            raise ValueError("generate needs a causal language model by sample, folder or hub id, and prompt_tokens")
+        if self.generate and self.kind != "pretrained":
+            raise ValueError(
+                f"generate needs a causal language model by sample, folder or hub id, and {self.model} is none of these"
+            )
+        if self.generate and self.seq_lengths:
+            raise ValueError("with generate the lengths are prompt_tokens and new_tokens; leave seq_lengths out")
         if self.size and self.kind != "zoo":
-            raise ValueError(f"size is about models of `joulelab zoo`, and {self.model} is none")
+            raise ValueError(f"size is about models of `joulelab zoo`, and {self.model} is none: it has one size")
         if self.weights and self.kind == "pretrained":
             raise ValueError(f"weights are for a model that is built here; {self.model} brings its own")
         if self.tune and "fastest" not in self.modes:
             raise ValueError("tune is for the mode fastest, which is not among the modes")
         if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
             raise ValueError("generate takes the modes eager, compiled and cuda-graph; they mean the decoding step")
+        if self.target_ci is not None and self.limit_s < self.min_run_time_s:
+            raise ValueError(
+                f"max_time_s ({self.limit_s:g} s) is shorter than min_run_time_s ({self.min_run_time_s:g} s), which "
+                "every row is run for anyway; name a longer limit, or a shorter minimum"
+            )
         return self
+
+    @property
+    def limit_s(self) -> float:
+        return max(LIMIT_S, self.min_run_time_s) if self.max_time_s is None else self.max_time_s
 
     @property
     def kind(self) -> Kind:
         if self.model in SHAPES:
             return "encoder"
-        return "zoo" if self.model in lookup.ZOO.names() or is_python_file(self.model) else "pretrained"
+        return "zoo" if self.model in lookup.ZOO.names() or findable.is_python_file(self.model) else "pretrained"
 
     @property
     def usable_threads(self) -> int:
-        return self.threads or usable_cores()
+        return self.threads or threads_without_a_wish()
+
+    @property
+    def weights_from(self) -> str | None:
+        """Where weights are read: a sample, path or hub id; None where they are drawn from the seed."""
+        if self.kind == "pretrained":
+            return self.model
+        if self.weights != PUBLISHED:
+            return self.weights or None
+        if self.model in SHAPES:
+            return SHAPES[self.model].hub_id
+        return WorkloadRequest(find_model(self.model), self.size).size.hub_id
 
     def groups(self) -> Iterator[list[Case]]:
         """Rows of one input, which take turns."""
@@ -162,31 +202,10 @@ class InferSpec(RunSpec):
                 f"{self.threads} threads, and this process may use {usable_cores()} cores", "ask for as many, or fewer"
             )
         if self.kind == "zoo":
-            require_packages(find_model(self.model))
-        elif self.kind == "pretrained":
-            _check_name(self.model)
+            entry = find_model(self.model)
+            require_packages(entry)
+            WorkloadRequest(entry, self.size, asked_shape=dict.fromkeys(["tokens"] if self.seq_lengths else [], 1))
         if self.model in SHAPES:
-            _check_length(self)
-
-
-def is_python_file(name: str) -> bool:
-    return name.endswith(".py") and is_file(name)
-
-
-def _check_name(name: str) -> None:
-    """A word that is neither ours nor a place is a slip, not a model on the hub."""
-    place = sources.parse(name)
-    if place.kind == "hub" and "/" not in name:
-        known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in samples.SAMPLES)]
-        raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
-    if place.kind == "sample" and samples.find(place.name).kind == "labelled-text":
-        raise UsageError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
-    if place.path is not None and place.path.is_dir() and not (place.path / "config.json").exists():
-        raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")
-
-
-def _check_length(spec: InferSpec) -> None:
-    limit = SHAPES[spec.model].positions
-    for tokens in spec.seq_lengths:
-        if tokens > limit:
-            raise ConfigError(f"{spec.model} has {limit} positions, and seq_length is {tokens}", "ask for fewer tokens")
+            findable.require_positions(self.model, self.seq_lengths)
+        if self.weights_from is not None:
+            findable.require_weights(self.weights_from, self.model)

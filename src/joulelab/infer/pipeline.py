@@ -6,24 +6,23 @@ holds inferences and nothing else. Rows of one input take turns in rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 
-from joulelab.errors import OutOfMemory
 from joulelab.infer.decoding_pipeline import run_generation
 from joulelab.infer.energy import Turn, per_inference
-from joulelab.infer.fastest import choose
+from joulelab.infer.fastest import choose, tried_part
 from joulelab.infer.figures import machine_state, mfu_of, row_values
 from joulelab.infer.infer_config import Case, InferSpec
+from joulelab.infer.memory import explained, require_room
 from joulelab.infer.places import uses
 from joulelab.infer.precisions import inference
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
 from joulelab.infer.subject import Shelf, Subject, forward_flops, weight_bytes
-from joulelab.infer.tight import until_tight
+from joulelab.infer.tight import Ended, stopped_words, until_tight
 from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
@@ -56,10 +55,11 @@ class _Row:
     call: Callable[[], Any]
     recipe: Recipe
     memory_bytes: int
+    chosen_from: str = ""
+    """Words on what the recipe was chosen from."""
     rounds: list[Round] = field(default_factory=list)
     waited_s: float = 0.0
-    stopped: str = ""
-    """Why it was not run longer, where an interval was asked for."""
+    ended: Ended = ""
 
     @property
     def turns(self) -> list[Turn]:
@@ -84,13 +84,14 @@ class _Lab:
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
     def make_ready(self, case: Case) -> _Row:
-        with self.run.stage(PREPARE, again=True), _explained(case):
+        with self.run.stage(PREPARE, again=True), explained(case, self.device):
             self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
+            require_room(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
             subject = self.shelf.subject(case)
             self._count_flops(case, subject)
             before = self._allocated()
             with inference(case.dtype):
-                recipe = self._recipe(case, subject)
+                recipe, chosen_from = self._recipe(case, subject)
                 call = prepare_call(subject.model, subject.inputs, recipe, case.dtype, self.device)
                 start_memory_peak(self.device)
                 call()
@@ -98,11 +99,11 @@ class _Lab:
             memory = peak_memory_bytes(self.device)
             if self.device.type == "cuda":
                 memory = weight_bytes(subject.model) + memory - before
-        return _Row(case, subject, call, recipe, memory)
+        return _Row(case, subject, call, recipe, memory, chosen_from)
 
-    def _recipe(self, case: Case, subject: Subject) -> Recipe:
+    def _recipe(self, case: Case, subject: Subject) -> tuple[Recipe, str]:
         if case.mode != "fastest":
-            return RECIPES[case.mode]
+            return RECIPES[case.mode], ""
         recipe, tried = choose(
             subject.model,
             subject.inputs,
@@ -113,7 +114,8 @@ class _Lab:
         )
         values = {"chosen": recipe.described(), "tried": [str(found) for found in tried]}
         self.run.meter.event("tracker", stage=case.stage, name="recipes", values=values)
-        return recipe
+        part = tried_part(subject.model)
+        return recipe, f", the quickest of {len(tried)} recipes tried" + (f" on {part}" if part else "")
 
     def _count_flops(self, case: Case, subject: Subject) -> None:
         key = (case.batch_size, case.tokens, case.norm)
@@ -134,7 +136,8 @@ class _Lab:
         self.rows += rows
 
     def _round(self, row: _Row, seconds: float) -> None:
-        with self.run.stage(row.case.stage, again=True) as stage, inference(row.case.dtype):
+        device, dtype = self.device, row.case.dtype
+        with self.run.stage(row.case.stage, again=True) as stage, inference(dtype), explained(row.case, device):
             before = row.rounds[-1] if row.rounds else None
             row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
             stage.count(samples=row.items)
@@ -146,7 +149,7 @@ class _Lab:
             energy, why_not = per_inference(row.turns, read)
             latency = Latency.of(row.rounds)
             flops, how = self._flops[(row.case.batch_size, row.case.tokens, row.case.norm)]
-            mfu, no_mfu = mfu_of(flops, how, row.subject.items / latency.median_s, row.case.dtype, self.device)
+            mfu, no_mfu = mfu_of(flops, how, row.items / row.seconds, row.case.dtype, self.device)
             values = row_values(row.case, row.subject.item, row.subject.items, latency, row.rounds, read)
             values |= {
                 "waited_s": row.waited_s,
@@ -157,9 +160,10 @@ class _Lab:
                 "mfu_missing": no_mfu,
                 "memory_bytes": row.memory_bytes,
                 "recipe": row.recipe.described(),
+                "chosen_from": row.chosen_from,
                 "threads": self.spec.usable_threads,
                 "device": self.device.type,
-                "stopped": row.stopped,
+                "stopped": stopped_words(row, self.spec),
                 "notes": list(row.subject.notes),
                 "state": machine_state(self.run.meter.trace_path, [found.window for found in row.rounds]),
             }
@@ -171,18 +175,6 @@ class _Lab:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-@contextmanager
-def _explained(case: Case) -> Iterator[None]:
-    """Too little memory is told with the row it was too little for."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        raise OutOfMemory(
-            f"{case.stage.removeprefix('infer.')} does not fit into the GPU's memory",
-            "ask for a smaller batch, a shorter sequence or 16-bit weights",
-        ) from error
 
 
 def _done() -> None:

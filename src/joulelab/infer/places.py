@@ -9,17 +9,13 @@ from joulelab.infer.infer_config import InferSpec
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.bills import external
 from joulelab.runs.context import RunContext
-from joulelab.zoo.norms.published import PUBLISHED
-from joulelab.zoo.norms.shapes import SHAPES
 
 
 def uses(run: RunContext, spec: InferSpec) -> None:
     """The model's own bill where it is an artefact of ours, so that payback knows what making it took; else a note
     that it came from elsewhere."""
-    name = spec.model if spec.kind == "pretrained" else spec.weights
-    if name == PUBLISHED:
-        name = SHAPES[spec.model].hub_id if spec.model in SHAPES else spec.model
-    if not name:
+    name = spec.weights_from
+    if name is None:
         return
     place = sources.parse(name)
     bill = read_bill(place.path) if place.path is not None and place.path.is_dir() else None

@@ -34,6 +34,8 @@ class EnergyFigure(Frozen):
     fix: str | None = None
     lower_bound: bool = False
     """Work that belongs to it was done where no meter saw it: it took these joules at least."""
+    crowded: bool = False
+    """Estimated from CPU time while others kept the cores busy: not comparable with other estimates."""
 
     @property
     def measured(self) -> bool:
@@ -67,4 +69,5 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
         lower_bound=any(part.lower_bound for part in parts),
+        crowded=any(part.crowded for part in parts),
     )

@@ -47,8 +47,12 @@ class RingWriter:
         path.parent.mkdir(parents=True, exist_ok=True)
         size = _HEADER_BYTES + capacity * _RECORD_BYTES
         with path.open("w+b") as file:
-            file.write(bytes(size))  # takes room on the disk: a page that found none later would end the program
-            file.flush()
+            try:
+                file.write(bytes(size))  # takes room on the disk: a page that found none later would end the program
+                file.flush()
+            except OSError:
+                path.unlink()  # the record of the failure needs the room
+                raise
             self._map = mmap.mmap(file.fileno(), size)
         for place in range(0, size, mmap.PAGESIZE):
             self._map[place] = 0  # the page's first fault, now and not in a step

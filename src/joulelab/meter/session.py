@@ -37,7 +37,7 @@ _OTHER_MAKERS = (("amd", amd.present), ("apple", apple.present))
 def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
     if config.replay_trace:
         return ("host", "replay")
-    names = ["host", "rapl"]
+    names = ["host", "cores", "rapl"]
     if config.gpus != "none":
         names += ["nvml", *(name for name, present in _OTHER_MAKERS if present())]
     if config.estimate_cpu:

@@ -20,7 +20,7 @@ Array = NDArray[Any]
 Pieces = dict[str, list[tuple[Array, Array]]]
 """Device -> pieces of (times in monotonic nanoseconds, values), in the order of the trace."""
 
-READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host")
+READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host", "cores")
 _RARE_COLUMNS = ["kind", "timestamp", "mono_ns", "device", REST]
 _READING_COLUMNS = [
     *("kind", "mono_ns", "device", "power_watts", "energy_counter_j", "counter_mono_ns", "busy_thread_s"),

@@ -37,6 +37,7 @@ LISTS = ("sample_us", "sample_mw")
 MAPS = ("rapl", "counters_j")
 
 _ROWS = 20_000
+_LAST_BYTES = b"PAR1"
 _LARGEST_EXACT = 2**53
 
 
@@ -105,6 +106,14 @@ def _require_same(jsonl: Path, written: Iterator[Line], copied: Iterator[Line]) 
             raise JoulelabError(
                 f"{jsonl}: line {number} does not come back from Parquet as it was", "the JSONL stays; it is the trace"
             )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file ends as Parquet does; one that a full disk or a copy has cut off cannot be read at all."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_LAST_BYTES)))
+        return file.read() == _LAST_BYTES
 
 
 def _sync(path: Path) -> None:

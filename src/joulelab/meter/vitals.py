@@ -1,4 +1,4 @@
-"""What a trace says beside joules: clocks, temperature, throttling, lateness, warnings of the sensors.
+"""What a trace says beside joules: clocks, temperature, throttling, others on the cores, lateness, warnings.
 
 None of it enters an energy figure; all of it tells how far to trust one, and in which state the machine was.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulelab.meter.core_use import CoreUse, mean_use
 from joulelab.meter.trace import read_lines
 
 Window = tuple[int, int]
@@ -47,10 +48,17 @@ class Vitals:
     """When each kind of line was read: the cadence that was really kept."""
     late_s: tuple[float, ...]
     """Lateness of the readings that came more than an interval late."""
+    cores: tuple[tuple[int, CoreUse], ...] = ()
+    """(when, who used the cores in the second or so before)."""
 
     def during(self, windows: Sequence[Window]) -> list[GpuState]:
         inside = _Inside(windows)
         return [state for state in self.gpus if inside(state.mono_ns)]
+
+    def core_use_during(self, windows: Sequence[Window]) -> CoreUse | None:
+        """None where nobody looked, as in older traces and in windows shorter than a reading."""
+        inside = _Inside(windows)
+        return mean_use([use for stamp, use in self.cores if inside(stamp)])
 
     def warnings_during(self, windows: Sequence[Window]) -> list[str]:
         inside = _Inside(windows)
@@ -78,17 +86,21 @@ def collect_vitals(lines: Iterable[dict[str, Any]]) -> Vitals:
     warnings: list[tuple[int, str]] = []
     ticks: dict[str, list[int]] = {}
     late: list[float] = []
+    cores: list[tuple[int, CoreUse]] = []
     for line in lines:
         kind, mono_ns = str(line.get("kind")), int(line.get("mono_ns", 0))
         if kind == "gpu":
             gpus.append(_gpu_state(line, mono_ns))
         elif kind == "warning":
             warnings.append((mono_ns, str(line.get("text") or line.get("reason") or "a sensor warned")))
+        elif kind == "cores":
+            cores.append((mono_ns, CoreUse(**{name: line[name] for name in CoreUse.model_fields})))
         if kind in ("gpu", "rapl", "host", "estimate"):
             ticks.setdefault(f"{kind} {line.get('device', '')}".strip(), []).append(mono_ns)
         if "late_s" in line:
             late.append(float(line["late_s"]))
-    return Vitals(tuple(gpus), tuple(warnings), {name: tuple(stamps) for name, stamps in ticks.items()}, tuple(late))
+    cadence = {name: tuple(stamps) for name, stamps in ticks.items()}
+    return Vitals(tuple(gpus), tuple(warnings), cadence, tuple(late), tuple(cores))
 
 
 def _gpu_state(line: dict[str, Any], mono_ns: int) -> GpuState:

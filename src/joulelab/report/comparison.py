@@ -87,10 +87,12 @@ class EnergyRatio:
     paired: bool = True
     same_devices: bool = True
     needed: int | None = None
+    crowded: bool = False
+    """It rests on CPU estimates made while others kept the cores busy: its interval tells of them, not of the runs."""
 
     @property
     def resolved(self) -> bool:
-        return self.ratio is not None and self.ratio.excludes(1.0)
+        return self.ratio is not None and self.ratio.excludes(1.0) and not self.crowded
 
 
 @dataclass(frozen=True)

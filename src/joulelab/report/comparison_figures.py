@@ -28,6 +28,8 @@ from joulelab.units import energy_text
 # Above this spread a linear axis presses the cheap runs against its zero.
 _LOG_ABOVE = 30.0
 _BAR_HEIGHT = 52
+# No joules lie below 0, where the interval of few repeats may reach; a logarithmic axis has no 0 either.
+_LOWEST_SHARE = 0.02
 
 
 def quality_against_energy(comparison: Comparison) -> Figure | None:
@@ -170,7 +172,7 @@ def repeats(comparison: Comparison) -> Figure | None:
         return None
     counts = {row.label: len(row.runs) for row in comparison.rows}
     title = energy_title("Energy per run, teacher included", unit, figures)
-    x = alt.X("total:Q", title=title, scale=alt.Scale(type="linear", zero=False, nice=True, padding=8))
+    x = alt.X("total:Q", title=title, scale=alt.Scale(type="linear", zero=False, nice=True))
     y = alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS))
     runs = (
         parts_chart(factor)
@@ -182,7 +184,7 @@ def repeats(comparison: Comparison) -> Figure | None:
         mean="mean(total)", deviation="stdev(total)", n="count()", t="max(t)", groupby=["method", "row"]
     ).transform_calculate(
         half="datum.n > 1 ? datum.t * datum.deviation / sqrt(datum.n) : 0",
-        low="datum.mean - datum.half",
+        low=f"max(datum.mean - datum.half, {_LOWEST_SHARE} * datum.mean)",
         high="datum.mean + datum.half",
     )
     spread = means.mark_rule(strokeWidth=2, opacity=0.6, color=GREY).encode(
@@ -198,7 +200,7 @@ def repeats(comparison: Comparison) -> Figure | None:
         title="Repeats",
         spec=finish(moving(alt.layer(spread, ticks, points)), height),
         description=f"Joules of every run: {'; '.join(map(_by_run, comparison.rows))}.",
-        caption="A mark per run; tick and bar: mean with Student's 95 % interval.",
+        caption="A mark per run; tick and bar: mean with Student's 95 % interval, cut off where it would go below 0.",
         height=height,
         name="repeats",
         log_axis="x",

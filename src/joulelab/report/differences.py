@@ -26,6 +26,7 @@ from joulelab.stats import (
 
 Pair = tuple[ComparedRun, ComparedRun]
 ONE_SEED = "one seed tells no spread"
+CROWDED = "others used the cores meanwhile"
 
 
 def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
@@ -91,7 +92,16 @@ def energy_ratio(
         ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
     needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
-    return EnergyRatio(ratio, count, "", paired=bool(pairs), same_devices=same, needed=needed if same else None)
+    crowded = any(figure.crowded for side in figures for figure in side)
+    return EnergyRatio(
+        ratio,
+        count,
+        CROWDED if crowded else "",
+        paired=bool(pairs),
+        same_devices=same,
+        needed=needed if same and not crowded else None,
+        crowded=crowded,
+    )
 
 
 def _log(ratio: Interval) -> Interval:

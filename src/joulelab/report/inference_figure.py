@@ -56,7 +56,7 @@ def _point(row: InferenceRow, factor: float, on_front: bool) -> dict[str, Any]:
 
 def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
     domain, colours, shapes = label_scales([value["way"] for value in values])
-    x = alt.X("ms:Q", title="Latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
+    x = alt.X("ms:Q", title="Median latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
     y = alt.Y("energy:Q", title=title, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.Data(values=list(values)))
     solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend it its opacity

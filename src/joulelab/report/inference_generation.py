@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from joulelab.infer.energy import PerInference
 from joulelab.report.grid import Grid, make_grid
+from joulelab.report.inference_notes import Named, crowd_notes, ended_notes, missing_notes
 from joulelab.report.inference_rows import InferenceRow, inference_rows
-from joulelab.report.inference_words import where_text, with_doubt
+from joulelab.report.inference_words import energy_unit, plus_minus, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
-from joulelab.units import count_text, energy_text, size_text, three_digits
+from joulelab.units import count_text, size_text, three_digits
 
 TRACKER = "generation"
+_WAYS = {"mode": "Mode!", "dtype": "Numbers!"}
 
 
 @dataclass(frozen=True)
@@ -61,73 +63,89 @@ def generation_rows(record: RunRecord) -> list[GenerationRow]:
 
 def generation_grids(record: RunRecord) -> list[Grid]:
     rows = generation_rows(record)
-    return [_time_grid(rows), _energy_grid(rows)] if rows else []
+    return [_time_grid(rows), _energy_grid(rows, record)] if rows else []
 
 
-def _how(row: GenerationRow) -> tuple[str, str]:
-    return str(row.batch), f"{row.whole.values['mode']}, {row.whole.values['dtype']}"
+def _named(rows: Sequence[GenerationRow]) -> Named:
+    """Each part under the row's name and its own."""
+    return [
+        (f"batch {row.batch}, {row.whole.name}, {part}", found)
+        for row in rows
+        for part, found in (("prefill", row.prefill), ("decode", row.decode), ("response", row.whole))
+    ]
+
+
+def _how(rows: Sequence[GenerationRow]) -> tuple[str, Callable[[GenerationRow], tuple[str, ...]]]:
+    """Titles and cells of what tells the rows apart; what they have in common stands in the caption."""
+    keys = [key for key in _WAYS if len({row.whole.values[key] for row in rows}) > 1]
+    titles = "".join(f"|{_WAYS[key]}" for key in keys)
+    return f"Batch>{titles}", lambda row: (str(row.batch), *(str(row.whole.values[key]) for key in keys))
+
+
+def _common(rows: Sequence[GenerationRow]) -> str:
+    values = rows[0].whole.values
+    return "".join(f", {values[key]}" for key in _WAYS if len({row.whole.values[key] for row in rows}) == 1)
 
 
 def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
-    values = rows[0].whole.values
+    values, (how, told) = rows[0].whole.values, _how(rows)
     cells = [
         (
-            *_how(row),
+            *told(row),
             f"{1000 * row.prefill.latency_s:.4g}",
             f"{1000 * row.prefill.values['latency']['iqr_s']:.3g}",
-            count_text(row.batch * values["prompt_tokens"] / row.prefill.latency_s),
+            count_text(row.prefill.items_per_s * values["prompt_tokens"]),
             f"{1000 * row.token_s:.4g}",
             f"{1000 * row.decode.values['latency']['iqr_s'] / row.decoded:.3g}",
-            count_text(row.batch / row.token_s),
+            count_text(row.decode.items_per_s * row.decoded),
             f"{row.whole.latency_s:.4g}",
             size_text(row.whole.values["memory_bytes"]),
         )
         for row in rows
     ]
     titles = (
-        "Batch>|Decoding!|First token\nms>|IQR>|Prefill\ntokens/s>|Per token\nms>|IQR>|Decode\ntokens/s>|"
-        "Response\ns>|Memory>"
+        f"{how}|First token\nmedian ms>|IQR\nms>|Prefill mean\ntokens/s>|Per token\nmedian ms>|IQR\nms>|"
+        "Decode mean\ntokens/s>|Response\nmedian s>|Memory>"
     )
-    note = (
+    note = "".join(f"{text} " for text in crowd_notes(_named(rows))) + (
         "First token: prefill, in which the prompt is read and the first token chosen. Per token: steady state, which "
         f"is decoding {values['new_tokens'] - 1} tokens from the end of a prompt of {values['prompt_tokens']}, again "
-        "and again, the cache of fixed size, everything compiled and run before. Tokens/s: of all rows of a batch. "
+        "and again, the cache of fixed size, everything compiled and run before. Tokens/s: of all rows of a batch, "
+        "a mean over all calls, as watts and joules are. "
         "The mode is that of the decoding step; the prompt is always read eagerly."
     )
-    caption = (
-        f"Generation: {where_text(values)}, {values['prompt_tokens']} prompt tokens, {values['new_tokens']} new ones"
-    )
+    lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new ones"
+    caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
     return make_grid(caption, titles, cells, note)
 
 
-def _energy_grid(rows: Sequence[GenerationRow]) -> Grid:
+def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
+    how, told = _how(rows)
+    prompt, response = _Unit.of(rows, lambda row: (row.prefill, 1)), _Unit.of(rows, lambda row: (row.whole, 1))
+    token = _Unit.of(rows, lambda row: (row.decode, row.decoded))
     cells = [
         (
-            *_how(row),
+            *told(row),
             _power(row.prefill.energy),
             _power(row.decode.energy),
-            _joules(row.prefill.energy, 1),
-            _joules(row.decode.energy, row.decoded),
-            _net(row.decode.energy, row.decoded),
-            _joules(row.whole.energy, 1),
-            _net(row.whole.energy, 1),
+            prompt.gross(row),
+            token.gross(row),
+            token.net(row),
+            response.gross(row),
+            response.net(row),
             _agreement(row),
         )
         for row in rows
     ]
     titles = (
-        "Batch>|Decoding!|Prefill\nW>|Decode\nW>|Per prompt>|Per output\ntoken>|net>|Per\nresponse>|net>|"
-        "Prefill + decode"
+        f"{how}|Prefill\nW>|Decode\nW>|{prompt.name} per\nprompt>|{token.name} per\noutput token>|net\n{token.name}>|"
+        f"{response.name} per\nresponse>|net\n{response.name}>|Prefill + decode"
     )
-    reasons = list(dict.fromkeys(row.whole.values["why_no_energy"] for row in rows if row.whole.energy is None))
-    note = (
-        f"Not measured: joules and watts. {'; '.join(reasons)}."
-        if reasons
-        else (
-            "Prefill, decode and whole responses were measured apart; the last column is the sum of the first two "
-            "beside whole responses. net: less the idle power."
-        )
-    )
+    notes = missing_notes([found for _, found in _named(rows)], record) or [
+        "Prefill, decode and whole responses were measured apart; the last column is by how much the sum of the first "
+        "two differs from whole responses, and whether the intervals allow that. net: less the idle power."
+    ]
+    note = " ".join([*notes, *ended_notes(_named(rows))])
     return make_grid("Joules of generation", titles, cells, note)
 
 
@@ -135,16 +153,36 @@ def _power(energy: PerInference | None) -> str:
     return "missing" if energy is None else three_digits(energy.power_w)
 
 
-def _joules(energy: PerInference | None, over: int) -> str:
-    if energy is None:
-        return "missing"
-    return with_doubt(energy.gross_j / over, energy.gross_half_width_j / over)
+Part = Callable[[GenerationRow], tuple[InferenceRow, int]]
+"""A part of a row, and over how many its joules are divided."""
 
 
-def _net(energy: PerInference | None, over: int) -> str:
-    if energy is None or energy.net_j is None or energy.net_half_width_j is None:
-        return NOTHING
-    return with_doubt(energy.net_j / over, energy.net_half_width_j / over)
+@dataclass(frozen=True)
+class _Unit:
+    """Of a column, for all its rows."""
+
+    part: Part
+    factor: float
+    name: str
+
+    @classmethod
+    def of(cls, rows: Sequence[GenerationRow], part: Part) -> _Unit:
+        found = [part(row) for row in rows]
+        return cls(part, *energy_unit([one.energy.gross_j / over for one, over in found if one.energy]))
+
+    def gross(self, row: GenerationRow) -> str:
+        energy, each = self._energy(row)
+        return "missing" if energy is None else plus_minus(energy.gross_j / each, energy.gross_half_width_j / each)
+
+    def net(self, row: GenerationRow) -> str:
+        energy, each = self._energy(row)
+        if energy is None or energy.net_j is None or energy.net_half_width_j is None:
+            return NOTHING
+        return plus_minus(energy.net_j / each, energy.net_half_width_j / each)
+
+    def _energy(self, row: GenerationRow) -> tuple[PerInference | None, float]:
+        one, over = self.part(row)
+        return one.energy, over * self.factor
 
 
 def _agreement(row: GenerationRow) -> str:
@@ -153,4 +191,4 @@ def _agreement(row: GenerationRow) -> str:
         return NOTHING
     off = summed[0] / whole.gross_j - 1
     within = abs(summed[0] - whole.gross_j) <= math.hypot(summed[1], whole.gross_half_width_j)
-    return f"{energy_text(summed[0])}, {100 * off:+.1f} % ({'agrees' if within else 'differs'})"
+    return f"{100 * off:+.1f} %, {'agrees' if within else 'differs'}"

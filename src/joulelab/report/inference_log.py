@@ -33,6 +33,9 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
     ]
     titles = "Device!|Busy W>|Idle W>|Net W>|Latency ms>|Net mJ>|Gross mJ>"
     note = "Net: (busy - idle) x latency. Gross: busy x latency. The latency is yours; the log knows only watts."
+    below = [device for device, one in found if one.net_w <= 0]
+    if below:
+        note += f" {', '.join(below)}: busy is not above idle, so its net joules mean nothing."
     return [
         make_grid("Joules per inference", titles, arithmetic, note),
         make_grid("Stretches they come from", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Told by", stretches),

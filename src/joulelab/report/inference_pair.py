@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.errors import ConfigError
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.inference_generation import TRACKER as GENERATION
-from joulelab.report.inference_rows import InferenceRow, inference_rows
+from joulelab.report.inference_alike import doubt_about_maker, rows_run_alike
+from joulelab.report.inference_notes import crowd_notes
+from joulelab.report.inference_rows import InferenceRow
 from joulelab.report.inference_words import with_doubt
 from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, parts_of
@@ -45,28 +45,9 @@ class Pair:
 
 
 def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> list[Pair]:
-    tracker = GENERATION if inference_rows(student, GENERATION) else "inference"
-    ours, theirs = (_in_use(inference_rows(record, tracker)) for record in (student, teacher))
-    for record, rows in ((student, ours), (teacher, theirs)):
-        if not rows:
-            raise ConfigError(f"{record.run_id} has no finished rows of inference", "name runs of `joulelab infer`")
-    alike = [(row, other) for row in ours for other in theirs if _key(row) == _key(other)]
-    if not alike:
-        raise ConfigError(
-            "the two runs have no row that was run alike (batch, tokens, mode, numbers)",
-            "run both with the same --batch-size, --mode and --dtype",
-        )
+    alike = rows_run_alike(student, teacher)
     extra, words = _extra(student, made_by)
     return [_pair(row, other, extra, words) for row, other in alike]
-
-
-def _in_use(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
-    return [row for row in rows if row.values.get("part", "infer") == "infer"]
-
-
-def _key(row: InferenceRow) -> tuple[Any, ...]:
-    names = ("batch_size", "tokens", "mode", "dtype", "device", "prompt_tokens", "new_tokens")
-    return tuple(row.values.get(name) for name in names)
 
 
 def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | None, str]:
@@ -74,7 +55,9 @@ def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | No
 
     With the words that say which of the two; or, without joules, why there are none.
     """
+    doubt = ""
     if made_by is not None:
+        doubt = doubt_about_maker(student, made_by)
         parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
     else:
         parts = [part for part in parts_of(student) if part.inherited]
@@ -90,7 +73,7 @@ def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | No
     half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
     whose = "the stages that made the student, by its lineage"
     if made_by is not None:
-        whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included"
+        whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included{doubt}"
     return Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j), whose
 
 
@@ -120,24 +103,32 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         for who, label, row in (("student", student.label, one.student), ("teacher", teacher.label, one.teacher)):
             rows.append((how if who == "student" else "", f"{who}: {label}", *_cells(row, one.over)))
         rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _told(one)))
-    note = (
-        f"Energy per {found[0].item}, gross. T*: joules spent on making the student beyond its teacher, over the "
+    rows_in_use = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
+    note = "".join(f"{text} " for text in crowd_notes(rows_in_use)) + (
+        f"{_each_words(found[0])} T*: joules spent on making the student beyond its teacher, over the "
         "joules it takes less each time; Fieller's 95 % interval. Quality is not in this table: T* means something "
         "where the student is good enough."
     )
     note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
     if any(row.energy and row.energy.method == "estimated" for one in found for row in (one.student, one.teacher)):
         note += " The joules are estimated from CPU time, not measured."
-    titles = "How!|Who!|Latency ms>|Watts>|Energy each>|Spent once>|Pays back"
+    of = found[0].item if found[0].over > 1 else "call"
+    titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Pays back"
     return make_grid("Student against teacher in use", titles, rows, note)
 
 
+def _each_words(pair: Pair) -> str:
+    if pair.over == 1:
+        return f"Energy per {pair.item}, gross."
+    return f"Time and gross energy per token: those of a whole response, its prompt read, over its {pair.over} tokens."
+
+
 def _cells(row: InferenceRow, over: int) -> tuple[str, str, str, str, str]:
-    energy = row.energy
+    energy, latency = row.energy, f"{1000 * row.latency_s / over:.4g}"
     if energy is None:
-        return f"{1000 * row.latency_s:.4g}", "missing", "missing", NOTHING, NOTHING
+        return latency, "missing", "missing", NOTHING, NOTHING
     each = with_doubt(energy.gross_j / over, energy.gross_half_width_j / over)
-    return f"{1000 * row.latency_s:.4g}", three_digits(energy.power_w), each, NOTHING, NOTHING
+    return latency, three_digits(energy.power_w), each, NOTHING, NOTHING
 
 
 def _saved(one: Pair) -> str:
@@ -163,6 +154,8 @@ def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
             "student": None if one.student.energy is None else one.student.energy.model_dump(),
             "teacher": None if one.teacher.energy is None else one.teacher.energy.model_dump(),
             "items_per_row": one.over,
+            "student_median_s_per_call": one.student.latency_s,
+            "teacher_median_s_per_call": one.teacher.latency_s,
             "spent_j": None if one.found is None else one.found.spent.value,
             "saved_j_per_item": None if one.found is None else one.found.saved.value,
             "pays_back_after": None if one.found is None else one.found.count,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.infer.energy import IdlePower, PerInference
+from joulelab.meter.core_use import CoreUse
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval, ratio_paired
 
@@ -22,6 +23,8 @@ class InferenceRow:
     stage: str
     values: Mapping[str, Any]
     energy: PerInference | None
+    core_use: CoreUse | None = None
+    """Who used the CPU cores in its windows; None where nobody looked."""
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -33,18 +36,26 @@ class InferenceRow:
         return float(self.values["latency"]["median_s"])
 
     @property
+    def items_per_s(self) -> float:
+        """Mean over the windows, as watts and joules are: W over this is the joules of one item."""
+        return float(self.values["items_per_call"] * self.values["calls"] / self.values["seconds"])
+
+    @property
     def name(self) -> str:
         """How it was run, without how much at once."""
         return ", ".join(str(self.values[key]) for key in ("norm", "mode", "dtype") if self.values.get(key))
 
 
 def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[InferenceRow, ...]:
+    """As they were asked for, which is the order of their first rounds; findings come as each stage first says any."""
     idle = idle_of(record)
-    rows = []
-    for stage, found in record.findings.items():
-        if tracker in found:
-            rows.append(InferenceRow(stage, found[tracker], _with_net(found[tracker], idle)))
-    return tuple(rows)
+    begun = [stage.name for stage in record.stages]
+    cores = {stage.name: stage.core_use for stage in record.stages}
+    found = {stage: values[tracker] for stage, values in record.findings.items() if tracker in values}
+    in_order = sorted(found, key=lambda stage: begun.index(stage) if stage in begun else len(begun))
+    return tuple(
+        InferenceRow(stage, found[stage], _with_net(found[stage], idle), cores.get(stage)) for stage in in_order
+    )
 
 
 def idle_of(record: RunRecord) -> IdlePower | None:

@@ -8,11 +8,12 @@ from typing import Any
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_generation import generation_grids
-from joulelab.report.inference_rows import InferenceRow, RowRatio, inference_rows, pareto, row_ratios
+from joulelab.report.inference_notes import crowd_notes, ended_notes, missing_notes
+from joulelab.report.inference_ratios import input_text, ratio_grid
+from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios
 from joulelab.report.inference_words import energy_unit, plus_minus, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
-from joulelab.stats import Interval
 from joulelab.units import count_text, percent_text, size_text, three_digits, with_prefix
 
 Cell = Callable[[InferenceRow], str]
@@ -22,75 +23,60 @@ def inference_grids(record: RunRecord) -> list[Grid]:
     rows = inference_rows(record)
     if not rows:
         return generation_grids(record)
-    grids = [rows_grid(rows), cost_grid(rows)]
+    grids = [rows_grid(rows, missing_notes(rows, record)), cost_grid(rows)]
+    if any(row.values["state"]["readings"] for row in rows):
+        grids.append(card_grid(rows))
     ratios = row_ratios(rows)
     return [*grids, ratio_grid(ratios)] if ratios else grids
 
 
-def rows_grid(rows: Sequence[InferenceRow]) -> Grid:
+def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
     """Time and joules; a column that says the same in every row stands in the caption."""
     item = rows[0].values["item"]
     front = pareto(rows)
     factor, unit = energy_unit([row.energy.gross_j for row in rows if row.energy])
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
-        ("Latency\nms>", lambda row: _ms(row.latency_s)),
+        ("Latency\nmedian\nms>", lambda row: _ms(row.latency_s)),
         ("IQR\nms>", lambda row: _ms(row.values["latency"]["iqr_s"])),
-        ("Blocks>", lambda row: f"{row.values['latency']['measurements']}"),
-        (f"{item}s\nper s>", lambda row: _rate(row.values["items_per_s"])),
+        (f"{item}s\nper s\nmean>", lambda row: _rate(row.items_per_s)),
     ]
     if any(row.energy for row in rows):
         columns += [
-            ("W>", lambda row: three_digits(row.energy.power_w) if row.energy else "missing"),
-            ("Idle\nW>", _idle),
-            (f"{unit} per {item}\ngross>", lambda row: _energy(row, "gross", factor)),
-            (f"{unit} per {item}\nnet>", lambda row: _energy(row, "net", factor)),
+            ("W\nmean>", lambda row: three_digits(row.energy.power_w) if row.energy else "missing"),
+            (f"{unit} per\n{item}\ngross>", lambda row: _energy(row, "gross", factor)),
+            (f"{unit} per\n{item}\nnet>", lambda row: _energy(row, "net", factor)),
         ]
         if len(rows) > 1:
             columns.append(("Pareto!", lambda row: "yes" if row in front else ""))
-    return _table(f"Inference: {_alike(rows)}", columns, rows, " ".join(_row_notes(rows)))
+    return _table(f"Inference: {_alike(rows)}", columns, rows, " ".join(_row_notes(rows, missing)))
 
 
 def cost_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """What the machine was like meanwhile, and how well it was used."""
+    """How much was run, and how well the machine was used."""
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
-        ("Waited\nfor ms>", lambda row: _ms(row.values["waited_s"])),
+        ("Waited for\nmedian ms>", lambda row: _ms(row.values["waited_s"])),
+        ("Blocks>", lambda row: f"{row.values['latency']['measurements']}"),
         ("Calls>", lambda row: f"{row.values['calls']:,}"),
         ("Run for>", lambda row: f"{row.values['seconds']:.1f} s"),
         ("FLOP per\nitem>", lambda row: _flops(row)),
         ("MFU>", lambda row: percent_text(row.values["mfu"]) if row.values["mfu"] is not None else NOTHING),
         ("Memory>", lambda row: size_text(row.values["memory_bytes"])),
     ]
-    if any(row.values["state"]["readings"] for row in rows):
-        columns += [
-            ("SM\n%>", lambda row: _state(row, "sm_utilisation_percent")),
-            ("MHz>", lambda row: _state(row, "sm_clock_mhz")),
-            ("°C>", lambda row: _state(row, "temperature_c")),
-            ("Held back by", lambda row: _throttle(row.values["state"]["throttled"])),
-        ]
     return _table("How it was run", columns, rows, " ".join(_cost_notes(rows)))
 
 
-def ratio_grid(ratios: Sequence[RowRatio]) -> Grid:
-    several = len({one.row.group for one in ratios}) > 1
-    rows = [
-        (
-            *([_input(one.row)] if several else []),
-            one.row.name,
-            one.base.name,
-            _interval(one.time),
-            _interval(one.energy) if one.energy else "not measured",
-            _verdict(one.time, "time", "slower", "quicker"),
-        )
-        for one in ratios
+def card_grid(rows: Sequence[InferenceRow]) -> Grid:
+    """What the GPU was like meanwhile: medians, and what held it back for which share of the readings."""
+    columns: list[tuple[str, Cell]] = [
+        *_differing(rows),
+        ("SM\n%>", lambda row: _state(row, "sm_utilisation_percent")),
+        ("MHz>", lambda row: _state(row, "sm_clock_mhz")),
+        ("°C>", lambda row: _state(row, "temperature_c")),
+        ("Held back by", lambda row: _throttle(row.values["state"]["throttled"])),
     ]
-    note = (
-        "Rows of one input took turns; each round is one pair, and the 95 % interval is Student's t over the pairs. "
-        "Below 1 the row takes less than the one it is compared with."
-    )
-    titles = ("Input!|" if several else "") + "Row|Against|Time ratio!|Energy ratio!|In words"
-    return make_grid("Against the first row, in turns", titles, rows, note)
+    return _table("The GPU meanwhile", columns, rows, "")
 
 
 def _table(caption: str, columns: Sequence[tuple[str, Cell]], rows: Sequence[InferenceRow], note: str) -> Grid:
@@ -119,9 +105,9 @@ def _alike(rows: Sequence[InferenceRow]) -> str:
     return ", ".join([where_text(first), *texts])
 
 
-def _input(row: InferenceRow) -> str:
-    tokens = row.values["tokens"]
-    return f"batch {row.values['batch_size']}" + (f", {tokens} tokens" if tokens else "")
+def _called(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
+    """By its way, and by its input where there are several."""
+    return f"{input_text(row)}, {row.name}" if len({one.group for one in rows}) > 1 else row.name
 
 
 def _rate(items_per_s: float) -> str:
@@ -130,10 +116,6 @@ def _rate(items_per_s: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.4g}"
-
-
-def _idle(row: InferenceRow) -> str:
-    return three_digits(row.energy.idle_power_w) if row.energy and row.energy.idle_power_w is not None else NOTHING
 
 
 def _energy(row: InferenceRow, which: str, factor: float) -> str:
@@ -160,37 +142,28 @@ def _throttle(shares: Mapping[str, float]) -> str:
     return "; ".join(f"{reason} ({percent_text(share, 0)})" for reason, share in shares.items()) or "nothing"
 
 
-def _interval(found: Interval) -> str:
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
-def _verdict(found: Interval, of: str, above: str, below: str) -> str:
-    if not found.excludes(1.0):
-        return f"no difference in {of} is resolved"
-    change = 100 * abs(found.value - 1)
-    return f"{change:.1f} % {above if found.value > 1 else below}"
-
-
-def _row_notes(rows: Sequence[InferenceRow]) -> list[str]:
+def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str]:
+    item = rows[0].values["item"]
+    named = [(_called(row, rows), row) for row in rows]
     notes = [
-        "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations; "
-        "power is that of the same windows."
+        *crowd_notes(named),
+        "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations. "
+        f"Per second and per {item}: means over all calls in the same windows.",
+        *missing,
     ]
-    missing = list(dict.fromkeys(row.values["why_no_energy"] for row in rows if row.energy is None))
-    if missing:
-        notes.append(f"Not measured: joules and watts. {'; '.join(missing)}.")
     estimated = [row for row in rows if row.energy and row.energy.method == "estimated"]
     if estimated:
         notes.append("Joules are estimated from CPU time, not measured; above idle there is then nothing to tell.")
     elif any(row.energy and row.energy.net_j is None for row in rows):
         notes.append("No idle baseline was measured, so there are no net joules.")
     elif any(row.energy for row in rows):
+        idle = next(row.energy.idle_power_w for row in rows if row.energy)
         notes.append(
-            "Net: less the idle power, of before and after by their length; half their difference is in the interval. "
-            "±: 95 %, without the sensor's scale error, which cancels in ratios on one card."
+            f"Net: less the idle power of {three_digits(idle or 0.0)} W, of before and after by their length; half "
+            "their difference is in the interval. ±: 95 %, without the sensor's scale error, which cancels in ratios "
+            "on one card."
         )
-    stopped = dict.fromkeys(f"{row.name}: {row.values['stopped']}" for row in rows if row.values["stopped"])
-    return [*notes, *(f"Ended by: {text}." for text in stopped)]
+    return [*notes, *ended_notes(named)]
 
 
 def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
@@ -200,8 +173,11 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
         notes.append(f"MFU not computed: {'; '.join(no_mfu)}.")
     if rows[0].values["device"] != "cuda":
         notes.append("Memory: the most the whole process ever held. The model ran on the CPU: no SM was at work.")
-    recipes = dict.fromkeys(f"{row.name}: {row.values['recipe']}" for row in rows if row.values["mode"] == "fastest")
-    notes += [f"Chosen for {text}." for text in recipes]
+    fastest = [row for row in rows if row.values["mode"] == "fastest"]
+    notes += [
+        f"Chosen for {_called(row, rows)}: {row.values['recipe']}{row.values.get('chosen_from', '')}."
+        for row in fastest
+    ]
     said = list(dict.fromkeys(note for row in rows for note in row.values["notes"]))
     return [*notes, *([f"Notes: {'; '.join(said)}."] if said else [])]
 
@@ -214,6 +190,7 @@ def rows_data(record: RunRecord) -> list[dict[str, Any]]:
         {
             "stage": row.stage,
             **row.values,
+            "items_per_s": row.items_per_s,
             "energy": None if row.energy is None else row.energy.model_dump(),
             "on_pareto_front": row in front,
         }

@@ -30,6 +30,8 @@ def reading_sentences(comparison: Comparison) -> list[str]:
     """What the statistics allow to be said about choosing."""
     if comparison.measure is None or not comparison.methods:
         return []
+    if any(row.with_teacher.crowded for row in comparison.rows):
+        return []  # an order of joules that others on the cores have made
     return [text for text in (_front(comparison), _equal_quality(comparison), _equal_energy(comparison)) if text]
 
 

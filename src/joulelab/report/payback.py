@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from joulelab.report.compare_rows import only_infers
 from joulelab.report.comparison import ComparedRun, Comparison, Row
-from joulelab.report.differences import pairs_of
+from joulelab.report.differences import CROWDED, pairs_of
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, Part, parts_of
@@ -84,6 +84,8 @@ def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowP
     figures = [part.figure for run in (*row.runs, *baseline.runs) for part in student_parts(run)]
     if mixes_methods(figures):
         return answer(None, "one side is measured and the other estimated")
+    if any(figure.crowded for figure in figures):
+        return answer(None, CROWDED)
     base_j, student_j = ([_sum_j(student_parts(run)) for run in side.runs] for side in (baseline, row))
     if not all(base_j) or not all(student_j):
         return answer(None, "joules of the student stages are missing")
@@ -117,6 +119,8 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
         return RowPayback(row.label, teacher.label, each, None, "one side is measured and the other estimated")
     if row.unmetered:
         return RowPayback(row.label, teacher.label, each, None, NOT_METERED)
+    if any(one.stage.best.crowded for one in (*ours, *theirs)):
+        return RowPayback(row.label, teacher.label, each, None, CROWDED)
     extra = _once(row.runs, _beyond_the_teacher)
     saved = _per_item(theirs) - _per_item(ours)
     stages = listed(list(dict.fromkeys(one.stage.name for one in (*theirs, *ours))))

@@ -36,7 +36,7 @@ def run_grids(record: RunRecord) -> tuple[Grid, ...]:
 def header_grid(record: RunRecord) -> Grid:
     rows = [
         ("label", record.label),
-        ("status", record.status),
+        ("status", _status_text(record)),
         ("started", moment(record.created_at)),
         ("attempts", _attempts_text(record)),
     ]
@@ -46,6 +46,11 @@ def header_grid(record: RunRecord) -> Grid:
     else:
         rows.append(("energy", "missing: nothing was recorded"))
     return make_grid(f"Run {record.run_id}", "What!|Value", rows)
+
+
+def _status_text(record: RunRecord) -> str:
+    unseen = record.status == "truncated" and record.error is None
+    return f"{record.status}: its process is gone, and nobody closed the run" if unseen else record.status
 
 
 def _attempts_text(record: RunRecord) -> str:

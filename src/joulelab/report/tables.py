@@ -151,6 +151,8 @@ def _ratio_cell(found: EnergyRatio | None) -> str:
         return f"{NOTHING}\n{found.reason}"
     if found.resolved:
         return ratio(found.ratio)
+    if found.crowded:
+        return f"{ratio(found.ratio)}\nnot resolved\n(others used\nthe cores)"
     needed = f", needs {found.needed}" if found.needed else ""
     return ratio(found.ratio) + (f"\nnot resolved\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
 

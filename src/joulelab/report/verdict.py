@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.pareto import reading_sentences
@@ -89,6 +90,8 @@ def energy_sentence(row: Row, baseline: str) -> str:
 def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
+    if found.crowded:
+        return f"{ratio(found.ratio)}, not resolved ({found.reason}),"
     return ratio(found.ratio) if found.resolved else f"{ratio(found.ratio)}, {unresolved(found.seeds, found.needed)},"
 
 
@@ -97,6 +100,7 @@ def _caveats(comparison: Comparison) -> list[str]:
     if comparison.incomplete:
         names = listed([f"{run.label} seed {run.seed} ({run.why})" for run in comparison.incomplete])
         texts.append(f"Not in the comparison because incomplete: {names}.")
+    texts += crowd_sentences(comparison)
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
         texts.append(f"Lower bounds are marked ≥: no meter of the runs saw {listed(unmetered)}.")
@@ -110,6 +114,24 @@ def _caveats(comparison: Comparison) -> list[str]:
             "cancel, and are inside the intervals of the ratios."
         )
     return texts
+
+
+def crowd_sentences(comparison: Comparison) -> list[str]:
+    """Whose stages ran while others kept the cores busy: what they took says more about the others than about them."""
+    words = []
+    for row in comparison.rows:
+        stages = [stage for run in row.runs for stage in run.record.stages if not stage.outside_totals]
+        crowded = [stage for stage in stages if stage.core_use and stage.core_use.crowded]
+        worst = most_crowded([stage.core_use for stage in crowded])
+        if worst is not None:
+            names = ", ".join(dict.fromkeys(stage.name for stage in crowded))
+            words.append(f"{row.label} ({names}: up to {worst.others_cores:.2g} of {worst.cores})")
+    if not words:
+        return []
+    return [
+        f"Others used the CPU cores while these ran: {listed(words)}. Times and CPU estimates of that are not "
+        "comparable; run it again while nothing else runs."
+    ]
 
 
 def provenance(records: Sequence[RunRecord]) -> tuple[str, ...]:

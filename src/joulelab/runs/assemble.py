@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from joulelab.clock import NS
+from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.integrate import peak_power_w
@@ -185,6 +186,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         tokens_per_s=_divide(tokens, duration_s),
         phases=_phases(parts, name),
         co2e=co2e(best, frame.grid, frame.pue),
+        core_use=most_crowded([attempt.core_use(windows) for attempt, windows in parts]),
         validity=_stage_validity(name, parts, best, frame),
     )
 

@@ -6,6 +6,7 @@ a `with` block of somebody's script leave the same folder behind.
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,10 +25,11 @@ from joulelab.runs.context import Progress, RunContext, Trackers
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
-from joulelab.runs.record import ErrorRecord, Note, RunRecord, Status
+from joulelab.runs.record import ErrorRecord, Note, ProcessMark, RunRecord, Status
 from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
+from joulelab.runs.storage import storage_failure
 from joulelab.runs.summary import flat_summary
 from joulelab.runs.yaml_text import write_yaml
 
@@ -41,7 +43,6 @@ def create_run(
     """
     paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
-    write_yaml(paths.config, settings)
     opening = RunRecord(
         run_id=paths.run_id,
         name=spec.name,
@@ -50,9 +51,24 @@ def create_run(
         group=group,
         created_at=clock.iso(clock.now().wall_s),
         spec=settings,
+        process=this_process() if status == "running" else None,
     )
-    write_json(paths.record, opening)
+    try:
+        write_yaml(paths.config, settings)
+        write_json(paths.record, opening)
+    except OSError as error:
+        failure = storage_failure(error, paths.folder)
+        for made in (paths.config, paths.record):
+            made.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that a user chose may hold something of his
+            paths.folder.rmdir()
+        raise (failure or error) from None
     return paths
+
+
+def this_process() -> ProcessMark:
+    """Who works on a run from here on, so that a reader can tell whether he still does."""
+    return ProcessMark(host=os.uname().nodename, boot_id=clock.boot_id(), pid=os.getpid())
 
 
 class RunAttempt:
@@ -121,7 +137,15 @@ class RunAttempt:
             if others is not None:
                 others(context)
         self._beside.close()
-        record = self._end_trackers(close_run(self._paths, status, error))
+        try:
+            record = self._end_trackers(close_run(self._paths, status, error))
+        except OSError as trouble:
+            failure = storage_failure(trouble, self._paths.folder)
+            if failure is None:
+                raise
+            with suppress(OSError):  # less than a record; on a disk without any room the process's end tells
+                mark_failed(self._paths, failure)
+            raise failure from error or trouble
         for text in compact_run(self._paths, context.attempt if context else 0).kept:
             self._progress.say(f"the trace stays JSONL: {text}")
         return record
@@ -160,8 +184,15 @@ def idle(run: RunContext, name: str, duration_s: float) -> None:
 def mark_running(paths: RunPaths) -> None:
     """A run that was queued, or cut off and goes on, says so; its joules so far stay in the record meanwhile."""
     record = RunRecord.model_validate(read_json(paths.record))
-    if record.status != "running":
-        write_json(paths.record, record.model_copy(update={"status": "running", "error": None}))
+    process = this_process()
+    if record.status != "running" or record.process != process:
+        write_json(paths.record, record.model_copy(update={"status": "running", "error": None, "process": process}))
+
+
+def mark_failed(paths: RunPaths, failure: JoulelabError) -> None:
+    """The record as it stands, with its end; whoever goes on with the run writes all of it."""
+    record = RunRecord.model_validate(read_json(paths.record))
+    write_json(paths.record, record.model_copy(update={"status": "failed", "error": error_record(failure)}))
 
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:

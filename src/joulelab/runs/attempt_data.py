@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from joulelab.clock import NS, iso
+from joulelab.meter.core_use import CoreUse
 from joulelab.meter.integrate import COMPONENTS, component_energy, without
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.vitals import Vitals, load_vitals
@@ -42,7 +43,13 @@ class AttemptData:
 
     def energy(self, windows: list[Window]) -> EnergyByComponent:
         figures = {name: component_energy(self.trace, name, windows) for name in COMPONENTS}
+        estimate = figures["cpu_estimate"]
+        if estimate.energy_j is not None and (use := self.core_use(windows)) is not None:
+            figures["cpu_estimate"] = estimate.model_copy(update={"crowded": use.crowded})
         return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows))
+
+    def core_use(self, windows: list[Window]) -> CoreUse | None:
+        return self.vitals.core_use_during(windows)
 
     def started_at(self, mono_ns: int) -> str:
         return iso(mono_ns / NS + self.trace.offset_s - self.clock_offset_s)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import both_paths
 from joulelab.meter.series import DeviceSeries
@@ -48,6 +49,7 @@ def gather(
         cut_off=sum(not attempt.trace.ended for attempt in attempts.values()),
         shared=_unique(_shared_words(series) for series in devices if _is_shared(series)),
         unmeasured=_unmeasured(parts, policy, environment),
+        core_use=most_crowded([attempt.core_use(pieces) for attempt, pieces in parts]),
     )
 
 

@@ -26,6 +26,7 @@ from joulelab.runs.ranks import (
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import check
 from joulelab.runs.stopping import JOB_SIGNALS, StopRequest
+from joulelab.runs.storage import storage_failure
 from joulelab.runs.yaml_text import read_mapping
 
 
@@ -50,7 +51,7 @@ def execute(paths: RunPaths, progress: Progress, part: Part | None = None) -> Ru
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:
-            status, error = "failed", failure
+            status, error = "failed", storage_failure(failure, paths.folder) or failure
         stop.settle()
         withdraw(place, paths)
         # after a failure of its own nobody waits: the others hang in a message that never comes

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,24 @@ def refresh(store: Path, told: Told, columns: Sequence[str] | None = None) -> An
     told.reading(len(missing))
     rows = [row for name in missing if (row := _row(store, name, files[name], told)) is not None]
     kept = known.take(indices(list(true.values())))
-    table = pa.concat_tables([kept, table_of(rows, _schema())])
+    table = pa.concat_tables([kept, _table(rows, told)])
     if rows or kept.num_rows != known.num_rows:
         with suppress(OSError):  # a store that may only be read is read without an index
             _write(store, table)
     return _in_order(table.select([*KEYS, *wanted]))
+
+
+def _table(rows: list[dict[str, Any]], told: Told) -> Any:
+    """One row that no column can hold is told and left out; all are tried together first, which is much quicker."""
+    try:
+        return table_of(rows, _schema())
+    except (ValueError, TypeError, ArithmeticError) as error:
+        if len(rows) == 1:
+            told.unreadable(f"{rows[0][FOLDER]}: {type(error).__name__}: {error}")
+            return table_of([], _schema())
+    import pyarrow as pa
+
+    return pa.concat_tables([_table([row], told) for row in rows])
 
 
 def _in_order(table: Any) -> Any:
@@ -143,16 +157,21 @@ def _row(store: Path, name: str, file: os.stat_result, told: Told) -> dict[str, 
         open_state = _open_state(paths)
         written = read_record(paths)
         record = settle(paths, written)
+        datetime.fromisoformat(record.created_at)
+        row = row_of(record)
     except JoulelabError as error:
         told.unreadable(error.message)
         return None
     except OSError as error:  # its folder was removed or moved while we looked
         told.unreadable(f"{paths.folder}: {error.strerror or error}")
         return None
+    except Exception as error:  # whatever is odd about one run, the others are listed
+        told.unreadable(f"{paths.folder}: {type(error).__name__}: {error}")
+        return None
     watched = None
     if written.status == "running":
         watched = ALIVE if record.status == "running" else open_state
-    return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row_of(record)}
+    return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row}
 
 
 def listed(store: Path, told: Told, columns: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -121,7 +121,7 @@ LISTING, SUMMARY, STAGE_ROWS = "listing", "summary", "stage_rows"
 def row_of(record: RunRecord) -> dict[str, Any]:
     """A run as one row of the index, its stages inside."""
     return {
-        **{name: column.read(record) for name, column in RUNS.items()},
+        **_fitting(RUNS, record),
         LISTING: json.dumps(_listing(record)),
         SUMMARY: json.dumps(flat_summary(record), indent=2),
         STAGE_ROWS: [_stage_row(stage) for stage in record.stages],
@@ -179,7 +179,22 @@ def listed_run(listing: str) -> ListedRun:
 
 
 def _stage_row(stage: StageRecord) -> dict[str, Any]:
-    return {name: column.read(stage) for name, column in STAGES.items()}
+    return _fitting(STAGES, stage)
+
+
+def _fitting(columns: Mapping[str, Column], record: RunRecord | StageRecord) -> dict[str, Any]:
+    """Settings may hold anything; what a column cannot hold is left out, so that one odd run hides no other."""
+    values = {name: column.read(record) for name, column in columns.items()}
+    return {name: value if _FITS[columns[name].kind](value) else None for name, value in values.items()}
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys((TEXT, TIME, JSON), lambda value: isinstance(value, str)),
+    NUMBER: lambda value: isinstance(value, int | float),
+    INTEGER: lambda value: type(value) is int and -(2**63) <= value < 2**63,
+    YES_NO: lambda value: isinstance(value, bool),
+    RESULTS: lambda value: isinstance(value, list),
+}
 
 
 def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:

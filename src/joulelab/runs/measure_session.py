@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulelab.errors import EndedBySignal, JoulelabError
+from joulelab.errors import EndedBySignal, JoulelabError, StorageFailed
 from joulelab.runs.context import Progress, RunContext
 from joulelab.runs.measure_program import Guarded, end_all
 from joulelab.runs.measure_result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
@@ -15,6 +15,7 @@ from joulelab.runs.measure_terminal import Terminal
 from joulelab.runs.measuring import MeasuredRun
 from joulelab.runs.record import Status
 from joulelab.runs.stopping import StopRequest
+from joulelab.runs.storage import storage_failure
 
 
 def measure_program(
@@ -37,11 +38,11 @@ def measure_program(
     except EndedBySignal as ended:
         status, error = "truncated", ended
     except BaseException as failure:
-        status, error = "failed", failure
+        status, error = "failed", storage_failure(failure, measured.paths.folder) or failure
     record = measured.end(status, error)
     record = measured.amend(conclude(record, measured.paths))
     relay.deafen()
-    if error is not None and not isinstance(error, JoulelabError):
+    if isinstance(error, StorageFailed) or (error is not None and not isinstance(error, JoulelabError)):
         raise error
     return result_of(record, measured.paths.folder, error.exit_code if error else 0)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.series import Trace
-from joulelab.runs.attempt_data import AttemptData
+from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData
 from joulelab.runs.record import MEASURED_COMPONENTS, IdleBaseline, Note
 
 ENOUGH_COVERAGE = 0.98
@@ -23,6 +24,7 @@ def notes_on(
     for attempt in attempts:
         notes |= _energy_notes(attempt, policy)
         notes |= _trace_notes(attempt, going_on)
+        notes |= _crowd_notes(attempt)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
@@ -68,6 +70,19 @@ def _trace_notes(attempt: AttemptData, going_on: int) -> dict[str, Note]:
     for _, text in attempt.vitals.warnings:
         notes[text] = Note(level="warning", text=text)
     return notes
+
+
+def _crowd_notes(attempt: AttemptData) -> dict[str, Note]:
+    uses = {stage: attempt.core_use(windows) for stage, windows in attempt.windows.items() if stage not in IDLE_STAGES}
+    crowded = {stage: use for stage, use in uses.items() if use is not None and use.crowded}
+    worst = most_crowded(list(crowded.values()))
+    if worst is None:
+        return {}
+    text = (
+        f"{worst.words} during {', '.join(crowded)}: times and CPU estimates of that are not comparable with others; "
+        "run it again while nothing else runs"
+    )
+    return {f"cores {attempt.host} {attempt.number}": Note(level="warning", text=text)}
 
 
 def _idle_change(idle: Sequence[IdleBaseline]) -> str | None:

@@ -43,7 +43,8 @@ def make_folder(parent: Path, name: str) -> Path:
 
 
 def make_chosen_folder(folder: Path) -> Path:
-    """The very folder a user named for a run; what is in it stays."""
+    """The very folder a user named for a run: a new one, or one with nothing in it."""
+    require_empty(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,6 +52,29 @@ def make_chosen_folder(folder: Path) -> Path:
             f"no run can be kept in {folder.absolute()}: {error.strerror}", "name another folder"
         ) from None
     return folder
+
+
+def require_empty(folder: Path) -> None:
+    """A run among other things would be mixed up with them: in a store's root no list finds it, and it is no run's."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, and a run needs a folder", "name another place")
+    inside = sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+    if not inside:
+        return
+    if (folder / "run.json").exists():
+        raise UsageError(f"{folder} holds a run already", f"go on with it: joulelab run --resume {folder}")
+    runs = [path for path in inside if path.name == GROUPS_FOLDER or (path / "run.json").exists()]
+    if runs:
+        raise UsageError(
+            f"{folder} is a store with runs in it ({_some(runs)}), not the folder of one run",
+            f"keep the run in that store with --runs-dir {folder}, or name a folder of its own: {folder / 'mine'}",
+        )
+    raise UsageError(f"{folder} holds other things ({_some(inside)})", "name a folder that is new or empty")
+
+
+def _some(paths: list[Path]) -> str:
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return ", ".join(path.name for path in paths[:3]) + more
 
 
 @dataclass(frozen=True)

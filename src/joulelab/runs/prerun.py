@@ -28,6 +28,7 @@ from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measuring import MeasuredRun
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
 from joulelab.runs.stopping import StopRequest
+from joulelab.runs.storage import storage_failure
 from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"
@@ -88,7 +89,7 @@ def prerun(
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:
-            error = failure
+            error = storage_failure(failure, measured.paths.folder) or failure
         record = measured.end(status, error)
     if error is not None:
         raise error

@@ -15,7 +15,7 @@ from typing import Any
 
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.meter.trace import read_lines
-from joulelab.meter.trace_parquet import SUFFIX, lines_table
+from joulelab.meter.trace_parquet import SUFFIX, is_whole, lines_table
 from joulelab.runs.index import Told, refresh
 from joulelab.runs.index_rows import INTEGER, NUMBER, RUNS, STAGE_ROWS, STAGES, TEXT, TIME
 from joulelab.runs.paths import RunPaths
@@ -109,19 +109,21 @@ def _make_tables(connection: Any, store: Path, sql: str, told: Told) -> None:
     connection.execute("alter table stages alter started_at type timestamptz")
     connection.unregister("index_rows")
     if re.search(r"\bsamples\b", sql, re.I):
-        _make_samples(connection, store, table.column("folder").to_pylist())
+        _make_samples(connection, store, table.column("folder").to_pylist(), told)
 
 
-def _make_samples(connection: Any, store: Path, folders: list[str]) -> None:
+def _make_samples(connection: Any, store: Path, folders: list[str], told: Told) -> None:
     """One view over all traces; those still in JSONL are read into memory, those in Parquet stay on disk."""
     parts, closed = [], []
     for number, (folder, host, attempt, path) in enumerate(_traces(store, folders)):
-        if path.suffix == SUFFIX:
+        if path.suffix == SUFFIX and not is_whole(path):
+            told.unreadable(f"{path}: its end is missing")
+        elif path.suffix == SUFFIX:
             closed.append(path)
-            continue
-        connection.register(f"trace_{number}", lines_table(read_lines(path)))
-        whose = f"{_text(folder)} as run_id, {_text(host)} as host, {attempt} as attempt"
-        parts.append(f"select {whose}, * from trace_{number}")
+        else:
+            connection.register(f"trace_{number}", lines_table(read_lines(path)))
+            whose = f"{_text(folder)} as run_id, {_text(host)} as host, {attempt} as attempt"
+            parts.append(f"select {whose}, * from trace_{number}")
     if closed:
         files = ", ".join(_text(str(path.absolute())) for path in closed)
         parts.append(

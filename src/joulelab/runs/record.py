@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
+from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import GridFactor
 from joulelab.runs.bills import Ancestor
@@ -161,6 +162,8 @@ class StageRecord(Frozen):
     phases: dict[str, PhaseRecord] = {}
     co2e: Co2e | None = None
     """Of `best`; null unless energy.grid names a grid."""
+    core_use: CoreUse | None = None
+    """Who used the CPU cores meanwhile; null where nobody looked, as in older runs and very short stages."""
     validity: Validity = Validity()
 
 
@@ -248,6 +251,14 @@ class ErrorRecord(Frozen):
     traceback: str = ""
 
 
+class ProcessMark(Frozen):
+    """The process that works, or worked last, on a run."""
+
+    host: str
+    boot_id: str
+    pid: int
+
+
 class RunRecord(Frozen):
     schema_version: int = SCHEMA_VERSION
     run_id: str
@@ -271,6 +282,8 @@ class RunRecord(Frozen):
     machine_profile: str | None = None
     """Which calibration of this machine (`joulelab doctor --calibrate`) was in force."""
     error: ErrorRecord | None = None
+    process: ProcessMark | None = None
+    """Who began the latest attempt; null while it waits for one, and in older records."""
 
     @field_validator("validity", mode="before")
     @classmethod

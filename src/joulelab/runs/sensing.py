@@ -88,6 +88,7 @@ def sensing_text(estimate_cpu: bool) -> str:
             *lines,
             f"  Model: CPU time of the run x {watts:.1f} W per hardware thread ({estimate.name}: {source}).",
             f"  Uncertain by ±{100 * (estimate.gain_error_rel or 0):.0f} % in scale; that factor is the same for all",
-            "  runs on this machine, so ratios between them are far better known than the joules themselves.",
+            "  runs on this machine, so ratios between them are far better known than the joules themselves,",
+            "  provided that nothing else keeps its cores busy meanwhile; where others do, the record says so.",
         ]
     )

@@ -21,6 +21,8 @@ from joulelab.runs.yaml_text import parse_yaml, read_mapping
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 BASE = "base"
+# What every generator behind a run accepts: numpy's takes 32 bits.
+LARGEST_SEED = 2**32 - 1
 
 
 class Section(BaseModel):
@@ -40,7 +42,7 @@ class RunSpec(Section):
     """Which pipeline runs the stages."""
     label: str = ""
     """What a comparison calls this run's method; runs with the same label are repeats of each other."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     """Seed of everything random: initial weights, order of the data, dropout."""
     reuse_artifacts: bool = True
     """Take an artefact that an earlier run of this store has made from the same inputs, with its bill."""

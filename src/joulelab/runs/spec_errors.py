@@ -57,7 +57,7 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
 def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | None:
     """The same name in another section: `learning_rate` is `training.learning_rate`."""
     for field, info in model.model_fields.items():
-        inner = _model_in(info.annotation)
+        inner = model_in(info.annotation)
         if inner is not None and name in inner.model_fields:
             return f"{prefix}{field}.{name}"
         if inner is not None and (found := _elsewhere(inner, name, f"{prefix}{field}.")):
@@ -76,16 +76,16 @@ def field_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str
     for part in path:
         if isinstance(part, int) or part not in model.model_fields:
             return []
-        inner = _model_in(model.model_fields[part].annotation)
+        inner = model_in(model.model_fields[part].annotation)
         if inner is None:
             return []
         model = inner
     return sorted(model.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType):
-        return next((found for arg in get_args(annotation) if (found := _model_in(arg))), None)
+        return next((found for arg in get_args(annotation) if (found := model_in(arg))), None)
     return None

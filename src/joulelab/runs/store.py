@@ -131,13 +131,22 @@ def is_alive(paths: RunPaths) -> bool:
     """Whether somebody still works on the run: its process on this machine, else a fresh trace."""
     traces = paths.traces()
     if not traces:
-        return time.time() - paths.record.stat().st_mtime < STALE_AFTER_S
+        return _is_beginning(paths)
     path = traces[-1][2]
     head = read_header(path)
     if head.get("host") == os.uname().nodename and head.get("boot_id") == clock.boot_id():
         return _is_process(head.get("program_pid", -1), clock.wall_seconds(head["timestamp"]))
     patience_s = max(STALE_AFTER_S, 5 * float(head.get("interval_s", 0.0)))
     return time.time() - where_now(path).stat().st_mtime < patience_s
+
+
+def _is_beginning(paths: RunPaths) -> bool:
+    """Of a run without a trace yet: its process where that can be asked, else a fresh record."""
+    written_s = paths.record.stat().st_mtime
+    process = read_record(paths).process
+    if process and (process.host, process.boot_id) == (os.uname().nodename, clock.boot_id()):
+        return _is_process(process.pid, written_s)
+    return time.time() - written_s < STALE_AFTER_S
 
 
 def _is_process(pid: int, alive_at_s: float) -> bool:

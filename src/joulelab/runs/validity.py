@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from joulelab.errors import InvalidMeasurement
+from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.vitals import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
@@ -61,6 +62,8 @@ class Evidence:
     unmeasured: tuple[str, ...] = ()
     """Components of the policy's total that exist here and that nobody measured."""
     repeats_j: tuple[float, ...] = ()
+    core_use: CoreUse | None = None
+    """Who used the cores meanwhile; None where nobody looked."""
 
 
 def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
@@ -140,6 +143,18 @@ def check_neighbours(evidence: Evidence) -> Answer | None:
     return "A", "no other process was noticed on the device"
 
 
+def check_cores(evidence: Evidence) -> Answer | None:
+    """A GPU's joules are its own whoever uses the cores; the time it took, and all that CPUs are billed, are not."""
+    if evidence.core_use is None or not evidence.core_use.crowded:
+        return None
+    words = evidence.core_use.words
+    if evidence.figure.method == "estimated":
+        return "C", f"{words}: times and CPU estimates are not comparable"
+    if any(source.startswith("rapl:") for source in evidence.figure.sources):
+        return "B", f"{words}: times are not comparable, and the processor's joules hold the others' work"
+    return "A", f"{words}: times are not comparable"
+
+
 def check_shared(evidence: Evidence) -> Answer | None:
     if evidence.shared:
         return "C", f"the joules are not this job's alone: {', '.join(evidence.shared)}"
@@ -197,6 +212,7 @@ CHECKS: dict[str, Callable[[Evidence], Answer | None]] = {
     "idle": check_idle,
     "completeness": check_completeness,
     "neighbours": check_neighbours,
+    "cores": check_cores,
     "shared device": check_shared,
     "sensors": check_sensors,
     "throttling": check_throttling,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from joulelab import clock
 from joulelab.data.batch_source import BatchSource
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.meter.telemetry import FILE_NAME, Telemetry
@@ -22,13 +23,17 @@ from joulelab.runs.store import find_folder
 from joulelab.train.budget import Look
 from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
+from joulelab.train.joule_budget import joules_so_far
+from joulelab.train.memory import is_out_of_memory
 from joulelab.train.position import Position
 from joulelab.train.ranks import ALONE, Ranks
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import Bench, StatsList
 from joulelab.train.stats.meter import MeterStats
 from joulelab.train.stats.registry import load_tracker
+from joulelab.train.stats.window_energy import wait_for_trace
 from joulelab.train.surroundings import StepReport, Surroundings
+from joulelab.units import energy_text
 from joulelab.zoo.objective import Objective
 
 
@@ -77,6 +82,7 @@ class _Session:
         self.task = task
         self.checkpoints = self._make_checkpoints()
         self.step = 0
+        self.trainer: SimpleTrainer[Any] | None = None
         self.telemetry_every = run.spec.telemetry_every if isinstance(run.spec, TrainingRunSpec) else None
         self.telemetry = Telemetry(run.paths.folder / FILE_NAME, self.telemetry_every or 0, run.spec.energy.gpus)
 
@@ -84,10 +90,11 @@ class _Session:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
         with self._rows(), run.stage(task.stage) as stage, _explained(task):
-            trainer = self._trainer(stage)
+            trainer = self.trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
             run.progress.stage(task.stage, trainer.total_steps)
             loss = trainer.train()
+        self._tell_overshoot(trainer)
         told = trainer.stats.log_stats()  # may wait for the recorder, which is nobody's training
         run.result(f"{task.stage}.final_loss", Result(value=loss))
         run.result(f"{task.stage}.steps", Result(value=float(trainer.position.step)))
@@ -142,13 +149,34 @@ class _Session:
     def _note(self, name: str, values: dict[str, Any]) -> None:
         self.run.meter.event("tracker", stage=self.task.stage, name=name, values=values)
 
-    def _aside(self, name: str) -> AbstractContextManager[Stage]:
-        return self.run.stage(name, again=True)
+    @contextmanager
+    def _aside(self, name: str) -> Iterator[Stage]:
+        """Something else in between; who watches is told when training goes on, so that later losses are seen too."""
+        with self.run.stage(name, again=True) as stage:
+            yield stage
+        if self.trainer is not None and not self.trainer.over:
+            self.run.progress.stage(self.task.stage, self.trainer.total_steps)
+
+    def _tell_overshoot(self, trainer: SimpleTrainer[Any]) -> None:
+        """A step is never cut in two, and joules are told a second late: by how much the budget was passed."""
+        limit_j = self.task.config.max_energy_j
+        if limit_j is None:
+            return
+        wait_for_trace(self.run.meter.trace_path, clock.now().mono_ns)
+        over_j = trainer.budget.state()["energy_j"] - limit_j
+        if over_j <= 0:
+            return
+        name = f"{self.task.stage}.budget_overshoot_j"
+        self.run.result(name, Result(value=over_j))
+        self.run.progress.say(
+            f"{self.task.stage}: its budget was {energy_text(limit_j)}, and the last steps passed it by "
+            f"{energy_text(over_j)} ({100 * over_j / limit_j:.1f} %): joules are looked at once a second, after a step"
+        )
 
     def _evaluate(self) -> float:
         every = self.task.config.evaluate_every_steps
         assert self.task.evaluate is not None and every is not None
-        with self.run.stage(self.task.evaluate_stage, again=True) as stage:
+        with self._aside(self.task.evaluate_stage) as stage:
             held_out = self.task.evaluate(Moment(self.step, -(-self.step // every), stage))
         self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
         self.telemetry.log_once()
@@ -160,13 +188,7 @@ class _Session:
         if config.max_energy_j is None:
             return lambda: None
         live = self.run.meter.live()
-        before = live.read(config.budget_counts_estimates)
-        if before is None:
-            raise ConfigError(
-                "a joule budget was set and no sensor tells joules here",
-                "`joulelab doctor` says why; or let estimates count: energy.estimate_cpu=true "
-                "training.budget_counts_estimates=true",
-            )
+        before = joules_so_far(self.run, live, config)
         return lambda: (live.read(config.budget_counts_estimates) or before) - before
 
     def _replayed(self) -> list[Look] | None:
@@ -193,7 +215,7 @@ class _Session:
             tokens=report.position.tokens,
             **{f"loss.{name}": value for name, value in report.parts.items()},
         )
-        self.run.progress.advance(report.position.step, f"loss {report.loss:.4f}")
+        self.run.progress.advance(report.position.step, f"loss {report.loss:.4f} by step {report.position.step}")
 
     def _advance(self, stage: Stage, position: Position) -> None:
         self.step = position.step
@@ -220,10 +242,10 @@ class _explained:  # noqa: N801  # reads as a word in a `with`
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
+        if is_out_of_memory(error):
+            whose = "the GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "this machine's memory"
             raise OutOfMemory(
-                f"{self._task.stage} does not fit into the GPU's memory with micro-batches of "
-                f"{self._task.config.batch_size}",
+                f"{self._task.stage} does not fit into {whose} with micro-batches of {self._task.config.batch_size}",
                 "lower batch_size and raise accumulate by the same factor (the same gradient), or set precision=bf16, "
                 "activation_checkpointing=true or optimizer=adafactor",
             ) from error

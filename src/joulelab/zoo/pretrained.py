@@ -84,6 +84,22 @@ def load_causal_lm(name: str) -> torch.nn.Module:
     return model
 
 
+def causal_lm_config(name: str) -> Any:
+    """The shape of a causal language model, without its weights; what is none is refused."""
+    place = _place(name)
+    transformers = import_transformers()
+    with quiet(transformers), _explained(place), quick_gguf():
+        config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
+    named = config.architectures or []
+    if named and not any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in named):
+        raise ConfigError(
+            f"{place.written} is no causal language model, which writes one token after another: it is a "
+            f"{', '.join(named)}",
+            "name one such as sample:smollm2",
+        )
+    return config
+
+
 def explained_load(kind: Any, name: str) -> torch.nn.Module:
     """`kind.from_pretrained` on what the user named, with its failures told in our words."""
     place = _place(name)

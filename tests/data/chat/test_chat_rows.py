@@ -81,6 +81,31 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
         list(rows_of(lines(tmp_path / "a.jsonl", [row])))
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ('{"text": "a"}\n\n{"text": oops}\n', "line 3 is not JSON: .*, at column 10"),
+        ('[{"text": "a"},\n{"text": oops}]', "line 2 column 10"),
+        ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl, row 2: a row has the columns txt"),
+        ('{"text": "a"}\n[1]\n', "row 2 is .1., expected an object"),
+        ('{"text": {"said": "a"}}\n', "row 1: its text is an object, in place of words"),
+        ('{"messages": [{"content": "a"}]}\n', "row 1: a message has content, and no role"),
+        ('{"messages": "a"}\n', "row 1: its messages are words"),
+        ('{"text": null}\n' * 5, "no row to train on: all were left out .empty: 5."),
+        ('{"prompt": "a", "response": null}\n', "no answer of the assistant: 1"),
+        ("", "no row to train on: it is empty"),
+        ('{"text": "the same"}\n' * 100, "none of the 100 rows .* there is 1 different here"),
+        ('{"text": "caf\xe9"}\n', "not text in UTF-8: it has a byte 0xe9"),
+    ],
+)
+def test_a_file_that_cannot_be_taught_from_is_told_with_its_line_and_the_reason(tmp_path, content, told):
+    (tmp_path / "a.jsonl").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=told) as refused:
+        for split in ("train", "test"):
+            list(rows_of(str(tmp_path / "a.jsonl"), split=split))
+    assert ("iconv" in refused.value.hint) == ("UTF-8" in told)
+
+
 def test_a_limit_takes_part_of_what_a_larger_one_takes_in_any_order_of_the_file(tmp_path):
     rows = [{"prompt": f"question {number}", "response": str(number)} for number in range(50)]
     forward, backward = lines(tmp_path / "a.jsonl", rows), lines(tmp_path / "b.jsonl", rows[::-1])

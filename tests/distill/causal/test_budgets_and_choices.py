@@ -7,18 +7,22 @@ import pytest
 import transformers
 
 from joulelab.cli.budget_option import budget_settings, parse_budget
-from joulelab.distill.causal import generators, quality
+from joulelab.cli.data_script_option import script_settings
+from joulelab.cli.progress import BarProgress, PlainProgress
+from joulelab.distill.causal import budgets, generators, quality
 from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.bill_exports import bill_data
 from joulelab.report.bill_tables import sentences
 from joulelab.report.energy_bill import run_bill
+from joulelab.runs.bills import Ancestor
 from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, load_spec, merge, parse_overrides
 from joulelab.runs.store import load_record
+from joulelab.train import joule_budget
 
-BEAMS = ("num_beams=2", "do_sample=false", "temperature=1", "top_p=1")
+BEAMS = [f"generation.answer.{one}" for one in ("num_beams=2", "do_sample=false", "temperature=1", "top_p=1")]
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
 
 
@@ -29,6 +33,8 @@ def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, fin
     assert any("teacher" in said and "not counted" in said for said in lab.listening.said)
     spent_j = without.stage("student.train").energy.cpu_estimate.energy_j
     assert 2 < spent_j < 20  # looked at once a second
+    assert 0 < without.results["student.train.budget_overshoot_j"].value < spent_j
+    assert any("its budget was 3.00 J, and the last steps passed it by" in said for said in lab.listening.said)
     assert without.results["student.train.steps"].value > 0  # where it stopped is recorded
     counted, _ = lab.run(store, "kd", **merge(ENERGY, {"budget": {"counts_teacher": True}}))
     teacher_j = sum(
@@ -90,7 +96,6 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
 
     monkeypatch.setattr(ServerGenerator, "energy_gap", property(lambda self: "it runs on another node"))
     settings = {
-        "quality": {"against_teacher": False},
         "generation": {"prompts": 6, "answer": {"n": 1, "do_sample": False, "temperature": 1.0}},
         "budget": {"tokens": 300},
     }
@@ -105,7 +110,9 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
     assert record.results["synthetic.kept"].value > 0
     assert "synthetic.energy_j" not in record.results
     assert "warning: teacher.generate: it runs on another node" in lab.listening.said
-    assert record.stage("teacher.evaluate") is None
+    # the local weights need not be what the server serves: their quality is not told as the teacher's
+    assert record.stage("teacher.evaluate") is None and "teacher.clm_loss" not in record.results
+    assert any("the teacher's quality is not told" in said for said in lab.listening.said)
     bill = run_bill(record, students=2)
     unseen = next(line for line in bill.inherited if line.name.startswith(f"teacher.generate on {address}"))
     assert (unseen.figure.energy_j, unseen.shared) == (None, True)
@@ -118,7 +125,7 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
     with pytest.raises(ConfigError, match="counts the teacher's joules, and they would not be known"):
         lab.run(
             tmp_path, "synthetic",
-            **merge(settings, {"budget": {"tokens": None, "energy_j": 3.0, "counts_teacher": True}}),
+            **merge(settings, merge(ENERGY, {"budget": {"counts_teacher": True}})),
         )  # fmt: skip
 
 
@@ -165,6 +172,8 @@ def test_data_scripts_are_settings_of_an_experiment():
     assert settings_of("logit_caching", "kd-tiny") == ["name=kd-tiny-logit_caching", "until=logits"]
     with pytest.raises(NotFoundError, match="did you mean 'logit_caching'"):
         settings_of("logit_cache", "kd-tiny")
+    with pytest.raises(UsageError, match="demo-kd has the pipeline classify"):
+        script_settings("logit_caching", "demo-kd", [])
     for script in DATA_SCRIPTS:
         changes = parse_overrides(settings_of(script, "kd-tiny"))
         check(merge(load_spec("kd-tiny").model_dump(mode="json"), changes))
@@ -176,6 +185,9 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
     assert parse_budget("20Mtokens") == (None, 20_000_000)
     assert budget_settings("1MJ", "compare-tiny") == ["budget.energy_j=1000000.0", "budget.tokens=null"]
     assert "training.max_energy_j=1000000.0" in budget_settings("1MJ", "demo-kd")
+    assert parse_budget("4.1ktokens") == (None, 4100)
+    with pytest.raises(UsageError, match="no parts of a token"):
+        parse_budget("1.5tokens")
     for wrong in ("500", "kJ", "500kJoule", "0J", "-3J"):
         with pytest.raises(UsageError, match="not a budget"):
             parse_budget(wrong)
@@ -199,7 +211,11 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
         (["preferences.rubric=' '"], "what makes an answer good"),
         (["teacher.server=localhost:8000"], "no address of a server"),
-        (["teacher.server=http://x/v1", *(f"generation.answer.{one}" for one in BEAMS)], "no beam search"),
+        (["teacher.server=http://x/v1"], "kd until=student asks for none"),
+        (["pipeline=dpo", "teacher.server=http://x/v1", "preferences.candidates_from=start"], "asks for none"),
+        (["student.layers=[0, 1]"], "name layers and size; switch off .* student.size=null"),
+        (["student.size=null", "student.layers=[]"], "layers: it is empty"),
+        (["pipeline=synthetic", "teacher.server=http://x/v1", *BEAMS], "no beam search"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_reason(changes, reason):
@@ -222,6 +238,54 @@ def test_what_is_asked_at_the_end_is_looked_at_before_anything_is_spent(lab, tmp
         with pytest.raises((ConfigError, NotFoundError), match=words):
             execute(paths, lab.listening)
         assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
+
+
+def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, monkeypatch):
+    """No sensor here, and estimates do not count; layers and models that are none."""
+    monkeypatch.setattr(joule_budget, "_PATIENCE_S", 0.3)
+    encoder = tmp_path / "encoder"
+    transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12, vocab_size=9)).save_pretrained(
+        encoder
+    )
+    refused = {
+        "no sensor tells joules": {"budget": {"tokens": None, "energy_j": 5000.0}},
+        r"the teacher has layers 0\.\.1": {"student": {"size": None, "layers": [0, 99]}},
+        "is no causal language model": {"teacher": {"model": str(encoder)}},
+    }
+    for words, changes in refused.items():
+        paths = lab.paths(tmp_path / "runs", "kd", **changes)
+        with pytest.raises(ConfigError, match=words):
+            execute(paths, lab.listening)
+        assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
+
+
+@pytest.mark.parametrize("progress", [PlainProgress, BarProgress])
+def test_who_watches_sees_the_losses_after_a_look_too_and_the_last_one_is_the_result(lab, tmp_path, capsys, progress):
+    paths = lab.paths(tmp_path, "sft", training={"evaluate_every_steps": 3}, budget={"tokens": 1600})
+    with progress() as watching:
+        record = execute(paths, watching)
+    told = [line.strip() for line in capsys.readouterr().err.splitlines() if " by step " in line]
+    lines = [line for line in told if line.startswith("student.train ")]
+    steps, loss = (record.results[f"student.train.{name}"].value for name in ("steps", "final_loss"))
+    assert len(lines) > 1 and "by step 2" in lines[0]
+    assert lines[-1].endswith(f"loss {loss:.4f} by step {steps:.0f}")
+
+
+def test_joules_that_nobody_measured_are_missing_and_not_0():
+    spec = SimpleNamespace(
+        energy=SimpleNamespace(total_energy_policy="measured"),
+        training=SimpleNamespace(budget_counts_estimates=False),
+        budget=SimpleNamespace(energy_j=5.0, counts_teacher=False),
+    )
+    figures = {"gpu": missing("none"), "cpu_estimate": EnergyFigure(energy_j=1.0, method="estimated")}
+    done = Ancestor(key="a", name="logits", kind="x", made_by="r", stages=("teacher.logits",), energy=figures)
+    bench = SimpleNamespace(spec=spec)
+    assert budgets._joules(bench, [done], "teacher.") is None
+    assert budgets._joules(bench, [done], "student.") == 0.0
+    assert budgets._left_j(spec, None, 1.0) == 4.0
+    spec.budget.counts_teacher = True
+    with pytest.raises(ConfigError, match=r"joules of the teacher .* nobody measured"):
+        budgets._left_j(spec, None, 1.0)
 
 
 def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):

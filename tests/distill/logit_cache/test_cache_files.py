@@ -10,7 +10,8 @@ from cached_positions import encoded, make_manifest
 
 from joulelab.distill.logit_cache.keys import pieces_of, row_key
 from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.writer import CacheWriter, Pace, merge_caches, shard_files
+from joulelab.distill.logit_cache.shards import set_damaged_aside, shard_files
+from joulelab.distill.logit_cache.writer import CacheWriter, Pace, merge_caches
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.shares import Share
 
@@ -96,7 +97,12 @@ def test_a_flipped_byte_is_found(tmp_path, where):
         path.write_bytes(written)
     with pytest.raises(JoulelabError, match="damaged") as found:
         words_of(LogitCache.open(tmp_path), every)
-    assert "remove this file" in found.value.hint
+    assert "run it again" in found.value.hint
+    # an entry is read in the middle of a training: whoever comes next finds the file gone, and asks the teacher again
+    assert bool(shard_files(tmp_path)) == (where != "entry")
+    set_damaged_aside(tmp_path)
+    assert not shard_files(tmp_path)
+    assert path.with_name(path.name + ".damaged").exists()
 
 
 def test_two_writers_with_a_share_each_make_one_cache(tmp_path):

@@ -191,8 +191,17 @@ def test_a_key_goes_along_where_there_is_one():
     assert server.keys == [None, "Bearer mine"]
 
 
-def test_a_reply_without_token_counts_is_refused():
-    with Canned((200, {"choices": [{"text": "said"}]})) as server, pytest.raises(JoulelabError, match="usage"):
+@pytest.mark.parametrize(
+    ("found", "lacking"),
+    [
+        ({"choices": [{"text": "said"}]}, "number in usage.completion_tokens"),
+        ({"choices": []}, "answer in choices"),
+        ({"error": "busy"}, "answer in choices"),
+        ({"choices": [{"message": {}}], "usage": {"completion_tokens": 1}}, "text in choices"),
+    ],
+)
+def test_a_reply_that_is_no_answer_is_refused_in_the_words_of_the_protocol(found, lacking):
+    with Canned((200, found)) as server, pytest.raises(JoulelabError, match=f"the server's reply has no {lacking}"):
         server.ask()
 
 

@@ -46,7 +46,11 @@ def encode_prompt(tokenizer: Any, conversation: Conversation, template: ChatTemp
 
 def require_end_id(tokenizer: Any) -> int:
     if tokenizer.eos_token_id is None:
-        raise ConfigError("the tokenizer has no end-of-text token", "set its eos_token")
+        name = getattr(tokenizer, "name_or_path", "") or "it"
+        raise ConfigError(
+            f"the tokenizer has no end-of-text token, and a student would never learn to stop ({name})",
+            "name the tokenizer of a causal language model, such as sample:smollm2 (data.tokenizer)",
+        )
     return int(tokenizer.eos_token_id)
 
 

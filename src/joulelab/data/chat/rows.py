@@ -15,11 +15,13 @@ from joulelab.data.chat.schemas import row_of
 from joulelab.data.labelled_text import SplitName
 from joulelab.data.text_files import files_by_split, json_rows, read_files
 from joulelab.data.text_sources import check_source
+from joulelab.data.text_tables import unreadable
 from joulelab.errors import ConfigError
 
 Form = Literal["text", "chat"]
 _OPENING_WORDS = 6  # of a review, that a prompt gives away
 _TRAIN = "train"
+_FEW = 50  # different rows: with fewer a split may well have none
 
 
 def rows_of(
@@ -45,10 +47,48 @@ def rows_of(
     if sources.parse(source).kind == "sample":
         rows = _review_rows(source, subset, form, split)
     else:
-        read = (row_of(record, counts, only_correct) for record in _records(source, subset))
-        rows = (row for row in read if row is not None)
-        rows = only_split(rows, split) if split else rows
+        rows = _some_of(_read(source, subset, only_correct, counts), split, source, counts)
     return rows if limit is None else iter(_with_smallest_hashes(rows, limit))
+
+
+def _read(source: str, subset: str, only_correct: bool, dropped: Counter[str]) -> Iterator[Row]:
+    for number, record in enumerate(_records(source, subset), 1):
+        try:
+            row = row_of(record, dropped, only_correct)
+        except ConfigError as error:
+            raise ConfigError(f"{source}, row {number}: {error.message}", error.hint) from None
+        if row is not None:
+            yield row
+
+
+def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped: Counter[str]) -> Iterator[Row]:
+    """Those of the split; that there is none is told with the reason, which may be the rows or how they are split."""
+    different: set[str] = set()
+    seen = taken = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal seen
+        for row in rows:
+            seen += 1
+            if len(different) < _FEW:
+                different.add(row_id(row))
+            yield row
+
+    for row in only_split(counted(), split) if split else counted():
+        taken += 1
+        yield row
+    if not seen:
+        why = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+        raise ConfigError(
+            f"{source} has no row to train on: " + (f"all were left out ({why})" if why else "it is empty"),
+            "rows need an assistant's answer, or a text",
+        )
+    if not taken:
+        raise ConfigError(
+            f"none of the {seen:,} rows of {source} is for {split}: rows are split for ever by the hash of their text "
+            f"or question, and there {'is' if len(different) == 1 else 'are'} {len(different)} different here",
+            f"give it {_FEW} different rows or more: a tenth or so is held out for quality",
+        )
 
 
 def _with_smallest_hashes(rows: Iterable[Row], limit: int) -> list[Row]:
@@ -105,13 +145,13 @@ def _file_records(file: Path) -> Iterator[dict[str, Any]]:
         yield from _parquet_rows(file) if kind.endswith(".parquet") else _objects(json_rows(file))
     # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise ConfigError(f"{file.absolute()} cannot be read: {error}", "check that the file is whole") from error
+        raise unreadable(file, error) from error
 
 
 def _objects(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    for row in rows:
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise ValueError(f"a row is {row!r:.60}, expected an object")
+            raise ValueError(f"row {number} is {row!r:.60}, expected an object")
         yield row
 
 

@@ -40,15 +40,21 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
     if prompt is not None and answer is not None:
         return _taught(_asked_and_answered(prompt, answer), dropped)
     text = _first(record, TEXT_COLUMNS)
+    if text is None and _has(record, (*_MESSAGES, *TEXT_COLUMNS)):
+        dropped["empty"] += 1
+        return None
+    if text is None and _has(record, _PROMPTS) and _has(record, _ANSWERS):
+        dropped["no answer of the assistant" if prompt is not None else "no question"] += 1
+        return None
     if text is None:
         raise ConfigError(
             f"a row has the columns {', '.join(record) or 'none'}, and none of them says what to teach",
             "expected messages, or prompt and response, or problem and generations, or text",
         )
-    if not str(text).strip():
+    if not _words(text, "text").strip():
         dropped["empty"] += 1
         return None
-    return str(text)
+    return _words(text, "text")
 
 
 def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) -> Row | None:
@@ -70,31 +76,51 @@ def _at(values: Sequence[Any], place: int) -> Any:
     return values[place] if place < len(values) else None
 
 
+def _has(record: Record, names: Sequence[str]) -> bool:
+    """Whether there is such a column, be it empty in this row."""
+    return any(name in record for name in names)
+
+
 def _first(record: Record, names: Sequence[str]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
 def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
     """Either may be messages already, as preference sets have them."""
-    asked = _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=str(prompt))]
+    asked = (
+        _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=_words(prompt, "prompt"))]
+    )
     if isinstance(answer, list):
         return asked + _conversation(answer)
-    return [*asked, Message(role=ASSISTANT, content=str(answer))]
+    return [*asked, Message(role=ASSISTANT, content=_words(answer, "answer"))]
+
+
+def _words(value: Any, what: str) -> str:
+    """As text; a number is a word too, and a list or an object written out would be taught as if somebody said it."""
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        raise ConfigError(f"its {what} is {_kind(value)}, in place of words", "only text can be taught here")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    names = ((Mapping, "an object"), (str, "words"), (Sequence, "a list"))
+    return next((name for kind, name in names if isinstance(value, kind)), f"{value!r:.40}")
 
 
 def _conversation(messages: Any) -> Conversation:
     if not isinstance(messages, list):
-        raise ConfigError(f"messages hold {messages!r:.60}", "expected a list of objects with role and content")
+        raise ConfigError(f"its messages are {_kind(messages)}", "expected a list of objects with role and content")
     return [_message(found) for found in messages]
 
 
 def _message(found: Any) -> Message:
     role = found.get("role", found.get("from")) if isinstance(found, Mapping) else None
     if not isinstance(role, str):
-        raise ConfigError(f"a message is {found!r:.80}", "expected an object with role and content")
+        has = f"has {', '.join(map(str, found)) or 'nothing'}" if isinstance(found, Mapping) else f"is {_kind(found)}"
+        raise ConfigError(f"a message {has}, and no role", "expected an object with role and content")
     content = found.get("content", found.get("value"))
     if not isinstance(content, str | None):
-        raise ConfigError(f"a message holds {content!r:.60} in place of words", "only text can be taught here")
+        raise ConfigError(f"a message's content is {_kind(content)}, in place of words", "only text can be taught here")
     return Message(role=_ROLES.get(role, role), content=content or "")
 
 

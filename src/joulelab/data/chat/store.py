@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.damage import words_for
 from joulelab.data.token_store import TokenStore, open_store, verify_store, write_store
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.json_file import read_json, write_json
@@ -49,7 +50,9 @@ class DocumentStore:
                 raise ValueError(f"{MANIFEST} tells of other documents than lie beside it")
             return cls(folder, tokens, _mapped(folder / TRAINED, tokens.tokens_total), manifest)
         except (OSError, ValueError, KeyError, TypeError, JoulelabError) as error:
-            raise JoulelabError(f"the documents in {folder.absolute()} are damaged: {error}", _WRITE_AGAIN) from error
+            raise JoulelabError(
+                f"the documents in {folder.absolute()} are damaged: {words_for(error)}", _WRITE_AGAIN
+            ) from error
 
     def __len__(self) -> int:
         return len(self.tokens)

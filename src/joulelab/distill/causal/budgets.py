@@ -52,10 +52,9 @@ def for_training(bench: Bench, parents: Iterable[Bill], start: Artifact | None) 
     teacher_j = _joules(bench, lineage, "teacher.")
     start_j = _joules(bench, lineage, "student.")
     start_tokens = trained_tokens(start) if start else 0
-    taken_j = start_j + (teacher_j if budget.counts_teacher else 0.0)
     left = Allowance(
         tokens=None if budget.tokens is None else budget.tokens - start_tokens,
-        energy_j=None if budget.energy_j is None else budget.energy_j - taken_j,
+        energy_j=None if budget.energy_j is None else _left_j(bench.spec, teacher_j, start_j),
     )
     _require_some(bench.spec, left, teacher_j, start_j)
     _tell(bench, left, teacher_j, start_j, start_tokens)
@@ -67,14 +66,29 @@ def trained_tokens(student: Artifact) -> int:
     return int(read_json(student.folder / TRAINED)["tokens"])
 
 
-def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float:
+def _left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | None) -> float:
+    """Joules that nobody measured cannot be taken off, and taking off nothing would be a gift."""
+    taken = {"SFT student": start_j, **({"teacher": teacher_j} if spec.budget.counts_teacher else {})}
+    for who, taken_j in taken.items():
+        if taken_j is None:
+            raise ConfigError(
+                f"the joules of the {who} are to be taken off the budget, and nobody measured them",
+                "run that step again where a sensor measures, let estimates count "
+                "(training.budget_counts_estimates=true), or give the budget in tokens",
+            )
+    return (spec.budget.energy_j or 0.0) - sum(taken_j or 0.0 for taken_j in taken.values())
+
+
+def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float | None:
+    """None where they are not known of all that was done; 0 where nothing was done."""
     policy, estimates = bench.spec.energy.total_energy_policy, bench.spec.training.budget_counts_estimates
     figures = [components_of(one) for one in lineage if any(stage.startswith(who) for stage in one.stages)]
     found = [figure.best(policy) if estimates else figure.under_policy(policy) for figure in figures]
-    return sum(figure.energy_j or 0.0 for figure in found)
+    known = [figure.energy_j for figure in found if figure.energy_j is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
-def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float, start_j: float) -> None:
+def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float | None, start_j: float | None) -> None:
     if left.energy_j is not None and left.energy_j <= 0:
         counted = f", the teacher {energy_text(teacher_j)}" if spec.budget.counts_teacher else ""
         raise ConfigError(
@@ -86,7 +100,7 @@ def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float, start_j: 
         raise ConfigError("the SFT student has used up all tokens of the budget", "lower budget.start_share")
 
 
-def _tell(bench: Bench, left: Allowance, teacher_j: float, start_j: float, start_tokens: int) -> None:
+def _tell(bench: Bench, left: Allowance, teacher_j: float | None, start_j: float | None, start_tokens: int) -> None:
     budget, run = bench.spec.budget, bench.run
     said = []
     if left.tokens is not None:
@@ -95,11 +109,11 @@ def _tell(bench: Bench, left: Allowance, teacher_j: float, start_j: float, start
         run.result("budget.tokens", Result(value=float(budget.tokens or 0)))
         run.result("budget.start_tokens", Result(value=float(start_tokens)))
     if left.energy_j is not None:
-        teacher = "counted" if budget.counts_teacher else "not counted"
-        said.append(
-            f"{energy_text(left.energy_j)} of {energy_text(budget.energy_j)} (SFT student {energy_text(start_j)}, "
-            f"teacher {energy_text(teacher_j)} {teacher})"
-        )
+        counted = "counted" if budget.counts_teacher else "not counted"
+        taken = [f"SFT student {energy_text(start_j)}"] if start_tokens else []
+        taken += [f"teacher {energy_text(teacher_j)} {counted}"] if bench.spec.has_teacher else []
+        before = f" ({', '.join(taken)})" if taken else ""
+        said.append(f"{energy_text(left.energy_j)} of {energy_text(budget.energy_j)}{before}")
         run.result("budget.energy_j", Result(value=budget.energy_j or 0.0))
         run.result("budget.teacher_counted", Result(value=float(budget.counts_teacher)))
         run.result("budget.left_energy_j", Result(value=left.energy_j))

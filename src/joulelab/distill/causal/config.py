@@ -16,7 +16,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.distill.causal.learning import Distillation, Generation, Preferences
 from joulelab.distill.causal.shapes import SHAPES
-from joulelab.distill.causal.splitting import require_split
+from joulelab.distill.causal.splitting import require_split, teacher_generates
 from joulelab.errors import ConfigError, DependencyMissing
 from joulelab.runs.spec import Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
@@ -128,7 +128,12 @@ class CausalStudent(Section):
         named = [name for name in ("model", "layers", "size") if getattr(self, name) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
-            raise ValueError(f"a student starts from exactly one of model, layers, size; the settings name {found}")
+            way_out = f"; switch off what you do not want, for example student.{named[-1]}=null" if named else ""
+            raise ValueError(
+                f"a student starts from exactly one of model, layers, size; the settings name {found}{way_out}"
+            )
+        if self.layers is not None and not self.layers:
+            raise ValueError("layers: it is empty; name the teacher's layers to start from, for example [0, 5]")
         if self.size is not None and self.size not in SHAPES:
             raise ValueError(f"size: '{self.size}' is none of {', '.join(SHAPES)}")
         if self.teacher_embeddings and self.size is None:
@@ -161,7 +166,8 @@ class Quality(Section):
     """What is asked of teacher and student when training is over."""
 
     against_teacher: bool | None = None
-    """Ask the teacher the same questions, once for all runs of the store; nothing: wherever the pipeline has one."""
+    """Ask the teacher the same questions, once for all runs of the store; nothing: wherever the pipeline has one and
+    no teacher.server speaks in its place."""
     answers: str | None = None
     """A task with exact answers: a JSONL file with `prompt`, `answer` and, where it is a choice, `choices`; or
     `sample:reviews`, which asks whether held-out reviews are positive or negative. Nothing: none."""
@@ -222,7 +228,8 @@ class CausalSpec(TrainingRunSpec):
     def asks_teacher(self) -> bool:
         """Whether quality is told beside the teacher's."""
         asked = self.quality.against_teacher
-        return self.has_teacher if asked is None else asked
+        # what a server serves is not known here, and the local weights' quality would pass for its own
+        return self.has_teacher and self.teacher.server is None if asked is None else asked
 
     @property
     def tokenizer(self) -> str:
@@ -259,6 +266,11 @@ class CausalSpec(TrainingRunSpec):
             (
                 (self.until == "preferences" or (self.pipeline == "dpo" and whole)) and answer.n < 2,
                 "a pair needs two answers to one prompt, and generation.answer.n is 1; set 2 or more, and do_sample",
+            ),
+            (
+                self.teacher.server is not None and not teacher_generates(self),
+                f"teacher.server is asked for answers, and {self.pipeline} until={self.until} asks for none: it would "
+                "do nothing; leave it out, or use the pipeline synthetic or dpo, or until=generation",
             ),
             (
                 self.teacher.server is not None and answer.num_beams > 1,

@@ -11,6 +11,7 @@ from joulelab.data.chat.prepare import settings_rows, write_rows
 from joulelab.data.chat.presets import ChatDataSettings
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
 from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 
@@ -41,7 +42,7 @@ def tokenised(bench: Bench) -> Artifact:
         **data.model_dump(mode="json", exclude={"tokenizer", "row_length"}),
         "tokenizer": bench.tokenizer_identity,
     }
-    return bench.run.artifact("data", kind="documents", inputs=inputs, parents=[raw], make=make)
+    return sound_artifact(bench.run, "data", kind="documents", inputs=inputs, parents=[raw], make=make)
 
 
 def rows(bench: Bench, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from joulelab import lookup
 from joulelab.data.chat.presets import PRESETS
+from joulelab.errors import UsageError
 
+LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")
 PRERUN = "prerun"
 """The rehearsal of the machine; a verb of its own, which takes of the experiment only what it says about the meter."""
 
@@ -37,13 +39,21 @@ DATA_SCRIPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def settings_of(script: str, experiment: str, overrides: Sequence[str] = ()) -> list[str]:
+def settings_of(
+    script: str, experiment: str, overrides: Sequence[str] = (), pipeline: str = LANGUAGE_PIPELINES[0]
+) -> list[str]:
     """What the script changes in the experiment, as `key.path=value`; the user's `overrides` come after it and win.
 
     A local copy of a published set has no subsets: with `data.source=FILE` the one of the hub is not asked for.
     """
     if script not in DATA_SCRIPTS:
         raise lookup.unknown("data script", script, DATA_SCRIPTS)
+    if pipeline not in LANGUAGE_PIPELINES:
+        raise UsageError(
+            f"{script} is a step of experiments with language models ({', '.join(LANGUAGE_PIPELINES)}), and "
+            f"{experiment} has the pipeline {pipeline}",
+            "name one of those, kd-tiny for example; `joulelab experiments` lists them",
+        )
     own = DATA_SCRIPTS[script]
     given = dict(setting.split("=", 1) for setting in overrides if "=" in setting)
     if "data.source" in given and Path(given["data.source"]).exists():

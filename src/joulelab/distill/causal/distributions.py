@@ -20,6 +20,7 @@ from joulelab.distill.logit_cache.batches import TaughtBatches
 from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.manifest import MANIFEST
 from joulelab.distill.logit_cache.reader import LogitCache
+from joulelab.distill.logit_cache.shards import set_damaged_aside
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import merge_caches
 from joulelab.distill.ticking import ticks
@@ -58,6 +59,8 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
     distill, rows, size = bench.spec.distill, bench.rows(data, TRAIN), bench.spec.teacher.batch_size
 
     def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+        for told in [damage for folder in (place, *others) for damage in set_damaged_aside(folder)]:
+            bench.run.warn(f"{told}; what it held is asked again")
         asked = batches_to_ask(place, rows, size, share, others)
         if not asked.batches:
             return Begun(None, {"samples": asked.samples, "tokens": asked.tokens} if asked.samples else {})
@@ -88,7 +91,10 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         "precision": str(bench.teacher_precision),
         "row_length": bench.spec.data.row_length,
     }
-    return SplitWork("logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, rows.__len__, begin, join)
+    return SplitWork(
+        "logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, rows.__len__, begin, join,
+        opens=LogitCache.open,
+    )  # fmt: skip
 
 
 def kd_lesson(bench: Bench, rows: PackedRows, cache: Artifact | None, voice: Voice) -> Callable[[Desk], Lesson]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from joulelab.distill.causal.config import CausalStudent, Lora
 from joulelab.distill.causal.heads import head_of, open_for_loss
 from joulelab.distill.causal.shapes import SHAPES, Shape
+from joulelab.distill.causal.starts import require_room_for_embeddings
 from joulelab.errors import ConfigError
 from joulelab.zoo.extract_student import check_layers
 from joulelab.zoo.pretrained import drawn_from, import_transformers, load_causal_lm, save_hf
@@ -94,11 +95,7 @@ def _begin_with_embeddings(student: nn.Module, teacher: nn.Module) -> None:
     student's would have been drawn.
     """
     own, said = head_of(student), head_of(teacher).float()
-    if said.shape[1] < own.shape[1]:
-        raise ConfigError(
-            f"the teacher's embeddings have {said.shape[1]} numbers a word, the student's {own.shape[1]}",
-            "set student.teacher_embeddings=false, or a narrower size",
-        )
+    require_room_for_embeddings(said.shape[1], own.shape[1])
     centred = said - said.mean(0)
     _, directions = torch.linalg.eigh(centred.T @ centred)  # in rising order of their share
     made = centred @ directions[:, -own.shape[1] :]

@@ -19,6 +19,7 @@ from joulelab.distill.preferences.pairs import PairStore, write_pairs
 from joulelab.distill.preferences.policy import switch_dropout_off
 from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
 from joulelab.distill.preferences.target_log_probabilities import Projecting
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
@@ -50,7 +51,7 @@ def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
         "tokenizer": bench.tokenizer_identity,
     }
     parents = [answers.bill, judged.bill]
-    made = bench.run.artifact("preferences", kind="preference-pairs", inputs=inputs, parents=parents, make=make)
+    made = sound_artifact(bench.run, "preferences", kind="preference-pairs", inputs=inputs, parents=parents, make=make)
     _tell(bench, made, answers, judged)
     return made
 

@@ -29,6 +29,7 @@ from joulelab.distill.causal.quality import (
     tell,
 )
 from joulelab.distill.causal.splitting import TEACHER_STEPS, judges
+from joulelab.distill.causal.starts import require_models
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
     FINAL_POLICY,
@@ -45,6 +46,7 @@ from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
+from joulelab.train.joule_budget import require_joules
 from joulelab.train.ranks import joined
 
 Story = Callable[[Bench, Artifact], None]
@@ -73,13 +75,28 @@ def run_self(run: RunContext) -> None:
 def _run(run: RunContext, story: Story) -> None:
     with joined() as ranks:
         bench = Bench(run, cast(CausalSpec, run.spec), ranks)
-        if bench.spec.until in ("teacher", "student"):
-            require_questions(bench)
+        _require_what_comes(bench)
         data = tokenised(bench)
         if bench.spec.until == "student":
             story(bench, data)
         else:
             _one_step(bench, data, bench.spec.until)
+
+
+def _require_what_comes(bench: Bench) -> None:
+    """Before anything is computed: that the last stage can do what the settings ask of it."""
+    spec = bench.spec
+    require_models(spec)
+    if spec.until in ("teacher", "student"):
+        require_questions(bench)
+    if spec.until == "student":
+        trainings = (spec.training, spec.start) if spec.pipeline in ("dpo", "self") else (spec.training,)
+        require_joules(bench.run, *trainings, energy_j=spec.budget.energy_j)
+    if spec.teacher.server is not None and spec.quality.against_teacher is None:
+        bench.run.progress.say(
+            f"the teacher's quality is not told: {spec.teacher.server} speaks in its place, and whether it serves "
+            f"{spec.teacher.model} is not known here; quality.against_teacher=true asks the local weights"
+        )
 
 
 def sft(bench: Bench, data: Artifact) -> None:
@@ -139,7 +156,7 @@ def _one_step(bench: Bench, data: Artifact, until: str) -> None:
     if until == "teacher":
         until, judging = TEACHER_STEPS.get(bench.spec.pipeline, "data"), judges(bench.spec)
         if bench.share is None:
-            _tell_teacher(bench, data)
+            _tell_teacher_if_asked(bench, data)
         elif bench.share.number == 0:  # once for all tasks: a teacher that knows nothing is refused
             _check_teacher(bench, data)
     voice = the_teacher(bench)
@@ -211,12 +228,14 @@ def _final(
 
 
 def _judged(bench: Bench, data: Artifact, student: Artifact) -> None:
-    teacher = _tell_teacher(bench, data) if bench.spec.asks_teacher else None
+    teacher = _tell_teacher_if_asked(bench, data)
     found = examined(bench, "student", data, lambda: load_student(student.folder).to(bench.device), student.bill)
     tell(bench.run, "student", found, teacher)
 
 
-def _tell_teacher(bench: Bench, data: Artifact) -> Examined:
+def _tell_teacher_if_asked(bench: Bench, data: Artifact) -> Examined | None:
+    if not bench.spec.asks_teacher:
+        return None
     found = _examined_teacher(bench, data, the_teacher(bench))
     tell(bench.run, "teacher", found)
     return found

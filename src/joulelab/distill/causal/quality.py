@@ -21,6 +21,7 @@ from joulelab.data.chat.packing import PackedRows
 from joulelab.data.chat.store import DocumentStore
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import read_questions, right_answers
@@ -105,8 +106,8 @@ def examined(
         "rows": spec.data.row_length,
         "precision": str(bench.teacher_precision) if who == "teacher" else spec.training.precision,
     }
-    made = bench.run.artifact(
-        f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
+    made = sound_artifact(
+        bench.run, f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
     )
     return Examined.load(made.folder)
 

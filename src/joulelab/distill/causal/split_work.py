@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.distill.causal.bench import Bench
+from joulelab.distill.sound_artifact import forget_damaged, sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import Stage
@@ -52,6 +53,8 @@ class SplitWork:
     """(where to work, our share, folders of others) -> what is left; whatever is heavy is loaded only where it is."""
     join: Callable[[Sequence[Path], Path], None]
     """Folders that hold the work between them -> one folder; of a share's folders: what they hold."""
+    opens: Callable[[Path], object] | None = None
+    """Fails where the whole, once made, has come to harm that its files' sizes do not show."""
 
     def key(self, bench: Bench) -> str:
         """Of the whole: a share whose own parent is a share belongs to what is made from all of it."""
@@ -65,11 +68,13 @@ def worked(bench: Bench, work: SplitWork) -> Artifact:
     if share is None:
         return _whole(bench, work)
     key = work.key(bench)
+    forget_damaged(bench.run, work.name, key, work.opens)
     whole = bench.run.found(key)
     if whole is not None:
         bench.run.progress.say(f"{work.name}: whole already, made by {whole.bill.artefact.made_by}; nothing to split")
         return whole
-    return bench.run.artifact(
+    return sound_artifact(
+        bench.run,
         f"{work.name}-{share.name}",
         kind=work.kind + PART,
         inputs={"whole": key, "share": str(share), "at_once": work.at_once},
@@ -86,7 +91,9 @@ def _whole(bench: Bench, work: SplitWork) -> Artifact:
             bench.run.progress.say(f"{work.name}: {len(parts)} of {of} shares are there, their bills come along")
         _work(bench, work, ALL, folder, [part.folder for part in parts])
 
-    return bench.run.artifact(work.name, kind=work.kind, inputs=work.inputs, parents=work.parents, make=make)
+    return sound_artifact(
+        bench.run, work.name, kind=work.kind, inputs=work.inputs, parents=work.parents, make=make, opens=work.opens
+    )
 
 
 def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:

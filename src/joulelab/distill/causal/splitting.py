@@ -19,6 +19,14 @@ def judges(spec: CausalSpec) -> bool:
     return spec.pipeline == "dpo" or (spec.pipeline == "synthetic" and spec.generation.min_score is not None)
 
 
+def teacher_generates(spec: CausalSpec) -> bool:
+    """Whether the teacher writes answers."""
+    step = TEACHER_STEPS.get(spec.pipeline) if spec.until in ("teacher", "student") else spec.until
+    if step == "preferences":
+        return spec.preferences.candidates_from == "teacher"
+    return step == "generation"
+
+
 def why_not_split(spec: CausalSpec) -> str | None:
     """Why the teacher's work cannot be done by tasks that know nothing of each other; nothing: it can."""
     step = TEACHER_STEPS.get(spec.pipeline) if spec.until in ("teacher", "student") else spec.until

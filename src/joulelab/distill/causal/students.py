@@ -21,6 +21,7 @@ from joulelab.distill.causal.models import Adapted, make_student, save_student, 
 from joulelab.distill.causal.objectives import TokenObjective
 from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.json_file import write_json
@@ -91,7 +92,8 @@ def trained(bench: Bench, course: Course) -> Artifact:
         **course.inputs,
     }
     unique = {bill.key: bill for bill in [*course.parents, *_origin(bench, course.start)]}
-    return bench.run.artifact(
+    return sound_artifact(
+        bench.run,
         course.name,
         kind="language-student",
         inputs=inputs,

@@ -15,6 +15,7 @@ from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import REPORT, candidates, energy_gap
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.distributions import Voice
+from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.synthetic.filters import Filters, Kept, SyntheticReport, keep, require_some
 from joulelab.distill.synthetic.rows import write_rows
 from joulelab.infer.generation.prompts import answer_ids, encode_prompt
@@ -60,7 +61,7 @@ def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: 
     }
     used = [answers, *([judged] if judged else [])]
     parents = [*(one.bill for one in used), data.bill]
-    made = bench.run.artifact("synthetic", kind="synthetic-documents", inputs=inputs, parents=parents, make=make)
+    made = sound_artifact(bench.run, "synthetic", kind="synthetic-documents", inputs=inputs, parents=parents, make=make)
     _tell(bench, made, answers, judged)
     return made
 

@@ -33,7 +33,7 @@ class LogitCache:
         manifest = read_manifest(folder)
         paths = shard_files(folder)
         if not paths:
-            raise JoulelabError(f"the cache {folder} is empty", "its writer has not finished; run the teacher again")
+            raise JoulelabError(f"the cache {folder} is empty", "run it again: the teacher is asked anew")
         return cls(folder, manifest, [open_shard(path) for path in paths])
 
     def __len__(self) -> int:

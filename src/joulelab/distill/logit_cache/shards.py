@@ -38,7 +38,9 @@ INDEX = np.dtype(
 _FOOTER = np.dtype([("magic", "S8"), ("entries", "<u8"), ("index_offset", "<u8"), ("index_crc", "<u4")])
 _MAGIC = b"JOULELOG"
 _LEVEL = 6  # of zlib: 5 to 10 microseconds a token of rs50, at some 40 bytes
-_MAKE_AGAIN = "remove this file and make the cache again: what the other files hold is kept"
+DAMAGED = ".damaged"
+"""Behind the name of a shard that was set aside: nobody takes it for one any more."""
+_MAKE_AGAIN = "run it again (the same command, or `joulelab run --resume`): the cache is then made anew"
 
 
 class Layout(NamedTuple):
@@ -123,7 +125,9 @@ def read_entry(shard: Shard, row: Any, layout: Layout) -> tuple[Bytes, Bytes]:
     start = int(row["offset"])
     packed = shard.bytes[start : start + int(row["size"])]
     if zlib.crc32(packed.data) != row["crc"]:
-        raise _damaged(shard.path, f"the entry {row['key'].hex()} is not the one that was written")
+        raise _damaged(
+            shard.path, f"the entry {row['key'].hex()} is not the one that was written", set_aside(shard.path)
+        )
     positions, records = int(row["positions"]), int(row["records"])
     middle = positions * layout.fixed_bytes
     if not layout.squeezed:
@@ -132,5 +136,41 @@ def read_entry(shard: Shard, row: Any, layout: Layout) -> tuple[Bytes, Bytes]:
     return raw[:middle].reshape(-1, positions).T, raw[middle:].reshape(layout.record_bytes, records).T
 
 
-def _damaged(path: Path, how: str) -> JoulelabError:
-    return JoulelabError(f"{path} is damaged: {how}", _MAKE_AGAIN)
+def verify_shard(path: Path) -> None:
+    """Read every byte of it."""
+    shard = open_shard(path)
+    for row in shard.index:
+        start = int(row["offset"])
+        if zlib.crc32(shard.bytes[start : start + int(row["size"])].data) != row["crc"]:
+            raise _damaged(path, f"the entry {row['key'].hex()} is not the one that was written")
+
+
+def set_damaged_aside(folder: Path) -> list[str]:
+    """Read every byte of every shard, before others build on them; what is damaged is told and no longer there."""
+    told = []
+    for path in shard_files(folder):
+        try:
+            verify_shard(path)
+        except JoulelabError as error:
+            if not set_aside(path):
+                raise
+            told.append(error.message)
+    return told
+
+
+def set_aside(path: Path) -> bool:
+    """Whoever looks for the cache next sees that a file is lacking. False where the disk lets nobody write."""
+    try:
+        path.replace(path.with_name(path.name + DAMAGED))
+    except FileNotFoundError:  # another rank or another run has seen it too
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _damaged(path: Path, how: str, is_aside: bool | None = None) -> JoulelabError:
+    """`is_aside`: whether it could be set aside, where that was tried."""
+    told = f"; it was set aside as {path.name}{DAMAGED}" if is_aside else ""
+    hint = _MAKE_AGAIN if is_aside is not False else "set reuse_artifacts=false, and the cache is made anew"
+    return JoulelabError(f"{path} is damaged: {how}{told}", hint)

@@ -122,9 +122,9 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Answer:
         choice = reply["choices"][0]
         text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
         tokens = int(reply["usage"]["completion_tokens"])
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise JoulelabError(
-            f"the server's reply lacks {error}: {json.dumps(reply)[:200]}",
+            f"the server's reply has no {_lacking(reply)}: {json.dumps(reply)[:200]}",
             "we need choices and usage.completion_tokens: joules per token without tokens would be a guess",
         ) from error
     told = choice.get("finish_reason")
@@ -132,6 +132,18 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Answer:
     ended = told == "stop" or (told is None and tokens < max_new_tokens)
     reason: FinishReason = "stop" if ended else "length"
     return Answer(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
+
+
+def _lacking(reply: object) -> str:
+    """What of an answer is not there, by the name it has in the protocol."""
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return "answer in choices"
+    message = choice.get("message")
+    if "text" not in choice and not (isinstance(message, dict) and "content" in message):
+        return "text in choices[0]"
+    return "number in usage.completion_tokens"
 
 
 def _seed(seed: int, answer: int) -> int:

@@ -27,7 +27,7 @@ def reader_of(meter: Meter | None, until_ns: int) -> Reader:
     if meter is None:
         return lambda windows: NO_METER
     path = meter.trace_path
-    _wait_for(path, until_ns + LAG_NS)
+    wait_for_trace(path, until_ns + LAG_NS)
     trace = load_trace(path)
 
     def read(windows: Sequence[Window]) -> EnergyFigure:
@@ -48,7 +48,7 @@ def why_no_joules(meter: Meter | None) -> str | None:
     return reader_of(meter, 0)([(trace.first_ns, trace.last_ns + 1)]).reason
 
 
-def _wait_for(trace: Path, moment_ns: int) -> None:
+def wait_for_trace(trace: Path, moment_ns: int) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while last_stamp_ns(trace) < moment_ns and time.monotonic() < end_s:
         time.sleep(0.05)

@@ -1,0 +1,45 @@
+"""What stands below tables of inference: who else used the cores, why a row ended, why there are no joules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.meter.core_use import most_crowded
+from joulelab.report.inference_rows import InferenceRow
+from joulelab.runs.record import RunRecord
+
+Named = Sequence[tuple[str, InferenceRow]]
+"""Rows under the names that tell them apart in their table."""
+
+
+def crowd_notes(rows: Named) -> list[str]:
+    """A call waits its turn where others use the cores, on a GPU while its kernels are launched."""
+    crowded = [(name, row.core_use) for name, row in rows if row.core_use is not None and row.core_use.crowded]
+    worst = most_crowded([use for _, use in crowded])
+    if worst is None:
+        return []
+    names = list(dict.fromkeys(name for name, _ in crowded))
+    whose = "all rows" if len(crowded) == len(rows) else "; ".join(names)
+    most = "in the worst of them " if len(crowded) > 1 else ""
+    return [f"Crowded ({whose}): {most}{worst.words} meanwhile, so latencies are upper bounds. Run it on quiet cores."]
+
+
+def ended_notes(rows: Named) -> list[str]:
+    """Rows that ended for the same reason together, each with the interval that stands in its line of the table."""
+    by_reason: dict[str, list[str]] = {}
+    for name, row in rows:
+        if reason := row.values.get("stopped"):  # older records of generations have none
+            tight = f" (± {100 * row.energy.relative:.3g} %)" if row.energy else ""
+            by_reason.setdefault(reason, []).append(f"{name}{tight}")
+    return [f"Ended by: {reason}: {'; '.join(names)}." for reason, names in by_reason.items()]
+
+
+def missing_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:
+    """The reason in full only where the run's own line about energy does not give it already."""
+    reasons = list(dict.fromkeys(row.values["why_no_energy"] for row in rows if row.energy is None))
+    if not reasons:
+        return []
+    told = record.totals.figure.reason if record.totals and record.totals.figure.energy_j is None else None
+    if told and all(told in reason or reason in told for reason in reasons):
+        return ["Not measured: joules and watts; the run's line `energy` says why."]
+    return [f"Not measured: joules and watts. {'; '.join(reasons)}."]

@@ -1,0 +1,44 @@
+"""What a disk lost or changed is not learnt from: it is noticed, set aside and made again by following the message."""
+
+import pytest
+
+from joulelab.distill.logit_cache.shards import shard_files
+from joulelab.errors import JoulelabError
+from joulelab.runs.execute import execute
+
+SHORT = {"budget": {"tokens": 600}, "quality": {"against_teacher": False}}
+
+
+@pytest.mark.parametrize(
+    ("until", "file", "stage"),
+    [("data", "data/train/trained.bin", "data.preprocess"), ("logits", "logits/*.shard", "teacher.logits")],
+)
+def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file, stage):
+    _, first = lab.run(tmp_path, "kd", until=until, **SHORT)
+    again, _ = lab.run(tmp_path, "kd", until=until, **SHORT)
+    assert again.stage(stage) is None  # whole, and found
+    (path,) = first.artifacts.glob(file)
+    path.unlink()
+    made, paths = lab.run(tmp_path, "kd", until=until, **SHORT)
+    assert made.stage(stage) is not None
+    assert any(f"made by {first.run_id}, is damaged and is made again: " in said for said in lab.listening.said)
+    assert list(paths.artifacts.glob(file))
+    assert (first.artifacts / until / "bill.damaged.json").exists()
+    found, _ = lab.run(tmp_path, "kd", until=until, **SHORT)
+    assert found.stage(stage) is None
+
+
+def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_teacher_again(lab, tmp_path):
+    _, first = lab.run(tmp_path, "kd", until="logits", **SHORT)
+    (shard,) = shard_files(first.artifacts / "logits")
+    written = bytearray(shard.read_bytes())
+    for place in range(0, len(written) // 2, 20):  # whichever entry comes first
+        written[place] ^= 1
+    shard.write_bytes(written)
+    paths = lab.paths(tmp_path, "kd", **SHORT)
+    with pytest.raises(JoulelabError, match=r"damaged.*it was set aside as") as told:
+        execute(paths, lab.listening)
+    assert "joulelab run --resume" in told.value.hint
+    record = execute(paths, lab.listening)
+    assert record.stage("teacher.logits").tokens > 0
+    assert record.results["student.train.steps"].value > 0

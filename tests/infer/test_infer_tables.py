@@ -1,0 +1,96 @@
+"""What a reader of the tables sees: rows as asked for, one number for one thing, and whatever makes them doubtful."""
+
+import pytest
+from inference_records import generated, record, row
+
+from joulelab.meter.core_use import CoreUse
+from joulelab.meter.figures import missing
+from joulelab.report.grid import to_rich
+from joulelab.report.inference_rows import inference_rows, row_ratios
+from joulelab.report.inference_table import inference_grids
+from joulelab.report.tables import render_text
+from joulelab.runs.record import EnergyByComponent, StageRecord
+
+NONE = missing("not here")
+
+
+def stage(number, others_cores=None):
+    energy = EnergyByComponent(**dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), NONE))
+    use = None if others_cores is None else CoreUse(cores=2, others_cores=others_cores, idle_cores=0.1)
+    nothing = dict.fromkeys(("energy_j", "above_idle_j", "mean_power_w", "peak_power_w"))
+    return StageRecord(
+        name=f"infer.{number}", number=number, status="done", segments=(), duration_s=1.0, energy=energy, best=NONE,
+        core_use=use, **nothing,
+    )  # fmt: skip
+
+
+def test_rows_stand_as_asked_for_whichever_stage_spoke_first():
+    made = record([row(mode="fastest"), row(mode="eager")], stages=[stage(1), stage(0)])
+    assert [found.values["mode"] for found in inference_rows(made)] == ["eager", "fastest"]
+    (ratio,) = row_ratios(inference_rows(made))
+    assert ratio.base.values["mode"] == "eager"
+
+
+def test_items_per_second_are_the_mean_that_joules_and_watts_go_with():
+    slow_at_times = row(batch=8, ms=1.0, gross_j=0.05, power_w=200.0, calls=1000, seconds=2.0)
+    (found,) = inference_rows(record([slow_at_times]))
+    assert found.items_per_s == 4000  # 8000 by the median
+    assert found.energy.power_w / found.items_per_s == pytest.approx(found.energy.gross_j)
+    table = inference_grids(record([slow_at_times]))[0]
+    assert {"Latency\nmedian\nms", "images\nper s\nmean", "W\nmean"} <= {column.title for column in table.columns}
+    assert "4.00 k" in table.rows[0]
+
+
+def test_others_on_the_cores_make_latencies_upper_bounds():
+    rows = [row(1), row(8)]
+    (table, *_) = inference_grids(record(rows, stages=[stage(0, 0.1), stage(1, 1.3)]))
+    said = "Crowded (batch 8, eager, bf16): others used 1.3 of 2 CPU cores meanwhile, so latencies are upper bounds"
+    assert said in table.note
+    (table, *_) = inference_grids(record(rows, stages=[stage(0, 0.7), stage(1, 1.3)]))
+    assert "Crowded (all rows): in the worst of them others used 1.3 of 2 CPU cores" in table.note
+    assert "Crowded" not in inference_grids(record(rows))[0].note
+    parts = [generated(part) for part in ("prefill", "decode", "infer")]
+    stages = [stage(number, 1.3) for number in range(3)]
+    assert "Crowded (all rows)" in inference_grids(record(parts, tracker="generation", stages=stages))[0].note
+
+
+def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
+    """While it is decided the trace runs late, so an interval told then is not the one that the table has."""
+    rows = [row(1, gross_j=0.165, half_j=0.185, stopped="time"), row(8, half_j=0.02, stopped="time"), row(32)]
+    (table, *_) = inference_grids(record(rows, idle_w=()))
+    assert "165 ± 185" in table.rows[0]
+    assert "Ended by: time: batch 1, eager, bf16 (± 112 %); batch 8, eager, bf16 (± 10 %)." in table.note
+    parts = [generated(part, stopped="time") for part in ("prefill", "decode", "infer")]
+    note = inference_grids(record(parts, tracker="generation"))[1].note
+    assert "Ended by: time: batch 1, eager, bf16, prefill (± 1 %); batch 1, eager, bf16, decode (± 1 %);" in note
+    old = [{key: value for key, value in part.items() if key != "stopped"} for part in parts]
+    assert "Ended" not in inference_grids(record(old, tracker="generation"))[1].note
+
+
+def test_a_reason_that_the_run_gives_above_is_not_given_again():
+    rows = [row(gross_j=None)]
+    assert "says why" in inference_grids(record(rows, why="gpu: no sensor"))[0].note
+    assert "gpu: no sensor" in inference_grids(record(rows, why="something else"))[0].note
+
+
+def test_the_widest_tables_fit_120_columns():
+    modes, dtypes = ("eager", "reduce-overhead"), ("fp32", "autocast-bf16")
+    rows = [
+        row(batch, mode, dtype=dtype, ms=1234.5 / batch, gross_j=1.2345, half_j=0.0123, item="sequence", tokens=tokens)
+        for tokens in (128, 384)
+        for batch in (1, 32)
+        for mode in modes
+        for dtype in dtypes
+    ]
+    parts = [
+        generated(part, batch=batch, dtype="autocast-bf16", mode=mode, gross_j=joules * batch, half_j=joules / 90)
+        for batch, mode in ((1, "eager"), (8, "cuda-graph"))
+        for part, joules in (("prefill", 1.0), ("decode", 12.3), ("infer", 13.3))
+    ]
+    for made in (record(rows), record(parts, tracker="generation")):
+        for grid in inference_grids(made):
+            lines = render_text(to_rich(grid), 120).splitlines()
+            assert max(map(len, lines)) <= 120
+            for line in grid.rows:  # numbers and names stand in one piece
+                cells = [cell for cell, column in zip(line, grid.columns, strict=True) if column.whole]
+                assert any(all(cell in shown for cell in cells) for shown in lines), cells

@@ -1,0 +1,118 @@
+"""A disk that is full, read-only or broken: said as such, with the folder, and the run's end is on record."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from joulelab.cli import main
+from joulelab.errors import StorageFailed
+from joulelab.lookup import PIPELINES
+from joulelab.meter.marks import RingWriter
+from joulelab.report.run_tables import header_grid
+from joulelab.runs import attempt, json_file, storage
+from joulelab.runs.attempt import create_run
+from joulelab.runs.context import Silent
+from joulelab.runs.execute import execute
+from joulelab.runs.json_file import write_json
+from joulelab.runs.record import ProcessMark
+from joulelab.runs.spec import load_spec
+from joulelab.runs.storage import storage_failure
+from joulelab.runs.store import load_record, read_record
+
+FAST = {"energy": {"estimate_cpu": True, "gpus": "none"}}
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+def fails(*_, **__):
+    raise FULL
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL, "not enough space is left"),
+        (OSError(errno.EDQUOT, "quota"), "quota is used up"),
+        (OSError(errno.EROFS, "read-only"), "may only be read"),
+        (OSError(errno.EIO, "io"), "input/output error"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "not enough space is left"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "not enough space is left"),
+    ],
+)
+def test_the_disk_is_told_from_every_other_error(error, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "_free_bytes", lambda folder: 4096)
+    found = storage_failure(error, tmp_path)
+    assert found and said in found.message and str(tmp_path) in found.message and found.exit_code == 1
+    outer = ValueError("while saving")
+    outer.__context__ = error
+    assert storage_failure(outer, tmp_path) is not None
+
+
+def test_other_errors_stay_what_they_are(tmp_path):
+    assert storage_failure(FileNotFoundError(errno.ENOENT, "no such file"), tmp_path) is None
+    assert storage_failure(RuntimeError("PytorchStreamWriter failed"), Path("/")) is None, "there is room"
+
+
+def test_a_run_that_meets_a_full_disk_fails_with_its_joules_and_without_a_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: fails)
+    paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
+    with pytest.raises(StorageFailed):
+        execute(paths, Silent())
+    record = read_record(paths)
+    assert (record.status, record.error.kind, record.error.traceback) == ("failed", "StorageFailed", "")
+    assert record.totals is not None
+
+
+def test_where_the_record_itself_finds_no_room_its_end_is_still_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: lambda run: None)
+    monkeypatch.setattr(attempt, "close_run", fails)
+    paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
+    with pytest.raises(StorageFailed, match="not enough space"):
+        execute(paths, Silent())
+    assert read_record(paths).status == "failed"
+
+
+def test_what_finds_no_room_leaves_nothing_that_takes_more(tmp_path, monkeypatch):
+    place = tmp_path / "a.json"
+    write_json(place, {"old": 1})
+    monkeypatch.setattr(json_file.os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        write_json(place, {"new": 2})
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"] and "old" in place.read_text()
+    with pytest.raises(StorageFailed):
+        create_run(tmp_path / "runs", load_spec("demo-kd"))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_ring_of_marks_that_does_not_fit_is_removed(tmp_path, monkeypatch):
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", lambda path, mode: (path.touch(), opened(Path("/dev/full"), "wb", 0))[1])
+    with pytest.raises(OSError, match="No space"):
+        RingWriter(tmp_path / "marks.ring")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_says_it_and_other_bugs_keep_their_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(main, "app", fails)
+    with pytest.raises(SystemExit) as left:
+        main.main()
+    assert left.value.code == 1
+    assert "error: not enough space is left" in capsys.readouterr().err
+    monkeypatch.setattr(main, "app", lambda: (_ for _ in ()).throw(FileNotFoundError("a bug")))
+    with pytest.raises(FileNotFoundError):
+        main.main()
+
+
+def test_a_run_that_never_came_to_a_trace_is_gone_with_its_process(tmp_path):
+    paths = create_run(tmp_path / "runs", load_spec("demo-kd"))
+    assert load_record(paths.folder).status == "running"
+    mark = read_record(paths).process
+    assert mark.pid == os.getpid()
+    gone = ProcessMark(host=mark.host, boot_id=mark.boot_id, pid=2**22 + 1)
+    write_json(paths.record, read_record(paths).model_copy(update={"process": gone}))
+    record = load_record(paths.folder)
+    assert record.status == "truncated"
+    rows = dict(header_grid(record).rows)
+    assert rows["status"] == "truncated: its process is gone, and nobody closed the run"
