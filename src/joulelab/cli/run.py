@@ -217,12 +217,12 @@ def start_run(
 ) -> None:
     """The one place where a single run's folder is made and set going."""
     from joulelab.runs.attempt import create_run
-    from joulelab.runs.paths import require_empty
+    from joulelab.runs.paths import require_no_runs
 
     if part == "teacher":
         require_teacher(spec)
     if run_dir is not None and not (run_dir / "run.json").exists():
-        require_empty(run_dir)
+        require_no_runs(run_dir)
     require_inputs([spec])
     if dry_run:
         print_settings(spec.model_dump(mode="json"), as_json)

@@ -99,7 +99,7 @@ def submit(
     from joulelab.cluster.settings import job_settings
     from joulelab.cluster.submission import dry_text, submit_plan
     from joulelab.distill.teacher_shares import split_works
-    from joulelab.runs.paths import require_empty
+    from joulelab.runs.paths import require_no_runs
     from joulelab.runs.store import store_root
 
     settings = job_settings(preset, _asked(context.params))
@@ -122,7 +122,7 @@ def submit(
     if run_dir is not None and wanted.is_group:
         raise UsageError("--run-dir names the folder of one run, and this is a group", "--runs-dir names a store")
     if run_dir is not None:
-        require_empty(run_dir)
+        require_no_runs(run_dir)
     if not no_check and not dry_run:
         require_files(wanted)
         check_activation(settings.environment)

@@ -43,8 +43,8 @@ def make_folder(parent: Path, name: str) -> Path:
 
 
 def make_chosen_folder(folder: Path) -> Path:
-    """The very folder a user named for a run: a new one, or one with nothing in it."""
-    require_empty(folder)
+    """The very folder a user named for a run; what else is in it stays."""
+    require_no_runs(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -54,22 +54,19 @@ def make_chosen_folder(folder: Path) -> Path:
     return folder
 
 
-def require_empty(folder: Path) -> None:
-    """A run among other things would be mixed up with them: in a store's root no list finds it, and it is no run's."""
+def require_no_runs(folder: Path) -> None:
+    """A run in a store's root would be mixed up with the others, and no list would find it; whatever else is there
+    stays: a log of the job that began it, for example."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, and a run needs a folder", "name another place")
-    inside = sorted(path for path in folder.glob("*") if not path.name.startswith("."))
-    if not inside:
-        return
     if (folder / "run.json").exists():
         raise UsageError(f"{folder} holds a run already", f"go on with it: joulelab run --resume {folder}")
-    runs = [path for path in inside if path.name == GROUPS_FOLDER or (path / "run.json").exists()]
+    runs = sorted(path for path in folder.glob("*") if path.name == GROUPS_FOLDER or (path / "run.json").exists())
     if runs:
         raise UsageError(
             f"{folder} is a store with runs in it ({_some(runs)}), not the folder of one run",
             f"keep the run in that store with --runs-dir {folder}, or name a folder of its own: {folder / 'mine'}",
         )
-    raise UsageError(f"{folder} holds other things ({_some(inside)})", "name a folder that is new or empty")
 
 
 def _some(paths: list[Path]) -> str:
