@@ -197,6 +197,19 @@ def test_an_artefact_is_found_again_with_its_bill(play):
     assert inherited["teacher"].energy["cpu_estimate"].energy_j == pytest.approx(paid)
 
 
+def test_an_artefact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
+    said = []
+    monkeypatch.setattr(Silent, "say", lambda self, text: said.append(text))
+
+    def story(run):
+        for _ in range(2):
+            make_teacher(run)
+
+    play(story)
+    play(story)
+    assert sum("reused from" in text for text in said) == 1
+
+
 def test_weights_from_elsewhere_are_an_ancestor_with_missing_energy(play):
     record = play(lambda run: make_teacher(run) and None)
     (outside,) = [ancestor for ancestor in record.lineage if ancestor.made_by == "elsewhere"]

@@ -112,6 +112,8 @@ class RunContext:
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[_Making] = []
+        self._told: set[str] = set()
+        """Keys of the artefacts that were said to be reused: several stages may ask for one."""
         self.part: Part | None = None
         """What this attempt is to do of the run; None: all that is left."""
 
@@ -181,8 +183,9 @@ class RunContext:
             found = self.found(key)
         if found is None:
             found = self._make(name, kind, key, code, dict(inputs), parents, make)
-        elif found.reused:
+        elif found.reused and key not in self._told:
             self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
+            self._told.add(key)
         self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
         return found
 
