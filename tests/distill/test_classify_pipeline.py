@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 import tiny_reviews as tiny
@@ -95,6 +96,18 @@ def test_a_fine_tuned_teacher_is_taken_with_its_bill_and_not_trained_again(world
     made_by = {ancestor.name: ancestor.made_by for ancestor in record.inherited}
     assert made_by["teacher"] == load_record(hinted[0]).run_id
     assert record.results["student.agreement"].value > 0.5
+
+
+def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_teacher(world, hinted):
+    folder, encoder, reviews = world
+    copied = shutil.copytree(hinted[0], folder / "copied" / hinted[0].name) / "artifacts"
+    kept = copied / "teacher-predictions" / "predictions.npz"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    chosen = tiny.settings(encoder, reviews, distill={"kd_alpha": 0.5, "feat_beta": 0.0, "teacher": "live"})
+    chosen |= {"teacher": {"fine_tuned": str(copied / "teacher")}, "training": {**chosen["training"], "epochs": 1}}
+    _, record = tiny.run(folder / "after-harm", chosen)
+    assert record.stage("teacher.evaluate").samples == 20 + 40  # those on validation texts were never kept
+    assert any("teacher-predictions, made by" in note.text and "damaged" in note.text for note in record.validity.notes)
 
 
 def test_a_teacher_with_an_untrained_head_is_refused_before_a_student_is_trained(world):

@@ -1,9 +1,9 @@
 """Hints between CNNs: a ResNet's maps lead a smaller network, in stages of their own."""
 
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import check_group
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, load_spec, read_layers
 
 TRAINING = {"epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "prefetch": 0}

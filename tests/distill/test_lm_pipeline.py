@@ -8,8 +8,8 @@ from lm_tiny import write_teacher, write_text
 
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, merge
 
 TRAINING = {"epochs": None, "max_steps": 12, "batch_size": 8, "accumulate": 2, "learning_rate": 5e-3}

@@ -12,8 +12,8 @@ from joulelab.data.squad import read_squad
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 
 FILES = Path(__file__).parent.parent / "data" / "squad"

@@ -3,8 +3,8 @@
 import random
 
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 
 GOOD = ["good", "fine", "great", "lovely", "warm", "bright"]

@@ -1,13 +1,23 @@
-"""A store with one finished run, as a program leaves it: stages, metrics, an artefact, joules by the CPU model."""
+"""A store with one finished run, as a program leaves it: stages, metrics, an artefact, joules by the CPU model.
+
+And runs whose pipeline is a function of the test.
+"""
 
 import shutil
 import time
 
 import pytest
 
+from joulelab.lookup import PIPELINES
 from joulelab.meter.config import EnergyConfig
+from joulelab.runs.attempt import create_run
+from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.spec import load_spec
+
+FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}
 
 
 @pytest.fixture(scope="session")
@@ -40,3 +50,21 @@ def store(finished_once, tmp_path):
 @pytest.fixture
 def folder(store):
     return next(store.glob("made-*"))
+
+
+@pytest.fixture
+def play(tmp_path, monkeypatch):
+    """Run a function as the pipeline of a fresh run in a store, and give back its paths."""
+
+    def start(story, store=tmp_path / "runs", **overrides):
+        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story)
+        paths = create_run(store, load_spec("demo-kd", {**FAST, **overrides}))
+        start.paths = paths
+        return execute(paths, Silent())
+
+    start.energy = FAST["energy"]
+    start.again = lambda story: (
+        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story),
+        execute(start.paths, Silent()),
+    )[1]
+    return start

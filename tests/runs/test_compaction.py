@@ -22,7 +22,7 @@ from joulelab.meter.vitals import load_vitals
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt import RunAttempt
 from joulelab.runs.compaction import compact_ended, compact_run
-from joulelab.runs.context import Silent
+from joulelab.runs.listeners import Silent
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import check
 from joulelab.runs.stopping import StopRequest

@@ -30,6 +30,13 @@ def test_a_snapshot_names_machine_packages_and_job(monkeypatch):
     assert found["cpu"]["threads"] >= 1
 
 
+def test_a_snapshot_is_taken_on_a_system_without_core_affinity_as_macos_is(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
+    monkeypatch.delattr("psutil.Process.cpu_affinity", raising=False)
+    cpu = snapshot()["cpu"]
+    assert cpu["usable_threads"] == cpu["threads"]
+
+
 def test_a_commit_is_told_dirty_or_clean(tmp_path):
     import subprocess
 

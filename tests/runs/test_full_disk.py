@@ -13,9 +13,9 @@ from joulelab.meter.marks import RingWriter
 from joulelab.report.run_tables import header_grid
 from joulelab.runs import attempt, json_file, storage
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
 from joulelab.runs.json_file import write_json
+from joulelab.runs.listeners import Silent
 from joulelab.runs.record import ProcessMark
 from joulelab.runs.spec import load_spec
 from joulelab.runs.storage import storage_failure

@@ -5,41 +5,18 @@ import time
 import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
-from joulelab.lookup import PIPELINES
 from joulelab.meter.figures import EnergyFigure
-from joulelab.runs.attempt import create_run
 from joulelab.runs.bills import external
-from joulelab.runs.context import Silent
-from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json
+from joulelab.runs.listeners import Silent
 from joulelab.runs.record import Result
-from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
-
-FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}
 
 
 def busy(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
         sum(range(500))
-
-
-@pytest.fixture
-def play(tmp_path, monkeypatch):
-    """Run a function as the pipeline of a fresh run in a store, and give back its paths."""
-
-    def start(story, store=tmp_path / "runs", **overrides):
-        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story)
-        paths = create_run(store, load_spec("demo-kd", {**FAST, **overrides}))
-        start.paths = paths
-        return execute(paths, Silent())
-
-    start.again = lambda story: (
-        monkeypatch.setattr(PIPELINES, "resolve", lambda name: story),
-        execute(start.paths, Silent()),
-    )[1]
-    return start
 
 
 def test_a_stage_inside_another_suspends_it_and_is_never_billed_to_it(play):
@@ -87,7 +64,7 @@ def test_idle_stands_outside_the_totals(play):
         with run.stage("student.train"):
             busy(0.1)
 
-    record = play(story, energy={**FAST["energy"], "idle_before_s": 1.0})
+    record = play(story, energy={**play.energy, "idle_before_s": 1.0})
     assert record.stage("idle.before").outside_totals
     assert record.stage("idle.before").duration_s == pytest.approx(1.0, abs=0.4)
     assert record.totals.duration_s < 1.0

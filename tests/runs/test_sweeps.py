@@ -3,9 +3,9 @@
 import pytest
 
 from joulelab.errors import EndedBySignal, UsageError
-from joulelab.runs.context import Silent
 from joulelab.runs.groups import create_group, execute_group, group_records, load_group
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.listeners import Silent
 from joulelab.runs.record import RunRecord
 from joulelab.runs.sweeps import label_of, sweep_specs
 

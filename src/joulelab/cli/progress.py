@@ -6,7 +6,7 @@ import sys
 import time
 from types import TracebackType
 
-from joulelab.runs.context import Progress
+from joulelab.runs.listeners import Progress
 from joulelab.units import duration_text
 
 
@@ -41,7 +41,7 @@ class PlainProgress:
         if self._stage:
             took = duration_text(time.monotonic() - self._begun_s)
             tail = f"  {self._text}" if self._text else ""
-            print(f"  {self._stage:<18} {took:>10}{tail}", file=sys.stderr, flush=True)
+            print(f"  {self._stage:<22} {took:>10}{tail}", file=sys.stderr, flush=True)
             self._stage = ""
 
 
@@ -54,7 +54,7 @@ class BarProgress:
         from rich.progress import Progress as RichProgress
 
         self._bars = RichProgress(
-            TextColumn("  {task.description:<18}"),
+            TextColumn("  {task.description:<22}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -81,6 +81,8 @@ class BarProgress:
         self._task = self._bars.add_task(name, total=total, text="")
 
     def advance(self, done: int, text: str = "") -> None:
+        if not self._stage:  # its bar has become a line
+            return
         if text:
             self._bars.update(self._task, completed=done, text=text)
         else:
@@ -97,7 +99,7 @@ class BarProgress:
             took = duration_text(task.elapsed or 0.0)
             tail = f"  {task.fields['text']}" if task.fields["text"] else ""
             self._bars.remove_task(self._task)
-            self._bars.console.print(f"  {self._stage:<18} {took:>10}{tail}", markup=False, highlight=False)
+            self._bars.console.print(f"  {self._stage:<22} {took:>10}{tail}", markup=False, highlight=False)
             self._stage = ""
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.damage import words_for
 from joulelab.data.squad import Answer, Question
 from joulelab.data.squad_windows import CLS, NOT_CONTEXT, Window
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.soundness import words_for
 
 FORMAT = 1
 META, QUESTIONS = "meta.json", "questions.json"

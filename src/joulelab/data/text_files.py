@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from joulelab.data.text_tables import TEXT_COLUMNS, Columns, json_line, pick, unreadable
+from joulelab.data.text_tables import TEXT_COLUMNS, UTF8, Columns, json_line, parsed_json, pick, unreadable
 from joulelab.errors import ConfigError
 
 _SPLIT_WORDS = {
@@ -75,7 +74,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _read_lines(path: Path) -> Iterator[str]:
     with _opened(path) as file:
-        yield from io.TextIOWrapper(file, encoding="utf-8")
+        yield from io.TextIOWrapper(file, encoding=UTF8)
 
 
 def _read_json(path: Path) -> Iterator[str]:
@@ -93,7 +92,7 @@ def json_rows(path: Path) -> Iterator[Any]:
     first = True
     for number, line in lines:
         if first and line.lstrip().startswith("["):
-            yield from json.loads("\n" * (number - 1) + line + "".join(rest for _, rest in lines))
+            yield from parsed_json("\n" * (number - 1) + line + "".join(rest for _, rest in lines))
             return
         yield json_line(line, number)
         first = False

@@ -12,6 +12,7 @@ from joulelab.data import sources
 from joulelab.data.text_sources import REVIEW_SOURCES, check_source
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
+UTF8 = "utf-8-sig"  # some editors begin a file with a mark that is no part of the text
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
 TITLE_COLUMN = "title"
@@ -116,9 +117,25 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
 def json_line(text: str, number: int) -> Any:
     """One line of a file of JSON lines; what is wrong with it is told with the line's number in the file."""
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
+
+
+def parsed_json(text: str) -> Any:
+    """JSON whose words are text: half a character (a lone `\\ud83d`, as cut-off emoji leave it) becomes U+FFFD."""
+    value = json.loads(text)
+    return _whole_characters(value) if "\\ud" in text.lower() else value
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_characters(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole_characters(one) for name, one in value.items()}
+    return value
 
 
 def _read_csv(path: Path) -> Columns:
@@ -136,10 +153,10 @@ def _read_parquet(path: Path) -> Columns:
 
 def _read_json(path: Path) -> Columns:
     """Lines of objects, or one list of objects."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding=UTF8)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     as_list = text.lstrip().startswith("[")
-    rows = json.loads(text) if as_list else [json_line(line, number) for number, line in lines]
+    rows = parsed_json(text) if as_list else [json_line(line, number) for number, line in lines]
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             where = f"row {number}" if as_list else f"line {lines[number - 1][0]}"

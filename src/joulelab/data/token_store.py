@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.damage import words_for
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
+from joulelab.runs.soundness import words_for
 
 FORMAT = "joulelab-tokens-1"
 SPECIAL_NAMES = ("pad", "mask", "cls", "sep", "unk", "bos", "eos")

@@ -17,9 +17,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.damage import words_for
 from joulelab.data.labelled_text import LabelledText
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
+from joulelab.runs.soundness import words_for
 
 FORMAT = 1
 _TEXTS_PER_CALL = 1_000  # enough for a fast tokenizer to use its threads, little enough to keep memory flat

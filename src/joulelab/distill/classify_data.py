@@ -8,7 +8,6 @@ from typing import Any
 from joulelab.data import labelled_text, tokenised
 from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.classify_config import ClassifySpec
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity
@@ -30,7 +29,7 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
                 stage.count(samples=samples, tokens=tokens)
 
     inputs = {**data.model_dump(), "tokenizer": weights_identity(tokenizer_of)}
-    return sound_artifact(run, "data", kind="tokenised-text", inputs=inputs, parents=[raw], make=make)
+    return run.artifact("data", kind="tokenised-text", inputs=inputs, parents=[raw], make=make)
 
 
 def _write(folder: Path, texts: labelled_text.LabelledText, tokenizer: Any, max_tokens: int) -> tokenised.TokenisedSet:

@@ -12,7 +12,6 @@ from pathlib import Path
 from torch import nn
 
 from joulelab.distill.classify_bench import Bench
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions, predict, quality
 from joulelab.runs.bills import Bill
@@ -54,8 +53,7 @@ def evaluated(
         with bench.run.stage(f"{who}.evaluate", total=len(dataset), again=True) as stage:
             predict(model, dataset, bench.spec.eval_batch_size, bench.device, ticks(bench.run, stage)).save(folder)
 
-    made = sound_artifact(
-        bench.run,
+    made = bench.run.artifact(
         predictions_name(who, split),
         kind="predictions",
         inputs={"split": split},

@@ -19,7 +19,6 @@ from joulelab.distill.classify_teachers import Teacher
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, layer_list, layer_place
 from joulelab.distill.connectors import make_connector
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.errors import ConfigError
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.artifacts import Artifact
@@ -66,9 +65,7 @@ def trained_student(bench: Bench, guidance: Guidance | None) -> Artifact:
     if hinted is not None:
         parents.append(hinted.bill)
     # trained anew in every run: its joules are what the run is for
-    return sound_artifact(
-        bench.run, "final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False
-    )
+    return bench.run.artifact("final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False)
 
 
 def _hinted_student(bench: Bench, guidance: Guidance, parents: list[Bill]) -> Artifact:
@@ -87,8 +84,8 @@ def _hinted_student(bench: Bench, guidance: Guidance, parents: list[Bill]) -> Ar
         _save_connector(connector, folder)
 
     inputs = spec.model_dump(mode="json", include={"student", "distill", "seed"})
-    return sound_artifact(
-        bench.run, "hinted-student", kind="hinted-student", inputs=inputs, parents=parents, make=make, reuse=False
+    return bench.run.artifact(
+        "hinted-student", kind="hinted-student", inputs=inputs, parents=parents, make=make, reuse=False
     )
 
 

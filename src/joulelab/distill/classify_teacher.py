@@ -16,7 +16,6 @@ from joulelab.distill.classify_quality import evaluated, predictions_name, tell
 from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions
@@ -52,7 +51,7 @@ def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
 
     inputs = {**config.model_dump(mode="json"), "validated": bench.spec.validate_every_epoch}
     parents = [bench.data.bill, pretrained]
-    made = sound_artifact(bench.run, "teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
+    made = bench.run.artifact("teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
     return TeacherWeights(str(made.folder), made.bill, made.folder, made.reused)
 
 
@@ -91,10 +90,9 @@ def judged_teacher(bench: Bench, teacher: TeacherWeights) -> tuple[Predictions |
 def _answers(bench: Bench, teacher: TeacherWeights, split: str) -> Predictions:
     """The run that trained the teacher has evaluated it, and paid for that once: its predictions lie beside it."""
     if teacher.reused and teacher.folder is not None:
-        beside = teacher.folder.parent / predictions_name("teacher", split)
-        bill = read_bill(beside)
-        if bill is not None and {teacher.bill.key, bench.data.key} <= set(bill.artefact.parents):
-            return load_predictions(beside)
+        beside = bench.run.whole_in(teacher.folder.parent / predictions_name("teacher", split))
+        if beside is not None and {teacher.bill.key, bench.data.key} <= set(beside.bill.artefact.parents):
+            return load_predictions(beside.folder)
     return evaluated(bench, "teacher", split, lambda: load_teacher(bench, teacher), [teacher.bill], reuse=True)
 
 
@@ -110,7 +108,7 @@ def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
 
     inputs = {"t_layer": distill.t_layer, "feat_pool": distill.feat_pool, "precision": precision}
     parents = [teacher.bill, bench.data.bill]
-    return sound_artifact(bench.run, "teacher-cache", kind="teacher-cache", inputs=inputs, parents=parents, make=make)
+    return bench.run.artifact("teacher-cache", kind="teacher-cache", inputs=inputs, parents=parents, make=make)
 
 
 def _write(bench: Bench, folder: Path, model: nn.Module, tick: Callable[[int, int], None]) -> None:

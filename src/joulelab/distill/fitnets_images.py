@@ -28,7 +28,6 @@ from joulelab.distill.classify_training import Lesson, Validation, train
 from joulelab.distill.classify_view import ImageLook, hidden_index, hidden_width
 from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.evaluate.images import predict_images
 from joulelab.runs.artifacts import Artifact
@@ -84,7 +83,7 @@ class _Lab:
 
         inputs = {"data": self.spec.data.model_dump(), "model": config.model_dump(mode="json")}
         parents = self._data_bills()
-        return sound_artifact(self.run, "teacher", kind="image-teacher", inputs=inputs, parents=parents, make=make)
+        return self.run.artifact("teacher", kind="image-teacher", inputs=inputs, parents=parents, make=make)
 
     def trained_student(self, teacher: Artifact | None) -> Artifact:
         spec = self.spec
@@ -101,9 +100,7 @@ class _Lab:
         inputs = spec.model_dump(mode="json", include={"data", "student", "hint", "distill", "seed"})
         parents = [*self._data_bills(), *([teacher.bill] if teacher else [])]
         # trained anew in every run: its joules are what the run is for
-        return sound_artifact(
-            self.run, "final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False
-        )
+        return self.run.artifact("final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False)
 
     def _objective(self, model: nn.Module, teacher: Artifact) -> ClassifyObjective:
         """The whole student's objective, once its hint stage is over where there is one."""
@@ -136,8 +133,8 @@ class _Lab:
         parents = [made.bill, *self._data_bills()]
         inputs = {"test": self.spec.data.test}
         name = f"{who}-predictions"
-        kept = sound_artifact(
-            self.run, name, kind="predictions", inputs=inputs, parents=parents, make=make, reuse=who == "teacher"
+        kept = self.run.artifact(
+            name, kind="predictions", inputs=inputs, parents=parents, make=make, reuse=who == "teacher"
         )
         return load_predictions(kept.folder)
 

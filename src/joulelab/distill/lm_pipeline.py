@@ -19,7 +19,6 @@ from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
 from joulelab.distill.prepare_delivery import bill_of
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
@@ -96,7 +95,7 @@ class _Lab:
             "counts": counts,
             "tokenizer": weights_identity(teacher.teacher_name),
         }
-        made = sound_artifact(self.run, "data", kind="token-store", inputs=inputs, parents=[raw], make=make)
+        made = self.run.artifact("data", kind="token-store", inputs=inputs, parents=[raw], make=make)
         self.corpus_folder = made.folder
         return made
 
@@ -134,7 +133,7 @@ class _Lab:
         masks = self._alone(self.spec.distill).model_dump(mode="json")
         inputs = {"teacher": config.model_dump(mode="json"), "data": shapes, "masks": masks}
         parents = [data.bill, pretrained]
-        made = sound_artifact(self.run, "teacher", kind="language-teacher", inputs=inputs, parents=parents, make=make)
+        made = self.run.artifact("teacher", kind="language-teacher", inputs=inputs, parents=parents, make=make)
         return Teacher(str(made.folder), made.bill, config.teacher_type)
 
     # student
@@ -161,8 +160,7 @@ class _Lab:
         bills = [part.bill for part in (teacher, source) if part is not None]
         unique = {bill.key: bill for bill in [data.bill, *bills]}
         # trained anew in every run: its joules are what the run is for
-        return sound_artifact(
-            self.run,
+        return self.run.artifact(
             "final_model",
             kind="student",
             inputs=inputs,
@@ -236,8 +234,7 @@ class _Lab:
             "masks": self._alone(spec.distill).model_dump(mode="json"),
             "precision": spec.training.precision,
         }
-        made = sound_artifact(
-            self.run,
+        made = self.run.artifact(
             f"{who}-quality",
             kind="quality",
             inputs=inputs,

@@ -13,7 +13,6 @@ from joulelab.data.text_dump import DumpCounts, dump, read_dump
 from joulelab.data.token_counts import count_tokens, write_counts
 from joulelab.data.token_store import TokenStore
 from joulelab.data.tokenizer_family import describe
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
@@ -51,7 +50,7 @@ def dumped_text(
             write_json(folder / DUMP_COUNTS, asdict(counts))
 
     inputs = {"source": source, "split": split, "min_chars": min_chars, "max_chars": max_chars}
-    return sound_artifact(run, "dump", kind="text-dump", inputs=inputs, parents=[texts], make=make)
+    return run.artifact("dump", kind="text-dump", inputs=inputs, parents=[texts], make=make)
 
 
 def binarized_text(
@@ -80,7 +79,7 @@ def binarized_text(
             binarize(read_dump(file), folder / STORE, tokenizer, workers=many, tick=tick)
 
     inputs = {"tokenizer": weights_identity(tokenizer_name), "type": tokenizer_type, "written": tokenizer_name}
-    return sound_artifact(run, name, kind="token-store", inputs=inputs, parents=[text], make=make)
+    return run.artifact(name, kind="token-store", inputs=inputs, parents=[text], make=make)
 
 
 def counted_tokens(run: RunContext, store: TokenStore, data: Bill, *, vocab_size: int | None = None) -> Artifact:
@@ -97,7 +96,7 @@ def counted_tokens(run: RunContext, store: TokenStore, data: Bill, *, vocab_size
             write_counts(count_tokens(store, vocab_size, tick), folder / COUNTS)
 
     inputs = {"vocab_size": vocab_size, "tokens": store.sha256}
-    return sound_artifact(run, "token-counts", kind="token-counts", inputs=inputs, parents=[data], make=make)
+    return run.artifact("token-counts", kind="token-counts", inputs=inputs, parents=[data], make=make)
 
 
 def extracted_student(
@@ -119,7 +118,7 @@ def extracted_student(
             save_hf(student, load_tokenizer(teacher_name), folder)
 
     inputs = {"layers": layers, "vocab_transform": vocab_transform, "seed": run.spec.seed, "type": model_type}
-    return sound_artifact(run, "student", kind="initial-student", inputs=inputs, parents=[teacher], make=make)
+    return run.artifact("student", kind="initial-student", inputs=inputs, parents=[teacher], make=make)
 
 
 def _load_teacher(run: RunContext, name: str, model_type: str | None) -> Any:

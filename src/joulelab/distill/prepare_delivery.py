@@ -14,12 +14,12 @@ from pathlib import Path
 
 from joulelab.data import sources
 from joulelab.data.token_store import is_store
-from joulelab.distill.sound_artifact import CONTENTS
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.bills import BILL, Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import write_json
+from joulelab.runs.soundness import CONTENTS
 
 
 def deliver(artifact: Artifact, made: Path, target: Path) -> None:

@@ -10,7 +10,6 @@ from joulelab.data.review_sets import limited_parts, load_reviews, save_parts
 from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.prepare_delivery import deliver
 from joulelab.distill.prepare_reviews_config import PrepareReviewsSpec
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import read_json, write_json
@@ -60,4 +59,4 @@ def prepared_reviews(run: RunContext, spec: PrepareReviewsSpec) -> Artifact:
 
     chosen = {"source", "subset", "max_length", "limit_train", "limit_eval", "class_names", "save_format"}
     inputs = {**spec.model_dump(mode="json", include=chosen), "tokenizer": weights_identity(spec.tokenizer)}
-    return sound_artifact(run, "reviews", kind="prepared-reviews", inputs=inputs, parents=[raw], make=make)
+    return run.artifact("reviews", kind="prepared-reviews", inputs=inputs, parents=[raw], make=make)

@@ -18,7 +18,6 @@ from joulelab.data.squad_windows import WindowShape, make_windows
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.squad import SquadScores, load_results
 from joulelab.evaluate.squad_answers import find_answers, score_tokens
@@ -76,7 +75,7 @@ class _Lab:
 
         inputs = {**data.model_dump(mode="json"), "tokenizer": weights_identity(student)}
         parents = [self._external("questions", file, "text") for file in files]
-        return sound_artifact(self.run, "data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
+        return self.run.artifact("data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
 
     def teacher(self, data: Artifact) -> Artifact:
         """Fine-tuned here, or taken as it is; either way a folder in Hugging Face format with its bill."""
@@ -95,7 +94,7 @@ class _Lab:
         parents = [self._external("pretrained teacher", config.model, "model")]
         if config.fine_tune:
             parents.append(data.bill)
-        return sound_artifact(self.run, "teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
+        return self.run.artifact("teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         config, seed = self.spec.student, self.spec.seed
@@ -110,17 +109,14 @@ class _Lab:
         inputs = self.spec.model_dump(mode="json", include={"student", "distill", "training", "seed"})
         parents = [data.bill, pretrained, *([teacher.bill] if teacher else [])]
         # trained anew in every run: its joules are what the run is for
-        return sound_artifact(
-            self.run, "final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False
-        )
+        return self.run.artifact("final_model", kind="student", inputs=inputs, parents=parents, make=make, reuse=False)
 
     def evaluate(self, who: str, model: Artifact, data: Artifact) -> None:
         def make(folder: Path) -> None:
             loaded = load_qa_model(str(model.folder), 0, require_head=True).to(self.device)
             self._answers(who, loaded, data).save(folder)
 
-        made = sound_artifact(
-            self.run,
+        made = self.run.artifact(
             f"{who}-predictions",
             kind="squad-predictions",
             inputs=self.spec.evaluation.model_dump(mode="json"),

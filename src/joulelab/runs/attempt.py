@@ -21,8 +21,9 @@ from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.compaction import compact_run
-from joulelab.runs.context import Progress, RunContext, Trackers
+from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.listeners import Progress, Trackers
 from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
 from joulelab.runs.record import ErrorRecord, Note, ProcessMark, RunRecord, Status

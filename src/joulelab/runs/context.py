@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from joulelab import clock
 from joulelab.errors import EndedBySignal, JoulelabError
-from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
-from joulelab.runs.artifacts import Artifact, find_artifact, find_parts, fresh_folder, read_bill, write_bill
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of, artefact_key, code_version, unmetered, with_parts
+from joulelab.runs.artifacts import Artifact, find_artifacts, find_parts, fresh_folder, read_bill, write_bill
+from joulelab.runs.bills import Ancestor, Bill, artefact_key, code_version, with_parts
+from joulelab.runs.listeners import Progress, Trackers
+from joulelab.runs.making import Making, spent_between
 from joulelab.runs.parts import Part, leave_to_later
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Result, RunRecord
+from joulelab.runs.record import Result
+from joulelab.runs.soundness import Opens, harm, list_contents, set_aside
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
 
 PROGRESS_EVERY_S = 1.0
-
-
-class Progress(Protocol):
-    """Where a person watches: a terminal, a log, or nowhere."""
-
-    def stage(self, name: str, total: int | None) -> None: ...
-
-    def advance(self, done: int, text: str = "") -> None: ...
-
-    def finish(self) -> None:
-        """The stage is over; what comes next may be silent for a while."""
-
-    def say(self, text: str) -> None: ...
-
-
-class Silent:
-    def stage(self, name: str, total: int | None) -> None: ...
-
-    def advance(self, done: int, text: str = "") -> None: ...
-
-    def finish(self) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-class Trackers(Protocol):
-    """Other tools that are told the metrics; whatever becomes of them, nothing is raised here."""
-
-    def log(self, line: Mapping[str, Any]) -> None: ...
-
-    def problems(self) -> list[str]:
-        """What has gone wrong since the last time somebody asked."""
-
-    def end(self, record: RunRecord) -> None: ...
 
 
 class Stage:
@@ -84,16 +50,6 @@ class Stage:
             self._written_s = time.monotonic()
 
 
-@dataclass
-class _Making:
-    """What is noted of an artefact while it is made."""
-
-    stages: list[str] = field(default_factory=list)
-    unmetered: dict[str, str] = field(default_factory=dict)
-    """Work that no meter of ours saw, and why."""
-    joined: list[Bill] = field(default_factory=list)
-
-
 class RunContext:
     """One attempt of one run, from inside."""
 
@@ -111,7 +67,7 @@ class RunContext:
         self._metrics = self._open_metrics(paths.metrics)
         self._open: list[str] = []
         self._closed: dict[str, Stage] = {}
-        self._making: list[_Making] = []
+        self._making: list[Making] = []
         self._told: set[str] = set()
         """Keys of the artefacts that were said to be reused: several stages may ask for one."""
         self.part: Part | None = None
@@ -171,18 +127,19 @@ class RunContext:
         parents: Sequence[Bill],
         make: Callable[[Path], None],
         reuse: bool = True,
+        opens: Opens | None = None,
     ) -> Artifact:
         """Find what was already made from the same inputs, parents and code, or make it; either way with its bill.
 
+        What is found is whole: its files are those that were written, and `opens`, where given, can read them.
         `reuse=False` takes nothing from other runs, only what an earlier attempt of this one has finished.
         """
-        code = code_version()
-        key = artefact_key(kind, inputs, [parent.key for parent in parents], code)
-        found = self._own(name, key)
+        key = self.key_of(kind, inputs, [parent.key for parent in parents])
+        found = self._own(name, key, opens)
         if found is None and reuse:
-            found = self.found(key)
+            found = self.found(key, opens)
         if found is None:
-            found = self._make(name, kind, key, code, dict(inputs), parents, make)
+            found = self._make(name, kind, key, dict(inputs), parents, make)
         elif found.reused and key not in self._told:
             self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
             self._told.add(key)
@@ -193,9 +150,16 @@ class RunContext:
         """Of an artefact made from these by this code, whether it is there or not; parents are named by their keys."""
         return artefact_key(kind, inputs, parents, code_version())
 
-    def found(self, key: str) -> Artifact | None:
-        """What another run made, where this one takes anything from others."""
-        return find_artifact(self.paths.folder.parent, key) if self.spec.reuse_artifacts else None
+    def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
+        """What another run made and is still whole, where this one takes anything from others."""
+        others = find_artifacts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else ()
+        return next((other for other in others if self._is_whole(other, opens)), None)
+
+    def whole_in(self, folder: Path) -> Artifact | None:
+        """The artefact in this folder, if there is one and it has come to no harm."""
+        bill = read_bill(folder)
+        artifact = Artifact(folder, bill, reused=bill.artefact.made_by != self.paths.run_id) if bill else None
+        return artifact if artifact is not None and self._is_whole(artifact) else None
 
     def _open_metrics(self, path: Path) -> LineFile:
         return LineFile(path)
@@ -203,48 +167,43 @@ class RunContext:
     def _artifact_place(self, name: str) -> Path:
         return self.paths.artifacts / name
 
-    def _own(self, name: str, key: str) -> Artifact | None:
+    def _own(self, name: str, key: str, opens: Opens | None) -> Artifact | None:
         """What an earlier attempt of this very run finished."""
         bill = read_bill(self.paths.artifacts / name)
-        return Artifact(self.paths.artifacts / name, bill, reused=False) if bill and bill.key == key else None
+        own = Artifact(self.paths.artifacts / name, bill, reused=False) if bill and bill.key == key else None
+        return own if own is not None and self._is_whole(own, opens) else None
+
+    def _is_whole(self, artifact: Artifact, opens: Opens | None = None) -> bool:
+        found = harm(artifact.folder, opens)
+        if found is not None:
+            self._pass_over(artifact, found)
+        return found is None
+
+    def _pass_over(self, artifact: Artifact, found: str) -> None:
+        made = artifact.bill.artefact
+        self.warn(f"{made.name}, made by {made.made_by}, is damaged and not used: {found}")
+        set_aside(artifact.folder)
 
     def _make(
         self,
         name: str,
         kind: str,
         key: str,
-        code: str,
         inputs: dict[str, Any],
         parents: Sequence[Bill],
         make: Callable[[Path], None],
     ) -> Artifact:
         folder = fresh_folder(self._artifact_place(name))
         before = self.meter.so_far()
-        self._making.append(_Making())
+        self._making.append(Making())
         try:
             make(folder)
         finally:
             making = self._making.pop()
-        # not in the key: where a server stood, or how work was split, does not change what came out
-        unseen = [unmetered(work, key, reason) for work, reason in making.unmetered.items()]
-        parents = [*parents, *making.joined, *unseen]
-        artefact = Ancestor(
-            key=key,
-            name=name,
-            kind=kind,
-            made_by=self.paths.run_id,
-            stages=tuple(making.stages),
-            energy=_differences(before, self.meter.so_far()),
-            parents=tuple(parent.key for parent in parents),
-        )
-        bill = Bill(
-            artefact=artefact,
-            ancestry=ancestry_of(parents),
-            made_at=clock.iso(clock.now().wall_s),
-            code_version=code,
-            inputs=inputs,
-            provisional=True,
-        )
+        list_contents(folder)
+        energy = spent_between(before, self.meter.so_far())
+        made = Ancestor(key=key, name=name, kind=kind, made_by=self.paths.run_id, energy=energy)
+        bill = making.bill(made, parents, code_version(), inputs)
         write_bill(folder, bill)
         return Artifact(folder, bill, reused=False)
 
@@ -252,10 +211,11 @@ class RunContext:
         """Work for the artefact that is being made, done where this run's meter does not reach: its bill shows it."""
         self._making[-1].unmetered[name] = reason
 
-    def shares_of(self, key: str) -> list[Artifact]:
+    def shares_of(self, key: str, damaged_too: bool = False) -> list[Artifact]:
         """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
-        and they are on its bill."""
-        found = find_parts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else []
+        and they are on its bill. `damaged_too` is for whoever can tell what is still good in a damaged one."""
+        takes = (lambda part: True) if damaged_too else self._is_whole
+        found = find_parts(self.paths.folder.parent, key, takes) if self.spec.reuse_artifacts else []
         self._making[-1].joined += [part.bill for part in found]
         return found
 
@@ -292,30 +252,3 @@ class RunContext:
 
     def close(self) -> None:
         self._metrics.close()
-
-
-class FollowingContext(RunContext):
-    """The same run as a following rank sees it: it works along, and keeps nothing that the first rank keeps."""
-
-    def __init__(
-        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, scratch: Path
-    ) -> None:
-        self._scratch = scratch
-        super().__init__(paths, spec, meter, stop, attempt, Silent())
-
-    def _open_metrics(self, path: Path) -> LineFile:
-        return LineFile(self._scratch / path.name)
-
-    def _artifact_place(self, name: str) -> Path:
-        return self._scratch / name
-
-
-def _differences(before: Mapping[str, EnergyFigure], after: Mapping[str, EnergyFigure]) -> dict[str, EnergyFigure]:
-    """A first bill from the trace so far; the closing of the run replaces it with the stages' own figures."""
-    bill = {}
-    for component, figure in after.items():
-        start = before[component]
-        spent_j = None if figure.energy_j is None else max(0.0, figure.energy_j - (start.energy_j or 0.0))
-        half_width_j = math.hypot(figure.half_width_j or 0.0, start.half_width_j or 0.0)
-        bill[component] = figure.model_copy(update={"energy_j": spent_j, "half_width_j": half_width_j})
-    return bill

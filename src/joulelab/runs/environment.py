@@ -19,6 +19,7 @@ import psutil
 import joulelab
 from joulelab import clock
 from joulelab.meter.profile import profile_id
+from joulelab.meter.sensors.cores import allowed_cores
 from joulelab.meter.sensors.cpu_estimate import processor_name
 from joulelab.meter.sensors.nvml import permitted_cards
 
@@ -45,7 +46,7 @@ def snapshot() -> dict[str, Any]:
         "cpu": {
             "model": processor_name(),
             "threads": os.cpu_count(),
-            "usable_threads": len(os.sched_getaffinity(0)),
+            "usable_threads": len(allowed_cores(os.getpid())),
             "memory_bytes": psutil.virtual_memory().total,
         },
         "gpus": gpus(),

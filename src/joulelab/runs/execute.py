@@ -10,7 +10,9 @@ from joulelab.errors import EndedBySignal
 from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.attempt import RunAttempt, idle
-from joulelab.runs.context import FollowingContext, Progress, RunContext
+from joulelab.runs.context import RunContext
+from joulelab.runs.following import FollowingContext
+from joulelab.runs.listeners import Progress
 from joulelab.runs.parts import Part, PartDone
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.ranks import (

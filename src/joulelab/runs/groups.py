@@ -13,9 +13,9 @@ from joulelab import clock
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.meter.figures import Frozen
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Progress
 from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.listeners import Progress
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment

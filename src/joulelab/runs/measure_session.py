@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulelab.errors import EndedBySignal, JoulelabError, StorageFailed
-from joulelab.runs.context import Progress, RunContext
+from joulelab.runs.context import RunContext
+from joulelab.runs.listeners import Progress
 from joulelab.runs.measure_program import Guarded, end_all
 from joulelab.runs.measure_result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
 from joulelab.runs.measure_signals import SignalRelay

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from joulelab.errors import EndedBySignal
 from joulelab.runs.attempt import RunAttempt, create_run
-from joulelab.runs.context import Progress, Silent, Stage
+from joulelab.runs.context import Stage
 from joulelab.runs.json_file import write_json
+from joulelab.runs.listeners import Progress, Silent
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.stopping import StopRequest

@@ -21,8 +21,10 @@ from typing import IO, Any, Protocol
 
 from joulelab import __version__
 from joulelab.errors import UsageError
+from joulelab.runs.bills import BILL
 from joulelab.runs.pack_secrets import without_secrets
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths
+from joulelab.runs.soundness import CONTENTS
 from joulelab.runs.store import read_record, settle
 
 TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "SHA256SUMS", "README.txt"
@@ -30,7 +32,8 @@ FORMAT = 1
 _OF_A_RUN = (
     *("run.json", "config.yaml", "environment.json", "experiment_summary.json", "metrics.jsonl", "windows.jsonl"),
     *("report.html", "stages/*.json", "events/*.jsonl", "trace/*.jsonl", "trace/*.parquet"),
-    *("codecarbon/*.csv", "codecarbon/*.jsonl", "artifacts/*/bill.json", "artifacts/*/predictions.npz"),
+    *("codecarbon/*.csv", "codecarbon/*.jsonl"),
+    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz")),
 )
 _READINGS = ("trace/",)
 """Numbers of sensors, too large to be searched for secrets and without a place for one."""
@@ -118,7 +121,7 @@ def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Ite
         if path == paths.record and written.status == "running":  # killed; its record is what a reader derives
             yield _text_entry(f"{STORE}/{folder.name}/{name}", record.model_dump_json(indent=2) + "\n", redacted)
         elif path.suffix in _TEXTS and not name.startswith(_READINGS):
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+            text = path.read_bytes().decode("utf-8", errors="surrogateescape")  # line ends as they are
             yield _text_entry(f"{STORE}/{folder.name}/{name}", text, redacted)
         else:
             yield Entry(f"{STORE}/{folder.name}/{name}", path=path)

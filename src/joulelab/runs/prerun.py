@@ -22,8 +22,9 @@ from joulelab.meter.load import burning
 from joulelab.meter.vitals import Vitals, load_vitals, throttle_shares
 from joulelab.runs import environment
 from joulelab.runs.attempt import idle
-from joulelab.runs.context import Progress, RunContext
+from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import write_json
+from joulelab.runs.listeners import Progress
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measuring import MeasuredRun
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status

@@ -7,8 +7,8 @@ import pytest
 from tiny_llama import write_chats, write_teacher
 
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, merge
 
 sys.path.append(str(Path(__file__).parents[2] / "infer" / "generation"))  # its small OpenAI server

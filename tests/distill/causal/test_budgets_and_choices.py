@@ -1,6 +1,7 @@
 """Budgets in joules with and without the teacher's, other starts and teachers, data scripts, and what is refused."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from joulelab.cli.progress import BarProgress, PlainProgress
 from joulelab.distill.causal import budgets, generators, quality
 from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
 from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.evaluate.language_harness import TaskFigure
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.bill_exports import bill_data
 from joulelab.report.bill_tables import sentences
@@ -52,6 +54,37 @@ def test_a_teacher_that_costs_more_than_the_budget_leaves_nothing_and_that_is_sa
     small = merge(ENERGY, {"budget": {"energy_j": 0.001, "counts_teacher": True}})
     with pytest.raises(ConfigError, match=r"nothing is left of 1\.00 mJ"):
         lab.run(store, "kd", **small)
+
+
+def test_a_teacher_is_asked_again_where_the_files_of_a_task_have_changed(lab, tmp_path, monkeypatch):
+    def figures(model, tokenizer, tasks, *, folder, **ignored):
+        return [TaskFigure("mine", "acc", float((folder / "mine.yaml").read_text()), 1, lower_is_better=False)]
+
+    for name, stand_in in (("harness_figures", figures), ("require_tasks", print), ("import_harness", dict)):
+        monkeypatch.setattr(quality, name, stand_in)
+    asked = {"until": "teacher", "quality": {"harness_tasks": ["mine"], "harness_folder": str(tmp_path)}}
+    found = []
+    for value in (0.25, 0.25, 0.75):
+        (tmp_path / "mine.yaml").write_text(str(value))
+        record, _ = lab.run(tmp_path.parent / "asked-again", "kd", **asked)
+        found.append((record.results["teacher.harness.mine.acc.value"].value, record.stage("teacher.evaluate") is None))
+    assert found == [(0.25, False), (0.25, True), (0.75, False)]
+
+
+def test_all_that_is_taken_off_a_budget_is_told_and_the_way_out_is_of_what_took_most():
+    said = []
+    budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
+    spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
+    run = SimpleNamespace(result=lambda *ignored: None, progress=SimpleNamespace(say=said.append))
+    budgets._tell(SimpleNamespace(spec=spec, run=run), budgets.Allowance(None, 2.5), 4.75, 4.75, 10)
+    assert said == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
+    with pytest.raises(ConfigError, match=r": the teacher took 13\.0 J$") as refused:
+        budgets._require_some(spec, budgets.Allowance(None, -1.0), 13.0, 0.0)
+    assert "counts_teacher=false" in refused.value.hint
+    budget.counts_teacher = False
+    with pytest.raises(ConfigError, match=r": the SFT student took 13\.0 J$") as refused:
+        budgets._require_some(spec, budgets.Allowance(None, -1.0), 9.0, 13.0)
+    assert "budget.start_share" in refused.value.hint and "teacher" not in refused.value.hint
 
 
 def test_students_start_from_layers_or_with_adapters_or_with_a_live_teacher(lab, finished):
@@ -251,12 +284,33 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, mo
         "no sensor tells joules": {"budget": {"tokens": None, "energy_j": 5000.0}},
         r"the teacher has layers 0\.\.1": {"student": {"size": None, "layers": [0, 99]}},
         "is no causal language model": {"teacher": {"model": str(encoder)}},
+        "no layer of the student has a name": {"student": {"lora": {"targets": ["query"]}}},
     }
     for words, changes in refused.items():
         paths = lab.paths(tmp_path / "runs", "kd", **changes)
         with pytest.raises(ConfigError, match=words):
             execute(paths, lab.listening)
         assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"preferences": {"beta": math.inf}}, {"generation": {"min_score": math.nan}},
+                {"budget": {"energy_j": math.inf}}]
+)  # fmt: skip
+def test_a_number_that_is_none_is_refused_where_it_would_quietly_change_what_is_learnt(lab, setting):
+    with pytest.raises(ConfigError, match=next(iter(next(iter(setting.values()))))):
+        check(lab.settings("dpo", **setting))
+
+
+@pytest.mark.parametrize("progress", [PlainProgress, BarProgress])
+def test_news_of_a_stage_whose_line_is_written_already_does_no_harm(progress, capsys):
+    with progress() as watching:
+        watching.advance(1)
+        watching.stage("student.train", 3)
+        watching.advance(2, "loss 1 by step 2")
+        watching.say("something else")
+        watching.advance(3, "loss 1 by step 3")
+    assert "by step 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("progress", [PlainProgress, BarProgress])

@@ -3,7 +3,9 @@
 import pytest
 
 from joulelab.distill.logit_cache.shards import shard_files
+from joulelab.distill.logit_cache.writer import USUAL_PACE
 from joulelab.errors import JoulelabError
+from joulelab.runs import soundness
 from joulelab.runs.execute import execute
 
 SHORT = {"budget": {"tokens": 600}, "quality": {"against_teacher": False}}
@@ -21,14 +23,17 @@ def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file,
     path.unlink()
     made, paths = lab.run(tmp_path, "kd", until=until, **SHORT)
     assert made.stage(stage) is not None
-    assert any(f"made by {first.run_id}, is damaged and is made again: " in said for said in lab.listening.said)
+    assert any(f"made by {first.run_id}, is damaged and not used: " in said for said in lab.listening.said)
     assert list(paths.artifacts.glob(file))
     assert (first.artifacts / until / "bill.damaged.json").exists()
     found, _ = lab.run(tmp_path, "kd", until=until, **SHORT)
     assert found.stage(stage) is None
 
 
-def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_teacher_again(lab, tmp_path):
+def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_teacher_again(
+    lab, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(soundness, "SUMMED_BYTES", 0)  # as if it were larger: seen only when it is read
     _, first = lab.run(tmp_path, "kd", until="logits", **SHORT)
     (shard,) = shard_files(first.artifacts / "logits")
     written = bytearray(shard.read_bytes())
@@ -42,3 +47,15 @@ def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_t
     record = execute(paths, lab.listening)
     assert record.stage("teacher.logits").tokens > 0
     assert record.results["student.train.steps"].value > 0
+
+
+def test_of_a_damaged_share_only_what_is_damaged_is_asked_again(lab, tmp_path, monkeypatch):
+    monkeypatch.setitem(vars(USUAL_PACE), "seconds", 0.0)  # a shard for every batch
+    _, paths = lab.run(tmp_path, "kd", until="logits", shard="0/2", **SHORT)
+    first, *others = shard_files(paths.artifacts / "logits-0-of-2")
+    assert others
+    first.write_bytes(first.read_bytes()[:-1])
+    whole, joined = lab.run(tmp_path, "kd", until="logits", **SHORT)
+    assert {shard.name for shard in others} < {shard.name for shard in shard_files(joined.artifacts / "logits")}
+    assert any(str(first) in said and "what it held is asked again" in said for said in lab.listening.said)
+    assert any(one.name == "logits-0-of-2" for one in whole.inherited)

@@ -111,6 +111,10 @@ def test_rules_look_at_the_end_and_at_the_right_answer():
     answers = [answer("so 6 x 7 = 42."), answer("Answer: 41"), answer("\\boxed{42} of 50")]
     assert list(RuleJudge("exact-answer").scores([Candidates("q", answers, "#### 42")])) == [[1.0, 0.0, 1.0]]
     assert list(RuleJudge("exact-answer").scores([Candidates("q", answers)])) == [[None, None, None]]
+    boxes = [answer(rf"so \boxed{{\frac{{1}}{{{below}}}}}.") for below in (2, 3)]  # the box has braces of its own
+    assert list(RuleJudge("exact-answer").scores([Candidates("q", boxes, r"\boxed{\frac{1}{2}}")])) == [[1.0, 0.0]]
+    halves = [answer("it is 1/2"), answer("it is 3/2"), answer("Answer: 0.5")]
+    assert list(RuleJudge("exact-answer").scores([Candidates("q", halves, "1/2")])) == [[1.0, 0.0, 1.0]]
     with pytest.raises(UsageError, match="ends"):
         RuleJudge("end")
 

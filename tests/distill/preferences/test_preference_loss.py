@@ -218,7 +218,8 @@ def test_pairs_come_back_from_disk_as_they_were(tmp_path):
     store = PairStore.open(tmp_path / "pairs")
     assert [pair.key for pair in store] == [pair.key for pair in pairs]
     assert store.report == {"ties": 2}
-    with pytest.raises(ConfigError, match="not one pair came about of 9 prompts: ties 2, too long 7"):
+    with pytest.raises(ConfigError, match="not one pair came about of 9 prompts: ties 2, too long 7") as refused:
         write_pairs(
             tmp_path / "none", [], vocab_size=WORDS, tokenizer="tiny", report={"prompts": 9, "ties": 2, "too_long": 7}
         )
+    assert "data.row_length" in refused.value.hint

@@ -13,6 +13,7 @@ from torch import nn
 from joulelab.data.chat.encoding import tokenizer_sha256, vocab_size_of
 from joulelab.data.chat.packing import PackedRows, pack
 from joulelab.data.chat.store import DocumentStore
+from joulelab.data.chat.template_file import read_template
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.errors import ConfigError
@@ -41,7 +42,10 @@ class Bench:
 
     @cached_property
     def tokenizer(self) -> Any:
-        return load_tokenizer(self.spec.tokenizer)
+        tokenizer, template = load_tokenizer(self.spec.tokenizer), self.spec.data.template
+        if template is not None:  # the student is saved with it
+            tokenizer.chat_template = read_template(Path(template))
+        return tokenizer
 
     @cached_property
     def tokenizer_identity(self) -> str:

@@ -90,11 +90,12 @@ def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float | None
 
 def _require_some(spec: CausalSpec, left: Allowance, teacher_j: float | None, start_j: float | None) -> None:
     if left.energy_j is not None and left.energy_j <= 0:
-        counted = f", the teacher {energy_text(teacher_j)}" if spec.budget.counts_teacher else ""
+        teacher_counts = bool(teacher_j) and spec.budget.counts_teacher
+        taken = [f"the SFT student took {energy_text(start_j)}"] if start_j else []
+        taken += [f"the teacher {'' if taken else 'took '}{energy_text(teacher_j)}"] if teacher_counts else []
+        way_out = ", or set budget.counts_teacher=false" if teacher_counts else ", or lower budget.start_share"
         raise ConfigError(
-            f"nothing is left of {energy_text(spec.budget.energy_j)}: the SFT student took {energy_text(start_j)}"
-            f"{counted}",
-            "raise the budget, share the teacher's work over more students, or set budget.counts_teacher=false",
+            f"nothing is left of {energy_text(spec.budget.energy_j)}: {', '.join(taken)}", f"raise the budget{way_out}"
         )
     if left.tokens is not None and left.tokens <= 0:
         raise ConfigError("the SFT student has used up all tokens of the budget", "lower budget.start_share")
@@ -111,7 +112,8 @@ def _tell(bench: Bench, left: Allowance, teacher_j: float | None, start_j: float
     if left.energy_j is not None:
         counted = "counted" if budget.counts_teacher else "not counted"
         taken = [f"SFT student {energy_text(start_j)}"] if start_tokens else []
-        taken += [f"teacher {energy_text(teacher_j)} {counted}"] if bench.spec.has_teacher else []
+        # in self the SFT student is the teacher, and what it took to be asked is told too
+        taken += [f"teacher {energy_text(teacher_j)} {counted}"] if bench.spec.has_teacher or teacher_j != 0 else []
         before = f" ({', '.join(taken)})" if taken else ""
         said.append(f"{energy_text(left.energy_j)} of {energy_text(budget.energy_j)}{before}")
         run.result("budget.energy_j", Result(value=budget.energy_j or 0.0))

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
+from joulelab.data.chat.template_file import read_template
 from joulelab.distill.causal.learning import Distillation, Generation, Preferences
 from joulelab.distill.causal.shapes import SHAPES
 from joulelab.distill.causal.splitting import require_split, teacher_generates
@@ -71,6 +72,10 @@ class CausalData(Section):
     """Where a set has verdicts on its answers, teach only the right ones."""
     tokenizer: str | None = None
     """Whose tokenizer; nothing: the student's, and of a student that is drawn its teacher's."""
+    template: str | None = None
+    """A file with a chat template (Jinja) in place of the tokenizer's own."""
+    last_answer_only: bool = False
+    """Train on the last answer of a conversation alone: the way with templates that rewrite earlier turns."""
 
 
 class CausalTeacher(Section):
@@ -146,7 +151,7 @@ class CausalBudget(Section):
 
     tokens: int | None = Field(None, ge=1)
     """Tokens that go through the student in student.sft and student.train together."""
-    energy_j: float | None = Field(None, gt=0)
+    energy_j: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Joules that may be spent on the student (`--budget 500kJ`); instead of tokens, or beside them."""
     counts_teacher: bool = False
     """Whether what the teacher took (its logits, answers, judgements) is taken off the joules first."""
@@ -289,6 +294,8 @@ class CausalSpec(TrainingRunSpec):
         for name in (self.data.source, self.teacher.model, self.student.model, self.data.tokenizer, answers):
             if name:
                 sources.parse(name)
+        if self.data.template is not None:
+            read_template(Path(self.data.template))
         folder = self.quality.harness_folder
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"there is no folder {Path(folder).absolute()}", "check quality.harness_folder")

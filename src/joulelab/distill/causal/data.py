@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.messages import Row
 from joulelab.data.chat.prepare import settings_rows, write_rows
 from joulelab.data.chat.presets import ChatDataSettings
+from joulelab.data.chat.templates import template_of
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
 from joulelab.distill.classify_bench import from_elsewhere
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 
@@ -33,16 +34,18 @@ def tokenised(bench: Bench) -> Artifact:
                     counted.follow(rows(bench, split, dropped)),
                     tokenizer_name=bench.spec.tokenizer,
                     max_tokens=data.max_tokens,
+                    last_answer_only=data.last_answer_only,
                     dropped=dropped,
                 )
                 counted.tokens += store.token_count
                 stage.count(samples=counted.rows, tokens=counted.tokens)
 
     inputs = {
-        **data.model_dump(mode="json", exclude={"tokenizer", "row_length"}),
-        "tokenizer": bench.tokenizer_identity,
+        **data.model_dump(mode="json", exclude={"tokenizer", "template", "row_length"}),
+        # two models of one family often share a tokenizer, and not the chat template
+        **encoding_identity(bench.tokenizer, template_of(bench.tokenizer, last_answer_only=data.last_answer_only)),
     }
-    return sound_artifact(bench.run, "data", kind="documents", inputs=inputs, parents=[raw], make=make)
+    return bench.run.artifact("data", kind="documents", inputs=inputs, parents=[raw], make=make)
 
 
 def rows(bench: Bench, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:

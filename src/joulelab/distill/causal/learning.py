@@ -65,7 +65,7 @@ class Generation(Section):
     """Keep answers that were cut at max_new_tokens. Without it they are dropped and counted: they end nowhere."""
     keep_duplicates: bool = False
     """Keep answers whose words were said before."""
-    min_score: float | None = None
+    min_score: float | None = Field(None, allow_inf_nan=False)
     """Drop answers that the judge of `preferences` scores below this."""
 
     @model_validator(mode="after")
@@ -86,11 +86,11 @@ class Preferences(Section):
     """What a judging model is asked."""
     rule: Literal["ends", "exact-answer"] = "ends"
     """Answers that came to their end are better than those cut off; or: those with the data's own final answer are."""
-    tie_margin: float = Field(0.0, ge=0)
+    tie_margin: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Answers whose scores differ by no more than this make no pair; ties are counted."""
     loss: Literal["dpo", "ipo", "length-normalised"] = "dpo"
     """DPO; IPO, whose margin is bounded; or DPO over mean log-probabilities a token."""
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(0.1, gt=0, allow_inf_nan=False)
     """How far the policy may leave its reference: small is far."""
     shared_prompt: bool = True
     """Compute the prompt of a pair once for both answers; false is for models whose attention takes no mask of ours."""

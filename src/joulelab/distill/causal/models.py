@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.distill.causal.config import CausalStudent, Lora
 from joulelab.distill.causal.heads import head_of, open_for_loss
 from joulelab.distill.causal.shapes import SHAPES, Shape
@@ -30,7 +31,7 @@ def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: An
     if config.layers is not None:
         assert teacher is not None
         return open_for_loss(take_layers(teacher, config.layers))
-    words = int(teacher.config.vocab_size) if teacher is not None else len(tokenizer)  # type: ignore[union-attr,arg-type]
+    words = int(teacher.config.vocab_size) if teacher is not None else vocab_size_of(tokenizer)  # type: ignore[union-attr,arg-type]
     student = draw(SHAPES[str(config.size)], words, tokenizer, seed)
     if config.teacher_embeddings:
         assert teacher is not None

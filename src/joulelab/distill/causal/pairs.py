@@ -19,7 +19,6 @@ from joulelab.distill.preferences.pairs import PairStore, write_pairs
 from joulelab.distill.preferences.policy import switch_dropout_off
 from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
 from joulelab.distill.preferences.target_log_probabilities import Projecting
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
@@ -51,7 +50,7 @@ def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
         "tokenizer": bench.tokenizer_identity,
     }
     parents = [answers.bill, judged.bill]
-    made = sound_artifact(bench.run, "preferences", kind="preference-pairs", inputs=inputs, parents=parents, make=make)
+    made = bench.run.artifact("preferences", kind="preference-pairs", inputs=inputs, parents=parents, make=make)
     _tell(bench, made, answers, judged)
     return made
 
@@ -107,5 +106,5 @@ def _tell(bench: Bench, pairs: Artifact, answers: Artifact, judged: Artifact) ->
         bench.run.joules_result("preferences.energy_j", paid)
         bench.run.joules_result("preferences.j_per_pair", paid, report.pairs)
     share = report.chosen_longer_share
-    longer = "" if share is None else f"; the longer answer won {100 * share:.0f} %"
+    longer = "" if share is None else f"; of unequal answers the longer one won {100 * share:.0f} %"
     bench.run.progress.say(f"preferences: {report.pairs} pairs of {report.prompts} prompts, {report.ties} ties{longer}")

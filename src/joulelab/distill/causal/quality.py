@@ -21,7 +21,6 @@ from joulelab.data.chat.packing import PackedRows
 from joulelab.data.chat.store import DocumentStore
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.distill.ticking import ticks
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import read_questions, right_answers
@@ -98,16 +97,20 @@ def examined(
         Examined(held_out, right, tasks).save(folder)
 
     spec = bench.spec
-    asked: dict[str, Any] = spec.quality.model_dump(mode="json", exclude={"against_teacher", "answers"})
+    asked: dict[str, Any] = spec.quality.model_dump(
+        mode="json", exclude={"against_teacher", "answers", "harness_folder"}
+    )
     answers = sources.parse(spec.quality.answers).path if spec.quality.answers else None
+    task_files = _harness_folder(bench) if spec.quality.harness_tasks else None
     inputs = {
         **asked,
         "answers": None if answers is None else sources.content_hash(answers),
+        "harness_files": None if task_files is None else sources.content_hash(task_files),
         "rows": spec.data.row_length,
         "precision": str(bench.teacher_precision) if who == "teacher" else spec.training.precision,
     }
-    made = sound_artifact(
-        bench.run, f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
+    made = bench.run.artifact(
+        f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
     )
     return Examined.load(made.folder)
 
@@ -187,7 +190,8 @@ def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
         raise ConfigError(
             f"the teacher {bench.spec.teacher.model} has a held-out loss of {teacher.held_out.loss:.3f} nats per "
             f"token; guessing by frequency alone has {by_frequency:.3f}",
-            "its weights are probably untrained, or of another tokenizer: name another teacher",
+            "its weights are probably untrained, or of another tokenizer: name another teacher, or take it as it is "
+            "with quality.against_teacher=false",
         )
 
 

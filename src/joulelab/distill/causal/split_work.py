@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.distill.causal.bench import Bench
-from joulelab.distill.sound_artifact import forget_damaged, sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import Stage
@@ -54,7 +53,9 @@ class SplitWork:
     join: Callable[[Sequence[Path], Path], None]
     """Folders that hold the work between them -> one folder; of a share's folders: what they hold."""
     opens: Callable[[Path], object] | None = None
-    """Fails where the whole, once made, has come to harm that its files' sizes do not show."""
+    """Fails where the whole, once made, has come to harm that the list of its files does not show."""
+    takes_damaged_shares: bool = False
+    """`begin` looks through the folders of others itself, and takes what is still good in them."""
 
     def key(self, bench: Bench) -> str:
         """Of the whole: a share whose own parent is a share belongs to what is made from all of it."""
@@ -68,13 +69,11 @@ def worked(bench: Bench, work: SplitWork) -> Artifact:
     if share is None:
         return _whole(bench, work)
     key = work.key(bench)
-    forget_damaged(bench.run, work.name, key, work.opens)
-    whole = bench.run.found(key)
+    whole = bench.run.found(key, work.opens)
     if whole is not None:
         bench.run.progress.say(f"{work.name}: whole already, made by {whole.bill.artefact.made_by}; nothing to split")
         return whole
-    return sound_artifact(
-        bench.run,
+    return bench.run.artifact(
         f"{work.name}-{share.name}",
         kind=work.kind + PART,
         inputs={"whole": key, "share": str(share), "at_once": work.at_once},
@@ -85,14 +84,14 @@ def worked(bench: Bench, work: SplitWork) -> Artifact:
 
 def _whole(bench: Bench, work: SplitWork) -> Artifact:
     def make(folder: Path) -> None:
-        parts = bench.run.shares_of(work.key(bench))
+        parts = bench.run.shares_of(work.key(bench), damaged_too=work.takes_damaged_shares)
         if parts:
             of = parts[0].bill.inputs["share"].partition("/")[2]
             bench.run.progress.say(f"{work.name}: {len(parts)} of {of} shares are there, their bills come along")
         _work(bench, work, ALL, folder, [part.folder for part in parts])
 
-    return sound_artifact(
-        bench.run, work.name, kind=work.kind, inputs=work.inputs, parents=work.parents, make=make, opens=work.opens
+    return bench.run.artifact(
+        work.name, kind=work.kind, inputs=work.inputs, parents=work.parents, make=make, opens=work.opens
     )
 
 

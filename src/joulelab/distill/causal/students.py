@@ -21,7 +21,6 @@ from joulelab.distill.causal.models import Adapted, make_student, save_student, 
 from joulelab.distill.causal.objectives import TokenObjective
 from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.sound_artifact import sound_artifact
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.json_file import write_json
@@ -92,8 +91,7 @@ def trained(bench: Bench, course: Course) -> Artifact:
         **course.inputs,
     }
     unique = {bill.key: bill for bill in [*course.parents, *_origin(bench, course.start)]}
-    return sound_artifact(
-        bench.run,
+    return bench.run.artifact(
         course.name,
         kind="language-student",
         inputs=inputs,

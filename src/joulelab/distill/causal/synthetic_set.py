@@ -15,8 +15,7 @@ from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import REPORT, candidates, energy_gap
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.distributions import Voice
-from joulelab.distill.sound_artifact import sound_artifact
-from joulelab.distill.synthetic.filters import Filters, Kept, SyntheticReport, keep, require_some
+from joulelab.distill.synthetic.filters import REASONS, Filters, Kept, SyntheticReport, keep, require_some
 from joulelab.distill.synthetic.rows import write_rows
 from joulelab.infer.generation.prompts import answer_ids, encode_prompt
 from joulelab.runs.artifacts import Artifact
@@ -24,7 +23,6 @@ from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
 
 READABLE = "kept.jsonl"
-REASONS = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
 
 
 def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: Voice) -> Artifact:
@@ -61,7 +59,7 @@ def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: 
     }
     used = [answers, *([judged] if judged else [])]
     parents = [*(one.bill for one in used), data.bill]
-    made = sound_artifact(bench.run, "synthetic", kind="synthetic-documents", inputs=inputs, parents=parents, make=make)
+    made = bench.run.artifact("synthetic", kind="synthetic-documents", inputs=inputs, parents=parents, make=make)
     _tell(bench, made, answers, judged)
     return made
 

@@ -91,16 +91,27 @@ def write_pairs(
         write_store(folder, rows(), vocab_size=vocab_size, specials={}, tokenizer=tokenizer)
     except ConfigError as error:
         if "no documents" in error.message:
-            raise ConfigError(
-                f"not one pair came about{_why(report or {})}",
-                "ask for more candidates or a higher temperature, or lower the margin of ties",
-            ) from None
+            raise ConfigError(f"not one pair came about{_why(report or {})}", _way_out(report or {})) from None
         raise
     return PairStore.open(folder)
 
 
+_WAYS_OUT = {
+    "ties": "ask for more candidates (generation.answer.n), lower preferences.tie_margin, or use another judge",
+    "identical": "ask for more candidates (generation.answer.n), or a higher generation.answer.temperature",
+    "unjudged": "the judge gave no grade: ask a larger judge, write another preferences.rubric, or use another judge",
+    "too_long": "raise data.row_length, or lower generation.answer.max_new_tokens",
+}
+
+
+def _way_out(report: Mapping[str, Any]) -> str:
+    """Of what kept most prompts from becoming a pair."""
+    most = max(_WAYS_OUT, key=lambda name: report.get(name) or 0)
+    return _WAYS_OUT[most if report.get(most) else "identical"]
+
+
 def _why(report: Mapping[str, Any]) -> str:
     """What became of the prompts, as far as the report tells."""
-    reasons = {name: report.get(name) for name in ("ties", "identical", "unjudged", "too_long")}
+    reasons = {name: report.get(name) for name in _WAYS_OUT}
     counted = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in reasons.items() if count)
     return f" of {report['prompts']} prompts: {counted or 'none had two answers'}" if report.get("prompts") else ""

@@ -14,6 +14,9 @@ from joulelab.errors import ConfigError
 from joulelab.infer.generation.answers import Answer, Prompt
 from joulelab.meter.figures import Frozen
 
+REASONS = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
+"""Why an answer was dropped, in the order in which they are asked."""
+
 
 @dataclass(frozen=True)
 class Filters:
@@ -92,9 +95,10 @@ def keep(
 
 def require_some(kept: Sequence[Kept], report: SyntheticReport) -> None:
     if not kept:
-        counts = {name: value for name, value in report.model_dump().items() if value and isinstance(value, int)}
+        counts = {name.replace("_", " "): getattr(report, name) for name in REASONS}
+        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
         raise ConfigError(
-            f"not one of {report.answers} answers was kept: {counts}",
+            f"not one of {report.answers:,} answers was kept: {told}",
             "raise max_new_tokens where most were truncated, or loosen the filter that dropped most",
         )
 

@@ -1,0 +1,218 @@
+"""Whatever a pipeline keeps is looked at before it is taken again, and only what has come to harm is made again."""
+
+import pytest
+
+from joulelab.errors import DependencyMissing, JoulelabError
+from joulelab.runs import soundness
+from joulelab.runs.bills import BILL
+from joulelab.runs.following import FollowingContext
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.packing import STORE, pack
+from joulelab.runs.soundness import CONTENTS, SET_ASIDE, harm, list_contents
+from joulelab.runs.unpacking import unpack
+
+WEIGHTS, WORDS = "weights.bin", "tokenizer/words.txt"
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path):
+    written = bytearray(path.read_bytes())
+    written[len(written) // 2] ^= 1
+    path.write_bytes(written)
+
+
+def lose(path):
+    path.unlink()
+
+
+DAMAGES = pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lose, f"{WORDS} is missing"),
+        (cut, f"{WORDS} has 14 bytes, and 15 were written"),
+        (flip, f"{WORDS} does not hold the bytes that were written"),
+    ],
+)
+
+
+def write_files(folder):
+    (folder / WEIGHTS).write_bytes(bytes(range(100)))
+    (folder / WORDS).parent.mkdir()
+    (folder / WORDS).write_bytes(b"one\r\ntwo\r\nthree")
+
+
+def pipeline(run, opens=None):
+    """As users write theirs: nothing but `run.artifact`."""
+
+    def make(folder):
+        with run.stage("model.train"):
+            write_files(folder)
+
+    return run.artifact("final_model", kind="model", inputs={}, parents=[], make=make, opens=opens)
+
+
+def warnings(record):
+    return " ".join(note.text for note in record.validity.notes)
+
+
+@pytest.fixture
+def made(tmp_path):
+    write_files(tmp_path)
+    list_contents(tmp_path)
+    return tmp_path
+
+
+@DAMAGES
+def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, told):
+    assert harm(made) is None
+    damage(made / WORDS)
+    assert harm(made) == told
+
+
+def test_another_runs_damaged_artefact_is_set_aside_and_made_again_with_a_warning(play):
+    first = play(pipeline)
+    folder = play.paths.artifacts / "final_model"
+    flip(folder / WEIGHTS)
+    made = play(pipeline)
+    assert made.stage("model.train") is not None
+    told = f"final_model, made by {first.run_id}, is damaged and not used: {WEIGHTS} does not hold the bytes"
+    assert told in warnings(made)
+    assert sorted(path.name for path in folder.glob("bill*")) == [SET_ASIDE]
+    found = play(pipeline)
+    assert (found.stage("model.train"), found.inherited[0].made_by) == (None, made.run_id)
+
+
+def test_what_an_earlier_attempt_of_the_same_run_made_is_looked_at_too(play):
+    def broken(run):
+        pipeline(run)
+        raise JoulelabError("later")
+
+    with pytest.raises(JoulelabError, match="later"):
+        play(broken)
+    cut(play.paths.artifacts / "final_model" / WORDS)
+    record = play.again(pipeline)
+    assert {segment.attempt for segment in record.stage("model.train").segments} == {1, 2}
+    assert "14 bytes, and 15 were written" in warnings(record)
+
+
+def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):
+    first = play(pipeline)
+    play(pipeline, reuse_artifacts=False)
+    lose(play.paths.artifacts / "final_model" / WEIGHTS)
+    record = play(pipeline)
+    assert (record.stage("model.train"), record.inherited[0].made_by) == (None, first.run_id)
+
+
+def test_a_following_rank_leaves_it_to_the_first_to_say_so_and_to_set_it_aside(play, tmp_path):
+    play(pipeline)
+    bill = play.paths.artifacts / "final_model" / BILL
+    lose(bill.with_name(WEIGHTS))
+
+    def story(run):
+        beside = FollowingContext(run.paths, run.spec, run.meter, run.stop, run.attempt, tmp_path / "scratch")
+        assert pipeline(beside).folder == tmp_path / "scratch" / "final_model"
+        assert bill.exists()
+
+    assert "damaged" not in warnings(play(story))
+
+
+@pytest.mark.parametrize("with_artifacts", [True, False])
+def test_an_unpacked_artefact_is_taken_where_its_files_came_along(play, tmp_path, with_artifacts):
+    play(pipeline)
+    pack([play.paths.folder], [], tmp_path / "x.zip", artifacts=with_artifacts)
+    store = unpack(tmp_path / "x.zip", tmp_path / "out") / STORE
+    record = play(pipeline, store=store)
+    assert (record.stage("model.train") is None) == with_artifacts
+    assert (f"{WORDS} is missing" in warnings(record)) != with_artifacts
+
+
+def test_a_damaged_share_is_not_joined_unless_somebody_sorts_it_out(play):
+    whole = "0123456789abcdef"
+
+    def split(run):
+        for share in ("0/2", "1/2"):
+            inputs = {"whole": whole, "share": share, "at_once": 1}
+            name = f"answers-{share[0]}"
+            run.artifact(name, kind="answers-part", inputs=inputs, parents=[], make=write_files)
+
+    play(split)
+    flip(play.paths.artifacts / "answers-1" / WEIGHTS)
+    seen = []
+
+    def join(run):
+        def make(folder):
+            seen.append([part.bill.artefact.name for part in run.shares_of(whole, damaged_too=True)])
+            seen.append([part.bill.artefact.name for part in run.shares_of(whole)])
+
+        run.artifact("answers", kind="answers", inputs={}, parents=[], make=make)
+
+    assert "answers-1" in warnings(play(join))
+    assert seen == [["answers-0", "answers-1"], ["answers-0"]]
+
+
+def test_one_of_an_older_version_has_no_list_and_is_accepted(play):
+    play(pipeline)
+    folder = play.paths.artifacts / "final_model"
+    flip(folder / WEIGHTS)
+    (folder / CONTENTS).unlink()
+    assert play(pipeline).stage("model.train") is None
+    assert play(lambda run: pipeline(run, opens=lambda place: int("three"))).stage("model.train") is not None
+
+
+def test_sizes_without_sums_are_compared_as_they_were(made):
+    write_json(made / CONTENTS, {"bytes": read_json(made / CONTENTS)["bytes"]})
+    flip(made / WEIGHTS)
+    assert harm(made) is None
+    cut(made / WEIGHTS)
+    assert harm(made) == f"{WEIGHTS} has 99 bytes, and 100 were written"
+
+
+def test_large_files_are_told_by_their_size_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(soundness, "SUMMED_BYTES", 15)
+    write_files(tmp_path)
+    list_contents(tmp_path)
+    assert list(read_json(tmp_path / CONTENTS)["crc32"]) == [WORDS]
+    flip(tmp_path / WEIGHTS)
+    assert harm(tmp_path) is None
+    flip(tmp_path / WORDS)
+    assert harm(tmp_path) == f"{WORDS} does not hold the bytes that were written"
+
+
+def test_files_that_come_later_a_settled_bill_and_links_are_no_harm(tmp_path):
+    folder, elsewhere = tmp_path / "made", tmp_path / "large.bin"
+    folder.mkdir()
+    elsewhere.write_bytes(b"x" * 10)
+    (folder / "linked.bin").symlink_to(elsewhere)
+    (folder / BILL).write_text("of what was copied here")
+    list_contents(folder)
+    (folder / BILL).write_text("of this run")
+    (folder / "notes.txt").write_text("mine")
+    assert harm(folder) is None
+    elsewhere.unlink()
+    assert harm(folder) == "linked.bin is missing"
+
+
+def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damage(made):
+    def fails(folder):
+        raise EOFError
+
+    def lacks(folder):
+        raise DependencyMissing("no reader")
+
+    assert harm(made, fails) == "EOFError"
+    with pytest.raises(DependencyMissing):
+        harm(made, lacks)
+
+
+def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_replaced(made):
+    cut(made / CONTENTS)
+    cut(made / CONTENTS)
+    assert "is not valid JSON" in harm(made)
+    (made / CONTENTS).write_text('["mine"]')
+    with pytest.raises(JoulelabError, match="the name of the list") as told:
+        list_contents(made)
+    assert (made / CONTENTS).read_text() == '["mine"]'
+    assert told.value.hint == "give it another name"
