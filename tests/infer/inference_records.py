@@ -1,7 +1,8 @@
 """Records of inference runs with rows as a test wants them."""
 
+from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import missing
-from joulelab.runs.record import IdleBaseline, RunRecord, Totals
+from joulelab.runs.record import EnergyByComponent, IdleBaseline, RunRecord, StageRecord, Totals
 
 NS = 10**9
 
@@ -69,4 +70,16 @@ def record(rows, idle_w=(60.0, 62.0), name="infer-deit-b", stages=(), lineage=()
     return RunRecord(
         run_id=f"{name}-1", name=name, label=name, status="done", created_at="2026-01-01T00:00:00+00:00", spec={},
         findings=findings, totals=totals, stages=tuple(stages), lineage=tuple(lineage),
+    )  # fmt: skip
+
+
+def stage(number, others_cores=None):
+    """Of the record's row of that number."""
+    none = missing("not here")
+    energy = EnergyByComponent(**dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), none))
+    use = None if others_cores is None else CoreUse(cores=2, others_cores=others_cores, idle_cores=0.1)
+    nothing = dict.fromkeys(("energy_j", "above_idle_j", "mean_power_w", "peak_power_w"))
+    return StageRecord(
+        name=f"infer.{number}", number=number, status="done", segments=(), duration_s=1.0, energy=energy, best=none,
+        core_use=use, **nothing,
     )  # fmt: skip

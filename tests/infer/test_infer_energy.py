@@ -1,11 +1,13 @@
 """Joules per inference by hand: power over idle times latency, and intervals that are no tighter than the data."""
 
 import pytest
-from inference_records import record, row
+from inference_records import generated, record, row
 
-from joulelab.infer.energy import IdlePower, idle_power, per_inference, pieces, ratio_of_joules
+from joulelab.infer.energy import IdlePower, per_inference, pieces
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.inference_rows import inference_rows, pareto, row_ratios
+from joulelab.report.inference_table import rows_data
 
 NS = 10**9
 
@@ -23,8 +25,8 @@ def steady(power_of, relative=0.0):
 def test_87_watts_over_61_idle_at_4_37_ms_are_113_62_millijoules():
     calls = 1000
     window = (0, round(calls * 4.37e-3 * NS))
-    found, _ = per_inference([(window, calls)], steady(lambda s: 87.0), IdlePower(power_w=61.0, half_width_w=0.0))
-    assert found.net_j == pytest.approx(0.11362)
+    found, _ = per_inference([(window, calls)], steady(lambda s: 87.0))
+    assert found.above(IdlePower(power_w=61.0, half_width_w=0.0)).net_j == pytest.approx(0.11362)
     assert found.gross_j == pytest.approx(0.38019)
 
 
@@ -44,11 +46,10 @@ def test_rounds_whose_inferences_took_longer_widen_the_interval():
 
 
 def test_idle_that_differs_before_and_after_is_doubt_about_the_net_joules():
-    idle = idle_power([(0, 5 * NS), (20 * NS, 25 * NS)], steady(lambda s: 80.0 if s < 10 else 120.0))
-    assert (idle.power_w, idle.half_width_w) == (100.0, 20.0)
-    found, _ = per_inference([((10 * NS, 12 * NS), 1000)], steady(lambda s: 300.0), idle)
-    assert found.net_j == pytest.approx(0.4)
-    assert found.net_half_width_j == pytest.approx(20.0 * 2e-3)
+    (found,) = inference_rows(record([row(gross_j=0.6, half_j=0.0, power_w=300.0)], idle_w=(80.0, 120.0)))
+    assert found.energy.idle_power_w == 100.0
+    assert found.energy.net_j == pytest.approx(0.4)
+    assert found.energy.net_half_width_j == pytest.approx(20.0 * 2e-3)
 
 
 def test_without_a_sensor_there_is_the_reason_and_no_number():
@@ -60,15 +61,6 @@ def test_without_a_sensor_there_is_the_reason_and_no_number():
 def test_pieces_are_at_least_a_second_and_cover_the_window():
     assert pieces((0, round(0.9 * NS))) == []
     assert pieces((0, round(2.5 * NS))) == [(0, round(1.25 * NS)), (round(1.25 * NS), round(2.5 * NS))]
-
-
-def test_a_ratio_of_joules_pairs_the_rounds_so_that_a_common_drift_cancels():
-    drifting = steady(lambda s: 100.0 + 10 * (s // 2))
-    ours = [((s * NS, (s + 1) * NS), 110) for s in (0, 2, 4)]
-    theirs = [((s * NS, (s + 1) * NS), 100) for s in (1, 3, 5)]
-    ratio = ratio_of_joules(ours, theirs, drifting)
-    assert ratio.value == pytest.approx(100 / 110)
-    assert ratio.high - ratio.low < 1e-9
 
 
 def test_net_joules_of_a_record_come_from_its_baselines():
@@ -97,3 +89,14 @@ def test_the_pareto_front_has_no_row_that_another_beats_in_both():
     ]
     front = pareto(inference_rows(record(rows)))
     assert [one.values["batch_size"] for one in front] == [1, 8, 32]
+
+
+def test_a_shorter_sequence_or_a_part_of_a_response_beats_no_other():
+    rows = [row(tokens=128, gross_j=0.1), row(tokens=384, ms=3, gross_j=0.3), row(8, tokens=384, ms=4, gross_j=0.4)]
+    assert [one.values["tokens"] for one in pareto(inference_rows(record(rows)))] == [128, 384]
+    parts = [generated("prefill", ms=1, gross_j=0.1), generated("infer", ms=9, gross_j=0.9)]
+    made = record(parts, tracker="generation")
+    assert [one["on_pareto_front"] for one in rows_data(made)] == [True, True]
+    figure = joules_against_latency(record(rows))
+    assert "batch 1, 128 tokens, eager, bf16; batch 1, 384 tokens, eager, bf16." in figure.caption
+    assert all(f"'{label}'" in str(figure.spec) for label in ("1 x 128", "1 x 384", "8 x 384"))

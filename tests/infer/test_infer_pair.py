@@ -1,7 +1,7 @@
 """A student beside its teacher: paid back after how many, or that it is not, or that nothing can be said."""
 
 import pytest
-from inference_records import generated, record, row
+from inference_records import generated, record, row, stage
 
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import EnergyFigure
@@ -97,3 +97,31 @@ def test_the_run_that_trained_the_teacher_did_not_make_the_student():
     with pytest.raises(ConfigError, match="t-1 did not make the student"):
         doubt_about_maker(ours, record([], name="t"))
     assert doubt_about_maker(ours, record([], name="kd")) == ""
+
+
+def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_the_cores():
+    def estimated(joules, cores=None, **more):
+        one = row(gross_j=joules)
+        one["energy"]["method"] = "estimated"
+        return record([one], stages=[stage(0, cores)] if cores else (), **more)
+
+    def as_estimate(one):
+        return one.model_copy(update={"energy": {"all": one.energy["all"].model_copy(update={"method": "estimated"})}})
+
+    spent, teacher = [as_estimate(one) for one in lineage(5000.0)], estimated(0.2, name="teacher")
+    (found,) = pairs(estimated(0.1, lineage=spent), teacher, None)
+    assert found.found.pays_back
+    (found,) = pairs(estimated(0.1, lineage=lineage(5000.0)), teacher, None)
+    assert found.answer.startswith("no answer: the distillation is measured and the use estimated")
+    (found,) = pairs(estimated(0.1, cores=1.3, lineage=spent), teacher, None)
+    assert found.answer == "no answer: others used the cores meanwhile"
+
+
+def test_rows_are_set_beside_those_of_their_own_length_and_norm():
+    norms = ("pre-ln", "none")
+    both = [record([row(norm=norm, tokens=128) for norm in norms], name=name) for name in ("student", "teacher")]
+    found = pairs(*both, None)
+    assert [(one.student.values["norm"], one.teacher.values["norm"]) for one in found] == [(n, n) for n in norms]
+    assert pair_grid(*both, found).rows[0][0] == "batch 1, 128 tokens, pre-ln, eager, bf16"
+    (one,) = pairs(record([row(norm="none")], name="student"), record([row(norm="pre-ln")], name="teacher"), None)
+    assert pair_grid(*both, [one]).rows[1][0] == "pre-ln, eager, bf16"

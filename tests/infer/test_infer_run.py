@@ -14,8 +14,8 @@ from joulelab.report.inference_generation import generation_rows
 from joulelab.report.inference_rows import inference_rows
 from joulelab.report.run_tables import run_grids
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute
+from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 from joulelab.zoo.norms.shapes import SHAPES
 
@@ -111,6 +111,29 @@ def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sur
         assert (stage.samples, stage.tokens) == (responses, tokens and tokens * responses)
     together_s = found.prefill.latency_s + found.decode.latency_s
     assert found.whole.latency_s == pytest.approx(together_s, rel=0.5)
+
+
+def test_a_folder_with_a_model_of_images_is_given_images_and_no_tokens(tmp_path):
+    import transformers
+
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    images = transformers.ViTConfig(image_size=16, patch_size=8, **shape)
+    transformers.ViTForImageClassification(images).save_pretrained(tmp_path / "images")
+    quick = ["energy.idle_before_s=0", "energy.idle_after_s=0", "energy.gpus=none", "rounds=1"]
+    (row,) = inference_rows(run(tmp_path, str(tmp_path / "images"), min_run_time=0.1, overrides=quick))
+    assert (row.stage, row.values["tokens"], row.values["item"]) == ("infer.b1-eager-fp32", 0, "image")
+    for model, flags, words in (
+        (transformers.ViTForImageClassification(images), {"seq_length": "32"}, "takes images"),
+        (transformers.CLIPModel(_clip(transformers, shape)), {}, "neither tokens alone nor images alone"),
+    ):
+        model.save_pretrained(tmp_path / "other")
+        with pytest.raises(ConfigError, match=words):
+            run(tmp_path, str(tmp_path / "other"), overrides=quick, **flags)
+
+
+def _clip(transformers, shape):
+    text = {**shape, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 1}
+    return transformers.CLIPConfig(text_config=text, vision_config={**shape, "image_size": 16, "patch_size": 8})
 
 
 def test_a_model_that_does_not_generate_is_refused(tmp_path):

@@ -60,11 +60,14 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"new_tokens": 5}, "belongs to generation"),
         ("deit-t", {"size": "tiny"}, "about models of `joulelab zoo`"),
         ("smollm2", {"weights": "published"}, "brings its own"),
-        ("deit-t", {"max_time": 9.0}, "--target-ci"),
+        ("deit-t", {"max_time": 9.0}, "add --target-ci"),
         ("deit-t", {"target_ci": "2%", "max_time": 3.0, "min_run_time": 5.0}, "max_time_s (3 s) is shorter"),
         ("deit-t", {"batch_size": "1,8,1"}, "batch_sizes: 1 is named twice"),
         ("deit-t", {"mode": "eager,eager"}, "modes: eager is named twice"),
         ("smollm2", {"generate": True, "seq_length": "32"}, "prompt_tokens and new_tokens"),
+        ("deit-t", {"batch_size": ","}, "',' names nothing"),
+        ("deit-t", {"overrides": ["dtypes=[]"]}, "there is no row to measure"),
+        ("deit-t", {"overrides": ["prompt_tokens=9"]}, "belongs to generation"),
         (None, {}, "no model"),
     ],
 )
@@ -76,6 +79,7 @@ def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):
 
 def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
     asked = {"CUDA graphs": {"mode": "cuda-graph"}, "no NVIDIA GPU": {"device": "cuda"}, "may use": {"threads": 9999}}
+    asked["it would be fp32"] = {"dtype": "fp32,tf32", "device": "cpu"}
     for words, flags in asked.items():
         with pytest.raises(UsageError, match=words):
             spec("deit-t", **flags).preflight()
@@ -149,6 +153,18 @@ def test_an_idle_power_above_the_busy_one_is_refused(tmp_path, capsys):
         from_log(capsys, file, "100W")
 
 
+def test_times_that_a_log_has_no_use_for_are_refused(tmp_path):
+    file, stamped = tmp_path / "power.txt", tmp_path / "power.csv"
+    file.write_text(DMON)
+    stamped.write_text(
+        "timestamp, power.draw [W]\n" + "".join(f"2026/01/01 10:00:0{s}.000, 55.00 W\n" for s in range(3))
+    )
+    with pytest.raises(UsageError, match="--time-zone does nothing here"):
+        infer_from_log(file, 4.37, None, "UTC", None, as_json=False)
+    with pytest.raises(UsageError, match="--period does nothing here"):
+        infer_from_log(stamped, 4.37, None, None, 0.5, as_json=False)
+
+
 def test_flags_that_would_do_nothing_are_refused(tmp_path):
     file = tmp_path / "power.csv"
     file.write_text(DMON)
@@ -161,12 +177,12 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path):
         str(file),
         "--latency-ms",
         "4",
-        "--mode",
-        "eager",
+        "--threads",
+        "0",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--mode does nothing beside --from-log" in done.stderr
+    assert "--threads does nothing beside --from-log" in done.stderr
 
 
 def test_text_is_generated_by_captured_steps_on_a_gpu_unless_told_otherwise():

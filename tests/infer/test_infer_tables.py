@@ -1,27 +1,19 @@
 """What a reader of the tables sees: rows as asked for, one number for one thing, and whatever makes them doubtful."""
 
 import pytest
-from inference_records import generated, record, row
+from inference_records import generated, record, row, stage
 
-from joulelab.meter.core_use import CoreUse
-from joulelab.meter.figures import missing
+from joulelab.report.compare import compare
 from joulelab.report.grid import to_rich
+from joulelab.report.inference_compare import use_grid
+from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.inference_rows import inference_rows, row_ratios
-from joulelab.report.inference_table import inference_grids
+from joulelab.report.inference_table import inference_grids, rows_data
 from joulelab.report.tables import render_text
-from joulelab.runs.record import EnergyByComponent, StageRecord
+from joulelab.runs.groups import GroupRecord
 
-NONE = missing("not here")
-
-
-def stage(number, others_cores=None):
-    energy = EnergyByComponent(**dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), NONE))
-    use = None if others_cores is None else CoreUse(cores=2, others_cores=others_cores, idle_cores=0.1)
-    nothing = dict.fromkeys(("energy_j", "above_idle_j", "mean_power_w", "peak_power_w"))
-    return StageRecord(
-        name=f"infer.{number}", number=number, status="done", segments=(), duration_s=1.0, energy=energy, best=NONE,
-        core_use=use, **nothing,
-    )  # fmt: skip
+PARTS = ("prefill", "decode", "infer")
+TEXT = "generation"
 
 
 def test_rows_stand_as_asked_for_whichever_stage_spoke_first():
@@ -49,9 +41,19 @@ def test_others_on_the_cores_make_latencies_upper_bounds():
     (table, *_) = inference_grids(record(rows, stages=[stage(0, 0.7), stage(1, 1.3)]))
     assert "Crowded (all rows): in the worst of them others used 1.3 of 2 CPU cores" in table.note
     assert "Crowded" not in inference_grids(record(rows))[0].note
-    parts = [generated(part) for part in ("prefill", "decode", "infer")]
+    parts = [generated(part) for part in PARTS]
     stages = [stage(number, 1.3) for number in range(3)]
-    assert "Crowded (all rows)" in inference_grids(record(parts, tracker="generation", stages=stages))[0].note
+    assert "Crowded (all rows)" in inference_grids(record(parts, tracker=TEXT, stages=stages))[0].note
+
+
+def test_no_row_is_called_the_best_where_others_used_the_cores():
+    quiet, crowded = (record([row(1), row(8)], stages=[stage(0, 0.1), stage(1, others)]) for others in (0.1, 1.3))
+    for made, told in ((quiet, True), (crowded, False)):
+        (table, *_) = inference_grids(made)
+        assert ("Pareto" in {column.title for column in table.columns}) is told
+        assert ("No Pareto front is marked" in table.note) is not told
+        assert ("No line of the best" in joules_against_latency(made).caption) is not told
+        assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not told
 
 
 def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
@@ -60,17 +62,47 @@ def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
     (table, *_) = inference_grids(record(rows, idle_w=()))
     assert "165 ± 185" in table.rows[0]
     assert "Ended by: time: batch 1, eager, bf16 (± 112 %); batch 8, eager, bf16 (± 10 %)." in table.note
-    parts = [generated(part, stopped="time") for part in ("prefill", "decode", "infer")]
-    note = inference_grids(record(parts, tracker="generation"))[1].note
+    parts = [generated(part, stopped="time") for part in PARTS]
+    note = inference_grids(record(parts, tracker=TEXT))[1].note
     assert "Ended by: time: batch 1, eager, bf16, prefill (± 1 %); batch 1, eager, bf16, decode (± 1 %);" in note
     old = [{key: value for key, value in part.items() if key != "stopped"} for part in parts]
-    assert "Ended" not in inference_grids(record(old, tracker="generation"))[1].note
+    assert "Ended" not in inference_grids(record(old, tracker=TEXT))[1].note
+
+
+def test_one_round_tells_a_ratio_and_no_interval():
+    *_, ratios = inference_grids(record([row(rounds=(1.0,)), row(mode="fastest", ms=0.5, rounds=(1.0,))]))
+    assert ratios.rows[0][2] == "0.500" and ratios.rows[0][-1] == "one round tells no spread"
+
+
+@pytest.mark.parametrize("of", [lambda **more: [row(**more)], lambda **more: [generated(p, **more) for p in PARTS]])
+def test_estimates_and_the_memory_of_a_whole_process_are_called_so(of):
+    made = of(device="cpu")
+    for one in made:
+        one["energy"]["method"] = "estimated"
+    grids = inference_grids(record(made, tracker=TEXT if "part" in made[0] else "inference"))
+    notes = " ".join(grid.note for grid in grids)
+    assert "Joules are estimated from CPU time, not measured" in notes
+    assert "Memory: the most the whole process ever held." in notes
+    assert "Net: less" not in notes
 
 
 def test_a_reason_that_the_run_gives_above_is_not_given_again():
     rows = [row(gross_j=None)]
     assert "says why" in inference_grids(record(rows, why="gpu: no sensor"))[0].note
     assert "gpu: no sensor" in inference_grids(record(rows, why="something else"))[0].note
+
+
+def test_compared_inference_runs_stand_side_by_side_per_item(tmp_path):
+    made = [record([row(1), row(8)], name="one"), record([generated(part) for part in PARTS], name="two", tracker=TEXT)]
+    group = GroupRecord(group_id="g", name="g", about="", created_at="", members=(), varying={}, baseline="one")
+    grid = use_grid(compare(group, made, tmp_path, {one.run_id: tmp_path for one in made}))
+    assert [cells[:2] for cells in grid.rows] == [
+        ("one, seed 0", "batch 1, eager, bf16"),
+        ("one, seed 0", "batch 8, eager, bf16"),
+        ("two, seed 0", "batch 1, 256 + 128 tokens, eager, bf16"),
+    ]
+    assert grid.rows[0][5:] == ("200.0 ± 2.0 mJ / image", "139.0 ± 2.2 mJ")
+    assert grid.rows[2][5].endswith("/ response")
 
 
 def test_the_widest_tables_fit_120_columns():
@@ -87,7 +119,7 @@ def test_the_widest_tables_fit_120_columns():
         for batch, mode in ((1, "eager"), (8, "cuda-graph"))
         for part, joules in (("prefill", 1.0), ("decode", 12.3), ("infer", 13.3))
     ]
-    for made in (record(rows), record(parts, tracker="generation")):
+    for made in (record(rows), record(parts, tracker=TEXT)):
         for grid in inference_grids(made):
             lines = render_text(to_rich(grid), 120).splitlines()
             assert max(map(len, lines)) <= 120

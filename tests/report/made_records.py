@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.trace import LineFile
@@ -245,6 +246,18 @@ def demo_records(measured: bool = False) -> list[RunRecord]:
         distilled("response + feature KD", 0, 801, 152.0, measured),
         distilled("response + feature KD", 1, 795, 149.0, measured),
     ]
+
+
+def crowded(record: RunRecord) -> RunRecord:
+    """The same run on a machine whose cores others used while the student was trained."""
+    use = CoreUse(cores=2, others_cores=1.2, idle_cores=0.0)
+
+    def estimate(figure: EnergyFigure) -> EnergyFigure:
+        return figure.model_copy(update={"crowded": True})
+
+    stages = [stage.model_copy(update={"core_use": use, "best": estimate(stage.best)}) for stage in record.stages[:1]]
+    totals = record.totals.model_copy(update={"best": estimate(record.totals.best)})
+    return record.model_copy(update={"stages": (*stages, *record.stages[1:]), "totals": totals})
 
 
 def group_of(records: Sequence[RunRecord], baseline: str = "labels only") -> GroupRecord:

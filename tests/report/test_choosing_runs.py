@@ -68,9 +68,9 @@ def test_repeats_of_one_seed_are_not_paired_with_each_other(made, tmp_path: Path
             record = made.make_record(label, 0, made.student_parts(value))
             records.append(record.model_copy(update={"run_id": f"{record.run_id[:-2]}{number:02x}"}))
     row = compare(made.group_of(records, "a"), records, tmp_path).row("b")
-    assert row and row.own_ratio and row.own_ratio.ratio and not row.own_ratio.paired
-    assert row.own_ratio.ratio.value == pytest.approx(((63 * 64 * 62.5) / (113 * 114 * 112)) ** (1 / 3))
-    assert row.own_ratio.resolved
+    assert row and row.student_ratio and row.student_ratio.ratio and not row.student_ratio.paired
+    assert row.student_ratio.ratio.value == pytest.approx(((63 * 64 * 62.5) / (113 * 114 * 112)) ** (1 / 3))
+    assert row.student_ratio.resolved
 
 
 def other_card(record: RunRecord) -> RunRecord:
@@ -85,10 +85,19 @@ def test_scale_errors_cancel_on_one_card_and_are_inside_the_interval_between_two
     same = compare(made.group_of([*base, *ours]), [*base, *ours], tmp_path).row("response KD")
     moved = [other_card(record) for record in ours]
     apart = compare(made.group_of([*base, *moved]), [*base, *moved], tmp_path).row("response KD")
-    assert same and apart and same.own_ratio and apart.own_ratio and same.own_ratio.ratio and apart.own_ratio.ratio
-    assert same.own_ratio.same_devices and not apart.own_ratio.same_devices
-    assert same.own_ratio.ratio.high / same.own_ratio.ratio.value < 1.01
-    assert apart.own_ratio.ratio.high / apart.own_ratio.ratio.value == pytest.approx(1.05 ** (2**0.5), rel=0.002)
+    assert (
+        same
+        and apart
+        and same.student_ratio
+        and apart.student_ratio
+        and same.student_ratio.ratio
+        and apart.student_ratio.ratio
+    )
+    assert same.student_ratio.same_devices and not apart.student_ratio.same_devices
+    assert same.student_ratio.ratio.high / same.student_ratio.ratio.value < 1.01
+    assert apart.student_ratio.ratio.high / apart.student_ratio.ratio.value == pytest.approx(
+        1.05 ** (2**0.5), rel=0.002
+    )
 
 
 def test_another_gpu_or_driver_is_flagged_before_other_differences(made, store: Path) -> None:

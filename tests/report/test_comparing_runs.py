@@ -84,11 +84,29 @@ def test_a_teacher_that_all_seeds_share_does_not_become_surer_by_repetition(made
 
 def test_energy_ratios_are_paired_by_seed_with_and_without_the_teacher(made, comparison_of) -> None:
     row = row_of(comparison_of(made.demo_records()), "response KD")
-    assert row.own_ratio is not None and row.own_ratio.ratio is not None and row.full_ratio is not None
-    assert row.own_ratio.ratio.value == pytest.approx(((144 / 133) * (146.5 / 136)) ** 0.5)
-    assert row.own_ratio.resolved
+    assert row.student_ratio and row.student_ratio.ratio and row.full_ratio
+    assert row.student_ratio.ratio.value == pytest.approx(((156 / 145) * (158.5 / 148)) ** 0.5)
+    assert row.student_ratio.resolved
     assert row.full_ratio.ratio is not None
     assert row.full_ratio.ratio.value == pytest.approx(((926 / 145) * (928.5 / 148)) ** 0.5)
+
+
+def test_it_decides_nothing_which_of_several_seeds_made_what_all_of_them_use(made, tmp_path) -> None:
+    base = [made.labels_only(seed, 790, 120.0 + seed) for seed in (0, 1)]
+    later = made.distilled("response KD", 1, 834, 131.0)
+    finder = made.distilled("response KD", 0, 826, 130.0)
+    own = (made.Part("teacher.logits", 22.0, 130.0, 1_500), *made.student_parts(130.0))
+    maker = made.make_record(
+        "response KD", 0, own, correct=826, lineage=made.teacher_lineage(False), made=("key-teacher-cache",)
+    )
+    found, made_it = (
+        row_of(compare(made.group_of(records), records, tmp_path), "response KD")
+        for records in ([*base, finder, later], [*base, maker, later])
+    )
+    assert made_it.own.energy_j > found.own.energy_j + 60
+    assert made_it.without_teacher.energy_j == pytest.approx(found.without_teacher.energy_j)
+    assert made_it.student_ratio.ratio.value == pytest.approx(found.student_ratio.ratio.value)
+    assert made_it.with_teacher.energy_j == pytest.approx(found.with_teacher.energy_j)
 
 
 def test_a_run_that_did_not_finish_is_listed_with_its_joules(made, comparison_of) -> None:
@@ -120,8 +138,8 @@ def test_without_predictions_the_difference_stays_unresolved(made, tmp_path: Pat
 def test_a_measured_run_is_not_set_against_an_estimated_one(made, comparison_of) -> None:
     records = [made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0, measured=True)]
     row = row_of(comparison_of(records), "response KD")
-    assert row.own_ratio is not None and row.own_ratio.ratio is None
-    assert "measured" in row.own_ratio.reason and "estimated" in row.own_ratio.reason
+    assert row.student_ratio is not None and row.student_ratio.ratio is None
+    assert "measured" in row.student_ratio.reason and "estimated" in row.student_ratio.reason
 
 
 def test_a_sum_of_measured_and_estimated_joules_is_called_mixed(made, comparison_of) -> None:
@@ -134,8 +152,8 @@ def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of)
     records = [made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)]
     data = comparison_data(comparison_of(records))
     json.dumps(data, allow_nan=False)
-    ratio = data["methods"][1]["own_ratio"]
-    assert ratio["interval"] == {"value": pytest.approx(144 / 133), "low": None, "high": None}
+    ratio = data["methods"][1]["without_teacher_ratio"]
+    assert ratio["interval"] == {"value": pytest.approx(156 / 145), "low": None, "high": None}
     assert ratio["resolved"] is False and data["methods"][1]["own"]["method"] == "estimated"
 
 

@@ -281,3 +281,16 @@ def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(brow
     assert moved != first and first.startswith("≥ ") and moved.startswith("≥ ")
     assert kd.locator(".front").is_hidden() and page.locator("#overview .front:visible").count() == 2
     page.close()
+
+
+def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estimated(browser, made, tmp_path) -> None:
+    records = [made.crowded(one) if one.label == "response KD" else one for one in made.demo_records()]
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(write_report(made.write_group(tmp_path, records)).as_uri())
+    assert page.locator("#overview .front:visible").count() == 0
+    assert page.locator("#table").get_by_text("No Pareto front is marked").is_visible()
+    page.fill("#pue", "1.2")
+    page.wait_for_function("JSON.parse(document.documentElement.dataset.moved || '{}').scope === 'pue'")
+    assert page.locator("#overview .front:visible").count() == 0
+    page.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from joulelab.report.compare import compare
+from joulelab.report.differences import CROWDED
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import NOT_METERED
 from joulelab.report.payback import payback_sentence, paybacks
@@ -37,6 +38,28 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
     assert one.found.low < 770 / 60 < one.found.high < 15
     assert payback_sentence(one).startswith("The teacher of KD pays back after 12.8 students [12.")
     assert "not resolvably different" in payback_sentence(one)
+
+
+def test_a_baseline_with_a_teacher_of_its_own_has_spent_that_already(made, tmp_path: Path) -> None:
+    """As in the figure, whose lines cross where the extra joules have come back."""
+    records = saving(made)
+    dearer = [made.distilled("exact KD", seed, 790, 120.0 + seed, True) for seed in range(3)]
+    cheaper_teacher = [
+        record.model_copy(
+            update={"lineage": (*record.lineage[:-1], made.ancestor("exact", 50.0, ("teacher.logits",), True))}
+        )
+        for record in dearer
+    ]
+    records = [*records[4:], *cheaper_teacher]
+    made.write_group(tmp_path, records, True)
+    comparison = compare(made.group_of(records, "exact KD"), records, tmp_path)
+    one = next(one for one in paybacks(comparison) if one.each == "student" and one.label == "KD")
+    assert one.found and one.found.spent.value == pytest.approx(130 - 50)
+    assert one.found.count == pytest.approx(80 / (121 - 60.1667), rel=1e-3)
+    assert payback_sentence(one).startswith(
+        "What the teacher of KD took beyond that of exact KD pays back after 1.3 stu"
+    )
+    assert "the teacher's joules beyond those of exact KD's" in comparison_markdown(comparison)
 
 
 def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_less_in_use(made, tmp_path: Path) -> None:
@@ -105,6 +128,34 @@ def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(mad
     assert not any("use of" in text for text in verdict(comparison).sentences)
     without_teachers = told(made, records[:-1], tmp_path / "fewer")["sample"]
     assert "student.evaluate" in without_teachers.reason  # both sides alike, or neither
+
+
+def test_models_that_were_not_run_alike_answer_nothing_about_use(made, tmp_path: Path) -> None:
+    records = saving(made)
+    _, _, teacher, _ = made.teacher_lineage(True)
+    student = made.ancestor("final_model", 60.0, ("student.train",), True)
+    student = student.model_copy(update={"made_by": records[4].run_id, "parents": (teacher.key,)})
+    teacher = teacher.model_copy(update={"made_by": records[0].run_id})
+    for label, lineage, stage in (("use of KD", (teacher, student), "infer.b8"), ("use", (teacher,), "infer.b1")):
+        parts = (made.Part(stage, 10.0, 30.0, 1_000),)
+        records.append(made.make_record(label, 0, parts, measured=True, lineage=lineage))
+    assert "student.evaluate" in told(made, records, tmp_path)["sample"].reason
+
+
+def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_nothing_back(made, tmp_path: Path) -> None:
+    records = saving(made)
+    guess = {"all": made.energy(130.0, False).cpu_estimate}
+    for place in (4, 5, 6):
+        lineage = [
+            one.model_copy(update={"energy": guess}) if one.stages == ("teacher.logits",) else one
+            for one in records[place].lineage
+        ]
+        records[place] = records[place].model_copy(update={"lineage": tuple(lineage)})
+    answers = told(made, records, tmp_path)
+    assert [one.found for one in answers.values()] == [None, None]
+    assert {one.reason[:40] for one in answers.values()} == {"what was spent once is measured and what"}
+    crowded = [made.crowded(one) if one.label == "KD" else one for one in saving(made)]
+    assert {one.reason for one in told(made, crowded, tmp_path / "crowded").values()} == {CROWDED}
 
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from joulelab.report.comparison_figures import quality_against_energy, repeats, 
 from joulelab.report.figures import energy_unit
 from joulelab.report.palette import label_scales, stage_scale
 from joulelab.report.parts import datasets
+from joulelab.report.plain import comparison_data
 from joulelab.report.power_figure import power_over_time
 from joulelab.report.thinning import thin
 from joulelab.runs.paths import RunPaths
@@ -113,6 +114,17 @@ def test_a_figure_in_a_file_shows_every_run_and_the_front(made, tmp_path: Path) 
     assert 'stroke-dasharray="5,4"' in svg
     marks = drawn({**spread.complete(datasets(comparison)), "width": 500})
     assert marks.count('aria-roledescription="point"') == len(records)
+
+
+def test_no_front_is_drawn_over_estimates_that_others_on_the_cores_have_made(made, tmp_path: Path) -> None:
+    records = [made.crowded(one) if one.label == "response KD" else one for one in made.demo_records()]
+    comparison = compare(made.group_of(records), records, tmp_path)
+    figure = quality_against_energy(comparison)
+    assert figure and "No Pareto front is marked: others used the CPU cores" in figure.caption
+    svg = drawn({**figure.complete(datasets(comparison)), "width": 500})
+    assert "run: response KD, seed 1" in svg and 'stroke-dasharray="5,4"' not in svg
+    data = comparison_data(comparison)
+    assert data["pareto_front"] == [] and data["no_pareto_front"].startswith("No Pareto front")
 
 
 def test_the_axis_of_repeats_has_no_joules_below_0(made, tmp_path: Path) -> None:

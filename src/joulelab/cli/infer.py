@@ -216,7 +216,7 @@ def _print_with_rows(text: str) -> None:
 def _only_with(option: str, context: typer.Context, allowed: set[str]) -> None:
     """A flag that would do nothing beside this option is refused."""
     for name, value in context.params.items():
-        if name not in allowed and value not in (None, False, [], ()):
+        if name not in allowed and value not in (None, (), []) and value is not False:
             raise UsageError(f"{_flag(name)} does nothing beside {option}", "leave it out")
 
 

@@ -10,13 +10,16 @@ from joulelab.errors import UsageError
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(piece) for piece in text.split(",") if piece.strip()]
+        return [int(piece) for piece in _names(text)]
     except ValueError:
         raise UsageError(f"'{text}' is no list of whole numbers", "write them with commas: 1,8,32") from None
 
 
 def _names(text: str) -> list[str]:
-    return [piece.strip() for piece in text.split(",") if piece.strip()]
+    found = [piece.strip() for piece in text.split(",") if piece.strip()]
+    if not found:
+        raise UsageError(f"'{text}' names nothing", "write at least one value, several with commas; or leave it out")
+    return found
 
 
 def _share(text: str) -> float:
@@ -57,11 +60,6 @@ def infer_settings(params: Mapping[str, Any]) -> dict[str, Any]:
 
     if params["model"] is None:
         raise UsageError("no model was named", "for a first look: joulelab infer deit-t --min-run-time 5")
-    for name in ("prompt_tokens", "new_tokens"):
-        if params[name] is not None and not params["generate"]:
-            raise UsageError(f"--{name.replace('_', '-')} belongs to generation", "add --generate")
-    if params["max_time"] is not None and params["target_ci"] is None:
-        raise UsageError("--max-time is the limit of --target-ci", "add --target-ci 2%, or use --min-run-time")
     settings = {**read_mapping(EXPERIMENTS / f"{BASE}.yaml"), "pipeline": "infer", "model": params["model"]}
     for name, (key, read) in FLAGS.items():
         if params[name] is not None:

@@ -37,6 +37,7 @@ def infer_from_log(
             raise UsageError(f"{option} {value:g} is not a number above 0")
     rule = TimeRule(time_zone, period)
     log = read_power_log(file, rule, "joules per inference")
+    _require_use_of(rule, log)
     given, source = _idle(idle_from, log, rule)
     rows = [_sourced(row, source) for row in with_energy(log, figures(log, given, latency_ms / 1000))]
     _require_busy_above_idle(rows)
@@ -51,6 +52,13 @@ def infer_from_log(
     from joulelab.report.log_tables import log_sentences
 
     print_result(*(to_rich(grid) for grid in log_inference_grids(rows)), *log_sentences(log, rows))
+
+
+def _require_use_of(rule: TimeRule, log: PowerLog) -> None:
+    if rule.period_s is not None and log.has_wall:
+        raise UsageError("--period does nothing here: the log's readings have stamps", "leave it out")
+    if rule.zone is not None and not log.has_wall:
+        raise UsageError("--time-zone does nothing here: the log has no times of day", "leave it out")
 
 
 def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, str]:

@@ -21,6 +21,8 @@ def infer_pair(
         raise UsageError(f"{len(against)} teachers were named", "a student is set beside one of them")
     store = store_root(runs_dir)
     ours, theirs = (load_record(find_folder(store, name)) for name in (student, against[0]))
+    if ours.run_id == theirs.run_id:
+        raise UsageError(f"{ours.run_id} was named as student and as teacher", "name two inference runs")
     made_by = load_record(find_folder(store, distilled_by)) if distilled_by is not None else None
     found = pairs(ours, theirs, made_by)
     if as_json:

@@ -8,6 +8,7 @@ measured too, so that the parts can be checked against them.
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,7 @@ from joulelab.infer.decoding import Decoder
 from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.figures import machine_state, row_values
 from joulelab.infer.infer_config import Case, InferSpec
-from joulelab.infer.memory import explained
+from joulelab.infer.memory import allocated_bytes, explained, row_memory_bytes
 from joulelab.infer.precisions import autocast_of, cast_model, inference
 from joulelab.infer.subject import load_architecture
 from joulelab.infer.tight import Ended, stopped_words, until_tight
@@ -27,7 +28,7 @@ from joulelab.infer.timing import Latency, Round, run_round
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
 from joulelab.train.stats.window_energy import reader_of
-from joulelab.train.zoo_results import peak_memory_bytes, start_memory_peak
+from joulelab.train.zoo_results import start_memory_peak
 from joulelab.zoo.pretrained import drawn_from
 
 PREPARE = "model.prepare"
@@ -87,6 +88,8 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
     with run.stage(PREPARE, again=True), inference(case.dtype), explained(case, device):
         run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
         cast_model(model, case.dtype)
+        gc.collect()  # the last row's cache, which its captured step holds on to in a ring
+        before = allocated_bytes(device)
         start_memory_peak(device)
         with drawn_from(spec.seed):
             prompts = torch.randint(0, model.config.vocab_size, (case.batch_size, spec.prompt_tokens))
@@ -94,7 +97,7 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
             decoder = Decoder(model, prompts.to(device), spec.new_tokens)
             decoder.prepare(case.mode)
             decoder.response()
-        memory_bytes = peak_memory_bytes(device)
+        memory_bytes = row_memory_bytes(model, device, before)
     work = (
         (decoder.prefill, 0),
         (_again_and_decode(decoder), spec.new_tokens - 1),
@@ -103,7 +106,12 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
     parts = [_Part(name, case, call, tokens, memory_bytes) for name, (call, tokens) in zip(PARTS, work, strict=True)]
 
     def one_round(part: _Part, seconds: float) -> None:
-        with run.stage(part.stage, again=True) as stage, inference(case.dtype), autocast_of(case.dtype, device):
+        with (
+            run.stage(part.stage, again=True) as stage,
+            inference(case.dtype),
+            autocast_of(case.dtype, device),
+            explained(case, device),
+        ):
             before = part.rounds[-1] if part.rounds else None
             part.rounds.append(run_round(part.call, seconds, spec.usable_threads, before))
             responses = case.batch_size * sum(found.calls for found in part.rounds)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from joulelab.meter.figures import EnergyFigure, Frozen
-from joulelab.stats import Interval, mean_t, ratio_paired
+from joulelab.stats import mean_t
 
 Window = tuple[int, int]
 Turn = tuple[Window, int]
@@ -46,11 +46,24 @@ class PerInference(Frozen):
     def relative(self) -> float:
         return self.gross_half_width_j / abs(self.gross_j) if self.gross_j else math.inf
 
+    @property
+    def estimated(self) -> bool:
+        return self.method == "estimated"
 
-def per_inference(
-    turns: Sequence[Turn], read: Reader, idle: IdlePower | None = None
-) -> tuple[PerInference | None, str]:
-    """The joules of an item, or why there are none."""
+    def above(self, idle: IdlePower) -> PerInference:
+        """With its net joules: less the idle power over the time of one item."""
+        item_s = self.gross_j / self.power_w
+        return self.model_copy(
+            update={
+                "net_j": self.gross_j - idle.power_w * item_s,
+                "net_half_width_j": math.hypot(self.gross_half_width_j, idle.half_width_w * item_s),
+                "idle_power_w": idle.power_w,
+            }
+        )
+
+
+def per_inference(turns: Sequence[Turn], read: Reader) -> tuple[PerInference | None, str]:
+    """The gross joules of an item, or why there are none."""
     windows, items = [window for window, _ in turns], sum(count for _, count in turns)
     figure = read(windows)
     if figure.energy_j is None or not items:
@@ -60,20 +73,9 @@ def per_inference(
     own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
     relative = max(own, _spread_of_seconds(windows, read), _spread_of_turns(turns, read))
     item_s = duration_s / items
-    net_j = net_half = None
-    if idle is not None:
-        net_j = (power_w - idle.power_w) * item_s
-        net_half = math.hypot(relative * power_w, idle.half_width_w) * item_s
-    found = PerInference(
-        gross_j=power_w * item_s,
-        gross_half_width_j=relative * power_w * item_s,
-        net_j=net_j,
-        net_half_width_j=net_half,
-        power_w=power_w,
-        idle_power_w=None if idle is None else idle.power_w,
-        method=figure.method,
-    )
-    return found, ""
+    gross_j = power_w * item_s
+    half_j = relative * gross_j
+    return PerInference(gross_j=gross_j, gross_half_width_j=half_j, power_w=power_w, method=figure.method), ""
 
 
 def _spread_of_seconds(windows: Sequence[Window], read: Reader) -> float:
@@ -106,27 +108,6 @@ def mean_power_w(window: Window, read: Reader) -> float | None:
     if figure.energy_j is None or figure.coverage < 0.98:
         return None
     return figure.energy_j / ((window[1] - window[0]) / _NS)
-
-
-def idle_power(windows: Sequence[Window], read: Reader) -> IdlePower | None:
-    """Mean of the baselines, and half their range beside the meter's own doubt."""
-    found = [(power, read([window])) for window in windows if (power := mean_power_w(window, read)) is not None]
-    if not found:
-        return None
-    powers = [power for power, _ in found]
-    own = [(figure.half_width_j or 0.0) / max(figure.energy_j or 0.0, 1e-12) * power for power, figure in found]
-    return IdlePower(
-        power_w=sum(powers) / len(powers),
-        half_width_w=math.hypot((max(powers) - min(powers)) / 2, max(own)),
-    )
-
-
-def ratio_of_joules(ours: Sequence[Turn], theirs: Sequence[Turn], read: Reader) -> Interval | None:
-    """Joules an item, ours over theirs, from rounds that took turns."""
-    pairs = [(_joules_each(our, read), _joules_each(their, read)) for our, their in zip(ours, theirs, strict=True)]
-    if any(our is None or their is None for our, their in pairs):
-        return None
-    return ratio_paired([our or 0.0 for our, _ in pairs], [their or 0.0 for _, their in pairs])
 
 
 def _joules_each(turn: Turn, read: Reader) -> float | None:

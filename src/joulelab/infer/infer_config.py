@@ -27,6 +27,7 @@ GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
 LIMIT_S = 60.0
 PUBLISHED = "published"
+_NEEDED_BY_GENERATION = ("prompt_tokens", "new_tokens")
 Kind = Literal["encoder", "zoo", "pretrained"]
 
 
@@ -120,6 +121,13 @@ class InferSpec(RunSpec):
             raise ValueError(f"{twice[0]} is named twice, and a row is measured once (rounds=8 repeats all rows)")
         return values
 
+    @field_validator("batch_sizes", "dtypes")
+    @classmethod
+    def _at_least_one(cls, values: Sequence[Any]) -> Sequence[Any]:
+        if not values:
+            raise ValueError("without a value there is no row to measure")
+        return values
+
     @model_validator(mode="after")
     def _fits_the_model(self) -> InferSpec:
         if self.norms and self.kind != "encoder":
@@ -138,6 +146,11 @@ class InferSpec(RunSpec):
             raise ValueError(f"weights are for a model that is built here; {self.model} brings its own")
         if self.tune and "fastest" not in self.modes:
             raise ValueError("tune is for the mode fastest, which is not among the modes")
+        for name in _NEEDED_BY_GENERATION:
+            if not self.generate and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to generation; add --generate (generate=true)")
+        if self.max_time_s is not None and self.target_ci is None:
+            raise ValueError("max_time_s is the limit of target_ci, which is not set; add --target-ci 2%")
         if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
             raise ValueError("generate takes the modes eager, compiled and cuda-graph; they mean the decoding step")
         if self.target_ci is not None and self.limit_s < self.min_run_time_s:
@@ -197,6 +210,8 @@ class InferSpec(RunSpec):
                 raise UsageError(
                     f"the mode {mode} launches CUDA graphs, and this runs on a CPU", "use eager, compiled or fastest"
                 )
+        if "tf32" in self.dtypes and not gpu:
+            raise UsageError("tf32 is a GPU's way to multiply, and this runs on a CPU: it would be fp32", "use fp32")
         if self.threads > usable_cores():
             raise UsageError(
                 f"{self.threads} threads, and this process may use {usable_cores()} cores", "ask for as many, or fewer"

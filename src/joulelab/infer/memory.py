@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 from joulelab.data.batch_source import TensorBatch
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.infer_config import Case
-from joulelab.infer.subject import Subject
+from joulelab.infer.subject import Subject, weight_bytes
 from joulelab.train.memory import is_out_of_memory
+from joulelab.train.zoo_results import peak_memory_bytes
 from joulelab.units import size_text
 
 _HINT = "ask for a smaller batch, a shorter sequence or 16-bit weights"
@@ -37,6 +38,17 @@ def explained(case: Case, device: torch.device) -> Iterator[None]:
             raise
         place = "GPU's memory" if device.type == "cuda" else "memory"
         raise OutOfMemory(f"{_row(case)} does not fit into the {place}", _HINT) from error
+
+
+def allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def row_memory_bytes(model: nn.Module, device: torch.device, before: int) -> int:
+    """The model's weights and what was needed beside them, since so many bytes were allocated and the peak was started;
+    other models that wait for their turn on the GPU do not count. On a CPU the most the process ever held."""
+    peak = peak_memory_bytes(device)
+    return weight_bytes(model) + peak - before if device.type == "cuda" else peak
 
 
 def require_room(case: Case, device: torch.device, one_item: Callable[[], Subject]) -> None:

@@ -17,17 +17,17 @@ from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.fastest import choose, tried_part
 from joulelab.infer.figures import machine_state, mfu_of, row_values
 from joulelab.infer.infer_config import Case, InferSpec
-from joulelab.infer.memory import explained, require_room
+from joulelab.infer.memory import allocated_bytes, explained, require_room, row_memory_bytes
 from joulelab.infer.places import uses
 from joulelab.infer.precisions import inference
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
-from joulelab.infer.subject import Shelf, Subject, forward_flops, weight_bytes
+from joulelab.infer.subject import Shelf, Subject, forward_flops
 from joulelab.infer.tight import Ended, stopped_words, until_tight
 from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
 from joulelab.train.stats.window_energy import reader_of
-from joulelab.train.zoo_results import peak_memory_bytes, start_memory_peak
+from joulelab.train.zoo_results import start_memory_peak
 
 PREPARE = "model.prepare"
 TRACKER = "inference"
@@ -88,18 +88,18 @@ class _Lab:
             self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
             require_room(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
             subject = self.shelf.subject(case)
+            if subject.item == "image":  # of a folder or hub id it shows only now that it is no model of text
+                case = replace(case, tokens=0)
             self._count_flops(case, subject)
-            before = self._allocated()
+            before = allocated_bytes(self.device)
             with inference(case.dtype):
                 recipe, chosen_from = self._recipe(case, subject)
                 call = prepare_call(subject.model, subject.inputs, recipe, case.dtype, self.device)
                 start_memory_peak(self.device)
                 call()
             self._wait()
-            memory = peak_memory_bytes(self.device)
-            if self.device.type == "cuda":
-                memory = weight_bytes(subject.model) + memory - before
-        return _Row(case, subject, call, recipe, memory, chosen_from)
+            memory_bytes = row_memory_bytes(subject.model, self.device, before)
+        return _Row(case, subject, call, recipe, memory_bytes, chosen_from)
 
     def _recipe(self, case: Case, subject: Subject) -> tuple[Recipe, str]:
         if case.mode != "fastest":
@@ -168,9 +168,6 @@ class _Lab:
                 "state": machine_state(self.run.meter.trace_path, [found.window for found in row.rounds]),
             }
             self.run.meter.event("tracker", stage=row.case.stage, name=TRACKER, values=values)
-
-    def _allocated(self) -> int:
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

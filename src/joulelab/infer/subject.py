@@ -168,8 +168,17 @@ def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[st
             f"{spec.model} is an encoder with a decoder; one forward pass of it is not defined by its name",
             "use a model of `joulelab zoo` (t5, bart), which brings inputs of its own",
         )
+    takes = getattr(model, "main_input_name", "input_ids")
+    of_images = takes == "pixel_values" and hasattr(config, "image_size")
+    if not of_images and not (takes == "input_ids" and hasattr(config, "vocab_size")):
+        raise ConfigError(
+            f"{spec.model} ({type(model).__name__}) takes neither tokens alone nor images alone",
+            "use a model of `joulelab zoo`, which brings inputs of its own",
+        )
+    if of_images and spec.seq_lengths:
+        raise ConfigError(f"{spec.model} takes images; a sequence length fits models of text", "leave --seq-length out")
     with drawn_from(spec.seed):
-        if hasattr(config, "image_size"):
+        if of_images:
             size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
             channels = getattr(config, "num_channels", 3)
             return "pixel_values", torch.randn(case.batch_size, channels, size, size), "image"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Role, Row, StageMean
 from joulelab.report.differences import energy_ratio, quality_difference
-from joulelab.report.joules import ancestor_figure, known_sum, mean_figure
+from joulelab.report.joules import RunJoules, ancestor_figure, is_teacher, known_sum, mean_figure
 from joulelab.report.quality import share_interval
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
 
 TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
+_Whole = Callable[[RunJoules], EnergyFigure]
+_Piece = Callable[[RunJoules], EnergyFigure | None]
+_OWN, _INHERITED, _WITH = attrgetter("own"), attrgetter("inherited"), attrgetter("with_teacher")
+_OWN_WITHOUT, _INHERITED_WITHOUT = attrgetter("own_but_teacher"), attrgetter("inherited_but_teacher")
+_WITHOUT = attrgetter("without_teacher")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
@@ -25,7 +31,6 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
     role: Role = "baseline" if own else "teacher" if is_teacher(runs[0].record) else "method"
     if role == "method" and trained and only_infers(runs[0].record):
         role = "inference"
-    own_mean, inherited = mean_figure(run.joules.own for run in runs), _mean_inherited(runs)
     values = [run.quality.result.value for run in runs if run.quality]
     return Row(
         label=label,
@@ -34,24 +39,19 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         quality=sum(values) / len(values) if values else None,
         interval=_interval(runs, values),
         stages=_stages(runs),
-        own=own_mean,
-        inherited=inherited,
-        with_teacher=_mean_with_teacher(runs, own_mean, inherited),
+        own=mean_figure(run.joules.own for run in runs),
+        inherited=_mean_inherited(runs, _INHERITED),
+        without_teacher=_mean_sum(runs, _WITHOUT, _OWN_WITHOUT, _INHERITED_WITHOUT),
+        with_teacher=_mean_sum(runs, _WITH, _OWN, _INHERITED),
         mixed=any(run.joules.mixed for run in runs),
         teacher_share=_teacher_share(runs),
         samples_per_s=training_mean(runs, "samples_per_s"),
         j_per_sample=training_mean(runs, "j_per_sample"),
         unknown=tuple(dict.fromkeys(name for run in runs for name in run.joules.unknown)),
         difference=None if own else quality_difference(runs, baseline),
-        own_ratio=None if own else energy_ratio(runs, baseline, lambda joules: joules.own),
-        full_ratio=None if own else energy_ratio(runs, baseline, lambda joules: joules.with_teacher),
+        student_ratio=None if own else energy_ratio(runs, baseline, _WITHOUT),
+        full_ratio=None if own else energy_ratio(runs, baseline, _WITH),
     )
-
-
-def is_teacher(record: RunRecord) -> bool:
-    """A run that prepares what students learn from and trains none itself."""
-    names = [stage.name for stage in record.stages]
-    return any(name.startswith("teacher.") for name in names) and not any(name.startswith("student.") for name in names)
 
 
 def only_infers(record: RunRecord) -> bool:
@@ -98,17 +98,20 @@ def _share_ancestors(runs: list[ComparedRun]) -> bool:
     return len({frozenset(ancestor.key for ancestor in run.record.inherited) for run in runs}) == 1
 
 
-def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
-    found = [run.joules.inherited for run in runs if run.joules.inherited is not None]
+def _mean_inherited(runs: list[ComparedRun], inherited: _Piece) -> EnergyFigure | None:
+    found = [figure for run in runs if (figure := inherited(run.joules)) is not None]
     if not found or _share_ancestors(runs):
         return found[0] if found else None
     return mean_figure(found)
 
 
-def _mean_with_teacher(runs: list[ComparedRun], own: EnergyFigure, inherited: EnergyFigure | None) -> EnergyFigure:
-    if own.energy_j is None or not _share_ancestors(runs):
-        return mean_figure(run.joules.with_teacher for run in runs)
-    return own if inherited is None else known_sum([own, inherited])
+def _mean_sum(runs: list[ComparedRun], whole: _Whole, own: _Whole, inherited: _Piece) -> EnergyFigure:
+    """What all repeats inherit alike was measured once, and is added once."""
+    mean = mean_figure(own(run.joules) for run in runs)
+    if mean.energy_j is None or not _share_ancestors(runs):
+        return mean_figure(whole(run.joules) for run in runs)
+    shared = _mean_inherited(runs, inherited)
+    return mean if shared is None else known_sum([mean, shared])
 
 
 def _teacher_share(runs: list[ComparedRun]) -> float | None:

@@ -115,6 +115,7 @@ class Row:
     stages: tuple[StageMean, ...]
     own: EnergyFigure
     inherited: EnergyFigure | None
+    without_teacher: EnergyFigure
     with_teacher: EnergyFigure
     mixed: bool
     teacher_share: float | None
@@ -123,7 +124,8 @@ class Row:
     unknown: tuple[str, ...]
     difference: QualityDifference | None
     """None for the baseline itself."""
-    own_ratio: EnergyRatio | None
+    student_ratio: EnergyRatio | None
+    """Without the teacher's work, on either side."""
     full_ratio: EnergyRatio | None
 
     @property
@@ -158,6 +160,11 @@ class Comparison:
     @property
     def methods(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.role == "method")
+
+    @property
+    def crowded(self) -> bool:
+        """Some of its joules are CPU estimates made while others used the cores: who is cheaper may be their doing."""
+        return any(row.with_teacher.crowded for row in self.rows)
 
     @property
     def about_items(self) -> bool:

@@ -20,6 +20,7 @@ from joulelab.report.figures import (
     parts_chart,
 )
 from joulelab.report.palette import GREY, label_scales, stage_scale
+from joulelab.report.pareto import why_no_front
 from joulelab.report.parts import datasets
 from joulelab.report.quality import Measure
 from joulelab.report.wording import at_least, listed
@@ -28,48 +29,53 @@ from joulelab.units import energy_text
 # Above this spread a linear axis presses the cheap runs against its zero.
 _LOG_ABOVE = 30.0
 _BAR_HEIGHT = 52
+# A legend that is longer than its figure is cut off.
+_LEGEND_LINE = 15
 # No joules lie below 0, where the interval of few repeats may reach; a logarithmic axis has no 0 either.
 _LOWEST_SHARE = 0.02
 
 
 def quality_against_energy(comparison: Comparison) -> Figure | None:
-    """One mark per run, and the Pareto front over the methods' means: no other is better and cheaper at once."""
+    """One mark per run, and the Pareto front over the methods' means: no other is better and cheaper at once.
+
+    The front is drawn where its order of joules can be trusted.
+    """
     factor, unit, figures = comparison_unit(comparison)
     measure = comparison.measure
     rows = [row for row in comparison.rows if row.quality is not None and row.with_teacher.energy_j]
     if measure is None or not rows:
         return None
     title = energy_title("Energy per student", unit, figures)
-    energies = [value for row in rows for value in (row.own.energy_j, row.with_teacher.energy_j) if value]
+    energies = [value for row in rows for value in (row.without_teacher.energy_j, row.with_teacher.energy_j) if value]
     log = max(energies) > _LOG_ABOVE * min(energies)
     scale = alt.Scale(type="log", nice=False, padding=16) if log else alt.Scale(type="linear", zero=True, nice=True)
-    chart = _tradeoff(
-        measure, alt.X("total:Q", title=title, scale=scale), factor, [row.label for row in comparison.rows]
-    )
+    x, labels = alt.X("total:Q", title=title, scale=scale), [row.label for row in comparison.rows]
+    no_front = why_no_front(comparison)
+    chart = _tradeoff(measure, x, factor, labels, with_front=not no_front)
     described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
     bounds = [row.label for row in rows if row.unmetered]
     unmetered = f" {listed(bounds)}: not all work was metered, so not on the front." if bounds else ""
+    front = "Dashed: the Pareto front over the methods' means; whatever is not on it is beaten by another in both."
     return Figure(
         title="Quality against energy",
         spec=finish(moving(chart), 340),
         description=f"{measure.axis} against joules, teacher included. {'; '.join(described)}.",
-        caption="One mark per run. Filled: teacher included; hollow: the run's own stages; the thin line between them "
-        f"is what it inherited.{bars} Dashed: the Pareto front over the methods' means; whatever is not on it is "
-        f"beaten by another in both.{unmetered}",
+        caption="One mark per run. Filled: teacher included; hollow: without it; the thin line between them is the "
+        f"teacher's work.{bars} {no_front or front + unmetered}",
         height=340,
         name="quality-against-energy",
         log_axis="x",
     )
 
 
-def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) -> Any:
+def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], with_front: bool) -> Any:
     domain, colours, shapes = label_scales(labels)
     solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend its opacity to the legend
     runs = (
         parts_chart(factor)
-        .transform_calculate(own_energy="datum.paid == 'own' ? datum.energy : 0")
-        .transform_aggregate(total="sum(energy)", own="sum(own_energy)", groupby=["run", "method"])
+        .transform_calculate(student_energy="datum.shared ? 0 : datum.energy")
+        .transform_aggregate(total="sum(energy)", without="sum(student_energy)", groupby=["run", "method"])
         .transform_lookup(
             "run",
             from_=alt.LookupData(
@@ -84,17 +90,20 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) ->
     tooltip = [
         alt.Tooltip("run:N"),
         alt.Tooltip("quality:Q", title=measure.title, format=".4g"),
-        alt.Tooltip("own:Q", title="own stages", format=".3g"),
+        alt.Tooltip("without:Q", title="without teacher", format=".3g"),
         alt.Tooltip("total:Q", title="teacher included", format=".3g"),
     ]
     y_title = f"{measure.axis}, less is better" if measure.lower_is_better else measure.axis
     base = runs.encode(y=alt.Y("quality:Q", title=y_title, scale=y_scale), color=colour, tooltip=tooltip)
-    inherited = base.mark_rule(opacity=0.35, strokeWidth=1).encode(x=x, x2="own:Q")
+    teacher = base.mark_rule(opacity=0.35, strokeWidth=1).encode(x=x, x2="without:Q")
     interval = base.mark_rule(opacity=0.55, strokeWidth=2).encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q")
-    own = base.mark_point(filled=False, size=70, strokeWidth=1.5).encode(
-        x=alt.X("own:Q", title=x.to_dict()["title"]), shape=shape
+    without = base.mark_point(filled=False, size=70, strokeWidth=1.5).encode(
+        x=alt.X("without:Q", title=x.to_dict()["title"]), shape=shape
     )
     full = base.mark_point(filled=True, size=110, opacity=1).encode(x=x, shape=shape)
+    marks = [teacher, interval, without, full]
+    if not with_front:
+        return alt.layer(*marks)
     cheapest_first = [alt.SortField("total"), alt.SortField("score", "descending")]
     front = (
         runs.transform_filter("!datum.lower_bound")
@@ -107,7 +116,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str]) ->
         .mark_line(interpolate="step-after", strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8, color=GREY)
         .encode(x=x, y=alt.Y("quality:Q", title=y_title, scale=y_scale))
     )
-    return alt.layer(front, inherited, interval, own, full)
+    return alt.layer(front, *marks)
 
 
 def _by_run(row: Row) -> str:
@@ -147,7 +156,7 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
             tooltip=["method:N", "stage:N", "paid:N", alt.Tooltip("energy:Q", title=unit, format=".3g")],
         )
     )
-    height = _BAR_HEIGHT * len(comparison.rows)
+    height = max(_BAR_HEIGHT * len(comparison.rows), _LEGEND_LINE * len(pairs))
     described = [f"{row.label} {_energy(row)}" for row in comparison.rows]
     return Figure(
         title="Where the joules went",

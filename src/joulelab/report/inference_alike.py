@@ -15,9 +15,9 @@ _LISTED = 4
 
 
 def rows_run_alike(student: RunRecord, teacher: RunRecord) -> list[tuple[InferenceRow, InferenceRow]]:
-    ours, theirs = _in_use(student), _in_use(teacher)
+    ours, theirs = rows_in_use(student), rows_in_use(teacher)
     _require_one_kind(student, ours, teacher, theirs)
-    alike = [(row, other) for row in ours for other in theirs if _key(row) == _key(other)]
+    alike = [(row, other) for row in ours for other in _partners(row, theirs)]
     if not alike:
         raise ConfigError(
             "the two runs have no row that was run alike (batch, tokens, mode, numbers, device): "
@@ -27,7 +27,13 @@ def rows_run_alike(student: RunRecord, teacher: RunRecord) -> list[tuple[Inferen
     return alike
 
 
-def _in_use(record: RunRecord) -> list[InferenceRow]:
+def _partners(row: InferenceRow, others: Sequence[InferenceRow]) -> list[InferenceRow]:
+    """Run alike and of the same norm; where none has that norm, of any."""
+    alike = [other for other in others if _key(other) == _key(row)]
+    return [other for other in alike if other.values["norm"] == row.values["norm"]] or alike
+
+
+def rows_in_use(record: RunRecord) -> list[InferenceRow]:
     """Forward passes, or whole responses of a run that generated text."""
     rows = inference_rows(record) or inference_rows(record, GENERATION)
     return [row for row in rows if row.values.get("part", "infer") == "infer"]
@@ -55,12 +61,13 @@ def _kind(row: InferenceRow) -> str:
 
 def _listed(rows: Sequence[InferenceRow]) -> str:
     told = [
-        f"batch {row.values['batch_size']}{_length(row.values)}, {row.name} on {row.values['device']}" for row in rows
+        f"batch {row.values['batch_size']}{length_text(row.values)}, {row.name} on {row.values['device']}"
+        for row in rows
     ]
     return ", ".join(told[:_LISTED]) + (f" and {len(told) - _LISTED} more" if len(told) > _LISTED else "")
 
 
-def _length(values: Mapping[str, Any]) -> str:
+def length_text(values: Mapping[str, Any]) -> str:
     if "new_tokens" in values:
         return f", {values['prompt_tokens']} + {values['new_tokens']} tokens"
     return f", {values['tokens']} tokens" if values["tokens"] else ""

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from joulelab.report.figures import Figure, energy_unit, finish
+from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto
 from joulelab.report.palette import label_scales
 from joulelab.runs.record import RunRecord
@@ -22,28 +23,37 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
         return None
     front = pareto(rows)
     factor, unit = energy_unit([row.energy.gross_j for row in rows if row.energy])
-    values = [_point(row, factor, row in front) for row in rows]
+    several = len({row.item for row in rows}) > 1
+    values = [_point(row, factor, row in front, several) for row in rows]
     item = rows[0].values["item"]
-    estimated = ", estimated" if any(row.energy and row.energy.method == "estimated" for row in rows) else ""
-    names = [f"batch {row.values['batch_size']}, {row.name}" for row in front]
+    estimated = ", estimated" if any(row.energy and row.energy.estimated for row in rows) else ""
     return Figure(
         title="Joules against latency",
         spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})"), HEIGHT),
         description=f"Energy per {item} against latency of a call. " + "; ".join(map(_described, rows)) + ".",
-        caption=f"One mark per row, its batch size beside it; bars: 95 %. No row is both quicker and cheaper than "
-        f"those on the line: {'; '.join(names)}.",
+        caption=f"One mark per row, its batch size{' x tokens' if several else ''} beside it; bars: 95 %. "
+        + _about_line(front, several),
         height=HEIGHT,
         name="joules-against-latency",
         log_axis="x",
     )
 
 
-def _point(row: InferenceRow, factor: float, on_front: bool) -> dict[str, Any]:
+def _about_line(front: Sequence[InferenceRow], several: bool) -> str:
+    if not front:
+        return "No line of the best: others used the CPU cores meanwhile."
+    lines = "a line, one for each length" if several else "the line"
+    return f"No row is both quicker and cheaper than those on {lines}: {'; '.join(map(_name, front))}."
+
+
+def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) -> dict[str, Any]:
     assert row.energy is not None
     energy, half = row.energy.gross_j / factor, row.energy.gross_half_width_j / factor
     return {
         "way": row.name,
-        "batch": str(row.values["batch_size"]),
+        "input": input_text(row),
+        "label": f"{row.values['batch_size']}" + (f" x {row.values['tokens']}" if with_tokens else ""),
+        "tokens": row.values["tokens"],
         "ms": float(f"{1000 * row.latency_s:.5g}"),
         "energy": float(f"{energy:.5g}"),
         "low": float(f"{energy - half:.5g}"),
@@ -65,12 +75,16 @@ def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
     line = base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], opacity=0.6, color="#8A8F98")
     bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, y="low:Q", y2="high:Q", color=colour)
     marks = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=colour, shape=shape, tooltip=["way:N", "batch:N", "time:N", "joules:N"]
+        x=x, y=y, color=colour, shape=shape, tooltip=["way:N", "input:N", "time:N", "joules:N"]
     )
-    labels = base.mark_text(dx=10, dy=-8, align="left").encode(x=x, y=y, text="batch:N")
-    return alt.layer(line.encode(x=x, y=y), bars, marks, labels)
+    labels = base.mark_text(dx=10, dy=-8, align="left").encode(x=x, y=y, text="label:N")
+    return alt.layer(line.encode(x=x, y=y, detail="tokens:N"), bars, marks, labels)
 
 
 def _described(row: InferenceRow) -> str:
     joules = energy_text(row.energy.gross_j if row.energy else None)
-    return f"batch {row.values['batch_size']}, {row.name}: {joules} in {with_prefix(row.latency_s, 's')}"
+    return f"{_name(row)}: {joules} in {with_prefix(row.latency_s, 's')}"
+
+
+def _name(row: InferenceRow) -> str:
+    return f"{input_text(row)}, {row.name}"

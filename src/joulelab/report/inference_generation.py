@@ -9,7 +9,7 @@ from typing import Any
 
 from joulelab.infer.energy import PerInference
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.inference_notes import Named, crowd_notes, ended_notes, missing_notes
+from joulelab.report.inference_notes import Named, crowd_notes, ended_notes, energy_notes, memory_notes, missing_notes
 from joulelab.report.inference_rows import InferenceRow, inference_rows
 from joulelab.report.inference_words import energy_unit, plus_minus, where_text
 from joulelab.report.wording import NOTHING
@@ -114,6 +114,7 @@ def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
         "a mean over all calls, as watts and joules are. "
         "The mode is that of the decoding step; the prompt is always read eagerly."
     )
+    note = " ".join([note, *memory_notes([row.whole for row in rows])])
     lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new ones"
     caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
     return make_grid(caption, titles, cells, note)
@@ -141,11 +142,12 @@ def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
         f"{how}|Prefill\nW>|Decode\nW>|{prompt.name} per\nprompt>|{token.name} per\noutput token>|net\n{token.name}>|"
         f"{response.name} per\nresponse>|net\n{response.name}>|Prefill + decode"
     )
-    notes = missing_notes([found for _, found in _named(rows)], record) or [
-        "Prefill, decode and whole responses were measured apart; the last column is by how much the sum of the first "
-        "two differs from whole responses, and whether the intervals allow that. net: less the idle power."
+    parts = [found for _, found in _named(rows)]
+    notes = missing_notes(parts, record) or [
+        "Prefill, decode and whole responses were run apart; the last column is by how much the sum of the first "
+        "two differs from whole responses, and whether the intervals allow that."
     ]
-    note = " ".join([*notes, *ended_notes(_named(rows))])
+    note = " ".join([*notes, *energy_notes(parts), *ended_notes(_named(rows))])
     return make_grid("Joules of generation", titles, cells, note)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from joulelab.meter.core_use import most_crowded
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.runs.record import RunRecord
+from joulelab.units import three_digits
 
 Named = Sequence[tuple[str, InferenceRow]]
 """Rows under the names that tell them apart in their table."""
@@ -14,8 +15,8 @@ Named = Sequence[tuple[str, InferenceRow]]
 
 def crowd_notes(rows: Named) -> list[str]:
     """A call waits its turn where others use the cores, on a GPU while its kernels are launched."""
-    crowded = [(name, row.core_use) for name, row in rows if row.core_use is not None and row.core_use.crowded]
-    worst = most_crowded([use for _, use in crowded])
+    crowded = [(name, row) for name, row in rows if row.crowded]
+    worst = most_crowded([row.core_use for _, row in crowded])
     if worst is None:
         return []
     names = list(dict.fromkeys(name for name, _ in crowded))
@@ -32,6 +33,34 @@ def ended_notes(rows: Named) -> list[str]:
             tight = f" (± {100 * row.energy.relative:.3g} %)" if row.energy else ""
             by_reason.setdefault(reason, []).append(f"{name}{tight}")
     return [f"Ended by: {reason}: {'; '.join(names)}." for reason, names in by_reason.items()]
+
+
+def energy_notes(rows: Sequence[InferenceRow]) -> list[str]:
+    """How the joules of a table came about; nothing where there are none."""
+    told = [row.energy for row in rows if row.energy is not None]
+    if not told:
+        return []
+    measured = [energy for energy in told if not energy.estimated]
+    notes = []
+    if len(measured) < len(told):
+        where = f"In {len(told) - len(measured)} of {len(told)} rows: " if measured else ""
+        notes = [f"{where}Joules are estimated from CPU time, not measured; above idle there is then nothing to tell."]
+    if not measured:
+        return notes
+    idle_w = [energy.idle_power_w for energy in measured if energy.idle_power_w is not None]
+    if not idle_w:
+        return [*notes, "No idle baseline was measured, so there are no net joules."]
+    powers = " to ".join(dict.fromkeys(three_digits(power_w) for power_w in (min(idle_w), max(idle_w))))
+    return [
+        *notes,
+        f"Net: less the idle power of {powers} W, of before and after by their length; half their difference is in the "
+        "interval. ±: 95 %, without the sensor's scale error, which cancels in ratios on one card.",
+    ]
+
+
+def memory_notes(rows: Sequence[InferenceRow]) -> list[str]:
+    on_gpu = rows[0].values["device"] == "cuda"
+    return [] if on_gpu else ["Memory: the most the whole process ever held."]
 
 
 def missing_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:

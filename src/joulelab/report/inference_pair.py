@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.report.differences import CROWDED
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_alike import doubt_about_maker, rows_run_alike
 from joulelab.report.inference_notes import crowd_notes
+from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.report.inference_words import with_doubt
 from joulelab.report.joules import mixes_methods
@@ -46,15 +48,20 @@ class Pair:
 
 def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> list[Pair]:
     alike = rows_run_alike(student, teacher)
-    extra, words = _extra(student, made_by)
-    return [_pair(row, other, extra, words) for row, other in alike]
+    spent = _spent_once(student, made_by)
+    return [_pair(row, other, spent) for row, other in alike]
 
 
-def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | None, str]:
-    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage.
+@dataclass(frozen=True)
+class _Spent:
+    joules: Estimate | None
+    words: str
+    """Whose joules these are, or why there are none."""
+    estimated: bool = False
 
-    With the words that say which of the two; or, without joules, why there are none.
-    """
+
+def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
+    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
     doubt = ""
     if made_by is not None:
         doubt = doubt_about_maker(student, made_by)
@@ -64,20 +71,23 @@ def _extra(student: RunRecord, made_by: RunRecord | None) -> tuple[Estimate | No
     figures = [part.figure for part in parts if not part.makes_the_teacher]
     known = [figure for figure in figures if figure.energy_j is not None]
     if any(figure.lower_bound for figure in figures):
-        return None, NOT_METERED
+        return _Spent(None, NOT_METERED)
     if not known:
         source = "that run" if made_by is not None else "the student's lineage"
-        return None, f"{source} has no joules of distillation (name its run with --distilled-by)"
+        return _Spent(None, f"{source} has no joules of distillation (name its run with --distilled-by)")
     if mixes_methods(known):
-        return None, "the distillation is partly measured and partly estimated"
+        return _Spent(None, "the distillation is partly measured and partly estimated")
+    if any(figure.crowded for figure in known):
+        return _Spent(None, "others used the cores while the student was made")
     half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
     whose = "the stages that made the student, by its lineage"
     if made_by is not None:
         whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included{doubt}"
-    return Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j), whose
+    joules = Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j)
+    return _Spent(joules, whose, estimated=not known[0].measured)
 
 
-def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, words: str) -> Pair:
+def _pair(student: InferenceRow, teacher: InferenceRow, spent: _Spent) -> Pair:
     tokens = int(student.values.get("new_tokens", 0))
     item, over = ("token", tokens) if tokens else (str(student.values["item"]), 1)
 
@@ -87,21 +97,26 @@ def _pair(student: InferenceRow, teacher: InferenceRow, extra: Estimate | None, 
     ours, theirs = student.energy, teacher.energy
     if ours is None or theirs is None:
         return answer(None, str((student if ours is None else teacher).values["why_no_energy"]))
-    if (ours.method == "estimated") != (theirs.method == "estimated"):
+    if ours.estimated != theirs.estimated:
         return answer(None, "one side is measured and the other estimated")
-    if extra is None:
-        return answer(None, words)
+    if ours.estimated and (student.crowded or teacher.crowded):
+        return answer(None, CROWDED)
+    if spent.joules is None:
+        return answer(None, spent.words)
+    if spent.estimated != ours.estimated:
+        return answer(None, "the distillation is measured and the use estimated, or the other way round")
     each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
     article = "an" if item[0] in "aeiou" else "a"
-    return answer(payback(extra, each[0] - each[1], f"{article} {item}"), words)
+    return answer(payback(spent.joules, each[0] - each[1], f"{article} {item}"), spent.words)
 
 
 def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> Grid:
     rows = []
     for one in found:
-        how = f"batch {one.student.values['batch_size']}, {one.student.name}"
-        for who, label, row in (("student", student.label, one.student), ("teacher", teacher.label, one.teacher)):
-            rows.append((how if who == "student" else "", f"{who}: {label}", *_cells(row, one.over)))
+        how = f"{input_text(one.student)}, {one.student.name}"
+        other = one.teacher.name if one.teacher.name != one.student.name else ""
+        rows.append((how, f"student: {student.label}", *_cells(one.student, one.over)))
+        rows.append((other, f"teacher: {teacher.label}", *_cells(one.teacher, one.over)))
         rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _told(one)))
     rows_in_use = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
     note = "".join(f"{text} " for text in crowd_notes(rows_in_use)) + (
@@ -110,7 +125,7 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         "where the student is good enough."
     )
     note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
-    if any(row.energy and row.energy.method == "estimated" for one in found for row in (one.student, one.teacher)):
+    if any(row.energy and row.energy.estimated for one in found for row in (one.student, one.teacher)):
         note += " The joules are estimated from CPU time, not measured."
     of = found[0].item if found[0].over > 1 else "call"
     titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Pays back"

@@ -45,10 +45,12 @@ def _way(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
 
 
 def _interval(found: Interval) -> str:
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
+    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.bounded else "")
 
 
 def _verdict(found: Interval, of: str, above: str, below: str) -> str:
+    if not found.bounded:
+        return "one round tells no spread"
     if not found.excludes(1.0):
         return f"no difference in {of} is resolved"
     change = 100 * abs(found.value - 1)

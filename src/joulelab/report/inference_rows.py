@@ -32,6 +32,11 @@ class InferenceRow:
         return self.values["batch_size"], self.values["tokens"]
 
     @property
+    def item(self) -> tuple[Any, ...]:
+        """What joules are told for: a shorter sequence or a prompt alone takes less than a response, and beats none."""
+        return self.values["tokens"], self.values.get("part")
+
+    @property
     def latency_s(self) -> float:
         return float(self.values["latency"]["median_s"])
 
@@ -39,6 +44,10 @@ class InferenceRow:
     def items_per_s(self) -> float:
         """Mean over the windows, as watts and joules are: W over this is the joules of one item."""
         return float(self.values["items_per_call"] * self.values["calls"] / self.values["seconds"])
+
+    @property
+    def crowded(self) -> bool:
+        return self.core_use is not None and self.core_use.crowded
 
     @property
     def name(self) -> str:
@@ -75,16 +84,9 @@ def _with_net(values: Mapping[str, Any], idle: IdlePower | None) -> PerInference
     if values["energy"] is None:
         return None
     found = PerInference.model_validate(values["energy"])
-    if idle is None or found.method == "estimated":
+    if idle is None or found.estimated:
         return found
-    item_s = found.gross_j / found.power_w
-    return found.model_copy(
-        update={
-            "net_j": found.gross_j - idle.power_w * item_s,
-            "net_half_width_j": math.hypot(found.gross_half_width_j, idle.half_width_w * item_s),
-            "idle_power_w": idle.power_w,
-        }
-    )
+    return found.above(idle)
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,17 @@ def _energy_ratio(row: InferenceRow, base: InferenceRow) -> Interval | None:
 
 
 def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
-    """Rows that no other beats in latency and joules per item at once, quickest first."""
-    told = [row for row in rows if row.energy is not None]
-    told.sort(key=lambda row: (row.latency_s, row.energy.gross_j if row.energy else 0.0))
+    """Rows that no other with the same item beats in latency and joules per item at once, quickest first.
+
+    None where others on the cores have made the latencies.
+    """
+    if any(row.crowded for row in rows):
+        return ()
+    told = [(row, row.energy.gross_j) for row in rows if row.energy is not None]
     front: list[InferenceRow] = []
-    for row in told:
-        if not front or (row.energy and front[-1].energy and row.energy.gross_j < front[-1].energy.gross_j):
+    least_j: dict[tuple[Any, ...], float] = {}
+    for row, gross_j in sorted(told, key=lambda one: (one[0].latency_s, one[1])):
+        if gross_j < least_j.get(row.item, math.inf):
+            least_j[row.item] = gross_j
             front.append(row)
     return tuple(front)

@@ -8,7 +8,7 @@ from typing import Any
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_generation import generation_grids
-from joulelab.report.inference_notes import crowd_notes, ended_notes, missing_notes
+from joulelab.report.inference_notes import crowd_notes, ended_notes, energy_notes, memory_notes, missing_notes
 from joulelab.report.inference_ratios import input_text, ratio_grid
 from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios
 from joulelab.report.inference_words import energy_unit, plus_minus, where_text
@@ -47,7 +47,7 @@ def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
             (f"{unit} per\n{item}\ngross>", lambda row: _energy(row, "gross", factor)),
             (f"{unit} per\n{item}\nnet>", lambda row: _energy(row, "net", factor)),
         ]
-        if len(rows) > 1:
+        if len(rows) > 1 and front:
             columns.append(("Pareto!", lambda row: "yes" if row in front else ""))
     return _table(f"Inference: {_alike(rows)}", columns, rows, " ".join(_row_notes(rows, missing)))
 
@@ -145,24 +145,16 @@ def _throttle(shares: Mapping[str, float]) -> str:
 def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str]:
     item = rows[0].values["item"]
     named = [(_called(row, rows), row) for row in rows]
+    crowded = crowd_notes(named)
+    no_front = crowded and len(rows) > 1 and any(row.energy for row in rows)
     notes = [
-        *crowd_notes(named),
+        *crowded,
+        *(["No Pareto front is marked for that reason."] if no_front else []),
         "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations. "
         f"Per second and per {item}: means over all calls in the same windows.",
         *missing,
+        *energy_notes(rows),
     ]
-    estimated = [row for row in rows if row.energy and row.energy.method == "estimated"]
-    if estimated:
-        notes.append("Joules are estimated from CPU time, not measured; above idle there is then nothing to tell.")
-    elif any(row.energy and row.energy.net_j is None for row in rows):
-        notes.append("No idle baseline was measured, so there are no net joules.")
-    elif any(row.energy for row in rows):
-        idle = next(row.energy.idle_power_w for row in rows if row.energy)
-        notes.append(
-            f"Net: less the idle power of {three_digits(idle or 0.0)} W, of before and after by their length; half "
-            "their difference is in the interval. ±: 95 %, without the sensor's scale error, which cancels in ratios "
-            "on one card."
-        )
     return [*notes, *ended_notes(named)]
 
 
@@ -172,7 +164,7 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
     if no_mfu:
         notes.append(f"MFU not computed: {'; '.join(no_mfu)}.")
     if rows[0].values["device"] != "cuda":
-        notes.append("Memory: the most the whole process ever held. The model ran on the CPU: no SM was at work.")
+        notes += [*memory_notes(rows), "The model ran on the CPU: no SM was at work."]
     fastest = [row for row in rows if row.values["mode"] == "fastest"]
     notes += [
         f"Chosen for {_called(row, rows)}: {row.values['recipe']}{row.values.get('chosen_from', '')}."
@@ -185,14 +177,14 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
 def rows_data(record: RunRecord) -> list[dict[str, Any]]:
     """The rows as plain data with net joules, for scripts; parts of a generation are rows as well."""
     rows = inference_rows(record) or inference_rows(record, GENERATION)
-    front = pareto(rows)
+    front, told = pareto(rows), not any(row.crowded for row in rows)
     return [
         {
             "stage": row.stage,
             **row.values,
             "items_per_s": row.items_per_s,
             "energy": None if row.energy is None else row.energy.model_dump(),
-            "on_pareto_front": row in front,
+            "on_pareto_front": row in front if told else None,
         }
         for row in rows
     ]

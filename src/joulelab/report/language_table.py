@@ -17,7 +17,8 @@ from joulelab.meter.trace import read_lines
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import pairs_of
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.parts import NOT_METERED, parts_of
+from joulelab.report.parts import NOT_METERED, Part, parts_of
+from joulelab.report.payback import teacher_beyond
 from joulelab.report.wording import NOTHING
 from joulelab.runs.paths import RunPaths
 from joulelab.stats import Estimate, Payback, payback
@@ -48,9 +49,10 @@ def language_grid(comparison: Comparison) -> Grid | None:
         "Method|Held-out\nloss, nats>|Training\ntokens/s>|Training\nJ/token>|Teacher\nshare>|"
         "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
     )
+    beyond = f" beyond those of {baseline.label}'s" if baseline and baseline.teacher_share else ""
     note = (
         "Equal loss: the worse one's at its end; the better one is charged up to where it had come as far. "
-        "N*: students after which the teacher's joules have come back, from student stages alone."
+        f"N*: students after which the teacher's joules{beyond} have come back, from student stages alone."
     )
     return make_grid("Language models at equal held-out loss", titles, cells, note)
 
@@ -131,7 +133,7 @@ def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
     if len(known) < len(pairs):
         return None
     saved = Estimate.of_repeats([base_j - own_j for base_j, own_j in known])
-    found = payback(_teacher(row.runs), saved, "a student")
+    found = payback(teacher_beyond(row, baseline, _teaching), saved, "a student")
     base_j, own_j = (float(np.mean(side)) for side in zip(*known, strict=True))
     return EqualLoss(float(np.mean(losses)), own_j, base_j, found)
 
@@ -196,13 +198,9 @@ def _student_j(stages: str, energy_j: float | None) -> float:
     return energy_j or 0.0 if any(stage in _BEFORE for stage in stages.split(" + ")) else 0.0
 
 
-def _teacher(runs: Sequence[ComparedRun]) -> Estimate:
-    """The dearest of the repeats: those that found the teacher's work made have it on their bill as well."""
-    parts = [[part for part in parts_of(run.record) if part.shared and not _asks(part.stage)] for run in runs]
-    sums = [sum(part.figure.energy_j or 0.0 for part in some) for some in parts]
-    first = sums.index(max(sums))
-    half = float(np.hypot.reduce([part.figure.half_width_j or 0.0 for part in parts[first]] or [0.0]))
-    return Estimate.of_half_width(sums[first], half)
+def _teaching(run: ComparedRun) -> list[Part]:
+    """What the teacher did for it; its own quality is asked for the report's sake."""
+    return [part for part in parts_of(run.record) if part.shared and not _asks(part.stage)]
 
 
 def _asks(stages: str) -> bool:

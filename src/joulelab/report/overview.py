@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.report.compare_rows import is_teacher, training_mean, training_stage
+from joulelab.report.compare_rows import training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
+from joulelab.report.joules import is_teacher
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import parts_of

@@ -77,6 +77,7 @@ def page_data(page: Page) -> dict[str, Any]:
         "pue": page.pue,
         "baseline": page.baseline,
         "sign": page.sign,
+        "no_front": page.no_front,
         "stages": list(page.overview.stages) if page.overview else [],
         "no_ratio": list(page.no_ratio),
         "t_by_inverse_degrees": _t_by_inverse_degrees(),

@@ -25,6 +25,7 @@ from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.joules import run_joules
 from joulelab.report.overview import overview
 from joulelab.report.page_model import Page, RunSection
+from joulelab.report.pareto import why_no_front
 from joulelab.report.parts import datasets, scope_choices, stated_pue
 from joulelab.report.payback_figure import payback_curve
 from joulelab.report.phase_figure import phase_figures
@@ -83,6 +84,7 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         no_ratio=tuple(row.label for row in comparison.rows if row.full_ratio and not row.full_ratio.ratio),
         shares_teacher=any(row.teacher_share for row in comparison.rows),
         sign=comparison.measure.sign if comparison.measure else 0,
+        no_front=why_no_front(comparison),
         datasets=datasets(comparison),
         plain=comparison_data(comparison),
     )

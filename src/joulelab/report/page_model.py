@@ -48,6 +48,8 @@ class Page:
     shares_teacher: bool = False
     sign: int = 0
     """1 where more quality is a larger number, -1 where it is a smaller one, 0 where there is none."""
+    no_front: str = ""
+    """Why no method is marked as being on the Pareto front, where that cannot be told."""
     datasets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What the figures of a comparison read by name."""
     plain: dict[str, Any] = field(default_factory=dict)

@@ -12,9 +12,22 @@ from joulelab.units import energy_text
 _EQUAL_ENERGY_REL = 0.05
 
 
+def why_no_front(comparison: Comparison) -> str:
+    """Empty where the front can be told."""
+    if comparison.measure is None or not comparison.crowded:
+        return ""
+    return (
+        "No Pareto front is marked: others used the CPU cores while joules were estimated, so who is cheaper, and by "
+        "how much, may be their doing."
+    )
+
+
 def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
-    """Rows that no other beats in quality and joules at once, cheapest first; teacher included."""
-    if comparison.measure is None:
+    """Rows that no other beats in quality and joules at once, cheapest first; teacher included.
+
+    None where others on the cores have made the order of the joules.
+    """
+    if comparison.measure is None or comparison.crowded:
         return ()
     sign = comparison.measure.sign
     rows = [row for row in comparison.rows if row.quality is not None and _whole_j(row) is not None]
@@ -28,10 +41,8 @@ def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
 
 def reading_sentences(comparison: Comparison) -> list[str]:
     """What the statistics allow to be said about choosing."""
-    if comparison.measure is None or not comparison.methods:
+    if comparison.measure is None or comparison.crowded or not comparison.methods:
         return []
-    if any(row.with_teacher.crowded for row in comparison.rows):
-        return []  # an order of joules that others on the cores have made
     return [text for text in (_front(comparison), _equal_quality(comparison), _equal_energy(comparison)) if text]
 
 

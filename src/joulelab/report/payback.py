@@ -16,13 +16,14 @@ from joulelab.report.differences import CROWDED, pairs_of
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, Part, parts_of
-from joulelab.report.served import Served, served
+from joulelab.report.served import INFER, Served, served
 from joulelab.report.wording import NOTHING, listed
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import count_text, energy_text
 
 _STUDENT = ("student.", "model.", "policy.")
+_TWO_METHODS = "what was spent once is measured and what is saved each time estimated, or the other way round"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class RowPayback:
     found: Payback | None
     reason: str = ""
     quality: str = ""
+    beyond: bool = False
+    """The baseline had a teacher too: only what this one's took more has to come back."""
 
     @property
     def answer(self) -> str:
@@ -75,15 +78,20 @@ def teacher_parts(run: ComparedRun) -> list[Part]:
 
 def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowPayback:
     def answer(found: Payback | None, reason: str = "") -> RowPayback:
-        return RowPayback(row.label, comparison.baseline, "student", found, reason, _equal_quality(row, comparison))
+        beyond = baseline is not None and bool(baseline.teacher_share)
+        quality = _equal_quality(row, comparison)
+        return RowPayback(row.label, comparison.baseline, "student", found, reason, quality, beyond)
 
     if baseline is None:
         return answer(None, "the baseline has no finished run")
-    if row.unmetered:
+    if row.unmetered or baseline.unmetered:
         return answer(None, NOT_METERED)
     figures = [part.figure for run in (*row.runs, *baseline.runs) for part in student_parts(run)]
     if mixes_methods(figures):
         return answer(None, "one side is measured and the other estimated")
+    figures += [part.figure for run in (*row.runs, *baseline.runs) for part in teacher_parts(run)]
+    if mixes_methods(figures):
+        return answer(None, _TWO_METHODS)
     if any(figure.crowded for figure in figures):
         return answer(None, CROWDED)
     base_j, student_j = ([_sum_j(student_parts(run)) for run in side.runs] for side in (baseline, row))
@@ -94,7 +102,13 @@ def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowP
         saved = Estimate.of_repeats([_sum_j(student_parts(b)) - _sum_j(student_parts(m)) for b, m in pairs])
     else:
         saved = Estimate.of_repeats(base_j) - Estimate.of_repeats(student_j)
-    return answer(payback(_once(row.runs, teacher_parts), saved, "a student"))
+    return answer(payback(teacher_beyond(row, baseline, teacher_parts), saved, "a student"))
+
+
+def teacher_beyond(row: Row, baseline: Row, of: Callable[[ComparedRun], list[Part]]) -> Estimate:
+    """What the teacher took, less what the baseline's took where that had one: both would be spent again."""
+    spent = _once(row.runs, of)
+    return spent - _once(baseline.runs, of) if baseline.teacher_share else spent
 
 
 def _sum_j(parts: Sequence[Part]) -> float:
@@ -119,7 +133,11 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
         return RowPayback(row.label, teacher.label, each, None, "one side is measured and the other estimated")
     if row.unmetered:
         return RowPayback(row.label, teacher.label, each, None, NOT_METERED)
-    if any(one.stage.best.crowded for one in (*ours, *theirs)):
+    figures = [one.stage.best for one in (*ours, *theirs)]
+    figures += [part.figure for run in row.runs for part in _beyond_the_teacher(run)]
+    if mixes_methods(figures):
+        return RowPayback(row.label, teacher.label, each, None, _TWO_METHODS)
+    if any(figure.crowded for figure in figures):
         return RowPayback(row.label, teacher.label, each, None, CROWDED)
     extra = _once(row.runs, _beyond_the_teacher)
     saved = _per_item(theirs) - _per_item(ours)
@@ -133,9 +151,14 @@ def _used_alike(row: Row, teacher: Row, comparison: Comparison) -> tuple[list[Se
     """Both models at work on the same kind of item: in inference runs where both have some, else in evaluations."""
     for ways in ([_inference_runs(one, comparison) for one in (row, teacher)], [row.runs, teacher.runs]):
         ours, theirs = ([one for run in runs if (one := served(run))] for runs in ways)
-        if ours and theirs and len({one.item for one in (*ours, *theirs)}) == 1:
+        if ours and theirs and len({_way(one) for one in (*ours, *theirs)}) == 1:
             return ours, theirs
     return [], []
+
+
+def _way(one: Served) -> tuple[str, str]:
+    """An inference's stage is named after batch, length, mode and numbers; evaluations are all of one way."""
+    return one.item, one.stage.name if one.stage.name.startswith(INFER) else ""
 
 
 def _inference_runs(row: Row, comparison: Comparison) -> list[ComparedRun]:
@@ -195,6 +218,8 @@ def count_interval(found: Payback, each: str) -> str:
 
 def payback_sentence(one: RowPayback) -> str:
     goal = f"{one.label} in place of {one.against}" if one.each != "student" else f"The teacher of {one.label}"
+    if one.beyond:
+        goal = f"What the teacher of {one.label} took beyond that of {one.against}"
     if one.found is None:
         return f"{goal}: no payback to tell, because {one.reason}."
     if one.found.count == 0:
@@ -234,10 +259,11 @@ def payback_grid(comparison: Comparison) -> Grid | None:
         for one in found
     ]
     remarks = dict.fromkeys(one.reason for one in found if one.reason)
+    beyond = f" beyond those of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
     note = (
-        "Students: the teacher's joules over what its help saves on the student stages. Tokens or samples: what the "
-        "student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the saving "
-        "is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
+        f"Students: the teacher's joules{beyond} over what its help saves on the student stages. Tokens or samples: "
+        "what the student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the "
+        "saving is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
     return make_grid("Payback", "Method|Against|Spent\nonce>|Saved by\neach>|Pays back after|95 %!", rows, note)

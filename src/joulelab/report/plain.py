@@ -8,7 +8,7 @@ from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, QualityDifference, Row
-from joulelab.report.pareto import pareto_rows
+from joulelab.report.pareto import pareto_rows, why_no_front
 from joulelab.report.payback import RowPayback, paybacks
 from joulelab.report.verdict import verdict
 from joulelab.stats import Interval
@@ -23,6 +23,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "verdict": asdict(verdict(comparison)),
         "methods": [_row(row) for row in comparison.rows],
         "pareto_front": [row.label for row in pareto_rows(comparison)],
+        "no_pareto_front": why_no_front(comparison) or None,
         "payback": [_payback(one) for one in paybacks(comparison)],
         "incomplete": [
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
@@ -51,10 +52,11 @@ def _row(row: Row) -> dict[str, Any]:
         "difference": _difference(row.difference),
         "own": _figure(row.own),
         "inherited": _figure(row.inherited),
+        "without_teacher": _figure(row.without_teacher),
         "with_teacher": _figure(row.with_teacher),
         "adds_estimates_to_measurements": row.mixed,
         "teacher_share": row.teacher_share,
-        "own_ratio": _ratio(row.own_ratio),
+        "without_teacher_ratio": _ratio(row.student_ratio),
         "with_teacher_ratio": _ratio(row.full_ratio),
         "stages": [{"name": s.name, "inherited": s.inherited, **(_figure(s.figure) or {})} for s in row.stages],
         "samples_per_s": row.samples_per_s,

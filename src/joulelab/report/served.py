@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from joulelab.report.comparison import ComparedRun
 from joulelab.runs.record import StageRecord
 
+INFER = "infer."
 _USES = (".evaluate", ".infer", ".generate", ".serve")
 
 
@@ -23,7 +24,7 @@ class Served:
 
 def served(run: ComparedRun) -> Served | None:
     """The stage in which the run's own model worked: a student's before a teacher's."""
-    used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith("infer.")]
+    used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith(INFER)]
     used.sort(key=lambda stage: stage.name.startswith("teacher."))
     for stage in used:
         if stage.j_per_token is not None and stage.tokens_per_s:

@@ -11,6 +11,7 @@ from rich.text import Text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
+from joulelab.report.inference_compare import use_grid
 from joulelab.report.joules import method_words, methods_in_words
 from joulelab.report.language_table import language_grid
 from joulelab.report.payback import payback_grid
@@ -73,6 +74,8 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
         grids.append(student_quality_grid(comparison))
     if comparison.rows:  # without any finished run there is only the list of those that are not
         grids += [energy_grid(comparison), stage_grid(comparison)]
+        if in_use := use_grid(comparison):
+            grids.append(in_use)
     grids += [grid for grid in (language_grid(comparison), payback_grid(comparison)) if grid]
     if comparison.incomplete:
         grids.append(incomplete_grid(comparison))
@@ -81,25 +84,24 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
 
 def energy_grid(comparison: Comparison) -> Grid:
     """The method stands in the caption; only where rows differ does each say its own."""
-    own = [row.own for row in comparison.rows]
-    differ = len({figure.method for figure in own}) > 1
-    taught = any(row.inherited or row.teacher_share for row in comparison.rows)
+    found = [row.without_teacher for row in comparison.rows]
+    differ = len({figure.method for figure in found}) > 1
+    taught = any(row.unmetered or row.teacher_share for row in comparison.rows)
     rows = [(row.label, *_energy_cells(row, differ, taught)) for row in comparison.rows]
-    titles = "Method|Own stages>|Teacher\nincluded>|Teacher\nshare>|x own stages>|x teacher\nincluded>"
-    caption = f"Energy, mean per run ({methods_in_words(own)})"
+    titles = "Method|Without\nteacher>|Teacher\nincluded>|Teacher\nshare>|x without\nteacher>|x teacher\nincluded>"
+    caption = f"Energy, mean per run ({methods_in_words(found)})"
     return make_grid(caption, titles if taught else "Method|Energy>|x>", rows, _energy_note(comparison))
 
 
 def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
-    """Where nobody had a teacher nor inherited anything, a run's own joules are all there is."""
-    own = joules(row.own) + (f"\n{method_words(row.own)}" if differ else "")
+    without = joules(row.without_teacher) + (f"\n{method_words(row.without_teacher)}" if differ else "")
     if not taught:
-        return own, _ratio_cell(row.own_ratio)
+        return without, _ratio_cell(row.student_ratio)
     return (
-        own,
+        without,
         joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
         NOTHING if row.role == "teacher" else row.teacher_share_text,
-        _ratio_cell(row.own_ratio),
+        _ratio_cell(row.student_ratio),
         _ratio_cell(row.full_ratio),
     )
 
@@ -133,8 +135,8 @@ def _grades_cell(row: Row) -> str:
 
 
 def _energy_note(comparison: Comparison) -> str:
-    scale = gain(row.own for row in comparison.rows)
-    ratios = [row.own_ratio for row in comparison.rows if row.own_ratio]
+    scale = gain(row.with_teacher for row in comparison.rows)
+    ratios = [row.full_ratio for row in comparison.rows if row.full_ratio]
     cancels = "which cancels in the ratios" if all(found.same_devices for found in ratios) else "part of ratios apart"
     stated = f" The scale may be off by {scale}, {cancels}." if scale else ""
     pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"

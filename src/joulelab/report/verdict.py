@@ -61,7 +61,7 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     ratios = [row.full_ratio.ratio for row in methods if row.full_ratio and row.full_ratio.resolved]
     values = sorted(interval.value for interval in ratios if interval)
     teacher = any(row.teacher_share for row in methods)
-    if not any(one and one.ratio for row in methods for one in (row.own_ratio, row.full_ratio)):
+    if not any(one and one.ratio for row in methods for one in (row.student_ratio, row.full_ratio)):
         return "there are no joules to compare"
     if len(values) < len(methods):
         with_teacher = " with the teacher included" if teacher else ""
@@ -74,16 +74,16 @@ def _cost_clause(methods: Sequence[Row]) -> str:
 
 
 def energy_sentence(row: Row, baseline: str) -> str:
-    found = [one for one in (row.own_ratio, row.full_ratio) if one]
+    found = [one for one in (row.student_ratio, row.full_ratio) if one]
     if not any(one.ratio for one in found):
         why = found[0].reason if found else "no baseline"
         return f"The joules of {row.label} cannot be set against those of {baseline}: {why}."
-    if not row.inherited and not row.teacher_share:
-        return f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline}."
+    if row.student_ratio == row.full_ratio:
+        return f"{row.label} takes {_multiple(row.full_ratio)} the joules of {baseline}."
     share = f"; the teacher is {row.teacher_share_text} of that bill" if row.teacher_share else ""
     return (
-        f"{row.label} takes {_multiple(row.own_ratio)} the joules of {baseline} in its own stages "
-        f"and {_multiple(row.full_ratio)} with the teacher included{share}."
+        f"{row.label} takes {_multiple(row.student_ratio)} the joules of {baseline} without the teacher's work "
+        f"and {_multiple(row.full_ratio)} with it{share}."
     )
 
 
@@ -107,7 +107,7 @@ def _caveats(comparison: Comparison) -> list[str]:
     unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown if name not in unmetered))
     if unknown:
         texts.append(f"In no bill, because nobody measured it here: what {listed(unknown)} took to make.")
-    apart = [row.label for row in comparison.methods if row.own_ratio and not row.own_ratio.same_devices]
+    apart = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
     if apart:
         texts.append(
             f"Other sensors than those of {comparison.baseline} measured {listed(apart)}: their scale errors do not "

@@ -51,7 +51,7 @@
 
   // No other method is better and cheaper at once, by the means, as joules are counted now.
   function markFront(totals) {
-    if (!report.sign) return;
+    if (!report.sign || report.no_front) return;
     const scores = new Map(rows.map((row) => [row, report.sign * mean(report.datasets.runs
       .filter((run) => run.method === row.dataset.method && "quality" in run).map((run) => run.quality))]));
     const known = rows.filter((row) => Number.isFinite(scores.get(row)) && Number.isFinite(totals.get(row))
