@@ -64,6 +64,7 @@ class Writer:
             written = self.model.generate(
                 **batch.to(self.device), do_sample=True, temperature=0.8, top_p=0.95, top_k=0, num_return_sequences=2,
                 max_new_tokens=self.options.new_tokens, stop_strings=["\n"], tokenizer=self.tokenizer,
+                pad_token_id=self.tokenizer.pad_token_id,  # the model's own may be another, and would be counted
             )[:, batch["input_ids"].shape[1] :]  # fmt: skip
             found += int((written != self.tokenizer.pad_token_id).sum())
         return found
