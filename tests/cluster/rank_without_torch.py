@@ -6,8 +6,8 @@ from pathlib import Path
 
 from joulelab import lookup
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import Silent
 from joulelab.runs.execute import execute, execute_beside
+from joulelab.runs.listeners import Silent
 from joulelab.runs.ranks import my_place
 from joulelab.runs.spec import RunSpec
 

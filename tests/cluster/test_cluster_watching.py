@@ -21,7 +21,8 @@ from joulelab.cluster.waiting_runs import close_queued, tell_waiting, write_home
 from joulelab.cluster.watching import UNASKED, Watcher
 from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import RunContext, Silent
+from joulelab.runs.context import RunContext
+from joulelab.runs.listeners import Silent
 from joulelab.runs.parts import PartDone, leave_to_later
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec

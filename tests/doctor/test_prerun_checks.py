@@ -10,7 +10,7 @@ from joulelab.clock import NS
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.vitals import collect_vitals
-from joulelab.runs.context import Silent
+from joulelab.runs.listeners import Silent
 from joulelab.runs.prerun import (
     Expected,
     burn_check,

@@ -13,6 +13,7 @@ from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.evaluate.exact_answers import Question, Scored, mean_log_probabilities, read_questions, right_answers
+from joulelab.evaluate.exact_text import same_answer
 from joulelab.evaluate.language_harness import _require, harness_figures, require_tasks
 from joulelab.zoo.pretrained import load_causal_lm
 
@@ -56,6 +57,25 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     assert right_answers(model, tokenizer, told, batch_size=2, max_new_tokens=12)[1] is False
 
 
+@pytest.mark.parametrize(
+    ("said", "true", "right"),
+    [
+        ("-5", "5", False),
+        ("1.5", "15", False),
+        (" $1,000.", "1000", True),
+        ("2.50", "2.5", True),
+        ("3/4", "0.75", True),
+        ("x^2 - 1", "x^2-1", True),
+        ("x^21", "x^2-1", False),
+        (r"\frac{11}{2}", r"\frac{1}{12}", False),
+        ("The Beatles!", "beatles", True),
+        ("July 4 1776", "July 4, 1776", True),
+    ],
+)
+def test_signs_and_points_count_in_numbers_and_not_in_words(said, true, right):
+    assert same_answer(said, true) is right
+
+
 def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4", "choices": ["4", "5"]}) + "\n\n")
@@ -69,6 +89,28 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
     file.write_text('{"prompt": oops}\n')
     with pytest.raises(ConfigError, match=r"line 1: not JSON: .* at column 12"):
         read_questions(str(file), 5, chat=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b'{"prompt": 5, "answer": "x"}', "prompt is neither words nor messages"),
+        (b'{"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}', "prompt is neither words nor messages"),
+        (b'{"prompt": "a", "answer": ["x"]}', "answer is not words"),
+        (b'{"prompt": "caf\xe9", "answer": "x"}', "not text in UTF-8"),
+    ],
+)
+def test_what_no_model_can_be_asked_is_told_before_anything_is_trained(tmp_path, line, told):
+    (tmp_path / "questions.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(ConfigError, match=told):
+        read_questions(str(tmp_path / "questions.jsonl"), 5, chat=False)
+
+
+def test_a_question_may_hold_what_only_python_takes_for_the_end_of_a_line(tmp_path):
+    (tmp_path / "questions.jsonl").write_text(
+        '{"prompt": "a\u2028b", "answer": "x", "choices": null}\n', encoding="utf-8"
+    )
+    assert read_questions(str(tmp_path / "questions.jsonl"), 5, chat=False) == [Question("a\u2028b", "x")]
 
 
 def test_the_harness_itself_asks_local_tasks(counter, tmp_path):

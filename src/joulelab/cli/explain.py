@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,8 @@ from joulelab.cli.options import AsJson
 
 if TYPE_CHECKING:
     from joulelab.runs.settings import Explained
+
+_AS_WRITTEN = {"None": "nothing", "True": "true", "False": "false"}
 
 
 def explain(
@@ -43,8 +46,8 @@ def explain(
     if not key and pipeline is None:
         print(f"pipelines: {', '.join(found.pipelines)}\nThese settings all of them have; --pipeline NAME tells all.\n")
     for row in found.rows:
-        default = f" [default {row.default}]" if row.default else ""
-        print(f"{row.key} ({row.takes}){default}\n    {row.about}")
+        default = f" [default {_AS_WRITTEN.get(row.default, row.default)}]" if row.default else ""
+        print(f"{row.key} ({row.takes}){default}\n{indent(row.about, '    ')}")
     if key and pipeline is None:
         print(f"\n{_whose(found)}")
 

@@ -1,7 +1,7 @@
 """A task with exact answers: questions of which it can be said whether a model was right.
 
 A question with choices is answered by the likeliest of them, by mean log-probability a token, so that a short choice
-has no advantage; one without is answered in words, greedily, and compared as SQuAD compares answers.
+has no advantage; one without is answered in words, greedily: numbers are compared as numbers, words as SQuAD does.
 
 Shapes: B rows, T tokens, K tokens that are scored.
 """
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data import labelled_text, sources
+from joulelab.data.text_tables import UTF8, parsed_json, unreadable
 from joulelab.errors import ConfigError
-from joulelab.evaluate.answer_text import exact_match
-from joulelab.infer.generation.answers import Prompt
+from joulelab.evaluate.exact_text import same_answer
+from joulelab.infer.generation.answers import Prompt, as_messages
 from joulelab.infer.generation.prompts import encode_prompt
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.transformers_generator import TransformersGenerator
@@ -88,7 +89,7 @@ def right_answers(
         settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=("\n",))
         generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
         for number, answers in zip(telling, generator.generate([questions[k].prompt for k in telling]), strict=True):
-            right[number] = exact_match(answers[0].text, questions[number].answer) == 1.0
+            right[number] = same_answer(answers[0].text, questions[number].answer)
             done, tokens = done + 1, tokens + answers[0].tokens + (answers[0].prompt_tokens or 0)
             tick(done, tokens)
     return right
@@ -153,27 +154,46 @@ def mean_log_probabilities(model: nn.Module, rows: Sequence[Scored]) -> list[flo
 
 
 def _rows(path: Path) -> Iterator[Question]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding=UTF8)
+    except UnicodeDecodeError as error:
+        raise unreadable(path, error) from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         row = _object(line, f"{path}, line {number}")
-        lacking = [name for name in ("prompt", "answer") if row.get(name) is None]
-        if lacking or not isinstance(row.get("choices", []), list):
-            how = f"it has no {' and no '.join(lacking)}" if lacking else "its choices are no list"
+        lacking = _lacking(row)
+        if lacking:
             raise ConfigError(
-                f"{path}, line {number}: not a question: {how}",
+                f"{path}, line {number}: not a question: {lacking}",
                 'expected {"prompt": ..., "answer": ...}, and where it is a choice "choices": [...]',
             )
-        choices = tuple(str(choice) for choice in row.get("choices", ()))
+        choices = tuple(str(choice) for choice in row.get("choices") or ())
         question = Question(row["prompt"], str(row["answer"]), choices)
         if choices and question.answer not in choices:
             raise ConfigError(f"{path}, line {number}: the answer is none of the choices", "add it to the choices")
         yield question
 
 
+def _lacking(row: dict[str, Any]) -> str | None:
+    """What keeps it from being a question; nothing: it is one."""
+    absent = [name for name in ("prompt", "answer") if row.get(name) is None]
+    if absent:
+        return f"it has no {' and no '.join(absent)}"
+    if isinstance(row["answer"], list | dict):
+        return "its answer is not words"
+    if not isinstance(row.get("choices") or [], list):
+        return "its choices are no list"
+    try:
+        asked = row["prompt"] if isinstance(row["prompt"], str) else as_messages(row["prompt"])
+    except (ConfigError, TypeError):
+        asked = None
+    return None if asked else "its prompt is neither words nor messages that end with a user's"
+
+
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parsed_json(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON: {error.msg}, at column {error.colno}", "one object a line") from None
     if not isinstance(row, dict):

@@ -75,6 +75,17 @@ def test_what_should_not_be_taught_is_dropped_and_counted(tmp_path):
     assert len(list(rows_of(lines(tmp_path / "b.jsonl", [wrong]), only_correct=False))) == 1
 
 
+def test_of_a_set_that_nobody_has_judged_the_first_complete_answer_is_taught(tmp_path):
+    unjudged = {name: OPENR1[name] for name in ("problem", "generations", "is_reasoning_complete")}
+    assert list(rows_of(lines(tmp_path / "a.jsonl", [unjudged]))) == [[ASKED, {"role": "assistant", "content": "5"}]]
+
+
+@pytest.mark.parametrize("content", ['{"text": "a \\ud83d b"}', '[{"text": "a \\uD83D b"}]'])
+def test_a_mark_at_the_beginning_and_half_a_character_do_not_end_a_run(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + content.encode() + b"\n")
+    assert list(rows_of(str(tmp_path / "a.json"))) == ["a \ufffd b"]
+
+
 @pytest.mark.parametrize("row", [{"label": 1}, {"messages": "hello"}, {"messages": [{"content": "x"}]}, [1]])
 def test_rows_of_no_schema_are_refused(tmp_path, row):
     with pytest.raises(ConfigError):
@@ -94,7 +105,8 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
         ('{"text": null}\n' * 5, "no row to train on: all were left out .empty: 5."),
         ('{"prompt": "a", "response": null}\n', "no answer of the assistant: 1"),
         ("", "no row to train on: it is empty"),
-        ('{"text": "the same"}\n' * 100, "none of the 100 rows .* there is 1 different here"),
+        ('{"text": "the same"}\n' * 100, "no row for train: .* all 100 have the same one"),
+        ('{"text": "alone"}\n', "it has a single row"),
         ('{"text": "caf\xe9"}\n', "not text in UTF-8: it has a byte 0xe9"),
     ],
 )

@@ -63,8 +63,9 @@ def test_tokens_of_dropped_answers_count_too():
 
 def test_nothing_kept_is_an_error_that_says_why():
     kept, report = keep(["p"], [[answer("a b", "length")] * 3], Filters())
-    with pytest.raises(ConfigError, match="not one of 3 answers was kept: 3 truncated$"):
+    with pytest.raises(ConfigError, match=r"not one of 3 answers was kept: 3 truncated$") as refused:
         require_some(kept, report)
+    assert "generation.answer.max_new_tokens" in refused.value.hint
     with pytest.raises(ConfigError, match="do not exist"):
         Filters(min_tokens=5, max_tokens=4)
 

@@ -84,10 +84,11 @@ def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped:
             "rows need an assistant's answer, or a text",
         )
     if not taken:
+        few = f"all {seen:,} have the same one" if len(different) == 1 else f"only {len(different)} are different"
         raise ConfigError(
-            f"none of the {seen:,} rows of {source} is for {split}: rows are split for ever by the hash of their text "
-            f"or question, and there {'is' if len(different) == 1 else 'are'} {len(different)} different here",
-            f"give it {_FEW} different rows or more: a tenth or so is held out for quality",
+            f"{source} has no row for {split}: rows are split for ever by the hash of their text or question, and "
+            + (few if seen > 1 else "it has a single row"),
+            f"give it {_FEW} different rows or more: a fifth or so is held out for quality",
         )
 
 

@@ -63,6 +63,7 @@ def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) 
     whole = record.get("is_reasoning_complete") or [True] * len(answers)
     reasons = record.get("finish_reasons") or [None] * len(answers)
     verdicts = [record[name] for name in _VERDICTS if record.get(name)]
+    only_correct = only_correct and _has(record, _VERDICTS)  # of a set that nobody has judged all are taught
     for place, answer in enumerate(answers):
         complete = _at(whole, place) and _at(reasons, place) != _TRUNCATED
         correct = not only_correct or any(_at(verdict, place) for verdict in verdicts)

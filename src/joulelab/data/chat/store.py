@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.damage import words_for
 from joulelab.data.token_store import TokenStore, open_store, verify_store, write_store
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.soundness import words_for
 
 FORMAT = "joulelab-documents-1"
 TRAINED, MANIFEST = "trained.bin", "manifest.json"

@@ -72,7 +72,9 @@ def template_of(tokenizer: Any, given: str | None = None, last_answer_only: bool
     try:
         return ChatTemplate(str(tokenizer.get_chat_template()), "tokenizer", last_answer_only)
     except ValueError as error:  # it has several, and none is called the default one
-        raise ConfigError(f"the tokenizer's chat template cannot be told: {error}", "give one") from error
+        raise ConfigError(
+            f"the tokenizer's chat template cannot be told: {error}", "give one: data.template=FILE"
+        ) from error
 
 
 def render(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -> RenderedChat:
@@ -100,7 +102,7 @@ def _added_by(tokenizer: Any, conversation: Conversation, place: int, whole: str
     if place == 0:
         raise ConversationRefused(
             "a conversation begins with the assistant, and where its words begin cannot be told from this template",
-            "put a user turn before it, or give a template with {% generation %} markers",
+            "put a user turn before it, or give a template with {% generation %} markers: data.template=FILE",
         )
     asked = render_text(tokenizer, conversation[:place], template, ask_for_answer=True)
     last = place == len(conversation) - 1
@@ -108,13 +110,14 @@ def _added_by(tokenizer: Any, conversation: Conversation, place: int, whole: str
     if not answered.startswith(asked) and answered.startswith(render_text(tokenizer, conversation[:place], template)):
         raise ConfigError(
             f"the chat template ends a prompt with {asked[-20:]!r}, and an answer written by it does not begin there",
-            "give a template with {% generation %} markers",
+            "give a template with {% generation %} markers: data.template=FILE",
         )
     if not answered.startswith(asked) or not whole.startswith(answered):
         raise ConfigError(
             f"the chat template rewrites earlier turns when turn {place + 1} of {len(conversation)} is added, "
             "so where the assistant speaks cannot be told",
-            "give a template with {% generation %} markers, or train on last answers alone: last_answer_only",
+            "give a template with {% generation %} markers (data.template=FILE), or train on last answers alone: "
+            "data.last_answer_only=true",
         )
     return len(asked), len(answered)
 
@@ -164,6 +167,6 @@ def _rendered(
         roles = ", ".join(message["role"] for message in conversation)
         raise ConversationRefused(
             f"the chat template refuses a conversation of the turns {roles}: {error}",
-            "a system turn or two turns of one speaker are often refused; give another template",
+            "a system turn or two turns of one speaker are often refused; give another template: data.template=FILE",
         ) from error
     return found

@@ -14,7 +14,15 @@ from joulelab.errors import ConfigError
 from joulelab.infer.generation.answers import Answer, Prompt
 from joulelab.meter.figures import Frozen
 
-REASONS = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
+_WAYS_OUT = {
+    "truncated": "raise generation.answer.max_new_tokens, or set generation.keep_truncated=true",
+    "too_short": "lower generation.min_tokens",
+    "too_long": "raise generation.max_tokens",
+    "duplicates": "draw with a higher generation.answer.temperature, or set generation.keep_duplicates=true",
+    "unjudged": "the judge gave no grade: ask a larger judge, or use another one (preferences.judge)",
+    "low_score": "lower generation.min_score",
+}
+REASONS = tuple(_WAYS_OUT)
 """Why an answer was dropped, in the order in which they are asked."""
 
 
@@ -95,11 +103,11 @@ def keep(
 
 def require_some(kept: Sequence[Kept], report: SyntheticReport) -> None:
     if not kept:
-        counts = {name.replace("_", " "): getattr(report, name) for name in REASONS}
-        told = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        counts = {name: getattr(report, name) for name in REASONS}
+        told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         raise ConfigError(
             f"not one of {report.answers:,} answers was kept: {told}",
-            "raise max_new_tokens where most were truncated, or loosen the filter that dropped most",
+            _WAYS_OUT[max(counts, key=counts.__getitem__)],
         )
 
 
