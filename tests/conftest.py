@@ -8,9 +8,9 @@ from rapl_tree import domain
 
 from joulelab.data.samples import SAMPLES, installed_version
 
-# Several workers with several threads each would spend the cores on waiting for each other; children inherit this.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Several workers with several threads each would spend the cores on waiting for each other. Also without workers: sums
+# depend on the number of threads in their last digit, and torchrun's ranks have one. Children inherit this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell starts its background jobs with these ignored (nohup the last one), and children inherit that; tests of
 # signals need them as usual.

@@ -98,6 +98,24 @@ def test_what_an_earlier_attempt_of_the_same_run_made_is_looked_at_too(play):
     assert "14 bytes, and 15 were written" in warnings(record)
 
 
+def test_who_resumes_hears_why_something_is_made_again(play):
+    def made_from(version):
+        def pipeline(run):
+            run.progress.say = said.append
+            run.artifact("data", kind="data", inputs={"version": version}, parents=[], make=lambda folder: None)
+            if version == 1:
+                raise JoulelabError("later")
+
+        return pipeline
+
+    said = []
+    with pytest.raises(JoulelabError, match="later"):
+        play(made_from(1))
+    assert said == []
+    play.again(made_from(2))
+    assert said == ["data: made again; the program, or what it is made from, has changed since"]
+
+
 def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):
     first = play(pipeline)
     play(pipeline, reuse_artifacts=False)

@@ -57,7 +57,7 @@ def run_joules(record: RunRecord) -> RunJoules:
         inherited_but_teacher=known_sum(students) if students else None,
         without_teacher=but_teacher if but_teacher.energy_j is None else known_sum([but_teacher, *students]),
         teacher_j=_teacher_j(record, bills),
-        unknown=tuple(ancestor.name for ancestor, figure in bills if figure.energy_j is None),
+        unknown=tuple(dict.fromkeys(ancestor.name for ancestor, figure in bills if figure.energy_j is None)),
         unmetered=tuple(ancestor.name for ancestor, _ in bills if ancestor.kind == UNMETERED),
         mixed=mixes_methods([own, *known]),
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from joulelab.meter.trace import read_lines
 from joulelab.report.comparison import ComparedRun, Comparison, Row
-from joulelab.report.differences import pairs_of
+from joulelab.report.differences import CROWDED, pairs_of
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.parts import NOT_METERED, Part, parts_of
 from joulelab.report.payback import teacher_beyond
@@ -74,6 +74,8 @@ def _own_cells(row: Row) -> tuple[str, ...]:
 def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
     if baseline is None or row.label == baseline.label:
         return (NOTHING, NOTHING, NOTHING, "baseline" if baseline else NOTHING)
+    if row.with_teacher.crowded or baseline.with_teacher.crowded:
+        return (NOTHING, NOTHING, NOTHING, f"not known: {CROWDED}")
     found = equal_loss(row, baseline)
     if found is None:
         return _cells_by_first_look(row, baseline)

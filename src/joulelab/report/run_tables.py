@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare_rows import TRAINING_STAGES
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_table import inference_grids
 from joulelab.report.joules import ancestor_figure, method_words, run_joules
@@ -125,8 +126,9 @@ def figure_text(figure: EnergyFigure) -> str:
 
 def stages_grid(record: RunRecord) -> Grid:
     graded = any(stage.validity.grade for stage in record.stages)
-    titles = "Stage!|Status!|Time>|Energy>|Method|±\nrandom>|Mean\nW>|Peak\nW>|samples\nper s>|J per\nsample>"
-    rows = [(*_stage_cells(stage), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
+    item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
+    titles = f"Stage!|Status!|Time>|Energy>|Method|±\nrandom>|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
+    rows = [(*_stage_cells(stage, item), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
     idle = any(stage.outside_totals for stage in record.stages)
     return make_grid(
         "Stages", titles + "|Grade!" * graded, rows, "Idle baselines stand outside the totals." if idle else ""
@@ -162,7 +164,7 @@ def _grams(found: Co2e | None, pue: bool = False) -> str:
     return gram_cell(found.co2e_g_low, found.co2e_g_high)
 
 
-def _stage_cells(stage: StageRecord) -> tuple[str, ...]:
+def _stage_cells(stage: StageRecord, item: str) -> tuple[str, ...]:
     best = stage.best
     spread = NOTHING if best.energy_j is None or best.half_width_j is None else energy_text(best.half_width_j)
     return (
@@ -174,8 +176,8 @@ def _stage_cells(stage: StageRecord) -> tuple[str, ...]:
         spread,
         rate(stage.mean_power_w, ""),
         rate(stage.peak_power_w, ""),
-        rate(stage.samples_per_s, ""),
-        rate(stage.j_per_sample, "J"),
+        rate(stage.tokens_per_s if item == "token" else stage.samples_per_s, ""),
+        rate(stage.j_per_token if item == "token" else stage.j_per_sample, "J"),
     )
 
 

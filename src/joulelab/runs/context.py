@@ -139,6 +139,7 @@ class RunContext:
         if found is None and reuse:
             found = self.found(key, opens)
         if found is None:
+            self._tell_change(name, key)
             found = self._make(name, kind, key, dict(inputs), parents, make)
         elif found.reused and key not in self._told:
             self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
@@ -172,6 +173,12 @@ class RunContext:
         bill = read_bill(self.paths.artifacts / name)
         own = Artifact(self.paths.artifacts / name, bill, reused=False) if bill and bill.key == key else None
         return own if own is not None and self._is_whole(own, opens) else None
+
+    def _tell_change(self, name: str, key: str) -> None:
+        """An earlier attempt made it, and a person who resumes expects to find it again."""
+        bill = read_bill(self.paths.artifacts / name)
+        if bill is not None and bill.key != key:
+            self.progress.say(f"{name}: made again; the program, or what it is made from, has changed since")
 
     def _is_whole(self, artifact: Artifact, opens: Opens | None = None) -> bool:
         found = harm(artifact.folder, opens)

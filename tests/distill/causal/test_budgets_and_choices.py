@@ -325,6 +325,18 @@ def test_who_watches_sees_the_losses_after_a_look_too_and_the_last_one_is_the_re
     assert lines[-1].endswith(f"loss {loss:.4f} by step {steps:.0f}")
 
 
+def test_a_student_that_goes_over_few_rows_many_times_is_told_so(lab, finished, tmp_path):
+    few = {"source": str(tmp_path / "few.jsonl"), "held_out": 4, "max_tokens": 32, "row_length": 64}
+    (tmp_path / "few.jsonl").write_text("".join(lab.chats.read_text().splitlines(keepends=True)[:12]))
+    record, _ = lab.run(tmp_path / "runs", "sft", data=few, training={"batch_size": 1}, budget={"tokens": 4000})
+    passes = record.results["student.train.passes"].value
+    assert passes > 20
+    assert f"student.train went over its rows {passes:.0f} times" in " ".join(
+        note.text for note in record.validity.notes
+    )
+    assert finished["sft"][0].results["student.train.passes"].value < 20
+
+
 def test_joules_that_nobody_measured_are_missing_and_not_0():
     spec = SimpleNamespace(
         energy=SimpleNamespace(total_energy_policy="measured"),

@@ -9,6 +9,7 @@ from joulelab.report.compare import compare
 from joulelab.report.language_table import _Course, equal_loss, language_grid
 from joulelab.report.tables import comparison_grids
 from joulelab.runs.groups import GroupRecord
+from joulelab.runs.record import RunRecord
 
 
 def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
@@ -36,8 +37,26 @@ def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
     assert language_table._cells_by_first_look(row, base)[-1].startswith("not known")
 
 
+def told_as(record, crowded):
+    """Whoever else uses the cores while the tests run: as if they were free, or as if they were not."""
+    plain = record.model_dump_json()
+    flag = '"crowded":{}'.format
+    return RunRecord.model_validate_json(
+        plain.replace(flag("true"), flag("false")).replace(flag("false"), flag(str(crowded).lower()))
+    )
+
+
+def test_joules_of_crowded_cores_pay_nothing_back(finished):
+    records = [told_as(finished[name][0], crowded=name == "kd") for name in ("sft", "kd", "self")]
+    group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
+    grid = language_grid(compare(group, records, finished["sft"][1].folder.parent))
+    told = {row[0]: row[-1] for row in grid.rows}
+    assert told["kd"] == "not known: others used the cores meanwhile"
+    assert "others used" not in told["self"]
+
+
 def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
-    records = [record for record, _ in finished.values()]
+    records = [told_as(record, crowded=False) for record, _ in finished.values()]
     group = GroupRecord(
         group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={}
     )  # fmt: skip

@@ -89,6 +89,21 @@ def test_the_log_probability_is_the_models_own_over_the_answers_tokens(model, to
             assert one.log_probability_sum == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, BEAMS], ids=["greedy", "sampled", "beams"])
+def test_rows_that_only_pad_a_vocabulary_are_never_said(tokenizer, settings):
+    """Their weights are whatever they are; here they would win every time."""
+    padded = make_model(vocab_size=64)
+    with torch.no_grad():
+        padded.lm_head.weight[48:] = padded.lm_head.weight[:16] * 3
+    found = [one.ids for some in said(padded, tokenizer, settings, 3) for one in some]
+    assert max(max(ids) for ids in found) < 48
+    assert all(
+        torch.isfinite(torch.tensor(one.log_probability_sum))
+        for some in said(padded, tokenizer, settings, 3)
+        for one in some
+    )
+
+
 def test_prompts_are_padded_on_the_left():
     padded = PaddedPrompts.of([[5, 6, 7], [8]], torch.device("cpu"))
     assert padded.ids_PT.tolist() == [[5, 6, 7], [0, 0, 8]]

@@ -166,6 +166,12 @@ def test_what_did_not_end_by_itself_counts_as_cut_off():
         assert server.ask().finish_reason == "length"
 
 
+def test_a_server_that_says_nothing_has_not_said_none():
+    nothing = reply("stop") | {"choices": [{"text": None, "finish_reason": "stop"}]}
+    with Canned((200, nothing)) as server:
+        assert server.ask().text == ""
+
+
 def test_a_proxy_for_the_outside_is_not_asked_for_this_machine(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
@@ -195,6 +201,7 @@ def test_a_key_goes_along_where_there_is_one():
     ("found", "lacking"),
     [
         ({"choices": [{"text": "said"}]}, "number in usage.completion_tokens"),
+        ({"choices": [{"text": "said"}], "usage": {"completion_tokens": -1}}, "number in usage.completion_tokens"),
         ({"choices": []}, "answer in choices"),
         ({"error": "busy"}, "answer in choices"),
         ({"choices": [{"message": {}}], "usage": {"completion_tokens": 1}}, "text in choices"),

@@ -70,6 +70,9 @@ class Course:
     """What looks at held-out tokens on the way are billed to."""
 
 
+MANY_PASSES = 20
+
+
 def trained(bench: Bench, course: Course) -> Artifact:
     spec = bench.spec
 
@@ -159,7 +162,17 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
         ),
     )
     position = outcome.position
+    _tell_passes(bench, course.stage, position.drawn / lesson.batches.batches_per_epoch)
     write_json(folder / TRAINED, {"tokens": position.tokens, "steps": position.step, "final_loss": outcome.loss})
+
+
+def _tell_passes(bench: Bench, stage: str, passes: float) -> None:
+    bench.run.result(f"{stage}.passes", Result(value=passes))
+    if passes > MANY_PASSES:
+        bench.run.warn(
+            f"{stage} went over its rows {passes:.0f} times: a student learns few texts by heart, and its held-out "
+            "loss rises; give it more texts, more prompts, or a smaller budget"
+        )
 
 
 def _save(bench: Bench, adapted: Adapted | None, model: nn.Module, folder: Path) -> None:

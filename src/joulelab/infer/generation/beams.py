@@ -21,14 +21,15 @@ def search(
     end_ids: Sequence[int],
     ends: Ends,
     device: torch.device,
+    words: int,
 ) -> list[Draft]:
-    """The `settings.n` best beams of each prompt, best first."""
+    """The `settings.n` best beams of each prompt, best first; of the vocabulary's first `words` rows."""
     padded = PaddedPrompts.of(prompts, device)
     begin = padded.ids_PT.shape[1]
     found = model.generate(
         input_ids=padded.ids_PT,
         attention_mask=padded.mask_PT,
-        generation_config=_configuration(settings, end_ids),
+        generation_config=_configuration(settings, end_ids, range(words, model.config.vocab_size)),
         stopping_criteria=[_stops(ends, begin)] if settings.stop else None,
     )
     told = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices, normalize_logits=False)
@@ -37,7 +38,7 @@ def search(
     return [_draft(ids[:used], logs[:used], settings) for ids, logs, used in rows]
 
 
-def _configuration(settings: GenerationSettings, end_ids: Sequence[int]) -> Any:
+def _configuration(settings: GenerationSettings, end_ids: Sequence[int], padding: Sequence[int]) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -47,6 +48,7 @@ def _configuration(settings: GenerationSettings, end_ids: Sequence[int]) -> Any:
         do_sample=False,
         eos_token_id=list(end_ids) or None,
         pad_token_id=end_ids[0] if end_ids else 0,
+        suppress_tokens=list(padding) or None,
         return_dict_in_generate=True,
         output_scores=True,
     )

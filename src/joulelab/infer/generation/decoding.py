@@ -38,16 +38,22 @@ class Draft:
 
 @torch.no_grad()
 def decode(
-    reader: Reader, prompts: Sequence[Sequence[int]], settings: GenerationSettings, ends: Ends, device: torch.device
+    reader: Reader,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    ends: Ends,
+    device: torch.device,
+    words: int | None = None,
 ) -> list[Draft]:
-    """Greedy or sampled, `settings.n` drafts for each prompt, in order."""
+    """Greedy or sampled, `settings.n` drafts for each prompt, in order. Rows of the vocabulary beyond `words` are
+    padding, and no token."""
     drafts = [Draft() for _ in range(len(prompts) * settings.n)]
     numbers_SR = _numbers(prompts, settings, device)
     rows = list(range(len(drafts)))  # whose tokens the reader's rows are
     logits_RV = reader.begin(PaddedPrompts.of(prompts, device), settings.n)
     for step in range(settings.max_new_tokens):
         numbers_R = None if numbers_SR is None else numbers_SR[step, rows]
-        tokens_R, logs_R = choose(logits_RV, settings, numbers_R)
+        tokens_R, logs_R = choose(logits_RV[:, :words], settings, numbers_R)
         for row, token, log_probability in zip(rows, tokens_R.tolist(), logs_R.tolist(), strict=True):
             if drafts[row].finish_reason is None:
                 drafts[row].take(token, log_probability, ends, settings.max_new_tokens)

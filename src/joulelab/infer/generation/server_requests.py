@@ -120,8 +120,10 @@ def request_body(
 def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Answer:
     try:
         choice = reply["choices"][0]
-        text = choice["message"]["content"] or "" if "message" in choice else choice["text"]
+        text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
         tokens = int(reply["usage"]["completion_tokens"])
+        if tokens < 0:
+            raise ValueError(f"{tokens} tokens")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise JoulelabError(
             f"the server's reply has no {_lacking(reply)}: {json.dumps(reply)[:200]}",

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.generation import beams
 from joulelab.infer.generation.answers import Answer, Prompt
@@ -47,6 +48,7 @@ class TransformersGenerator:
         self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
         self._device = next(model.parameters()).device
         self._end_ids = end_ids(model, tokenizer)
+        self._words = vocab_size_of(tokenizer)
         self._stops = StopTexts(tokenizer, settings.stop)
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Answer]]:
@@ -63,8 +65,8 @@ class TransformersGenerator:
 
     def _drafts(self, reader: Reader | None, batch: Sequence[Sequence[int]]) -> list[Draft]:
         if reader is None:
-            return beams.search(self._model, batch, self.settings, self._end_ids, self._ends, self._device)
-        return decode(reader, batch, self.settings, self._ends, self._device)
+            return beams.search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
+        return decode(reader, batch, self.settings, self._ends, self._device, self._words)
 
     def _reader(self, encoded: Sequence[Sequence[int]]) -> Reader | None:
         if self.settings.num_beams > 1:
