@@ -12,6 +12,7 @@ from joulelab.meter.trace import read_lines
 from joulelab.report.attempt_traces import AttemptTrace
 from joulelab.report.comparison import Comparison
 from joulelab.report.figures import Figure, energy_unit, finish, moving
+from joulelab.report.joules import TEACHER_PREFIX, run_joules
 from joulelab.report.palette import label_scales
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
@@ -26,8 +27,9 @@ Point = dict[str, Any]
 def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]) -> list[Point]:
     """A point per line of metrics: joules so far, and every number the line has.
 
-    Joules count from the first stage on that is no idle baseline. A run on several hosts has none: its metrics do not
-    tell on whose clock they are.
+    Joules count from the first stage on that is no idle baseline, with what was inherited and without the teacher's
+    work: which of several seeds paid for what all of them use is chance. A run on several hosts has none: its metrics
+    do not tell on whose clock they are.
     """
     if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
         return []
@@ -49,12 +51,17 @@ def _numbers(line: dict[str, Any]) -> Point:
 
 
 class _JoulesSoFar:
-    """Own joules of a run up to a moment, over its attempts."""
+    """Of a run up to a moment, over its attempts."""
 
     def __init__(self, record: RunRecord, traces: Sequence[AttemptTrace]) -> None:
         estimated = record.totals is not None and record.totals.best.method == "estimated"
         self._components = ("cpu_estimate",) if estimated else MEASURED_COMPONENTS
         self._traces = {placed.attempt: placed for placed in traces}
+        inherited = run_joules(record).inherited_but_teacher
+        self._inherited_j = (inherited.energy_j or 0.0) if inherited else 0.0
+        self._teaching = [
+            segment for stage in record.stages if stage.name.startswith(TEACHER_PREFIX) for segment in stage.segments
+        ]
         self._starts: dict[int, int] = {}
         for stage in record.stages:
             for segment in stage.segments if not stage.outside_totals else ():
@@ -65,18 +72,30 @@ class _JoulesSoFar:
         for attempt in sorted(self._starts):
             self._before[attempt] = spent_j
             if attempt in self._traces:
-                spent_j += self._over(attempt, self._traces[attempt].trace.last_ns)
+                spent_j += self._since_start(attempt, self._traces[attempt].trace.last_ns)
 
     def at(self, line: dict[str, Any]) -> float | None:
         attempt = int(line.get("attempt", 1))
         if attempt not in self._starts or attempt not in self._traces:
             return None
-        return float(f"{self._before[attempt] + self._over(attempt, int(line['mono_ns'])):.5g}")
+        so_far_j = self._before[attempt] + self._since_start(attempt, int(line["mono_ns"]))
+        if not str(line["stage"]).startswith(TEACHER_PREFIX):
+            so_far_j += self._inherited_j - self._taught(attempt, int(line["mono_ns"]))
+        return float(f"{so_far_j:.5g}")
 
-    def _over(self, attempt: int, until_ns: int) -> float:
+    def _since_start(self, attempt: int, until_ns: int) -> float:
+        return self._between(attempt, self._starts[attempt], until_ns)
+
+    def _taught(self, attempt: int, until_ns: int) -> float:
+        known = [segment for segment in self._teaching if segment.attempt in self._traces]
+        before = [s for s in known if s.attempt < attempt or (s.attempt == attempt and s.start_ns < until_ns)]
+        ends = [min(s.end_ns, until_ns) if s.attempt == attempt else s.end_ns for s in before]
+        return sum(self._between(s.attempt, s.start_ns, end_ns) for s, end_ns in zip(before, ends, strict=True))
+
+    def _between(self, attempt: int, start_ns: int, end_ns: int) -> float:
         devices = [d for d in self._traces[attempt].trace.devices if d.component in self._components and d.counted]
         paths = [path for device in devices if (path := device.best_path)]
-        return sum(path.energy(self._starts[attempt], until_ns)[0] for path in paths)
+        return sum(path.energy(start_ns, end_ns)[0] for path in paths)
 
 
 def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figure | None:
@@ -107,7 +126,7 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
         alt.Chart(alt.NamedData("looks"))
         .transform_filter("indexof(hidden, datum.method) < 0")
         .encode(
-            x=alt.X("energy:Q", title=f"Own joules so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
+            x=alt.X("energy:Q", title=f"Joules so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
             y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False, padding=8)),
             color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
             detail="run:N",
@@ -125,7 +144,7 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
         description=f"{title} against the joules that the run had taken by then, a line per run of "
         + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in told))
         + ".",
-        caption="Joules of the run itself, from its first stage on; what it inherited is not in them. "
+        caption="Joules up to then with what was inherited, and without the teacher's work. "
         "Read upright for equal energy, across for equal quality.",
         height=280,
         name="quality-over-joules",
