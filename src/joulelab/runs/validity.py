@@ -144,8 +144,9 @@ def check_neighbours(evidence: Evidence) -> Answer | None:
 
 
 def check_cores(evidence: Evidence) -> Answer | None:
-    """A GPU's joules are its own whoever uses the cores; the time it took, and all that CPUs are billed, are not."""
-    if evidence.core_use is None or not evidence.core_use.crowded:
+    """A GPU's joules are its own whoever uses the cores; the time it took, and all that CPUs are billed, are not. Where
+    there are no joules a note tells of the times."""
+    if evidence.core_use is None or not evidence.core_use.crowded or evidence.figure.energy_j is None:
         return None
     words = evidence.core_use.words
     if evidence.figure.method == "estimated":
