@@ -249,6 +249,8 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
         (["student.layers=[0, 1]"], "name layers and size; switch off .* student.size=null"),
         (["student.size=null", "student.layers=[]"], "layers: it is empty"),
         (["pipeline=synthetic", "teacher.server=http://x/v1", *BEAMS], "no beam search"),
+        (["pipeline=synthetic", "teacher.server=http://x/v1", "generation.cache=fixed"], "a server answers"),
+        (["pipeline=synthetic", "generation.cache=growing", *BEAMS], "changes nothing with num_beams"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_with_the_reason(changes, reason):

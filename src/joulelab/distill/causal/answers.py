@@ -99,7 +99,7 @@ class _Answering:
     def work(self, data: Artifact) -> SplitWork:
         spec = self.bench.spec
         wanted = spec.generation.model_dump(
-            mode="json", include={"prompts", "prompt_tokens", "answer", "chain_of_thought"}
+            mode="json", include={"prompts", "prompt_tokens", "answer", "cache", "chain_of_thought"}
         )
         inputs = {
             **wanted,

@@ -281,6 +281,10 @@ class CausalSpec(TrainingRunSpec):
                 self.teacher.server is not None and answer.num_beams > 1,
                 "generation.answer.num_beams: servers of the OpenAI protocol have no beam search; set 1",
             ),
+            (
+                self.teacher.server is not None and self.generation.cache != "auto",
+                "generation.cache is about a model in this process, and a server answers: leave it out",
+            ),
         )
 
     def preflight(self) -> None:

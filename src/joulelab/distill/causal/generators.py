@@ -25,7 +25,7 @@ def make_generator(bench: Bench, voice: Voice, prompts: Sequence[Prompt]) -> Gen
         )  # fmt: skip
     return TransformersGenerator(
         voice.load(), bench.tokenizer, spec.generation.answer,
-        identity=voice.identity, batch_size=spec.teacher.batch_size, whole=prompts,
+        identity=voice.identity, batch_size=spec.teacher.batch_size, cache=spec.generation.cache, whole=prompts,
     )  # fmt: skip
 
 

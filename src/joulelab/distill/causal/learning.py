@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from joulelab.distill.logit_cache.codecs import codec_named
 from joulelab.distill.logit_cache.manifest import refuse_use
 from joulelab.errors import JoulelabError
-from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.runs.spec import Section
 
 
@@ -55,6 +55,10 @@ class Generation(Section):
     """Longer prompts are left out; of a plain text, so many tokens are its prompt."""
     answer: GenerationSettings = GenerationSettings()
     """How answers are decoded; `n` of them to each prompt. Its seed is its own, so that all students share them."""
+    cache: CacheKind = "auto"
+    """What the teacher keeps of what it has read. `growing`: rows that are done leave the batch. `fixed`: one size for
+    all steps, captured as a CUDA graph; quicker for a small teacher, and it may take more joules. `auto`: `fixed` on a
+    GPU where there are steps enough."""
     chain_of_thought: bool = False
     """Ask for the reasoning before the answer."""
     min_tokens: int = Field(4, ge=0)
@@ -72,6 +76,8 @@ class Generation(Section):
     def _fits_together(self) -> Self:
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
             raise ValueError(f"answers of at least {self.min_tokens} and at most {self.max_tokens} tokens do not exist")
+        if self.cache != "auto" and self.answer.num_beams > 1:
+            raise ValueError("generation.cache changes nothing with num_beams > 1: beams have a cache of their own")
         return self
 
 

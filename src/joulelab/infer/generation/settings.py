@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from joulelab.runs.spec import Section
+
+CacheKind = Literal["auto", "growing", "fixed"]
 
 
 class GenerationSettings(Section):

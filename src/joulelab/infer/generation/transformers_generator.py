@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -15,10 +15,9 @@ from joulelab.infer.generation.answers import Answer, Prompt
 from joulelab.infer.generation.decoding import Draft, decode
 from joulelab.infer.generation.key_values import FixedReader, GrowingReader, Reader, takes_fixed_shapes
 from joulelab.infer.generation.prompts import cut_at_stop, encode_prompt, end_ids
-from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 from joulelab.infer.generation.stops import StopTexts
 
-CacheKind = Literal["auto", "growing", "fixed"]
 # Capturing a step takes a second or two, and a step of a small model saves some 20 ms by it; rows that are done stay.
 _FIXED_PAYS_FROM_STEPS = 200
 
