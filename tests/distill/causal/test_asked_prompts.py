@@ -1,9 +1,12 @@
 """Prompts are looked for only where somebody asks them, and read no further than they go."""
 
+import json
+
 import pytest
 from tiny_llama import make_tokenizer
 
 from joulelab.distill.causal import answers
+from joulelab.infer.generation.key_values import FixedReader
 
 
 def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished, monkeypatch):
@@ -21,3 +24,16 @@ def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished,
 def test_the_first_tokens_are_those_of_the_whole_text(text):
     tokenizer = make_tokenizer()
     assert answers._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
+
+
+def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path, monkeypatch):
+    made = []
+    began = FixedReader.__init__
+    monkeypatch.setattr(FixedReader, "__init__", lambda self, *given: made.append(given) or began(self, *given))
+    words = {}
+    for cache in ("growing", "fixed"):
+        _, paths = lab.run(tmp_path / cache, "synthetic", until="generation", generation={"cache": cache})
+        lines = (paths.artifacts / "answers" / "answers.jsonl").read_text().splitlines()
+        words[cache] = [[answer["text"] for answer in json.loads(line)["answers"]] for line in lines]
+        assert bool(made) == (cache == "fixed")
+    assert words["growing"] == words["fixed"]
