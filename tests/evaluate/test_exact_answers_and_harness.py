@@ -62,6 +62,9 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     [
         ("-5", "5", False),
         ("1.5", "15", False),
+        ("5", ".5", False),
+        ("0.5", "-.5", False),
+        ("5", "-$5", False),
         (" $1,000.", "1000", True),
         ("2.50", "2.5", True),
         ("3/4", "0.75", True),

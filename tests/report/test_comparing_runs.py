@@ -11,6 +11,8 @@ import pytest
 from joulelab.report.compare import Comparison, Row, compare
 from joulelab.report.plain import comparison_data
 from joulelab.report.predictions import correct_by_item
+from joulelab.report.tables import energy_grid
+from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 
 
@@ -107,6 +109,7 @@ def test_it_decides_nothing_which_of_several_seeds_made_what_all_of_them_use(mad
     assert made_it.without_teacher.energy_j == pytest.approx(found.without_teacher.energy_j)
     assert made_it.student_ratio.ratio.value == pytest.approx(found.student_ratio.ratio.value)
     assert made_it.with_teacher.energy_j == pytest.approx(found.with_teacher.energy_j)
+    assert made_it.with_teacher.half_width_j == pytest.approx(found.with_teacher.half_width_j)
 
 
 def test_a_run_that_did_not_finish_is_listed_with_its_joules(made, comparison_of) -> None:
@@ -146,6 +149,27 @@ def test_a_sum_of_measured_and_estimated_joules_is_called_mixed(made, comparison
     lineage = made.teacher_lineage(measured=False)
     record = made.make_record("response KD", 0, made.student_parts(131.0), measured=True, correct=826, lineage=lineage)
     assert row_of(comparison_of([made.labels_only(0, 790), record]), "response KD").mixed
+
+
+def test_data_that_were_estimated_are_not_silently_added_to_a_measured_training(made, comparison_of) -> None:
+    """Without a teacher too: there the one column is the sum."""
+    data = made.teacher_lineage(measured=False)[1:2]
+    parts, seeds = made.student_parts(131.0), (0, 1)
+    plain, other = (
+        [made.make_record(label, seed, parts, measured=True, correct=800, lineage=data) for seed in seeds]
+        for label in ("labels only", "longer")
+    )
+    comparison = comparison_of([*plain, *other])
+    row = row_of(comparison, "longer")
+    assert row.student_ratio.ratio is None and row.student_ratio.reason.startswith("some of the joules are measured")
+    assert all("measured + estimated" in cells[1] for cells in energy_grid(comparison).rows)
+
+
+def test_a_teacher_has_no_joules_without_the_teacher(made, comparison_of) -> None:
+    comparison = comparison_of(made.demo_records())
+    row = row_of(comparison, "teacher")
+    assert row.without_teacher.energy_j == row.with_teacher.energy_j
+    assert energy_grid(comparison).rows[0][1] == NOTHING
 
 
 def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of) -> None:

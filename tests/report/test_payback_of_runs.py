@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from joulelab.report.compare import compare
 from joulelab.report.differences import CROWDED
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import NOT_METERED
-from joulelab.report.payback import payback_sentence, paybacks
+from joulelab.report.payback import paybacks
 from joulelab.report.payback_figure import payback_curve
+from joulelab.report.payback_words import payback_sentence
 from joulelab.report.tables import comparison_markdown
 from joulelab.report.verdict import verdict
 from joulelab.runs.bills import unmetered
@@ -42,24 +44,41 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
 
 def test_a_baseline_with_a_teacher_of_its_own_has_spent_that_already(made, tmp_path: Path) -> None:
     """As in the figure, whose lines cross where the extra joules have come back."""
-    records = saving(made)
-    dearer = [made.distilled("exact KD", seed, 790, 120.0 + seed, True) for seed in range(3)]
-    cheaper_teacher = [
-        record.model_copy(
-            update={"lineage": (*record.lineage[:-1], made.ancestor("exact", 50.0, ("teacher.logits",), True))}
-        )
-        for record in dearer
-    ]
-    records = [*records[4:], *cheaper_teacher]
-    made.write_group(tmp_path, records, True)
-    comparison = compare(made.group_of(records, "exact KD"), records, tmp_path)
+    comparison = two_teachers(made, tmp_path, "exact KD")
     one = next(one for one in paybacks(comparison) if one.each == "student" and one.label == "KD")
     assert one.found and one.found.spent.value == pytest.approx(130 - 50)
+    doubt_j = [made.energy(value, True).gpu.half_width_j for value in (130.0, 50.0)]
+    # one teacher was trained for both, and what it took may be off for both alike
+    assert one.found.spent.standard_error == pytest.approx(math.hypot(*doubt_j) / 1.96, rel=1e-3)
     assert one.found.count == pytest.approx(80 / (121 - 60.1667), rel=1e-3)
     assert payback_sentence(one).startswith(
         "What the teacher of KD took beyond that of exact KD pays back after 1.3 stu"
     )
     assert "the teacher's joules beyond those of exact KD's" in comparison_markdown(comparison)
+
+
+def two_teachers(made, folder: Path, baseline: str):
+    """KD, and exact KD with less of the teacher's work and dearer students, from one trained teacher."""
+    dearer = [made.distilled("exact KD", seed, 790, 120.0 + seed, True) for seed in range(3)]
+    exact = made.ancestor("exact", 50.0, ("teacher.logits",), True)
+    exact_kd = [record.model_copy(update={"lineage": (*record.lineage[:-1], exact)}) for record in dearer]
+    records = [*saving(made)[4:], *exact_kd]
+    made.write_group(folder, records, True)
+    return compare(made.group_of(records, baseline), records, folder)
+
+
+def test_a_teacher_that_took_less_is_not_said_to_have_taken_more(made, tmp_path: Path) -> None:
+    one = next(one for one in paybacks(two_teachers(made, tmp_path, "KD")) if one.label == "exact KD")
+    assert payback_sentence(one).startswith(
+        "The teacher of exact KD, which took less than that of KD, does not pay back: a student costs more with it"
+    )
+
+
+def test_with_the_very_same_teacher_nothing_has_to_come_back(made, tmp_path: Path) -> None:
+    records = [*saving(made)[4:], *(made.distilled("cheap KD", seed, 790, 50.0 + seed, True) for seed in range(3))]
+    made.write_group(tmp_path, records, True)
+    (one,) = paybacks(compare(made.group_of(records, "KD"), records, tmp_path))
+    assert one.answer == "at once" and one.found.spent.standard_error == 0
 
 
 def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_less_in_use(made, tmp_path: Path) -> None:
@@ -111,15 +130,20 @@ def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(
     assert one.found and one.found.saved.value == pytest.approx(60.0 - 30.0)
 
 
-def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
+def with_use(made, of_student, of_teacher):
+    """The saving runs, and one inference run of a student and one of its teacher."""
     records = saving(made)
     _, _, teacher, _ = made.teacher_lineage(True)
     student = made.ancestor("final_model", 60.0, ("student.train",), True)
     student = student.model_copy(update={"made_by": records[4].run_id, "parents": (teacher.key,)})
     teacher = teacher.model_copy(update={"made_by": records[0].run_id})
-    for label, lineage, joules in (("use of KD", (teacher, student), 30.0), ("use of teacher", (teacher,), 80.0)):
-        parts = (made.Part("infer.b1", 10.0, joules, 1_000),)
-        records.append(made.make_record(label, 0, parts, measured=True, lineage=lineage))
+    uses = (("use of KD", (teacher, student), of_student), ("use of teacher", (teacher,), of_teacher))
+    made_of = [made.make_record(label, 0, (part,), measured=True, lineage=lineage) for label, lineage, part in uses]
+    return [*records, *made_of]
+
+
+def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
+    records = with_use(made, made.Part("infer.b1", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 80.0, 1_000))
     one = told(made, records, tmp_path)["sample"]
     assert one.found and one.found.saved.value == pytest.approx(0.080 - 0.030)
     assert "measured in infer.b1" in one.reason
@@ -131,14 +155,7 @@ def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(mad
 
 
 def test_models_that_were_not_run_alike_answer_nothing_about_use(made, tmp_path: Path) -> None:
-    records = saving(made)
-    _, _, teacher, _ = made.teacher_lineage(True)
-    student = made.ancestor("final_model", 60.0, ("student.train",), True)
-    student = student.model_copy(update={"made_by": records[4].run_id, "parents": (teacher.key,)})
-    teacher = teacher.model_copy(update={"made_by": records[0].run_id})
-    for label, lineage, stage in (("use of KD", (teacher, student), "infer.b8"), ("use", (teacher,), "infer.b1")):
-        parts = (made.Part(stage, 10.0, 30.0, 1_000),)
-        records.append(made.make_record(label, 0, parts, measured=True, lineage=lineage))
+    records = with_use(made, made.Part("infer.b8", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 30.0, 1_000))
     assert "student.evaluate" in told(made, records, tmp_path)["sample"].reason
 
 

@@ -82,6 +82,8 @@ def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, 
     figure = quality_over_joules(compare(made.group_of([record]), [record], tmp_path), points)
     assert figure and figure.title == "Validation: Accuracy (%) over joules"
     assert [look["value"] for look in figure.spec["datasets"]["looks"]] == [60.0, 80.0]
+    estimated = record.model_copy(update={"lineage": made.teacher_lineage(False)})  # its data, for one
+    assert curve_points(estimated, paths.folder, attempt_traces(paths)) == []
 
 
 def test_a_run_that_asked_its_teacher_itself_stands_where_one_does_that_found_the_answers(made, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Whatever a pipeline keeps is looked at before it is taken again, and only what has come to harm is made again."""
 
+import errno
+
 import pytest
 
 from joulelab.errors import DependencyMissing, JoulelabError
@@ -220,9 +222,13 @@ def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damag
     def lacks(folder):
         raise DependencyMissing("no reader")
 
+    def has_no_file_left(folder):
+        raise OSError(errno.EMFILE, "too many open files")
+
     assert harm(made, fails) == "EOFError"
-    with pytest.raises(DependencyMissing):
-        harm(made, lacks)
+    for reader, error in ((lacks, DependencyMissing), (has_no_file_left, OSError)):
+        with pytest.raises(error):
+            harm(made, reader)
 
 
 def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_replaced(made):

@@ -56,6 +56,8 @@ def test_one_repeat_resolves_nothing():
 
 def test_where_nothing_extra_was_spent_it_has_paid_already():
     assert payback_tokens(Estimate(-5.0, 1.0), Estimate(0.5, 0.01), Estimate(0.3, 0.01)).count == 0.0
+    unsure = payback_tokens(Estimate(-5.0, 10.0), Estimate(0.5, 0.01), Estimate(0.3, 0.01))
+    assert unsure.count == 0.0 and unsure.high > 0 and unsure.reason
 
 
 @pytest.mark.parametrize(("saving", "spread"), [(1.0, 0.1), (1.0, 0.5), (0.2, 0.5), (-0.5, 0.5)])

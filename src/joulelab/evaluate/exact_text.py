@@ -9,9 +9,10 @@ import re
 
 from joulelab.evaluate.answer_text import exact_match
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|(?<![\w.])\.\d+)(?:/\d+)?")
 _FORMULA = re.compile(r"[\\^=+*/<>]|-\s*\d|\d\.\d")
-_AROUND = " \t\n$%.,;:!?'\"()"
+_BEFORE = " \t\n'\"("
+_BEHIND = " \t\n%.,;:!?'\")"
 
 
 def same_answer(said: str, true: str) -> bool:
@@ -24,8 +25,8 @@ def same_answer(said: str, true: str) -> bool:
 
 
 def number_of(text: str) -> float | None:
-    """12, -1,000, 2.50, 3/4, with or without a currency, a percent sign or a full stop; nothing for other texts."""
-    found = NUMBER.fullmatch(text.strip(_AROUND))
+    """12, -1,000, 2.50, .5, 3/4, with or without dollars, a percent sign or a full stop; nothing for other texts."""
+    found = NUMBER.fullmatch(text.replace("$", "").lstrip(_BEFORE).rstrip(_BEHIND))
     if found is None:
         return None
     above, _, below = found.group().replace(",", "").partition("/")

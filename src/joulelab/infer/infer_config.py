@@ -27,7 +27,7 @@ GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
 LIMIT_S = 60.0
 PUBLISHED = "published"
-_NEEDED_BY_GENERATION = ("prompt_tokens", "new_tokens")
+_ONLY_FOR_GENERATION = ("prompt_tokens", "new_tokens")
 Kind = Literal["encoder", "zoo", "pretrained"]
 
 
@@ -146,7 +146,7 @@ class InferSpec(RunSpec):
             raise ValueError(f"weights are for a model that is built here; {self.model} brings its own")
         if self.tune and "fastest" not in self.modes:
             raise ValueError("tune is for the mode fastest, which is not among the modes")
-        for name in _NEEDED_BY_GENERATION:
+        for name in _ONLY_FOR_GENERATION:
             if not self.generate and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to generation; add --generate (generate=true)")
         if self.max_time_s is not None and self.target_ci is None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Role, Row, StageMean
 from joulelab.report.differences import energy_ratio, quality_difference
-from joulelab.report.joules import RunJoules, ancestor_figure, is_teacher, known_sum, mean_figure
+from joulelab.report.joules import ancestor_figure, is_teacher, known_sum, mean_figure
+from joulelab.report.parts import parts_of
 from joulelab.report.quality import share_interval
+from joulelab.report.served import INFER
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
 
 TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
-_Whole = Callable[[RunJoules], EnergyFigure]
-_Piece = Callable[[RunJoules], EnergyFigure | None]
-_OWN, _INHERITED, _WITH = attrgetter("own"), attrgetter("inherited"), attrgetter("with_teacher")
-_OWN_WITHOUT, _INHERITED_WITHOUT = attrgetter("own_but_teacher"), attrgetter("inherited_but_teacher")
-_WITHOUT = attrgetter("without_teacher")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
@@ -40,23 +38,24 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         interval=_interval(runs, values),
         stages=_stages(runs),
         own=mean_figure(run.joules.own for run in runs),
-        inherited=_mean_inherited(runs, _INHERITED),
-        without_teacher=_mean_sum(runs, _WITHOUT, _OWN_WITHOUT, _INHERITED_WITHOUT),
-        with_teacher=_mean_sum(runs, _WITH, _OWN, _INHERITED),
+        inherited=_mean_inherited(runs),
+        without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
+        with_teacher=_mean_sum(runs, [run.joules.with_teacher for run in runs], with_teacher=True),
         mixed=any(run.joules.mixed for run in runs),
+        mixed_without=any(run.joules.mixed_without for run in runs),
         teacher_share=_teacher_share(runs),
         samples_per_s=training_mean(runs, "samples_per_s"),
         j_per_sample=training_mean(runs, "j_per_sample"),
         unknown=tuple(dict.fromkeys(name for run in runs for name in run.joules.unknown)),
         difference=None if own else quality_difference(runs, baseline),
-        student_ratio=None if own else energy_ratio(runs, baseline, _WITHOUT),
-        full_ratio=None if own else energy_ratio(runs, baseline, _WITH),
+        student_ratio=None if own else energy_ratio(runs, baseline, attrgetter("without_teacher", "mixed_without")),
+        full_ratio=None if own else energy_ratio(runs, baseline, attrgetter("with_teacher", "mixed")),
     )
 
 
 def only_infers(record: RunRecord) -> bool:
     """A run that tells what a model costs in use."""
-    return any(stage.name.startswith("infer.") for stage in record.stages) and training_stage(record) is None
+    return any(stage.name.startswith(INFER) for stage in record.stages) and training_stage(record) is None
 
 
 def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
@@ -98,20 +97,25 @@ def _share_ancestors(runs: list[ComparedRun]) -> bool:
     return len({frozenset(ancestor.key for ancestor in run.record.inherited) for run in runs}) == 1
 
 
-def _mean_inherited(runs: list[ComparedRun], inherited: _Piece) -> EnergyFigure | None:
-    found = [figure for run in runs if (figure := inherited(run.joules)) is not None]
+def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
+    found = [run.joules.inherited for run in runs if run.joules.inherited is not None]
     if not found or _share_ancestors(runs):
         return found[0] if found else None
     return mean_figure(found)
 
 
-def _mean_sum(runs: list[ComparedRun], whole: _Whole, own: _Whole, inherited: _Piece) -> EnergyFigure:
-    """What all repeats inherit alike was measured once, and is added once."""
-    mean = mean_figure(own(run.joules) for run in runs)
-    if mean.energy_j is None or not _share_ancestors(runs):
-        return mean_figure(whole(run.joules) for run in runs)
-    shared = _mean_inherited(runs, inherited)
-    return mean if shared is None else known_sum([mean, shared])
+def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teacher: bool) -> EnergyFigure:
+    """What all repeats use, made by one of them or by another run, was measured once: repeats make it no surer."""
+    mean = mean_figure(sums)
+    if mean.half_width_j is None:
+        return mean
+    by_run = [[part for part in parts_of(run.record) if with_teacher or not part.shared] for run in runs]
+    common = set.intersection(*({part.key for part in parts} for parts in by_run)) - {None}
+    doubts_j = [part.figure.half_width_j or 0.0 for part in by_run[0] if part.key in common]
+    # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
+    rest = math.sqrt(1 - 1 / len(runs))
+    half_width_j = math.hypot(mean.half_width_j, *(rest * doubt_j for doubt_j in doubts_j))
+    return mean.model_copy(update={"half_width_j": half_width_j})
 
 
 def _teacher_share(runs: list[ComparedRun]) -> float | None:

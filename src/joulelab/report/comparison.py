@@ -118,6 +118,7 @@ class Row:
     without_teacher: EnergyFigure
     with_teacher: EnergyFigure
     mixed: bool
+    mixed_without: bool
     teacher_share: float | None
     samples_per_s: float | None
     j_per_sample: float | None

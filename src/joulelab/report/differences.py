@@ -70,19 +70,25 @@ def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], th
 
 
 def energy_ratio(
-    runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun], of: Callable[[RunJoules], EnergyFigure]
+    runs: Sequence[ComparedRun],
+    baseline: Sequence[ComparedRun],
+    of: Callable[[RunJoules], tuple[EnergyFigure, bool]],
 ) -> EnergyRatio:
+    """`of` names the joules, and says whether estimates and measurements are added in them."""
     if not baseline:
         return EnergyRatio(None, 0, "the baseline has no finished run")
     pairs = pairs_of(runs, baseline)
     theirs = [base for base, _ in pairs] if pairs else list(baseline)
     ours = [method for _, method in pairs] if pairs else list(runs)
     count = min(len(ours), len(theirs))
-    figures = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    named = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    figures = [[figure for figure, _ in side] for side in named]
     if any(figure.lower_bound for side in figures for figure in side):
         return EnergyRatio(None, count, "some of the teacher's work was not metered")
     if mixes_methods(figure for side in figures for figure in side):
         return EnergyRatio(None, count, "one side is measured and the other estimated")
+    if any(mixed for side in named for _, mixed in side):
+        return EnergyRatio(None, count, "some of the joules are measured and some estimated")
     joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
     if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
         return EnergyRatio(None, count, "joules are missing")

@@ -13,7 +13,7 @@ from typing import Any
 from joulelab.distill.prepare_delivery import delivered_bill
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
-from joulelab.report.joules import ancestor_figure, made_by_teacher
+from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
 from joulelab.runs.artifacts import find_artifact, read_bill
 from joulelab.runs.bills import BILL, Ancestor, Bill
 from joulelab.runs.groups import GroupRecord, group_records
@@ -87,7 +87,7 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
             figure=stage.best,
             components={name: getattr(stage.energy, name) for name in COMPONENTS},
             parents=(),
-            shared=stage.name.startswith("teacher."),
+            shared=stage.name.startswith(TEACHER_PREFIX),
         )
         for stage in record.stages
         if not stage.outside_totals
@@ -95,14 +95,13 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
     if not own:
         raise UsageError(f"{record.run_id} has no stage yet, so nothing to bill", f"its status is {record.status}")
     inherited = tuple(_ancestor_line(ancestor, record.policy) for ancestor in record.inherited)
-    used = {parent for line in inherited for parent in line.parents}
     return EnergyBill(
         title=record.run_id,
         kind="run",
         made_by=record.run_id,
         own=own,
         inherited=inherited,
-        roots=tuple(line.key for line in inherited if line.key not in used),
+        roots=_roots(inherited),
         students=students,
         record=record,
         duration_s=record.totals.duration_s if record.totals else None,
@@ -143,19 +142,24 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
         if ancestor.made_by not in members
     }
     inherited = tuple(foreign.values())
-    used = {parent for line in inherited for parent in line.parents}
     return EnergyBill(
         title=group.group_id,
         kind="group",
         made_by=group.group_id,
         own=own,
         inherited=inherited,
-        roots=tuple(line.key for line in inherited if line.key not in used),
+        roots=_roots(inherited),
         students=1,
         provisional=any(record.status == "running" for record in records),
         duration_s=sum(record.totals.duration_s for record in records if record.totals),
         **_carbon(records),
     )
+
+
+def _roots(lines: Sequence[BillLine]) -> tuple[str, ...]:
+    """What was used itself, and not only by another ancestor."""
+    used = {parent for line in lines for parent in line.parents}
+    return tuple(line.key for line in lines if line.key not in used)
 
 
 def _carbon(records: Sequence[RunRecord]) -> dict[str, Any]:

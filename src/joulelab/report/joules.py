@@ -29,7 +29,6 @@ class RunJoules:
     inherited: EnergyFigure | None
     """None where the run used nothing that others paid for."""
     with_teacher: EnergyFigure
-    own_but_teacher: EnergyFigure
     inherited_but_teacher: EnergyFigure | None
     without_teacher: EnergyFigure
     """Whoever paid: which of several seeds made what all of them use is chance, and decides nothing."""
@@ -40,36 +39,37 @@ class RunJoules:
     unmetered: tuple[str, ...]
     """Those of them that are work done for this run: a sum without it is a lower bound."""
     mixed: bool
-    """Whether the sum adds estimates to measurements; it must then say so."""
+    """Whether the sum with the teacher adds estimates to measurements; it must then say so."""
+    mixed_without: bool
+    """The same of the sum without the teacher."""
 
 
 def run_joules(record: RunRecord) -> RunJoules:
     own = record.totals.best if record.totals else missing(NOT_RECORDED)
     bills = [(ancestor, ancestor_figure(ancestor, record.policy)) for ancestor in record.inherited]
     known = [figure for _, figure in bills if figure.energy_j is not None]
-    students = [figure for ancestor, figure in bills if not made_by_teacher(ancestor)]
-    but_teacher = _own_but_teacher(record, own)
+    whole = is_teacher(record)  # without the teacher there is nothing to tell of it
+    students = [figure for ancestor, figure in bills if whole or not made_by_teacher(ancestor)]
+    but_teacher = own if whole else _own_but_teacher(record, own)
     return RunJoules(
         own=own,
         inherited=known_sum([figure for _, figure in bills]) if bills else None,
         with_teacher=own if own.energy_j is None else known_sum([own, *(figure for _, figure in bills)]),
-        own_but_teacher=but_teacher,
         inherited_but_teacher=known_sum(students) if students else None,
         without_teacher=but_teacher if but_teacher.energy_j is None else known_sum([but_teacher, *students]),
         teacher_j=_teacher_j(record, bills),
         unknown=tuple(dict.fromkeys(ancestor.name for ancestor, figure in bills if figure.energy_j is None)),
         unmetered=tuple(ancestor.name for ancestor, _ in bills if ancestor.kind == UNMETERED),
         mixed=mixes_methods([own, *known]),
+        mixed_without=mixes_methods([but_teacher, *students]),
     )
 
 
 def _own_but_teacher(record: RunRecord, own: EnergyFigure) -> EnergyFigure:
-    """All of a run that only prepares a teacher: there is nothing else to tell of it."""
+    """The run's overhead stays with the student: nobody can tell whose it is."""
     stages = [stage for stage in record.stages if not stage.outside_totals]
     others = [stage.best for stage in stages if not stage.name.startswith(TEACHER_PREFIX)]
-    if own.energy_j is None or len(others) == len(stages) or is_teacher(record):
-        return own
-    return known_sum(others) if others else own
+    return own if own.energy_j is None or len(others) == len(stages) else total(others)
 
 
 def is_teacher(record: RunRecord) -> bool:

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from joulelab.meter.trace import read_lines
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import CROWDED, pairs_of
 from joulelab.report.grid import Grid, make_grid
+from joulelab.report.held_out_course import TRAIN, Course, is_before
+from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, Part, parts_of
-from joulelab.report.payback import teacher_beyond
+from joulelab.report.payback import teacher_beyond, times_text
 from joulelab.report.wording import NOTHING
-from joulelab.runs.paths import RunPaths
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import energy_text, three_digits
 
-_LOSS, _TRAIN = "student.clm_loss", "student.train"
-_BEFORE = ("student.sft", "student.reference")
+_LOSS = "student.clm_loss"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def language_grid(comparison: Comparison) -> Grid | None:
 
 def _own_cells(row: Row) -> tuple[str, ...]:
     loss = _mean([run.record.results[_LOSS].value for run in row.runs])
-    stages = [stage for run in row.runs if (stage := run.record.stage(_TRAIN))]
+    stages = [stage for run in row.runs if (stage := run.record.stage(TRAIN))]
     speed = _mean([stage.tokens_per_s for stage in stages if stage.tokens_per_s])
     price = _mean([stage.j_per_token for stage in stages if stage.j_per_token])
     return (
@@ -76,6 +76,8 @@ def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
         return (NOTHING, NOTHING, NOTHING, "baseline" if baseline else NOTHING)
     if row.with_teacher.crowded or baseline.with_teacher.crowded:
         return (NOTHING, NOTHING, NOTHING, f"not known: {CROWDED}")
+    if mixes_methods(figure for run in (*row.runs, *baseline.runs) for figure in _counted(run)):
+        return (NOTHING, NOTHING, NOTHING, "not known: some of the joules are measured and some estimated")
     found = equal_loss(row, baseline)
     if found is None:
         return _cells_by_first_look(row, baseline)
@@ -83,8 +85,14 @@ def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
         f"{found.loss:.3f}",
         energy_text(found.own_j),
         energy_text(found.base_j),
-        _answer(row, found.found),
+        _answer(row, baseline, found.found),
     )
+
+
+def _counted(run: ComparedRun) -> list[EnergyFigure]:
+    """All joules that an answer is computed from."""
+    students = [part for part in parts_of(run.record) if part.stage == TRAIN or is_before(part)]
+    return [part.figure for part in (*students, *_teaching(run))]
 
 
 def _cells_by_first_look(row: Row, baseline: Row) -> tuple[str, ...]:
@@ -104,22 +112,25 @@ def _cells_by_first_look(row: Row, baseline: Row) -> tuple[str, ...]:
     return (f"{loss:.3f}", energy_text(own_j), f"≤ {energy_text(base_j)}", told)
 
 
-def _courses(row: Row, baseline: Row) -> list[tuple[_Course, _Course]]:
+def _courses(row: Row, baseline: Row) -> list[tuple[Course, Course]]:
     """Baseline and method, by pairs, of those that were looked at on the way."""
-    both = [(_Course.of(base), _Course.of(own)) for base, own in pairs_of(row.runs, baseline.runs)]
+    both = [(Course.of(base), Course.of(own)) for base, own in pairs_of(row.runs, baseline.runs)]
     return [(base, own) for base, own in both if base is not None and own is not None]
 
 
-def _answer(row: Row, found: Payback) -> str:
-    if row.unmetered:
+def _answer(row: Row, baseline: Row, found: Payback) -> str:
+    if row.unmetered or baseline.unmetered:
         return f"not known: {NOT_METERED}"
     if not row.teacher_share:
         return "had no teacher"
+    if found.count == 0:
+        return f"at once: {found.reason}"
     if found.count is not None:
-        return f"{found.count:.1f} students"
+        return f"{times_text(found.count, 'student')} students"
     repeat = ""
     if found.saved.value > 0 and found.spent.value > 0:
-        repeat = f"; by these figures alone {found.spent.value / found.saved.value:.1f} students"
+        alone = times_text(found.spent.value / found.saved.value, "student")
+        repeat = f"; by these figures alone {alone} students"
     return f"does not pay back: {found.reason}{repeat}"
 
 
@@ -140,74 +151,14 @@ def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
     return EqualLoss(float(np.mean(losses)), own_j, base_j, found)
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One student's way: looks at held-out loss by the share of its last training that was done."""
-
-    shares: tuple[float, ...]
-    losses: tuple[float, ...]
-    before_j: float
-    train_j: float
-
-    @classmethod
-    def of(cls, run: ComparedRun) -> _Course | None:
-        stage, steps = run.record.stage(_TRAIN), run.record.results.get(f"{_TRAIN}.steps")
-        if stage is None or stage.best.energy_j is None or steps is None:
-            return None
-        looks = {
-            int(line["step"]): float(line["held_out_loss"])
-            for line in read_lines(RunPaths(run.folder).metrics)
-            if "held_out_loss" in line and line.get("stage") == "student.validate"
-        }
-        if not looks:
-            return None
-        order = sorted(looks)
-        before_j = sum(_student_j(part.stage, part.figure.energy_j) for part in parts_of(run.record))
-        return cls(
-            tuple(step / steps.value for step in order), tuple(looks[step] for step in order), before_j,
-            stage.best.energy_j,
-        )  # fmt: skip
-
-    @property
-    def final(self) -> float:
-        return self.losses[-1]
-
-    @property
-    def whole_j(self) -> float:
-        return self.before_j + self.train_j
-
-    @property
-    def first_look_j(self) -> float:
-        return self.before_j + self.shares[0] * self.train_j
-
-    def charged_to(self, loss: float) -> float | None:
-        """One that ends worse than at its first look, as students of preferences do, is charged for all of it: its end
-        is what was made."""
-        found = self.joules_to(loss)
-        return self.whole_j if found is None and loss == self.final else found
-
-    def joules_to(self, loss: float) -> float | None:
-        """To the first look, or point between two, that is as good; None where that was before the first look."""
-        if loss > self.losses[0]:
-            return None
-        lowest = np.minimum.accumulate(self.losses)
-        share = float(np.interp(-loss, -lowest, self.shares))
-        return self.before_j + share * self.train_j
-
-
-def _student_j(stages: str, energy_j: float | None) -> float:
-    """Of work before the last training: the SFT student's (whoever paid for it) and the reference's."""
-    return energy_j or 0.0 if any(stage in _BEFORE for stage in stages.split(" + ")) else 0.0
-
-
 def _teaching(run: ComparedRun) -> list[Part]:
     """What the teacher did for it; its own quality is asked for the report's sake."""
-    return [part for part in parts_of(run.record) if part.shared and not _asks(part.stage)]
+    return [part for part in parts_of(run.record) if part.shared and not _asks(part)]
 
 
-def _asks(stages: str) -> bool:
+def _asks(part: Part) -> bool:
     """How good a teacher is, is no part of its teaching."""
-    return all(stage.endswith("evaluate") for stage in stages.split(" + "))
+    return all(stage.endswith("evaluate") for stage in part.stages)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -13,7 +13,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
 from joulelab.runs.bills import Ancestor
-from joulelab.runs.record import EnergyByComponent, RunRecord, components_of
+from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord, components_of
 from joulelab.stats import t_quantile
 
 SCOPES = {
@@ -42,29 +42,38 @@ class Part:
     figure: EnergyFigure
     """Under the run's own policy."""
     by_scope: Mapping[str, float | None]
+    key: str | None = None
+    """Of the artefact that came of it, by which the same work is known again in another run's bill."""
+
+    @property
+    def stages(self) -> list[str]:
+        """One, or all that an inherited artefact was made in."""
+        return self.stage.split(_AND)
 
     @property
     def makes_the_teacher(self) -> bool:
         """Its training and the validations in between, which one artefact's bill has under one name."""
-        return not _TEACHERS_MAKING.isdisjoint(self.stage.split(_AND))
+        return not _TEACHERS_MAKING.isdisjoint(self.stages)
 
 
 def parts_of(record: RunRecord) -> tuple[Part, ...]:
     """Inherited work first, as it came first; idle baselines belong to no bill."""
     inherited = [_ancestor_part(ancestor, record.policy) for ancestor in record.inherited]
-    own = [
-        Part(stage.name, False, stage.name.startswith(TEACHER_PREFIX), stage.best, _scopes(stage.energy, stage.best))
-        for stage in record.stages
-        if not stage.outside_totals
-    ]
+    made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
+    own = [_own_part(stage, made.get(stage.name)) for stage in record.stages if not stage.outside_totals]
     return (*inherited, *own)
+
+
+def _own_part(stage: StageRecord, key: str | None) -> Part:
+    shared = stage.name.startswith(TEACHER_PREFIX)
+    return Part(stage.name, False, shared, stage.best, _scopes(stage.energy, stage.best), key)
 
 
 def _ancestor_part(ancestor: Ancestor, policy: str) -> Part:
     components = components_of(ancestor)
     figure = ancestor_figure(ancestor, policy)
     name = _AND.join(ancestor.stages) or ancestor.name
-    return Part(name, True, made_by_teacher(ancestor), figure, _scopes(components, figure))
+    return Part(name, True, made_by_teacher(ancestor), figure, _scopes(components, figure), ancestor.key)
 
 
 def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from joulelab.report.compare_rows import only_infers
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import CROWDED, pairs_of
-from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, Part, parts_of
 from joulelab.report.served import INFER, Served, served
-from joulelab.report.wording import NOTHING, listed
+from joulelab.report.wording import listed
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
-from joulelab.units import count_text, energy_text
+from joulelab.units import count_text
 
+PartsOf = Callable[[ComparedRun], list[Part]]
 _STUDENT = ("student.", "model.", "policy.")
 _TWO_METHODS = "what was spent once is measured and what is saved each time estimated, or the other way round"
 
@@ -47,7 +47,7 @@ class RowPayback:
             return "no answer"
         if not self.found.pays_back:
             return "does not pay back"
-        return "at once" if not self.found.count else f"{_count(self.found.count, self.each)} {self.each}s"
+        return "at once" if not self.found.count else f"{times_text(self.found.count, self.each)} {self.each}s"
 
 
 def paybacks(comparison: Comparison) -> tuple[RowPayback, ...]:
@@ -105,17 +105,27 @@ def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowP
     return answer(payback(teacher_beyond(row, baseline, teacher_parts), saved, "a student"))
 
 
-def teacher_beyond(row: Row, baseline: Row, of: Callable[[ComparedRun], list[Part]]) -> Estimate:
-    """What the teacher took, less what the baseline's took where that had one: both would be spent again."""
-    spent = _once(row.runs, of)
-    return spent - _once(baseline.runs, of) if baseline.teacher_share else spent
+def teacher_beyond(row: Row, baseline: Row, of: PartsOf) -> Estimate:
+    """What the teacher took, less what the baseline's took where that had one: both would be spent again.
+
+    What both had from one teacher was measured once, and its doubt cancels: it stands on neither side.
+    """
+    if not baseline.teacher_share:
+        return _once(row.runs, of)
+    keys = [{part.key for part in of(run)} for run in (*row.runs, *baseline.runs)]
+    common = set.intersection(*keys) - {None}
+
+    def apart(run: ComparedRun) -> list[Part]:
+        return [part for part in of(run) if part.key not in common]
+
+    return _once(row.runs, apart) - _once(baseline.runs, apart)
 
 
 def _sum_j(parts: Sequence[Part]) -> float:
     return sum(part.figure.energy_j or 0.0 for part in parts)
 
 
-def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) -> Estimate:
+def _once(runs: Sequence[ComparedRun], of: PartsOf) -> Estimate:
     """Work that all repeats share was measured once: its interval is the sensor's. Otherwise the repeats tell."""
     sums = [_sum_j(of(run)) for run in runs]
     if max(sums) - min(sums) > 1e-9 * max(sums):
@@ -201,69 +211,7 @@ def _equal_quality(row: Row, comparison: Comparison) -> str:
     return f"at {'higher' if better else 'lower'} quality, {size}"
 
 
-def _count(value: float, each: str) -> str:
-    if each == "student":
-        return f"{value:.1f}" if value < 100 else count_text(value)
+def times_text(value: float, each: str) -> str:
+    if each == "student" and value < 100:
+        return f"{value:.1f}" if value >= 1 or not value else f"{value:.2f}"
     return count_text(value)
-
-
-def count_interval(found: Payback, each: str) -> str:
-    if math.isinf(found.low):
-        return NOTHING
-    if found.low == 0 and math.isinf(found.high):
-        return "not bounded"
-    high = "no upper end" if math.isinf(found.high) else _count(found.high, each)
-    return f"{_count(found.low, each)} to {high}"
-
-
-def payback_sentence(one: RowPayback) -> str:
-    goal = f"{one.label} in place of {one.against}" if one.each != "student" else f"The teacher of {one.label}"
-    if one.beyond:
-        goal = f"What the teacher of {one.label} took beyond that of {one.against}"
-    if one.found is None:
-        return f"{goal}: no payback to tell, because {one.reason}."
-    if one.found.count == 0:
-        return f"{goal} pays back at once: {one.found.reason}."
-    if one.found.pays_back:
-        return f"{goal} pays back after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
-    if math.isinf(one.found.saved.standard_error) and one.found.saved.value > 0:
-        by_these = _count(one.found.spent.value / one.found.saved.value, one.each)
-        reason = f"{one.found.reason}; by these runs alone it would after {by_these} {one.each}s"
-        return f"{goal} does not pay back as far as can be told: {reason}{_quality(one)}."
-    open_end = one.found.low if math.isfinite(one.found.low) and one.found.low > 1 else None
-    could = (
-        f"; the data leave open that it does after {_count(open_end, one.each)} {one.each}s or more" if open_end else ""
-    )
-    return f"{goal} does not pay back: {one.found.reason}{could}{_quality(one)}."
-
-
-def _quality(one: RowPayback) -> str:
-    """At which quality; or, for items, where what is saved on each was measured."""
-    beside = one.quality or one.reason.split(";")[0]
-    return f" ({beside})" if beside else ""
-
-
-def payback_grid(comparison: Comparison) -> Grid | None:
-    found = paybacks(comparison)
-    if not found:
-        return None
-    rows = [
-        (
-            one.label,
-            one.against,
-            energy_text(one.found.spent.value) if one.found else NOTHING,
-            energy_text(one.found.saved.value) if one.found else NOTHING,
-            one.answer,
-            count_interval(one.found, one.each) if one.found else NOTHING,
-        )
-        for one in found
-    ]
-    remarks = dict.fromkeys(one.reason for one in found if one.reason)
-    beyond = f" beyond those of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
-    note = (
-        f"Students: the teacher's joules{beyond} over what its help saves on the student stages. Tokens or samples: "
-        "what the student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the "
-        "saving is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
-        + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
-    )
-    return make_grid("Payback", "Method|Against|Spent\nonce>|Saved by\neach>|Pays back after|95 %!", rows, note)

@@ -10,7 +10,8 @@ from joulelab.report.comparison import Comparison, Row
 from joulelab.report.figures import Figure, energy_title, energy_unit, finish, moving
 from joulelab.report.palette import label_scales
 from joulelab.report.parts import Part
-from joulelab.report.payback import payback_sentence, paybacks, student_parts, taught_rows, teacher_parts
+from joulelab.report.payback import paybacks, student_parts, taught_rows, teacher_parts
+from joulelab.report.payback_words import payback_sentence
 
 _MOST_STUDENTS = 1_000
 
@@ -18,7 +19,7 @@ _MOST_STUDENTS = 1_000
 def payback_curve(comparison: Comparison) -> Figure | None:
     baseline = comparison.row(comparison.baseline)
     taught = [row for row in taught_rows(comparison) if not row.unmetered]  # its curve would be too low
-    if baseline is None or not taught:
+    if baseline is None or baseline.unmetered or not taught:
         return None
     figures = [part.figure for row in (baseline, *taught) for part in student_parts(row.runs[0])]
     factor, unit = energy_unit([row.with_teacher.energy_j or 0.0 for row in (baseline, *taught)])

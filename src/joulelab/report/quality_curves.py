@@ -29,9 +29,11 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
 
     Joules count from the first stage on that is no idle baseline, with what was inherited and without the teacher's
     work: which of several seeds paid for what all of them use is chance. A run on several hosts has none: its metrics
-    do not tell on whose clock they are.
+    do not tell on whose clock they are. Nor has one that would add estimates to measurements.
     """
     if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
+        return []
+    if run_joules(record).mixed_without:
         return []
     lines = [line for line in read_lines(RunPaths(folder).metrics) if "mono_ns" in line and "stage" in line]
     step = max(1, len(lines) // _MOST_POINTS)

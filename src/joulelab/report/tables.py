@@ -14,7 +14,7 @@ from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdo
 from joulelab.report.inference_compare import use_grid
 from joulelab.report.joules import method_words, methods_in_words
 from joulelab.report.language_table import language_grid
-from joulelab.report.payback import payback_grid
+from joulelab.report.payback_words import payback_grid
 from joulelab.report.quality import quality_of
 from joulelab.report.quality_table import quality_grid
 from joulelab.report.run_tables import run_grids
@@ -94,16 +94,14 @@ def energy_grid(comparison: Comparison) -> Grid:
 
 
 def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
-    without = joules(row.without_teacher) + (f"\n{method_words(row.without_teacher)}" if differ else "")
+    said = f"\n{method_words(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
+    without = joules(row.without_teacher) + said
     if not taught:
         return without, _ratio_cell(row.student_ratio)
-    return (
-        without,
-        joules(row.with_teacher) + ("\nmeasured + estimated" if row.mixed else ""),
-        NOTHING if row.role == "teacher" else row.teacher_share_text,
-        _ratio_cell(row.student_ratio),
-        _ratio_cell(row.full_ratio),
-    )
+    whole = joules(row.with_teacher) + (f"\n{method_words(row.with_teacher, True)}" if row.mixed else "")
+    if row.role == "teacher":
+        return NOTHING, whole, NOTHING, NOTHING, _ratio_cell(row.full_ratio)
+    return without, whole, row.teacher_share_text, _ratio_cell(row.student_ratio), _ratio_cell(row.full_ratio)
 
 
 def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:

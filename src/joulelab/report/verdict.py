@@ -9,7 +9,8 @@ from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.pareto import reading_sentences
-from joulelab.report.payback import payback_sentence, paybacks
+from joulelab.report.payback import paybacks
+from joulelab.report.payback_words import payback_sentence
 from joulelab.report.quality_words import quality_clause, quality_sentence
 from joulelab.report.wording import listed, ratio, unresolved
 from joulelab.runs.record import RunRecord

@@ -11,6 +11,7 @@ nobody finds it any more. Its joules stay on the record of the run that made it:
 
 from __future__ import annotations
 
+import errno
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,8 @@ Opens = Callable[[Path], object]
 _BLOCK_BYTES = 1 << 20
 _NO_DAMAGE = (EndedBySignal, DependencyMissing, MemoryError)
 """What may befall a reader of sound files."""
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What this machine has none left of; the files may be sound, and hours of work lie in them."""
 
 
 def list_contents(folder: Path) -> None:
@@ -65,6 +68,8 @@ def harm(folder: Path, opens: Opens | None = None) -> str | None:
     except _NO_DAMAGE:
         raise
     except Exception as error:  # readers of torch, numpy and zlib have each their own for bytes that make no sense
+        if isinstance(error, OSError) and error.errno in _SHORT_OF:
+            raise
         return words_for(error)
     return None
 

@@ -173,4 +173,6 @@ def payback(spent: Estimate, saved: Estimate, each: str) -> Payback:
     if saved.interval.low <= 0:
         reason = f"the saving for {each} is not resolved from 0"
         return Payback(spent, saved, None, max(0.0, found.low), math.inf, reason)
-    return Payback(spent, saved, max(0.0, found.value), max(0.0, found.low), found.high)
+    if found.value <= 0:
+        return Payback(spent, saved, 0.0, 0.0, max(0.0, found.high), "nothing extra is seen to have been spent")
+    return Payback(spent, saved, found.value, max(0.0, found.low), found.high)

@@ -37,3 +37,19 @@ def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path
         words[cache] = [[answer["text"] for answer in json.loads(line)["answers"]] for line in lines]
         assert bool(made) == (cache == "fixed")
     assert words["growing"] == words["fixed"]
+
+
+@pytest.mark.parametrize("change", [{"generation": {"prompts": 8}}, {"preferences": {"tie_margin": 0.01}}])
+def test_prompts_are_looked_for_once_and_for_pairs_within_their_stage(lab, finished, monkeypatch, change):
+    """All texts go through the tokenizer for it, which is most of what making pairs takes."""
+    found, inside = answers._found_prompts, []
+
+    def watched(bench):
+        inside.append(list(bench.run._open))
+        return found(bench)
+
+    monkeypatch.setattr(answers, "_found_prompts", watched)
+    store = finished["dpo"][1].folder.parent
+    record, _ = lab.run(store, "dpo", until="preferences", **change)
+    assert record.status == "done" and record.stage("data.preferences")
+    assert inside == [[] if "generation" in change else ["data.preferences"]]

@@ -7,34 +7,35 @@ import pytest
 
 from joulelab.report import language_table
 from joulelab.report.compare import compare
-from joulelab.report.language_table import _Course, equal_loss, language_grid
+from joulelab.report.held_out_course import Course
+from joulelab.report.language_table import equal_loss, language_grid
 from joulelab.report.tables import comparison_grids
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 
 
 def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
-    course = _Course(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
+    course = Course(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
     assert course.joules_to(6.0) == 110.0
     assert course.joules_to(6.5) == 85.0
     assert course.joules_to(9.0) is None  # before the first look nothing is known
-    worse_later = _Course((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
+    worse_later = Course((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
     assert worse_later.joules_to(6.4) == pytest.approx(65.0)  # it was as good before
-    worse_from_the_first = _Course((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
+    worse_from_the_first = Course((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
     assert worse_from_the_first.charged_to(7.3) == 120.0
     assert worse_from_the_first.charged_to(7.4) is None
 
 
 def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
     """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
-    courses = {"base": _Course((0.25, 1.0), (7.0, 6.0), 0.0, 100.0), "own": _Course((0.5, 1.0), (9.0, 7.5), 10.0, 50.0)}
-    monkeypatch.setattr(_Course, "of", courses.get)
+    courses = {"base": Course((0.25, 1.0), (7.0, 6.0), 0.0, 100.0), "own": Course((0.5, 1.0), (9.0, 7.5), 10.0, 50.0)}
+    monkeypatch.setattr(Course, "of", courses.get)
     monkeypatch.setattr(language_table, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
     row = SimpleNamespace(runs=("own",), teacher_share=0.5)
     base = SimpleNamespace(runs=("base",), label="SFT")
     told = "does not pay back: SFT was as good at its first look, with fewer joules"
     assert language_table._cells_by_first_look(row, base) == ("7.500", "60.0 J", "≤ 25.0 J", told)
-    courses["own"] = _Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # took less than the bound: nothing can be said
+    courses["own"] = Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # took less than the bound: nothing can be said
     assert language_table._cells_by_first_look(row, base)[-1].startswith("not known")
 
 
@@ -53,6 +54,28 @@ def test_joules_of_crowded_cores_pay_nothing_back(finished):
     assert "others used" not in told["self"]
 
 
+def test_a_measured_teacher_of_an_estimated_student_pays_nothing_back(finished):
+    records = {name: told_as(finished[name][0], crowded=False) for name in ("sft", "kd")}
+    stages = [
+        stage.model_copy(update={"best": stage.best.model_copy(update={"method": "counter"})})
+        if stage.name == "teacher.logits"
+        else stage
+        for stage in records["kd"].stages
+    ]
+    records["kd"] = records["kd"].model_copy(update={"stages": tuple(stages)})
+    group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
+    grid = language_grid(compare(group, list(records.values()), finished["sft"][1].folder.parent))
+    assert grid.rows[1][-1] == "not known: some of the joules are measured and some estimated"
+
+
+@pytest.mark.parametrize("unseen", ["row", "baseline"])
+def test_work_that_no_meter_saw_on_either_side_leaves_the_payback_open(unseen):
+    row, base = (
+        SimpleNamespace(teacher_share=0.5, unmetered=(name == unseen) * ("x",)) for name in ("row", "baseline")
+    )
+    assert language_table._answer(row, base, None).startswith("not known: some of the teacher's work")
+
+
 def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     records = [told_as(record, crowded=False) for record, _ in finished.values()]
     group = GroupRecord(
@@ -67,7 +90,7 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     assert cells["sft"][-1] == "baseline"
     assert "does not pay back: one repeat tells no spread" in cells["kd"][-1]
     found = equal_loss(comparison.row("kd"), comparison.row("sft"))
-    losses = {name: _Course.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
+    losses = {name: Course.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
     worse = max(losses, key=losses.get)
     charged = {"sft": found.base_j, "kd": found.own_j}
     whole = {name: finished[name][0].stage("student.train").best.energy_j for name in charged}
@@ -75,6 +98,9 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     assert charged[worse] == pytest.approx(whole[worse])  # the worse one needed all of it, the other one less
     better = min(losses, key=losses.get)
     assert charged[better] < whole[better]
-    start = _Course.of(comparison.row("self").runs[0])
+    start = Course.of(comparison.row("self").runs[0])
     paid = {ancestor.name: ancestor for ancestor in finished["self"][0].inherited}["sft-student"]
     assert start.before_j == pytest.approx(paid.energy["cpu_estimate"].energy_j)  # whoever paid for it
+    own = [finished["dpo"][0].stage(f"student.{name}").best.energy_j for name in ("sft", "sft-validate", "reference")]
+    assert Course.of(comparison.row("dpo").runs[0]).before_j == pytest.approx(sum(own))
+    assert start.before_j == pytest.approx(sum(own[:2]))

@@ -31,6 +31,12 @@ ANSWERS, REPORT = "answers.jsonl", "report.json"
 
 def asked_prompts(bench: Bench) -> list[tuple[Prompt, str | None]]:
     """Prompts of the training documents, each once, and what the data itself answers."""
+    if not bench.prompts:
+        bench.prompts.extend(_found_prompts(bench))
+    return bench.prompts
+
+
+def _found_prompts(bench: Bench) -> list[tuple[Prompt, str | None]]:
     wanted = bench.spec.generation
     found: dict[str, tuple[Prompt, str | None]] = {}
     for row in rows(bench, TRAIN):

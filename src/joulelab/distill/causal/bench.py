@@ -17,6 +17,7 @@ from joulelab.data.chat.template_file import read_template
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.errors import ConfigError
+from joulelab.infer.generation.answers import Prompt
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.runs.shares import Share
@@ -34,6 +35,8 @@ class Bench:
     run: RunContext
     spec: CausalSpec
     ranks: Ranks = ALONE
+    prompts: list[tuple[Prompt, str | None]] = field(default_factory=list)
+    """Found once for the stages that generate, judge and choose: all texts go through the tokenizer for it."""
     _loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     @cached_property

@@ -33,9 +33,9 @@ def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
     spec, judged = bench.spec, judging.judged(bench, answers, voice)
 
     def make(folder: Path) -> None:
-        asked = candidates(bench, answers)
-        found = judging.scores(bench, asked, judged)
         with bench.run.stage("data.preferences") as stage:
+            asked = candidates(bench, answers)
+            found = judging.scores(bench, asked, judged)
             preferred, report = prefer(asked, found, spec.preferences.tie_margin)
             kept, report = encode_pairs(bench.tokenizer, preferred, report, spec.data.row_length)
             stage.count(samples=len(kept), tokens=sum(pair.tokens for pair in kept))

@@ -38,9 +38,9 @@ def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: 
     )
 
     def make(folder: Path) -> None:
-        asked = candidates(bench, answers)
-        scores = judging.scores(bench, asked, judged) if judged is not None else None
         with bench.run.stage("data.synthetic") as stage:
+            asked = candidates(bench, answers)
+            scores = judging.scores(bench, asked, judged) if judged is not None else None
             kept, report = keep([one.prompt for one in asked], [one.answers for one in asked], filters, scores)
             require_some(kept, report)
             write_rows(folder / READABLE, kept)
