@@ -7,6 +7,7 @@ import shutil
 import pytest
 import tiny_reviews as tiny
 
+from joulelab.distill import classify_teacher
 from joulelab.errors import ConfigError
 from joulelab.runs.store import load_record
 
@@ -98,14 +99,22 @@ def test_a_fine_tuned_teacher_is_taken_with_its_bill_and_not_trained_again(world
     assert record.results["student.agreement"].value > 0.5
 
 
-def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_teacher(world, hinted):
+def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_teacher(world, hinted, monkeypatch):
     folder, encoder, reviews = world
+    load, inside = classify_teacher.load_teacher, []
+
+    def watched(bench, teacher):
+        inside.append(tuple(bench.run._open))
+        return load(bench, teacher)
+
+    monkeypatch.setattr(classify_teacher, "load_teacher", watched)
     copied = shutil.copytree(hinted[0], folder / "copied" / hinted[0].name) / "artifacts"
     kept = copied / "teacher-predictions" / "predictions.npz"
     kept.write_bytes(kept.read_bytes()[:-1])
-    chosen = tiny.settings(encoder, reviews, distill={"kd_alpha": 0.5, "feat_beta": 0.0, "teacher": "live"})
+    chosen = tiny.settings(encoder, reviews, distill={"kd_alpha": 0.5, "feat_beta": 0.0})
     chosen |= {"teacher": {"fine_tuned": str(copied / "teacher")}, "training": {**chosen["training"], "epochs": 1}}
     _, record = tiny.run(folder / "after-harm", chosen)
+    assert inside == [("teacher.evaluate",), ("teacher.evaluate",), ("teacher.logits",)]  # and on their bills
     assert record.stage("teacher.evaluate").samples == 20 + 40  # those on validation texts were never kept
     assert any("teacher-predictions, made by" in note.text and "damaged" in note.text for note in record.validity.notes)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.evaluate.language import TokenLoss, token_loss, unigram_loss
+from joulelab.evaluate.language import TokenLoss, no_better_than_guessing, token_loss, unigram_loss
 
 
 class Numbers:
@@ -47,3 +47,9 @@ def test_frequencies_alone_lose_the_entropy_of_what_is_asked():
     # asked three times as readily for the rarer one, both come alike
     assert unigram_loss(counts, np.array([0, 1]), np.array([1.0, 3.0])) == pytest.approx(math.log(2))
     assert math.isfinite(unigram_loss(np.array([5, 0]), np.array([1])))
+
+
+def test_who_does_no_better_than_frequencies_is_named_with_both_numbers():
+    assert no_better_than_guessing(2.9, 3.0) is None
+    assert "3.000 nats per token" in no_better_than_guessing(3.0, 3.0)
+    assert "alone has 3.000" in no_better_than_guessing(math.nan, 3.0)

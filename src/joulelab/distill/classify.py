@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from joulelab.distill.classify_bench import Bench
+from joulelab.distill.classify_bench import Bench, import_models
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.distill.classify_data import tokenised_data
 from joulelab.distill.classify_layers import require_layers
@@ -22,6 +22,7 @@ def run_classify(run: RunContext) -> None:
     require_layers(spec)
     require_joules(run, spec.teacher.training if spec.needs_teacher else None, spec.training, spec.student.hint)
     bench = Bench(run, spec, tokenised_data(run, spec))
+    import_models()
     guidance, teacher_says = guided(bench) if spec.needs_teacher else (None, None)
     if spec.until == "student":
         student = trained_student(bench, guidance)

@@ -15,6 +15,7 @@ from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
+from joulelab.zoo.pretrained import import_transformers
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Bench:
 
     def set(self, split: str) -> TokenisedSet:
         return tokenised.open_set(self.data.folder / split)
+
+
+def import_models() -> None:
+    """Before a stage loads the first model: importing what all models need takes longer than loading a small one, and
+    would stand on the bill of the teacher, whom only the first of its students has to ask."""
+    _ = import_transformers().PreTrainedModel
 
 
 def from_elsewhere(run: RunContext, name: str, source: str, kind: str) -> Bill:

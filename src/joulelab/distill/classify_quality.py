@@ -49,8 +49,9 @@ def evaluated(
     """What the model says about every text of a split, kept beside it; `load` is called only where it must run."""
 
     def make(folder: Path) -> None:
-        dataset, model = bench.set(split), load()
+        dataset = bench.set(split)
         with bench.run.stage(f"{who}.evaluate", total=len(dataset), again=True) as stage:
+            model = load()  # in the stage: whoever finds the predictions inherits what loading took
             predict(model, dataset, bench.spec.eval_batch_size, bench.device, ticks(bench.run, stage)).save(folder)
 
     made = bench.run.artifact(

@@ -100,10 +100,10 @@ def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
     distill, precision = bench.spec.distill, bench.spec.training.precision
 
     def make(folder: Path) -> None:
-        model = made_ready(load_teacher(bench, teacher), bench.device, precision)
         dataset = bench.set("train")
         in_precision = (matrix_products(precision), autocast(precision, bench.device))
         with bench.run.stage("teacher.logits", total=len(dataset)) as stage, in_precision[0], in_precision[1]:
+            model = made_ready(load_teacher(bench, teacher), bench.device, precision)
             _write(bench, folder, model, ticks(bench.run, stage))
 
     inputs = {"t_layer": distill.t_layer, "feat_pool": distill.feat_pool, "precision": precision}

@@ -123,9 +123,9 @@ class _Lab:
         """On the test images; the teacher's answers are shared by all its students."""
 
         def make(folder: Path) -> None:
-            model = self._build(config, 0)
-            load_weights(model, made.folder)
             with self.run.stage(f"{who}.evaluate") as stage:
+                model = self._build(config, 0)
+                load_weights(model, made.folder)
                 found = predict_images(model.to(self.device), self._open(self.spec.data.test), self.device)
                 stage.count(samples=len(found.labels))
             found.save(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import cast
@@ -11,6 +12,7 @@ from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.token_counts import counts_file
+from joulelab.distill.classify_bench import import_models
 from joulelab.distill.lm_batches import LmBatch, LmBatches
 from joulelab.distill.lm_config import OF_TEACHER, LmDistillation, LmDistillSpec, LmTraining
 from joulelab.distill.lm_data import LmCorpus, held_out_batches, make_task, open_corpus, sequences_of, write_corpus
@@ -19,6 +21,7 @@ from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
 from joulelab.distill.prepare_delivery import bill_of
+from joulelab.evaluate.language import no_better_than_guessing
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
@@ -38,6 +41,7 @@ def run_distilbert(run: RunContext) -> None:
         lab = _Lab(run, cast(LmDistillSpec, run.spec), ranks)
         require_joules(run, lab.spec.teacher.training, lab.spec.training)
         data = lab.tokens()
+        import_models()
         teacher = lab.checked_teacher(data) if lab.uses_teacher else None
         if lab.spec.until == "student":
             student = lab.student(data, teacher)
@@ -201,7 +205,7 @@ class _Lab:
         batches = LmBatches(sequences, task, config.batch_size, seed, self.spec.data.group_by_size)
         scales = Scales.of(distill, task.targets_share(batches.lengths))
         if not (self.run.paths.checkpoints / f"{who}.train").exists():
-            self._look(who, model, f"{who}.{self._what}.start")
+            self._look(who, lambda: model, f"{who}.{self._what}.start")
         self.run.result(f"{who}.train.padded_share", Result(value=batches.padded_share))
         train_in_run(
             self.run,
@@ -226,7 +230,7 @@ class _Lab:
         def make(place: Path) -> None:
             found = self.last_looks.get(who)  # the loop's last look is at the weights that were saved
             if found is None:
-                found = self._look(who, self._prepared(load_lm(name, kind)), f"{who}.{self._what}")
+                found = self._look(who, lambda: self._prepared(load_lm(name, kind)), f"{who}.{self._what}")
             found.save(place)
 
         inputs = {
@@ -248,11 +252,15 @@ class _Lab:
         self.run.progress.say(
             f"{who}: {found.loss:.3f} nats per held-out token{words} (by frequency {found.unigram:.3f})"
         )
+        problem = no_better_than_guessing(found.loss, found.unigram) if who == "student" else None
+        if problem is not None:
+            self.run.warn(problem)
         return found
 
-    def _look(self, who: str, model: nn.Module, name: str) -> LmQuality:
+    def _look(self, who: str, load: Callable[[], nn.Module], name: str) -> LmQuality:
+        """Loading is part of the stage: whoever finds what was told inherits what it took."""
         with self.run.stage(f"{who}.evaluate", total=self.examiner.batches.batches_per_epoch, again=True) as stage:
-            found = self._examined(model)
+            found = self._examined(load())
             stage.count(tokens=stage.counts.get("tokens", 0) + found.tokens)
         self._tell(name, found)
         return found

@@ -15,6 +15,7 @@ from joulelab.data.squad_batches import SquadBatches, iterate_in_order, takes_to
 from joulelab.data.squad_store import load_questions, open_features, write_features
 from joulelab.data.squad_synthetic import SYNTHETIC
 from joulelab.data.squad_windows import WindowShape, make_windows
+from joulelab.distill.classify_bench import import_models
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
@@ -39,6 +40,7 @@ def run_squad(run: RunContext) -> None:
     lab = _Lab(run, cast(SquadSpec, run.spec))
     require_joules(run, lab.spec.teacher.training if lab.spec.distill.needs_teacher else None, lab.spec.training)
     data = lab.windows()
+    import_models()
     teacher = None
     if lab.spec.distill.needs_teacher:
         teacher = lab.teacher(data)
@@ -113,8 +115,7 @@ class _Lab:
 
     def evaluate(self, who: str, model: Artifact, data: Artifact) -> None:
         def make(folder: Path) -> None:
-            loaded = load_qa_model(str(model.folder), 0, require_head=True).to(self.device)
-            self._answers(who, loaded, data).save(folder)
+            self._answers(who, model, data).save(folder)
 
         made = self.run.artifact(
             f"{who}-predictions",
@@ -132,11 +133,12 @@ class _Lab:
             f"{who}: exact match {100 * exact.value:.1f} %, F1 {100 * f1.value:.1f} % on {exact.trials} questions"
         )
 
-    def _answers(self, who: str, model: nn.Module, data: Artifact) -> SquadScores:
+    def _answers(self, who: str, model: Artifact, data: Artifact) -> SquadScores:
         config, version_2 = self.spec.evaluation, self.spec.data.version_2
         features = open_features(data.folder / "validation")
         with self.run.stage(f"{who}.evaluate", total=len(features), again=True) as stage:
-            scores = score_tokens(model, features, config.batch_size, self.device, ticks(self.run, stage))
+            loaded = load_qa_model(str(model.folder), 0, require_head=True).to(self.device)
+            scores = score_tokens(loaded, features, config.batch_size, self.device, ticks(self.run, stage))
             questions = load_questions(features.folder)
             limits = SearchLimits(config.n_best_size, config.max_answer_length)
             candidates = find_answers(features, questions, scores, limits)

@@ -66,6 +66,14 @@ def _asked(text: str, chat: bool) -> Prompt:
     return [{"role": "user", "content": text}] if chat else f"{text}\nAnswer:"
 
 
+def chance_level(questions: Sequence[Question]) -> float | None:
+    """The share that blind choosing gets right; none where nothing is to be chosen, as words are not hit by chance."""
+    if not any(question.choices for question in questions):
+        return None
+    hits = [question.choices.count(question.answer) / max(1, len(question.choices)) for question in questions]
+    return sum(hits) / len(hits)
+
+
 def right_answers(
     model: nn.Module,
     tokenizer: Any,

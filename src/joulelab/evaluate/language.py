@@ -62,6 +62,16 @@ def unigram_loss(
     return float(-np.log(guess_V[targets]).mean())
 
 
+def no_better_than_guessing(loss: float, by_frequency: float) -> str | None:
+    """In words, where a model knows no more than how often each word comes; both in nats per token."""
+    if loss < by_frequency:
+        return None
+    return (
+        f"the student has a held-out loss of {loss:.3f} nats per token, and guessing by word frequency alone has "
+        f"{by_frequency:.3f}: it has learnt no more than frequencies; give it more tokens, or another learning rate"
+    )
+
+
 def _as_it_was(model: nn.Module, device: torch.device) -> ExitStack:
     """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
     stack = ExitStack()

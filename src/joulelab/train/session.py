@@ -62,6 +62,8 @@ class Assignment:
     """Held-out loss, without a stage of its own around it."""
     evaluate_stage: str = ""
     ranks: Ranks = ALONE
+    loss_name: str = ""
+    """What the loss is made of, for whoever watches: the numbers of two objectives are not to be compared."""
 
 
 @dataclass(frozen=True)
@@ -169,8 +171,9 @@ class _Session:
         name = f"{self.task.stage}.budget_overshoot_j"
         self.run.result(name, Result(value=over_j))
         self.run.progress.say(
-            f"{self.task.stage}: its budget was {energy_text(limit_j)}, and the last steps passed it by "
-            f"{energy_text(over_j)} ({100 * over_j / limit_j:.1f} %): joules are looked at once a second, after a step"
+            f"{self.task.stage}: its budget was {energy_text(limit_j)}; by the live reading the last steps passed it "
+            f"by about {energy_text(over_j)} ({100 * over_j / limit_j:.0f} %): joules are looked at once a second, "
+            "after a step. The stage's joules in the record come from the whole trace, and may differ from both"
         )
 
     def _evaluate(self) -> float:
@@ -215,7 +218,8 @@ class _Session:
             tokens=report.position.tokens,
             **{f"loss.{name}": value for name, value in report.parts.items()},
         )
-        self.run.progress.advance(report.position.step, f"loss {report.loss:.4f} by step {report.position.step}")
+        name = f"loss ({self.task.loss_name})" if self.task.loss_name else "loss"
+        self.run.progress.advance(report.position.step, f"{name} {report.loss:.4f} by step {report.position.step}")
 
     def _advance(self, stage: Stage, position: Position) -> None:
         self.step = position.step

@@ -40,7 +40,7 @@ def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path
 
 
 @pytest.mark.parametrize("change", [{"generation": {"prompts": 8}}, {"preferences": {"tie_margin": 0.01}}])
-def test_prompts_are_looked_for_once_and_for_pairs_within_their_stage(lab, finished, monkeypatch, change):
+def test_prompts_are_looked_for_once_and_within_the_stage_that_needs_them(lab, finished, monkeypatch, change):
     """All texts go through the tokenizer for it, which is most of what making pairs takes."""
     found, inside = answers._found_prompts, []
 
@@ -52,4 +52,4 @@ def test_prompts_are_looked_for_once_and_for_pairs_within_their_stage(lab, finis
     store = finished["dpo"][1].folder.parent
     record, _ = lab.run(store, "dpo", until="preferences", **change)
     assert record.status == "done" and record.stage("data.preferences")
-    assert inside == [[] if "generation" in change else ["data.preferences"]]
+    assert inside == [["teacher.generate" if "generation" in change else "data.preferences"]]

@@ -36,7 +36,10 @@ def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, fin
     spent_j = without.stage("student.train").energy.cpu_estimate.energy_j
     assert 2 < spent_j < 20  # looked at once a second
     assert 0 < without.results["student.train.budget_overshoot_j"].value < spent_j
-    assert any("its budget was 3.00 J, and the last steps passed it by" in said for said in lab.listening.said)
+    assert any(
+        "its budget was 3.00 J; by the live reading the last steps passed it by about" in said
+        for said in lab.listening.said
+    )
     assert without.results["student.train.steps"].value > 0  # where it stopped is recorded
     counted, _ = lab.run(store, "kd", **merge(ENERGY, {"budget": {"counts_teacher": True}}))
     teacher_j = sum(
@@ -324,7 +327,7 @@ def test_who_watches_sees_the_losses_after_a_look_too_and_the_last_one_is_the_re
     lines = [line for line in told if line.startswith("student.train ")]
     steps, loss = (record.results[f"student.train.{name}"].value for name in ("steps", "final_loss"))
     assert len(lines) > 1 and "by step 2" in lines[0]
-    assert lines[-1].endswith(f"loss {loss:.4f} by step {steps:.0f}")
+    assert lines[-1].endswith(f"loss (CE) {loss:.4f} by step {steps:.0f}")
 
 
 def test_a_student_that_goes_over_few_rows_many_times_is_told_so(lab, finished, tmp_path):

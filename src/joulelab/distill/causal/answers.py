@@ -188,7 +188,8 @@ def _logs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _counts(so_far: Progress) -> dict[str, int]:
-    return {"samples": so_far.answers, "tokens": so_far.prompt_tokens + so_far.generated_tokens}
+    """Tokens that were written; reading the prompts is what they took, and J per token is told of them alone."""
+    return {"samples": so_far.answers, "tokens": so_far.generated_tokens}
 
 
 def _require_no_count(spec: CausalSpec, gap: str | None) -> None:

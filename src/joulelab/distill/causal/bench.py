@@ -37,6 +37,8 @@ class Bench:
     ranks: Ranks = ALONE
     prompts: list[tuple[Prompt, str | None]] = field(default_factory=list)
     """Found once for the stages that generate, judge and choose: all texts go through the tokenizer for it."""
+    guessing: dict[str, float] = field(default_factory=dict)
+    """Key of the data -> what guessing by word frequency loses on its held-out tokens."""
     _loaded: dict[str, nn.Module] = field(default_factory=dict)
 
     @cached_property

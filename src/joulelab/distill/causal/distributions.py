@@ -107,12 +107,13 @@ def kd_lesson(bench: Bench, rows: PackedRows, cache: Artifact | None, voice: Voi
         bench.run.result("data.padded_share", Result(value=rows.padded_share))
         if cache is None:
             live = _speaking(bench, voice, desk.config.compile)
-            return Lesson(plain, TokenObjective(desk.model, desk.attention, loss, live.targets))
+            return Lesson(plain, TokenObjective(desk.model, desk.attention, loss, live.targets), distill.loss_name)
         kept = LogitCache.open(cache.folder)
         kept.manifest.require(
             temperature=distill.temperature, divergence=distill.divergence, tokenizer_sha256=bench.tokenizer_identity
         )
-        return Lesson(TaughtBatches(plain, kept), TokenObjective(desk.model, desk.attention, loss, _kept))
+        objective = TokenObjective(desk.model, desk.attention, loss, _kept)
+        return Lesson(TaughtBatches(plain, kept), objective, distill.loss_name)
 
     return lesson
 

@@ -31,6 +31,12 @@ class Distillation(Section):
     """In `self`: draw a new student, and let the SFT student be its teacher alone; else it goes on from there."""
 
     @property
+    def loss_name(self) -> str:
+        """`CE + KL`, with the terms that have a weight."""
+        said = {"forward": "KL", "reverse": "reverse KL", "jsd": "JSD"}[self.divergence]
+        return " + ".join(["CE"] * (self.alpha > 0) + [said] * (self.alpha < 1))
+
+    @property
     def kept_temperature(self) -> float:
         """Of what a cache keeps; hidden states have none, so that one cache of them serves all temperatures."""
         return 1.0 if codec_named(self.codec).is_exact else self.temperature
@@ -100,6 +106,10 @@ class Preferences(Section):
     """How far the policy may leave its reference: small is far."""
     shared_prompt: bool = True
     """Compute the prompt of a pair once for both answers; false is for models whose attention takes no mask of ours."""
+
+    @property
+    def loss_name(self) -> str:
+        return {"dpo": "DPO", "ipo": "IPO", "length-normalised": "length-normalised DPO"}[self.loss]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -91,7 +91,8 @@ def preference_lesson(bench: Bench, pairs: Artifact, reference: Artifact, start:
         batches = PairBatches(PairStore.open(pairs.folder), desk.config.batch_size, bench.spec.seed, logs, layout)
         how = Projecting(bench.spec.chunk, compile_mode=desk.config.compile)
         student = switch_dropout_off(desk.model)
-        return Lesson(batches, PreferenceObjective(student, preferences.loss, preferences.beta, how))
+        objective = PreferenceObjective(student, preferences.loss, preferences.beta, how)
+        return Lesson(batches, objective, preferences.loss_name)
 
     return lesson
 

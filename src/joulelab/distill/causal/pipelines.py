@@ -27,6 +27,7 @@ from joulelab.distill.causal.quality import (
     require_knowledge,
     require_questions,
     tell,
+    warn_of_guessing,
 )
 from joulelab.distill.causal.splitting import TEACHER_STEPS, judges
 from joulelab.distill.causal.starts import require_models
@@ -42,7 +43,7 @@ from joulelab.distill.causal.students import (
     trained,
 )
 from joulelab.distill.causal.synthetic_set import synthetic_documents
-from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.distill.classify_bench import from_elsewhere, import_models
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
@@ -77,6 +78,8 @@ def _run(run: RunContext, story: Story) -> None:
         bench = Bench(run, cast(CausalSpec, run.spec), ranks)
         _require_what_comes(bench)
         data = tokenised(bench)
+        if bench.spec.until != "data":
+            import_models()
         if bench.spec.until == "student":
             story(bench, data)
         else:
@@ -231,6 +234,7 @@ def _judged(bench: Bench, data: Artifact, student: Artifact) -> None:
     teacher = _tell_teacher_if_asked(bench, data)
     found = examined(bench, "student", data, lambda: load_student(student.folder).to(bench.device), student.bill)
     tell(bench.run, "student", found, teacher)
+    warn_of_guessing(bench, found, data)
 
 
 def _tell_teacher_if_asked(bench: Bench, data: Artifact) -> Examined | None:

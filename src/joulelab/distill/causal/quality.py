@@ -23,8 +23,8 @@ from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.ticking import ticks
 from joulelab.errors import ConfigError
-from joulelab.evaluate.exact_answers import read_questions, right_answers
-from joulelab.evaluate.language import unigram_loss
+from joulelab.evaluate.exact_answers import chance_level, read_questions, right_answers
+from joulelab.evaluate.language import no_better_than_guessing, unigram_loss
 from joulelab.evaluate.language_harness import TaskFigure, harness_figures, import_harness, require_tasks
 from joulelab.evaluate.next_tokens import HeldOut, held_out_tokens
 from joulelab.runs.artifacts import Artifact
@@ -45,19 +45,22 @@ class Examined:
     right: tuple[bool, ...]
     """Answer by answer; empty where no such task was asked for."""
     tasks: tuple[TaskFigure, ...]
+    chance: float | None = None
+    """Share of right answers that blind choosing would have; none where there are no choices."""
 
     def save(self, folder: Path) -> None:
         self.held_out.save(folder)
-        write_json(folder / ANSWERS, {"right": list(self.right)})
+        write_json(folder / ANSWERS, {"right": list(self.right), "chance": self.chance})
         write_json(folder / HARNESS, {"tasks": [vars(figure) for figure in self.tasks]})
 
     @classmethod
     def load(cls, folder: Path) -> Examined:
-        tasks = read_json(folder / HARNESS)["tasks"]
+        tasks, answers = read_json(folder / HARNESS)["tasks"], read_json(folder / ANSWERS)
         return cls(
             HeldOut.load(folder),
-            tuple(read_json(folder / ANSWERS)["right"]),
+            tuple(answers["right"]),
             tuple(TaskFigure(**figure) for figure in tasks),
+            answers.get("chance"),
         )
 
     def figures(self) -> dict[str, Result]:
@@ -67,9 +70,9 @@ class Examined:
             "clm_loss.perplexity": Result(value=held.perplexity, lower_is_better=True),
             "next_token": Result(value=held.right / max(1, held.tokens)),
         }
-        # no trials: a comparison would take any share of items for its subject, and that is the held-out loss
         if self.right:
-            found["exact_answers"] = Result(value=sum(self.right) / len(self.right))
+            count, right = len(self.right), sum(self.right)
+            found["exact_answers"] = Result(value=right / count, trials=count, successes=right)
         for task in self.tasks:
             found[f"harness.{task.task}.{task.metric}.value"] = Result(value=task.value)
         return found
@@ -81,20 +84,21 @@ def examined(
     """Of a model as it was saved; `load` is called only where it must answer."""
 
     def make(folder: Path) -> None:
-        model = load()
         if bench.spec.quality.harness_tasks:
             import_harness()  # importing it is no part of the bill
         precision = "fp32" if who == "teacher" else bench.spec.training.precision
         with bench.run.stage(f"{who}.evaluate") as stage, matrix_products(precision):
+            model = load()  # in the stage: whoever finds the answers inherits what loading took
             held_out = _held_out(bench, model, bench.rows(data, TEST), precision)
             stage.count(tokens=held_out.tokens)
         right: tuple[bool, ...] = ()
+        chance: float | None = None
         tasks: tuple[TaskFigure, ...] = ()
         if bench.spec.quality.answers or bench.spec.quality.harness_tasks:
             with bench.run.stage(f"{who}.tasks-evaluate") as stage, matrix_products(precision):
-                right = _answers(bench, model, stage)
+                right, chance = _answers(bench, model, stage)
                 tasks = _harness(bench, model)
-        Examined(held_out, right, tasks).save(folder)
+        Examined(held_out, right, tasks, chance).save(folder)
 
     spec = bench.spec
     asked: dict[str, Any] = spec.quality.model_dump(
@@ -141,16 +145,18 @@ def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, Moment],
     return look
 
 
-def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[bool, ...]:
+def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[tuple[bool, ...], float | None]:
+    """Which were right, and how many would be by chance."""
     quality = bench.spec.quality
     if not quality.answers:
-        return ()
+        return (), None
     chat = bool(getattr(bench.tokenizer, "chat_template", None))
+    questions = read_questions(quality.answers, quality.answer_items, chat)
     right = right_answers(
-        model, bench.tokenizer, read_questions(quality.answers, quality.answer_items, chat),
+        model, bench.tokenizer, questions,
         batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens, tick=ticks(bench.run, stage),
     )  # fmt: skip
-    return tuple(right)
+    return tuple(right), chance_level(questions)
 
 
 def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
@@ -180,12 +186,7 @@ def _held_out(bench: Bench, model: nn.Module, rows: PackedRows, precision: str) 
 
 def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
     """A teacher that knows no more than word frequencies teaches those at the price of a teacher."""
-    counts_V = trained_counts(bench.documents(data, TRAIN), bench.words)
-    held_out = bench.documents(data, TEST)
-    documents = [held_out.document(number) for number in range(len(held_out))]
-    targets = np.concatenate([document.ids[1:][document.trained[1:]] for document in documents])
-    by_frequency = unigram_loss(counts_V, targets)
-    bench.run.result("data.unigram_loss", Result(value=by_frequency))
+    by_frequency = guessing_loss(bench, data)
     if not teacher.held_out.loss < by_frequency:
         raise ConfigError(
             f"the teacher {bench.spec.teacher.model} has a held-out loss of {teacher.held_out.loss:.3f} nats per "
@@ -193,6 +194,25 @@ def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
             "its weights are probably untrained, or of another tokenizer: name another teacher, or take it as it is "
             "with quality.against_teacher=false",
         )
+
+
+def warn_of_guessing(bench: Bench, student: Examined, data: Artifact) -> None:
+    """A student is not refused, as its user may have asked for little; that it knows nothing must be seen."""
+    problem = no_better_than_guessing(student.held_out.loss, guessing_loss(bench, data))
+    if problem is not None:
+        bench.run.warn(problem)
+
+
+def guessing_loss(bench: Bench, data: Artifact) -> float:
+    """Of the held-out tokens, by how often each word is to be learnt; counted once, as it takes a pass over all."""
+    if data.key not in bench.guessing:
+        counts_V = trained_counts(bench.documents(data, TRAIN), bench.words)
+        held_out = bench.documents(data, TEST)
+        documents = [held_out.document(number) for number in range(len(held_out))]
+        targets = np.concatenate([document.ids[1:][document.trained[1:]] for document in documents])
+        bench.guessing[data.key] = unigram_loss(counts_V, targets)
+        bench.run.result("data.unigram_loss", Result(value=bench.guessing[data.key]))
+    return bench.guessing[data.key]
 
 
 def trained_counts(store: DocumentStore, words: int) -> NDArray[np.int64]:
@@ -211,16 +231,21 @@ def tell(run: RunContext, who: str, found: Examined, teacher: Examined | None = 
         run.result(f"{who}.{name}", figure)
     if found.right:
         run.result(f"{who}.exact_answers.items", Result(value=float(len(found.right))))
+    if found.chance is not None:
+        run.result(f"{who}.exact_answers.chance", Result(value=found.chance))
     for task in found.tasks:
         run.result(f"{who}.harness.{task.task}.{task.metric}.items", Result(value=float(task.items)))
     said = f"{who}: {found.held_out.loss:.3f} nats per held-out token, perplexity {found.held_out.perplexity:.1f}"
     if found.right:
         said += f", {sum(found.right)} of {len(found.right)} exact answers"
+    if found.chance is not None:
+        said += f" (chance {100 * found.chance:.0f} %)"
     if teacher is not None:
         agreement = found.held_out.agreement(teacher.held_out)
         run.result(f"{who}.agreement", Result(value=agreement, trials=found.held_out.tokens))
         for name, figure in teacher.figures().items():
             if name in figures and figure.value:
-                run.result(f"{who}.{name}.over_teacher", Result(value=figures[name].value / figure.value))
+                ratio, lower = figures[name].value / figure.value, figure.lower_is_better
+                run.result(f"{who}.{name}.over_teacher", Result(value=ratio, lower_is_better=lower))
         said += f"; it would write the teacher's token in {100 * agreement:.1f} % of places"
     run.progress.say(said)

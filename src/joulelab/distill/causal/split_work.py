@@ -98,8 +98,9 @@ def _whole(bench: Bench, work: SplitWork) -> Artifact:
 def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:
     place = bench.kept_work(work.stage)
     own = share.among(bench.ranks.rank, bench.ranks.world)
-    begun = work.begin(place, own, others)
-    with bench.run.stage(work.stage, total=-(-work.total() // own.of)) as stage:
+    with bench.run.stage(work.stage) as stage:  # looking for prompts and loading are part of the work, and of its bill
+        begun = work.begin(place, own, others)
+        bench.run.progress.stage(work.stage, -(-work.total() // own.of))
         stage.count(**begun.counts)
         if begun.go_on is not None:
             begun.go_on(stage)

@@ -47,6 +47,8 @@ class Lesson:
 
     batches: BatchSource[Any]
     objective: Objective[Any]
+    loss_name: str
+    """Told beside the loss while it is learnt."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def sft_lesson(bench: Bench, rows: PackedRows) -> Callable[[Desk], Lesson]:
         batches = training_batches(rows, desk.config.batch_size, bench.spec.seed)
         bench.run.result("data.padded_share", Result(value=rows.padded_share))
         loss = KdLoss(alpha=1.0, chunk=bench.spec.chunk, compile_mode=desk.config.compile)
-        return Lesson(batches, TokenObjective(desk.model, desk.attention, loss))
+        return Lesson(batches, TokenObjective(desk.model, desk.attention, loss), "CE")
 
     return lesson
 
@@ -159,6 +161,7 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
             evaluate=lambda moment: course.held_out(desk.model, moment),
             evaluate_stage=course.look_stage,
             ranks=bench.ranks,
+            loss_name=lesson.loss_name,
         ),
     )
     position = outcome.position

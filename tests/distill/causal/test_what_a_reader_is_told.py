@@ -1,0 +1,70 @@
+"""What a run says about itself to somebody who did not write it: who pays for loading, how good is bad, which loss."""
+
+import json
+
+import pytest
+
+from joulelab.distill.causal.bench import Bench
+from joulelab.distill.causal.learning import Distillation, Preferences
+from joulelab.evaluate.exact_answers import Question, chance_level
+from joulelab.report.quality import common_measure
+
+
+def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monkeypatch):
+    """Else its joules are nobody's, and the second student does not inherit them."""
+    load, inside = Bench.load_teacher, []
+
+    def watched(bench):
+        inside.append(tuple(bench.run._open))
+        return load(bench)
+
+    monkeypatch.setattr(Bench, "load_teacher", watched)
+    lab.run(tmp_path, "kd", until="teacher")
+    lab.run(tmp_path, "dpo", until="preferences", shard="0/2", preferences={"judge": "rubric"})
+    assert inside == [("teacher.evaluate",), ("teacher.logits",), ("teacher.generate",), ("teacher.judge",)]
+
+
+def test_a_student_that_knows_nothing_is_told_so_and_its_answers_stand_beside_chance(lab, finished, tmp_path):
+    rows = [{"prompt": f"w{k} w{k + 1}", "answer": f"w{k + 2}", "choices": ["w0", f"w{k + 2}"]} for k in range(3, 9)]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lab.listening.said.clear()
+    record, _ = lab.run(
+        tmp_path / "runs", "sft", budget={"tokens": 256}, training={"learning_rate": 1e-9},
+        quality={"answers": str(tmp_path / "questions.jsonl")},
+    )  # fmt: skip
+    results = record.results
+    loss, guessed = results["student.clm_loss"].value, results["data.unigram_loss"].value
+    assert loss > guessed
+    notes = " ".join(note.text for note in record.validity.notes)
+    assert f"{loss:.3f} nats per token, and guessing by word frequency alone has {guessed:.3f}" in notes
+    learnt = finished["sft"][0]
+    assert learnt.results["student.clm_loss"].value < learnt.results["data.unigram_loss"].value
+    assert not any("guessing by word frequency" in note.text for note in learnt.validity.notes)
+    answers = results["student.exact_answers"]
+    assert answers.trials == 6 and answers.value == answers.successes / 6
+    assert results["student.exact_answers.chance"].value == 0.5
+    assert any(f"{answers.successes} of 6 exact answers (chance 50 %)" in said for said in lab.listening.said)
+    assert common_measure([record]).name == "clm_loss"  # answers are compared where they are asked for
+    assert common_measure([record], "exact_answers").percent
+
+
+def test_only_choices_are_hit_by_chance():
+    chosen, told = Question("?", "b", ("a", "b", "c", "d")), Question("?", "b")
+    assert chance_level([chosen, told]) == pytest.approx(0.125)
+    assert chance_level([told]) is None
+
+
+def test_figures_over_the_teachers_and_tokens_that_were_written_read_as_they_are_named(finished):
+    kd, synthetic = finished["kd"][0], finished["synthetic"][0]
+    assert common_measure([kd], "clm_loss.over_teacher").lower_is_better
+    assert common_measure([kd], "clm_loss.perplexity.over_teacher").lower_is_better
+    assert not common_measure([kd], "next_token.over_teacher").lower_is_better
+    written = synthetic.results["teacher.generate.generated_tokens"].value
+    assert written == synthetic.results["synthetic.generated_tokens"].value
+    assert synthetic.stage("teacher.generate").tokens == written
+
+
+def test_a_loss_is_called_by_what_it_is_made_of():
+    assert [Distillation(alpha=alpha).loss_name for alpha in (0, 0.5, 1)] == ["KL", "CE + KL", "CE"]
+    assert Distillation(divergence="reverse", codec="hidden").loss_name == "CE + reverse KL"
+    assert Preferences(loss="ipo").loss_name == "IPO"
