@@ -56,6 +56,25 @@ def test_no_row_is_called_the_best_where_others_used_the_cores():
         assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not told
 
 
+def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():
+    """The first quicker in one round, the second in another; a row without joules leaves nothing to be cheapest of."""
+    unsure = record([row(norm="LN", rounds=(1.0, 1.1)), row(norm="DyT", ms=0.99, gross_j=0.199, rounds=(1.1, 1.0))])
+    missing = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=None)])
+    sure = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=0.1)])
+    for made, why in ((unsure, "no difference between the rows is resolved"), (missing, "joules are missing")):
+        table = inference_grids(made)[0]
+        assert "Pareto" not in {column.title for column in table.columns}
+        assert f"No Pareto front is marked: {why}." in table.note
+        assert [one["on_pareto_front"] for one in rows_data(made)] == [None, None]
+    assert "No line of the best: no difference" in joules_against_latency(unsure).caption
+    assert [one["on_pareto_front"] for one in rows_data(sure)] == [False, True]
+    larger = [row(8, norm="LN", ms=4, gross_j=0.1, rounds=(1.0, 1.1))]
+    larger += [row(8, norm="DyT", ms=4.1, gross_j=0.101, rounds=(1.1, 1.0))]
+    # beside another input, rows that are alike are on the front together
+    made = record([row(norm="LN"), *larger])
+    assert [one["on_pareto_front"] for one in rows_data(made)] == [True, True, True]
+
+
 def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
     """While it is decided the trace runs late, so an interval told then is not the one that the table has."""
     rows = [row(1, gross_j=0.165, half_j=0.185, stopped="time"), row(8, half_j=0.02, stopped="time"), row(32)]

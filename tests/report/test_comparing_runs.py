@@ -84,6 +84,33 @@ def test_a_teacher_that_all_seeds_share_does_not_become_surer_by_repetition(made
     assert student.figure.half_width_j == pytest.approx((0.6 + 0.002 * 132.25) / 2**0.5, rel=1e-3)
 
 
+def test_stages_add_up_to_the_sum_where_one_seed_made_what_another_inherits(made, tmp_path) -> None:
+    """The maker has two exams, the later seed one joined line; a stage that one run alone has is a mean over both."""
+    exams = (made.Part("teacher.evaluate", 9.0, 60.0), made.Part("teacher.tasks-evaluate", 4.0, 22.0))
+    logits, extra = made.Part("teacher.logits", 22.0, 130.0), made.Part("student.tasks-evaluate", 2.0, 8.0)
+    lineage = (*made.teacher_lineage(False)[2:],)
+    lineage += (made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), False),)
+    lineage += (made.ancestor("earlier-student", 50.0, ("student.train",), False),)
+    makes = ("key-teacher-cache", "key-exam")
+    maker = made.make_record(
+        "response KD", 0, (*exams, logits, *made.student_parts(130.0), extra), lineage=lineage, made=makes
+    )
+    later = made.make_record("response KD", 1, made.student_parts(120.0), lineage=lineage)
+    records = [made.labels_only(0, 790), maker, later]
+    row = row_of(compare(made.group_of(records), records, tmp_path), "response KD")
+    found = {(stage.name, stage.inherited): stage.figure for stage in row.stages}
+    assert sum(figure.energy_j for figure in found.values()) == pytest.approx(row.with_teacher.energy_j)
+    assert found["teacher.logits", False].energy_j == pytest.approx(130)
+    assert found["teacher.logits", False].half_width_j == pytest.approx(0.6 + 0.002 * 130)
+    assert found["teacher.evaluate + teacher.tasks-evaluate", False].energy_j == pytest.approx(82)
+    assert found["student.tasks-evaluate", False].energy_j == pytest.approx(4)
+    assert found["teacher.train", True].energy_j == pytest.approx(640)
+    # the student it goes on from stays apart from its own training
+    assert found["student.train", True].energy_j == pytest.approx(50)
+    assert found["student.train", False].energy_j == pytest.approx(125)
+    assert len(found) == len(row.stages)
+
+
 def test_energy_ratios_are_paired_by_seed_with_and_without_the_teacher(made, comparison_of) -> None:
     row = row_of(comparison_of(made.demo_records()), "response KD")
     assert row.student_ratio and row.student_ratio.ratio and row.full_ratio

@@ -10,12 +10,15 @@ import yaml
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
+from joulelab.meter.figures import missing
 from joulelab.meter.foreign import codecarbon
 from joulelab.report.bill_exports import codecarbon_csv
-from joulelab.report.energy_bill import find_bill
+from joulelab.report.energy_bill import find_bill, run_bill
 from joulelab.report.joules import run_joules
+from joulelab.report.training_type import training_type
 from joulelab.runs.artifacts import write_bill
 from joulelab.runs.bills import Bill
+from joulelab.runs.record import EnergyByComponent
 
 
 @pytest.fixture
@@ -50,6 +53,19 @@ def test_a_run_has_its_own_stages_and_each_ancestor_once(store: Path, golden) ->
     golden("bill.md", ask(store, "made-KD", "--format", "markdown"))
 
 
+def test_a_run_that_nobody_measured_says_so_once_and_in_one_word(made, tmp_path: Path) -> None:
+    unknown = made.make_record("KD", 0, made.student_parts(131.0), measured=True)
+    gone = missing("no sensor was there")
+    nothing = dict.fromkeys(("gpu", "cpu", "dram", "cpu_estimate"), gone)
+    changed = {"energy": EnergyByComponent(**nothing), "best": gone, "energy_j": None}
+    stages = [stage.model_copy(update=changed) for stage in unknown.stages]
+    totals = unknown.totals.model_copy(update={**nothing, "figure": gone, "best": gone, "energy_j": None})
+    made.write_run(tmp_path, unknown.model_copy(update={"stages": tuple(stages), "totals": totals}), True)
+    told = ask(tmp_path, "made-KD")
+    assert "took is not known." in told and "(missing)" not in told
+    assert told.count("missing, as above") == len(stages) - 1
+
+
 def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:
     bill = find_bill(store, "made-KD/final_model", students=10)
     assert bill.whole.energy_j == pytest.approx(131 + 12 + (640 + 130) / 10)
@@ -70,19 +86,46 @@ def test_a_model_card_has_grams_and_what_they_rest_on(store: Path) -> None:
     middle_g = 926 / 3.6e6 * 100 * 1.2  # the ends lie 5 % of scale and 0.2 % of noise around it; the run has a PUE
     assert card["emissions"] == pytest.approx(middle_g, rel=0.01) and "with the building" in card["source"]
     assert "energy counter" in card["source"] and "sample:minilm" in card["source"]
-    assert card["training_type"] == "fine-tuning"
+    assert card["training_type"] == "pre-training"  # the weights from elsewhere are its teacher's
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"student": {"size": "tiny"}}, "pre-training"),  # the teacher answers while it trains
+        ({"student": {"layers": [0, 5]}}, "fine-tuning"),  # it takes its teacher's layers
+        ({"student": {"init": "sample:minilm"}}, "fine-tuning"),
+    ],
+)
+def test_weights_that_a_student_itself_began_with_make_it_fine_tuning(made, settings, wanted) -> None:
+    weights, data, teacher, cache = made.teacher_lineage(True)
+    teacher = teacher.model_copy(update={"parents": (weights.key,)})
+    student = made.ancestor("final_model", 131.0, ("student.train",), True)
+    student = student.model_copy(update={"parents": (cache.key, data.key, weights.key)})
+    record = made.make_record(
+        "KD", 0, made.student_parts(131.0), lineage=(weights, data, teacher, cache, student), made=(student.key,)
+    )
+    spec = {"teacher": {"model": "sample:minilm"}, **settings}
+    assert training_type(run_bill(record.model_copy(update={"spec": spec}))) == wanted
+    lines = (weights, data, teacher)
+    own = made.make_record("teacher", 0, made.TEACHER_PARTS[1:2], lineage=lines, made=(teacher.key,))
+    assert training_type(run_bill(own.model_copy(update={"spec": spec}))) == "fine-tuning"
 
 
 def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
     text = ask(store, "made-KD", "--grid", "100", "--pue", "1", "--format", "codecarbon")
-    (run,) = codecarbon.read(text.splitlines(), None).runs
-    assert run.total_j == pytest.approx(926) and run.gpu_j == pytest.approx(926) and run.cpu_j is None
-    assert run.emissions_kg == pytest.approx(926 / 3.6e6 * 0.1, rel=0.01)
+    own, rest = codecarbon.read(text.splitlines(), None).runs
+    assert own.total_j == own.gpu_j == pytest.approx(131 + 9 + 4) and own.cpu_j is None
+    # joules stand beside the seconds they were spent in: other runs had those of what was inherited
+    assert own.mean_power_w == pytest.approx(144 / 29) and rest.duration_s is None
+    assert rest.total_j == pytest.approx(12 + 640 + 130) and rest.project.endswith(", inherited")
+    assert own.emissions_kg + rest.emissions_kg == pytest.approx(926 / 3.6e6 * 0.1, rel=0.01)
+    assert "joulelab: energy counter" in text
     assert codecarbon_csv(find_bill(store, "made-KD"), None, None, None).splitlines()[1].split(",")[5] == ""
     with_building = ask(store, "made-KD", "--grid", "100", "--pue", "1.5", "--format", "codecarbon")
-    (run,) = codecarbon.read(with_building.splitlines(), None).runs
-    assert run.total_j == pytest.approx(1.5 * 926)  # CodeCarbon's own energies have the PUE inside
-    assert run.emissions_kg == pytest.approx(1.5 * 926 / 3.6e6 * 0.1, rel=0.01)
+    runs = codecarbon.read(with_building.splitlines(), None).runs
+    assert sum(run.total_j for run in runs) == pytest.approx(1.5 * 926)  # CodeCarbon's energies have the PUE inside
+    assert sum(run.emissions_kg for run in runs) == pytest.approx(1.5 * 926 / 3.6e6 * 0.1, rel=0.01)
 
 
 def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store: Path) -> None:

@@ -46,6 +46,11 @@ def test_a_lower_loss_over_all_seeds_is_told_as_better(comparison):
     )
 
 
+def test_seeds_that_say_the_same_have_no_interval_without_width(comparison):
+    text = comparison_markdown(comparison({"labels only": (3.30, 3.32), "response KD": (3.1, 3.1)}))
+    assert "| 3.100 (n=2, equal) |" in text and "[3.100, 3.100]" not in text
+
+
 def test_seeds_that_disagree_resolve_nothing(comparison):
     found = verdict(comparison({"labels only": (3.30, 3.32), "response KD": (3.10, 3.40)}))
     assert "no method has a resolvably lower or higher validation loss" in found.headline

@@ -89,6 +89,23 @@ def test_the_first_table_is_whole_on_a_desk_and_scrolls_on_a_phone(visit: Visit)
     assert (width <= seen) == (visit.page.viewport_size["width"] > 1000)
 
 
+def test_commands_are_whole_and_short_words_unbroken_at_any_width(visit: Visit) -> None:
+    beyond = "(box) => box.scrollWidth - box.clientWidth"
+    assert visit.page.locator("#reproduce .scroll").evaluate(beyond) <= 1
+    sensors = visit.page.locator("#measured .scroll", has_text="estimate:cpu").first
+    assert sensors.evaluate(beyond) <= 1
+    # a word that was broken has a box on each of its lines
+    boxes = """(box) => {
+      const cell = [...box.querySelectorAll('td')].find(one => one.textContent.includes('estimate:cpu'));
+      const range = document.createRange();
+      const start = cell.firstChild.data.indexOf('estimate');
+      range.setStart(cell.firstChild, start);
+      range.setEnd(cell.firstChild, start + 'estimate'.length);
+      return range.getClientRects().length;
+    }"""
+    assert sensors.evaluate(boxes) == 1
+
+
 def test_no_text_is_smaller_than_12_pixels(visit: Visit) -> None:
     visit.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     small = visit.page.evaluate(
@@ -185,11 +202,17 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
         page.keyboard.press("ArrowRight")
     moved_to(students=10)
     assert page.locator("#overview .front:visible").count() == 3  # KD is dearer than labels and better than they are
-    assert energy.inner_text() == "234 J" and page.locator("#students-count").inner_text() == "10 students"
+    assert energy.inner_text() == "234 J (energy counter)"
+    assert page.locator("#students-count").inner_text() == "10 students"
+    assert page.locator("#overview caption").inner_text().endswith("energy: teacher shared by 10 students")
+    # 1.6 times 146 J is resolved; a teacher that a thousand share leaves a ratio near 1, which is not
+    assert "not resolved" not in times.inner_text()
+    shared = "window.view.ratioText('response + feature KD', {...window.view.state, n: 1000})"
+    assert page.evaluate(shared).startswith("1.2") and page.evaluate(shared).endswith("\nnot resolved\n(n=2)")
     assert page.evaluate(marks) != before
     page.select_option("#scope", "pue")
     moved_to(scope="pue")
-    assert energy.inner_text() == "281 J"  # x 1.2, the PUE of the runs
+    assert energy.inner_text() == "281 J (energy counter)"  # x 1.2, the PUE of the runs
 
     order = "[...document.querySelectorAll('#overview tbody tr')].map(r => r.dataset.method)"
     head = page.locator("#overview th[data-key=energy] button")
@@ -211,7 +234,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     page.goto(address)
     page.wait_for_function(ready)
     assert page.locator("#students-count").inner_text() == "10 students", address
-    assert kd.locator("[data-moves=energy]").inner_text() == "281 J"
+    assert kd.locator("[data-moves=energy]").inner_text() == "281 J (energy counter)"
     assert page.evaluate(order)[0] == "teacher" and page.locator("#found").inner_text() == "1 of 4 methods"
     assert page.locator("[data-axis-of=quality-against-energy]").get_attribute("aria-pressed") == "true"
 
@@ -288,9 +311,15 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records)).as_uri())
+    kd = page.locator("#overview tr[data-method='response KD']")
+    doubt = "6.33x [5.65, 7.09]\nnot resolved\n(others used\nthe cores)"
     assert page.locator("#overview .front:visible").count() == 0
     assert page.locator("#table").get_by_text("No Pareto front is marked").is_visible()
+    assert kd.locator("[data-moves=times]").inner_text() == doubt
     page.fill("#pue", "1.2")
     page.wait_for_function("JSON.parse(document.documentElement.dataset.moved || '{}').scope === 'pue'")
     assert page.locator("#overview .front:visible").count() == 0
+    # a factor on all of them changes neither the ratio nor its doubt, nor that joules are estimated
+    assert kd.locator("[data-moves=times]").inner_text() == doubt
+    assert kd.locator("[data-moves=energy]").inner_text() == "1.11 kJ (estimated)"
     page.close()

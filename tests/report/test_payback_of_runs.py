@@ -42,6 +42,27 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
     assert "not resolvably different" in payback_sentence(one)
 
 
+def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Path) -> None:
+    plain, examined = saving(made), saving(made)
+    exam = made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), True)
+    for place in (4, 5, 6):
+        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, exam)})
+    before, after = told(made, plain, tmp_path / "plain"), told(made, examined, tmp_path / "examined")
+    for each in ("student", "sample"):
+        assert after[each].found.spent.value == pytest.approx(before[each].found.spent.value)
+    texts = [comparison_markdown(compare(made.group_of(one), one, tmp_path)) for one in (plain, examined)]
+    assert "The teacher's exam (82.0 J) is in the bill of KD: it was asked for the comparison's sake" in texts[1]
+    assert "exam is not counted" in texts[1] and "exam" not in texts[0]
+    # a baseline beside which the teacher was only examined had no teacher
+    for place in (1, 2, 3):
+        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, exam)})
+    beside = told(made, examined, tmp_path / "beside")["student"]
+    assert not beside.beyond and beside.found.spent.value == pytest.approx(before["student"].found.spent.value)
+    records = [made.labels_only(seed, 790, 120.0 + seed, True) for seed in range(3)] + examined[1:4]
+    other = [one.model_copy(update={"label": "again"}) for one in examined[1:4]]
+    assert paybacks(compare(made.group_of(records[:3]), [*records[:3], *other], tmp_path)) == ()
+
+
 def test_a_baseline_with_a_teacher_of_its_own_has_spent_that_already(made, tmp_path: Path) -> None:
     """As in the figure, whose lines cross where the extra joules have come back."""
     comparison = two_teachers(made, tmp_path, "exact KD")

@@ -57,6 +57,31 @@ def test_a_name_that_no_run_has_is_refused_with_those_there_are(made, tmp_path: 
     assert "exact_match" in told.value.hint
 
 
+def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_one(made, tmp_path: Path) -> None:
+    """Self-distillation has the training loss of its half-way start among its results, before the held-out one."""
+    records = [
+        with_results(
+            record,
+            student__sft__final_loss=Result(value=9.056, lower_is_better=True),
+            student__train__final_loss=Result(value=2.0 + record.spec["seed"] / 100),
+            student__clm_loss=Result(value=7.919, lower_is_better=True),
+        )
+        for record in made.demo_records()
+        if record.label in ("labels only", "response KD")
+    ]
+    found = quality_of(records[0])
+    assert found and found.measure.name == "clm_loss" and found.result.value == 7.919
+    only = with_results(records[0], student__sft__final_loss=Result(value=9.056, lower_is_better=True))
+    assert quality_of(only) is None
+    for wanted in ("train.final_loss", "sft.final_loss"):
+        comparison = compare(made.group_of(records), records, tmp_path, wanted=wanted)
+        told = verdict(comparison)
+        assert "training loss" in told.headline and "validation" not in " ".join((told.headline, *told.sentences))
+        assert any("where the objectives differ, lower is not better" in text for text in told.sentences)
+    told = verdict(compare(made.group_of(records), records, tmp_path))
+    assert "validation loss" in told.headline and not any("training loss" in text for text in told.sentences)
+
+
 def test_a_loss_is_a_loss_also_where_its_record_does_not_say_so(made) -> None:
     record = with_results(
         made.labels_only(0, 1), model__evaluate__loss=Result(value=2.5), model__train__final_loss=Result(value=2.0)

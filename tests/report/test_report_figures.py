@@ -65,6 +65,8 @@ def test_the_axis_takes_the_unit_of_its_largest_value(top: float, unit: str) -> 
 def test_stages_keep_their_colour_and_overhead_stays_grey() -> None:
     domain, colours = stage_scale(["run.overhead", "a", "b"])
     assert domain == ["a", "b", "run.overhead"] and len(set(colours)) == 3
+    # an ancestor's joined stages are a line of the legend too
+    assert len(set(stage_scale(["teacher.train", "teacher.train + teacher.validate", "teacher.logits"])[1])) == 3
 
 
 def test_forty_methods_still_differ_in_colour_or_shape() -> None:

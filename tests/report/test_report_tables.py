@@ -9,9 +9,10 @@ import pytest
 
 from joulelab.report.compare import compare
 from joulelab.report.grid import make_grid, to_markdown, to_rich
+from joulelab.report.joules import said_below
 from joulelab.report.tables import comparison_markdown, comparison_view, render_text, run_view, runs_table
 from joulelab.report.wording import ratio
-from joulelab.runs.record import ErrorRecord
+from joulelab.runs.record import ErrorRecord, Note
 from joulelab.stats import Interval
 
 WIDTH = 100
@@ -49,6 +50,16 @@ def test_a_failed_run_shows_its_error_and_its_joules(made, golden) -> None:
 
 def test_the_list_of_runs_reads_as_recorded(made, golden) -> None:
     golden("runs.txt", render_text(runs_table([*made.demo_records()[:4], cut_short(made)]), WIDTH))
+
+
+def test_why_nothing_was_measured_is_said_once(made) -> None:
+    record = made.demo_records()[1]
+    reason = record.totals.figure.reason
+    notes = [Note(level="info", text=part.replace(": ", " not measured: ", 1)) for part in reason.split("; ")]
+    told = record.model_copy(update={"validity": record.validity.model_copy(update={"notes": tuple(notes)})})
+    assert said_below(told, told.totals.figure)
+    assert render_text(run_view(told), WIDTH).count("no NVIDIA driver was found") == 1
+    assert not said_below(record, record.totals.figure)  # the notes do not say all of it
 
 
 def test_a_run_without_a_single_reading_is_shown_all_the_same(made) -> None:

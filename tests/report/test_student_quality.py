@@ -27,3 +27,10 @@ def test_a_mean_over_seeds_comes_with_students_interval(made, tmp_path: Path) ->
     assert row[0] == "labels only"
     assert row[2] == "71.0 ± 12.7"  # 12.706 x 1.414 / sqrt 2: two seeds tell little
     assert row[4] == "-"
+
+
+def test_seeds_that_say_the_same_are_told_so_in_place_of_an_interval(made, tmp_path: Path) -> None:
+    records = made.demo_records()
+    told = [with_f1(record, 0.759) for record in records if record.label == "labels only"]
+    (row,) = student_quality_grid(compare(made.group_of(records), told, tmp_path)).rows
+    assert row[2] == "75.9 (n=2, equal)"

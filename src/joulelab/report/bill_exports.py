@@ -1,9 +1,10 @@
-"""A bill for machines: JSON, the Hub's model card (grams), and a row as CodeCarbon writes it (kWh and kg)."""
+"""A bill for machines: JSON, the Hub's model card (grams), and rows as CodeCarbon writes them (kWh and kg)."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -13,7 +14,8 @@ from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import GridFactor
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
-from joulelab.report.joules import method_words
+from joulelab.report.joules import method_words, mixes_methods
+from joulelab.report.training_type import training_type
 from joulelab.runs.carbon import Co2e
 from joulelab.units import J_PER_KWH, J_PER_WH
 
@@ -89,7 +91,7 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
         "co2_eq_emissions": {
             "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
             "source": source,
-            "training_type": _training_type(bill),
+            "training_type": training_type(bill),
             "geographical_location": grid.name,
         }
     }
@@ -97,12 +99,6 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
     if hardware:
         front["co2_eq_emissions"]["hardware_used"] = hardware
     return "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=100) + "---\n"
-
-
-def _training_type(bill: EnergyBill) -> str:
-    """The Hub knows two words; weights that came from elsewhere make it the second."""
-    began_with_weights = any(line.elsewhere and line.kind in ("model", "weights") for line in bill.inherited)
-    return "fine-tuning" if began_with_weights else "pre-training"
 
 
 def _hardware(bill: EnergyBill) -> str:
@@ -114,37 +110,52 @@ def _hardware(bill: EnergyBill) -> str:
 
 
 def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None, pue: float | None) -> str:
-    """One row. Estimates go where CodeCarbon has its own models; grams are the middle of the range, in kg.
+    """A row of its own joules and seconds, and one of inherited joules, whose seconds other runs had.
 
-    Where a PUE is named, joules and grams are those with the building, as they are in CodeCarbon's own file.
+    Estimates go where CodeCarbon has its own models, and `tracking_mode` says so; grams are the middle of the range, in
+    kg. Where a PUE is named, joules and grams are those with the building, as they are in CodeCarbon's own file.
     """
-    whole = bill.whole
-    cpu = bill.component("cpu")
-    if cpu.energy_j is None and whole.method == "estimated":
-        cpu = bill.component("cpu_estimate")
-    parts = {"cpu_energy": cpu, "gpu_energy": bill.component("gpu"), "ram_energy": bill.component("dram")}
     kg = None if co2e is None else sum(_grams(co2e)) / 2000
-    record, duration_s = bill.record, bill.duration_s
-    row: dict[str, Any] = {
-        "timestamp": record.created_at if record else "",
-        "project_name": bill.title,
-        "run_id": bill.made_by,
-        "duration": duration_s,
-        "emissions": kg,
-        "emissions_rate": kg / duration_s if kg is not None and duration_s else None,
-        **{name: _kwh(figure, pue) for name, figure in parts.items()},
-        "energy_consumed": _kwh(whole, pue),
+    whole_j = bill.whole.energy_j
+    everyone: dict[str, Any] = {
+        "timestamp": bill.record.created_at if bill.record else "",
         "country_name": grid.name if grid else None,
         "country_iso_code": grid.code3 if grid else None,
         "codecarbon_version": f"joulelab {joulelab.__version__}",
-        "tracking_mode": "joulelab",
         "pue": pue,
     }
+    own_mixed, rest_mixed = (mixes_methods(line.figure for line in side) for side in (bill.own, bill.inherited))
+    # stages that N students share took their seconds all the same: no time belongs to one student's share of them
+    duration_s = None if bill.students > 1 and any(line.shared for line in bill.own) else bill.duration_s
+    sides = [("", bill.own_figure, own_mixed, bill.own_component, duration_s)]
+    rest = bill.inherited_figure
+    if rest is not None and rest.energy_j is not None:
+        sides.append((", inherited", rest, rest_mixed, bill.inherited_component, None))
     out = io.StringIO()
     writer = csv.DictWriter(out, CODECARBON_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerow({name: "" if row.get(name) is None else row[name] for name in CODECARBON_COLUMNS})
+    for beside, figure, mixed, component, seconds in sides:
+        part_kg = kg * (figure.energy_j or 0.0) / whole_j if kg is not None and whole_j else None
+        row = {
+            **everyone,
+            "project_name": f"{bill.title}{beside}",
+            "run_id": f"{bill.made_by}{beside.replace(', ', '-')}",
+            "duration": seconds,
+            "emissions": part_kg,
+            "emissions_rate": part_kg / seconds if part_kg is not None and seconds else None,
+            **{name: _kwh(part, pue) for name, part in _codecarbon_parts(figure, component).items()},
+            "energy_consumed": _kwh(figure, pue),
+            "tracking_mode": f"joulelab: {method_words(figure, mixed)}",
+        }
+        writer.writerow({name: "" if row.get(name) is None else row[name] for name in CODECARBON_COLUMNS})
     return out.getvalue()
+
+
+def _codecarbon_parts(figure: EnergyFigure, component: Callable[[str], EnergyFigure]) -> dict[str, EnergyFigure]:
+    cpu = component("cpu")
+    if cpu.energy_j is None and figure.method == "estimated":
+        cpu = component("cpu_estimate")
+    return {"cpu_energy": cpu, "gpu_energy": component("gpu"), "ram_energy": component("dram")}
 
 
 def _kwh(figure: EnergyFigure, pue: float | None) -> float | None:

@@ -44,7 +44,10 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     whole, scale = bill.whole, gain([bill.whole])
     words = method_words(whole, bill.mixed)
     shared = f" when {bill.students} students share the teacher" if bill.students > 1 else ""
-    opening = f"{bill.title} took {joules(whole).replace('≥', 'at least')} ({words}){shared}"
+    if whole.energy_j is None:
+        opening = f"What {bill.title} took is not known{shared}"
+    else:
+        opening = f"{bill.title} took {joules(whole).replace('≥', 'at least')} ({words}){shared}"
     inherited = bill.inherited_figure
     if inherited is not None and inherited.energy_j is not None:
         opening += f": {joules(bill.own_figure)} itself, {joules(inherited)} inherited"
@@ -95,12 +98,22 @@ def tree_grid(bill: EnergyBill) -> Grid:
     for key in by_key:  # what no path leads to, as the ancestors of an old bill
         if key not in met:
             add(key, 0)
+    rows = _reasons_once(rows)
     rows.append(("sum", "", "", joules(_unshared(bill)), joules(bill.whole), method_words(bill.whole, bill.mixed)))
     titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
     if bill.students == 1:
         return _without_share(make_grid("Where it comes from", titles, rows, note))
     return make_grid("Where it comes from", titles, rows, note)
+
+
+def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Where no sensor was there, every line would say so at the same length."""
+    above = ["", *(row[-1] for row in rows)]
+    return [
+        (*row[:-1], "missing, as above") if row[-1].startswith("missing: ") and row[-1] == before else row
+        for row, before in zip(rows, above, strict=False)
+    ]
 
 
 def _unshared(bill: EnergyBill) -> EnergyFigure:

@@ -8,13 +8,13 @@ from operator import attrgetter
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.comparison import ComparedRun, Role, Row, StageMean
+from joulelab.report.comparison import ComparedRun, Role, Row
 from joulelab.report.differences import energy_ratio, quality_difference
-from joulelab.report.joules import ancestor_figure, is_teacher, known_sum, mean_figure
+from joulelab.report.joules import is_teacher, mean_figure
 from joulelab.report.parts import parts_of
 from joulelab.report.quality import share_interval
 from joulelab.report.served import INFER
-from joulelab.runs.bills import Ancestor
+from joulelab.report.stage_means import stage_means
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
 
@@ -36,7 +36,7 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         runs=tuple(runs),
         quality=sum(values) / len(values) if values else None,
         interval=_interval(runs, values),
-        stages=_stages(runs),
+        stages=stage_means(runs),
         own=mean_figure(run.joules.own for run in runs),
         inherited=_mean_inherited(runs),
         without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
@@ -64,33 +64,6 @@ def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
         return None
     trials = next((run.quality.result.trials for run in runs if run.quality), None)
     return share_interval(sum(values) / len(values), trials) if trials else mean_t(values)
-
-
-def _stages(runs: list[ComparedRun]) -> tuple[StageMean, ...]:
-    """Inherited stages first, as they came first, then the run's own in order; idle baselines belong to no bill."""
-    inherited: dict[str, dict[tuple[str, ...], EnergyFigure]] = {}
-    own: dict[str, list[EnergyFigure]] = {}
-    for run in runs:
-        for name, found in _by_stages(run.record.inherited).items():
-            # by key: an ancestor that all seeds share is one measurement, and repeating it makes it no surer
-            figures = [ancestor_figure(ancestor, run.record.policy) for ancestor in found]
-            keys = tuple(sorted(ancestor.key for ancestor in found))
-            inherited.setdefault(name, {})[keys] = figures[0] if len(figures) == 1 else known_sum(figures)
-        for stage in run.record.stages:
-            if not stage.outside_totals:
-                own.setdefault(stage.name, []).append(stage.best)
-    return (
-        *(StageMean(name, True, mean_figure(parts.values())) for name, parts in inherited.items()),
-        *(StageMean(name, False, mean_figure(parts)) for name, parts in own.items()),
-    )
-
-
-def _by_stages(ancestors: Sequence[Ancestor]) -> dict[str, list[Ancestor]]:
-    """Several with the same stages are shares of one piece of work: together they are what it took."""
-    found: dict[str, list[Ancestor]] = {}
-    for ancestor in ancestors:
-        found.setdefault(" + ".join(ancestor.stages) or ancestor.name, []).append(ancestor)
-    return found
 
 
 def _share_ancestors(runs: list[ComparedRun]) -> bool:

@@ -97,7 +97,7 @@ class EnergyRatio:
 
 @dataclass(frozen=True)
 class StageMean:
-    """A stage's joules, mean over the runs that have it; `inherited` where another run paid for it."""
+    """A stage's joules, mean over all runs of the row; `inherited` where other runs paid for all of it."""
 
     name: str
     inherited: bool

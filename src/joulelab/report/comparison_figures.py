@@ -132,7 +132,7 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
     used = list(dict.fromkeys(part["stage"] for part in datasets(comparison)["parts"]))
     if not used:
         return None
-    domain, colours = stage_scale([*stages, *used])
+    domain, colours = stage_scale([*stages, *sorted(used)])
     pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
     scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
     places = json.dumps([stage for stage, _ in pairs])

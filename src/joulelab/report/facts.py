@@ -88,7 +88,7 @@ def environment_grid(folders: Sequence[Path]) -> Grid:
 
 def environment_cells(folder: Path) -> dict[str, str]:
     facts = read_json(RunPaths(folder).environment)
-    cpu, code, packages = facts.get("cpu", {}), facts.get("code", {}), facts.get("packages", {})
+    cpu, packages = facts.get("cpu", {}), facts.get("packages", {})
     gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in facts.get("gpus", ())]
     cells = {
         "host": str(facts.get("host", NOTHING)),
@@ -97,14 +97,20 @@ def environment_cells(folder: Path) -> dict[str, str]:
         "GPUs": ", ".join(gpus) or "none",
         "system": str(facts.get("platform", NOTHING)),
         "Python": str(facts.get("python", NOTHING)),
-        "joulelab": f"{facts.get('joulelab', '?')}, {_commit_text(code)}",
+        "joulelab": f"{facts.get('joulelab', '?')}, {_package_text(facts.get('joulelab_code'))}",
+        "your folder": _commit_text(facts.get("code", {})) or "not in a git checkout",
     }
     return cells | {name: packages[name] for name in _TELLING_PACKAGES if name in packages}
 
 
+def _package_text(code: Mapping[str, Any] | None) -> str:
+    """Records of earlier versions have only the commit of the folder one started in."""
+    return "commit not recorded" if code is None else _commit_text(code) or "installed package"
+
+
 def _commit_text(code: Mapping[str, Any]) -> str:
     if not code.get("commit"):
-        return "not from a git checkout"
+        return ""
     return f"commit {code['commit'][:12]}{' with uncommitted changes' if code.get('dirty') else ''}"
 
 

@@ -9,7 +9,7 @@ import altair as alt
 
 from joulelab.report.figures import Figure, energy_unit, finish
 from joulelab.report.inference_ratios import input_text
-from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto
+from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, why_no_front
 from joulelab.report.palette import label_scales
 from joulelab.runs.record import RunRecord
 from joulelab.units import energy_text, with_prefix
@@ -18,10 +18,11 @@ HEIGHT = 300
 
 
 def joules_against_latency(record: RunRecord) -> Figure | None:
-    rows = [row for row in inference_rows(record) if row.energy is not None]
+    everyone = inference_rows(record)
+    rows = [row for row in everyone if row.energy is not None]
     if len(rows) < 2:
         return None
-    front = pareto(rows)
+    front = pareto(everyone)
     factor, unit = energy_unit([row.energy.gross_j for row in rows if row.energy])
     several = len({row.item for row in rows}) > 1
     values = [_point(row, factor, row in front, several) for row in rows]
@@ -32,16 +33,16 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
         spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})"), HEIGHT),
         description=f"Energy per {item} against latency of a call. " + "; ".join(map(_described, rows)) + ".",
         caption=f"One mark per row, its batch size{' x tokens' if several else ''} beside it; bars: 95 %. "
-        + _about_line(front, several),
+        + _about_line(front, why_no_front(everyone), several),
         height=HEIGHT,
         name="joules-against-latency",
         log_axis="x",
     )
 
 
-def _about_line(front: Sequence[InferenceRow], several: bool) -> str:
-    if not front:
-        return "No line of the best: others used the CPU cores meanwhile."
+def _about_line(front: Sequence[InferenceRow], why_not: str, several: bool) -> str:
+    if why_not:
+        return f"No line of the best: {why_not}."
     lines = "a line, one for each length" if several else "the line"
     return f"No row is both quicker and cheaper than those on {lines}: {'; '.join(map(_name, front))}."
 

@@ -129,12 +129,39 @@ def _energy_ratio(row: InferenceRow, base: InferenceRow) -> Interval | None:
     return _ratio(row, base, _joules)
 
 
+def why_no_front(rows: Sequence[InferenceRow]) -> str:
+    """Empty where a front can be told."""
+    if any(row.crowded for row in rows):
+        return "others used the CPU cores meanwhile"
+    if any(row.energy is None for row in rows):
+        return "joules are missing"
+    groups = _took_turns(rows)
+    if len(groups) == 1 and len(rows) > 1 and _alike(groups[0]):
+        return "no difference between the rows is resolved"
+    return ""
+
+
+def _took_turns(rows: Sequence[InferenceRow]) -> list[list[InferenceRow]]:
+    found: dict[tuple[Any, ...], list[InferenceRow]] = {}
+    for row in rows:
+        found.setdefault((row.group, row.item), []).append(row)
+    return list(found.values())
+
+
+def _alike(rows: Sequence[InferenceRow]) -> bool:
+    """None can be told from the first of them, in time or in joules; a record without rounds does not say."""
+    if not all(row.values.get("rounds") for row in rows):
+        return False
+    found = [one for ratio in row_ratios(rows) for one in (ratio.time, ratio.energy) if one]
+    return not any(one.excludes(1.0) for one in found)
+
+
 def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
     """Rows that no other with the same item beats in latency and joules per item at once, quickest first.
 
-    None where others on the cores have made the latencies.
+    Rows of one input that cannot be told apart are on it together. None where `why_no_front` has a reason.
     """
-    if any(row.crowded for row in rows):
+    if why_no_front(rows):
         return ()
     told = [(row, row.energy.gross_j) for row in rows if row.energy is not None]
     front: list[InferenceRow] = []
@@ -143,4 +170,6 @@ def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
         if gross_j < least_j.get(row.item, math.inf):
             least_j[row.item] = gross_j
             front.append(row)
-    return tuple(front)
+    alike = [group for group in _took_turns(rows) if len(group) > 1 and _alike(group)]
+    front += [row for group in alike if any(row in front for row in group) for row in group if row not in front]
+    return tuple(sorted(front, key=lambda row: row.latency_s))

@@ -10,7 +10,7 @@ from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_generation import generation_grids
 from joulelab.report.inference_notes import crowd_notes, ended_notes, energy_notes, memory_notes, missing_notes
 from joulelab.report.inference_ratios import input_text, ratio_grid
-from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios
+from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios, why_no_front
 from joulelab.report.inference_words import energy_unit, plus_minus, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
@@ -146,10 +146,10 @@ def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str
     item = rows[0].values["item"]
     named = [(_called(row, rows), row) for row in rows]
     crowded = crowd_notes(named)
-    no_front = crowded and len(rows) > 1 and any(row.energy for row in rows)
+    no_front = why_no_front(rows) if len(rows) > 1 and any(row.energy for row in rows) else ""
     notes = [
         *crowded,
-        *(["No Pareto front is marked for that reason."] if no_front else []),
+        *([f"No Pareto front is marked: {no_front}."] if no_front else []),
         "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations. "
         f"Per second and per {item}: means over all calls in the same windows.",
         *missing,
@@ -177,7 +177,7 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
 def rows_data(record: RunRecord) -> list[dict[str, Any]]:
     """The rows as plain data with net joules, for scripts; parts of a generation are rows as well."""
     rows = inference_rows(record) or inference_rows(record, GENERATION)
-    front, told = pareto(rows), not any(row.crowded for row in rows)
+    front, told = pareto(rows), not why_no_front(rows)
     return [
         {
             "stage": row.stage,

@@ -105,6 +105,14 @@ def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
     return components_of(ancestor).best(policy)
 
 
+def said_below(record: RunRecord, figure: EnergyFigure) -> str:
+    """A short word for a missing figure where the notes say the same at length; empty where they do not."""
+    marker = " not measured"
+    notes = [note.text.replace(marker, "", 1) for note in record.validity.notes if f"{marker}: " in note.text]
+    same = figure.energy_j is None and notes and figure.reason == "; ".join(notes)
+    return "missing: no sensor measured it (why: How far to trust it, below)" if same else ""
+
+
 def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
     """Mean over repeats. Random half-widths average out, the gain error does not."""
     parts = list(figures)

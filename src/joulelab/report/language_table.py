@@ -16,11 +16,12 @@ import numpy as np
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import CROWDED, pairs_of
+from joulelab.report.exam import exam_note
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.held_out_course import TRAIN, Course, is_before
 from joulelab.report.joules import mixes_methods
-from joulelab.report.parts import NOT_METERED, Part, parts_of
-from joulelab.report.payback import teacher_beyond, times_text
+from joulelab.report.parts import NOT_METERED, parts_of
+from joulelab.report.payback import teacher_beyond, teacher_parts, times_text, was_taught
 from joulelab.report.wording import NOTHING
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import energy_text, three_digits
@@ -49,10 +50,11 @@ def language_grid(comparison: Comparison) -> Grid | None:
         "Method|Held-out\nloss, nats>|Training\ntokens/s>|Training\nJ/token>|Teacher\nshare>|"
         "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
     )
-    beyond = f" beyond those of {baseline.label}'s" if baseline and baseline.teacher_share else ""
+    beyond = f" beyond those of {baseline.label}'s" if baseline and was_taught(baseline) else ""
     note = (
         "Equal loss: the worse one's at its end; the better one is charged up to where it had come as far. "
         f"N*: students after which the teacher's joules{beyond} have come back, from student stages alone."
+        + exam_note(rows)
     )
     return make_grid("Language models at equal held-out loss", titles, cells, note)
 
@@ -92,7 +94,7 @@ def _equal_cells(row: Row, baseline: Row | None) -> tuple[str, ...]:
 def _counted(run: ComparedRun) -> list[EnergyFigure]:
     """All joules that an answer is computed from."""
     students = [part for part in parts_of(run.record) if part.stage == TRAIN or is_before(part)]
-    return [part.figure for part in (*students, *_teaching(run))]
+    return [part.figure for part in (*students, *teacher_parts(run))]
 
 
 def _cells_by_first_look(row: Row, baseline: Row) -> tuple[str, ...]:
@@ -121,7 +123,7 @@ def _courses(row: Row, baseline: Row) -> list[tuple[Course, Course]]:
 def _answer(row: Row, baseline: Row, found: Payback) -> str:
     if row.unmetered or baseline.unmetered:
         return f"not known: {NOT_METERED}"
-    if not row.teacher_share:
+    if not was_taught(row):
         return "had no teacher"
     if found.count == 0:
         return f"at once: {found.reason}"
@@ -146,19 +148,9 @@ def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
     if len(known) < len(pairs):
         return None
     saved = Estimate.of_repeats([base_j - own_j for base_j, own_j in known])
-    found = payback(teacher_beyond(row, baseline, _teaching), saved, "a student")
+    found = payback(teacher_beyond(row, baseline, teacher_parts), saved, "a student")
     base_j, own_j = (float(np.mean(side)) for side in zip(*known, strict=True))
     return EqualLoss(float(np.mean(losses)), own_j, base_j, found)
-
-
-def _teaching(run: ComparedRun) -> list[Part]:
-    """What the teacher did for it; its own quality is asked for the report's sake."""
-    return [part for part in parts_of(run.record) if part.shared and not _asks(part)]
-
-
-def _asks(part: Part) -> bool:
-    """How good a teacher is, is no part of its teaching."""
-    return all(stage.endswith("evaluate") for stage in part.stages)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

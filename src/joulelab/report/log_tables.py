@@ -18,12 +18,14 @@ _METHODS = "trapezoid: over the power readings. counter: difference of the devic
 
 def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
     cells = [line for row in rows for line in _lines(row)]
-    return make_grid(f"{log.format}: energy of each device", TITLES, cells, _METHODS)
+    estimated = any(row.energy.component == "cpu_estimate" for row in rows)
+    note = f"{_METHODS} model: estimated from CPU time, not measured." if estimated else _METHODS
+    return make_grid(f"{log.format}: energy of each device", TITLES, cells, note)
 
 
 def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
     energy = row.energy
-    whole = "model" if energy.component == "cpu_estimate" else "counter"
+    whole = "model (estimated)" if energy.component == "cpu_estimate" else "counter"
     ways: list[tuple[str, float | None, float | None, str]] = []
     if energy.trapezoid_j is not None:
         covered = percent_text(energy.seen_s / energy.duration_s if energy.duration_s else None)

@@ -11,12 +11,13 @@ from typing import Any
 from joulelab.report.compare_rows import training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
-from joulelab.report.joules import is_teacher
+from joulelab.report.joules import is_teacher, method_words
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import parts_of
+from joulelab.report.quality_table import equal_repeats
 from joulelab.report.served import served
-from joulelab.report.wording import NOTHING, gram_cell, joules_and_method, ratio
+from joulelab.report.wording import NOTHING, gram_cell, joules_and_method, ratio_cell
 from joulelab.runs.store import age
 from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
@@ -28,6 +29,8 @@ class Cell:
     text: str
     value: float | str | None = None
     moves: str = ""
+    how: str = ""
+    """How its joules were obtained, which stays true while the page moves them."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ _TITLES = {
     "token": "J/token",
     "speed": "tokens/s",
     "inference": "J/inference",
-    "co2e": "gCO2e",
-    "power": "Mean power",
-    "time": "Time",
+    "co2e": "gCO2e, own stages",
+    "power": "Mean power, training",
+    "time": "Time, own stages",
     "hardware": "Hardware",
     "repeats": "Repeats",
     "runs": "Runs",
@@ -104,16 +107,22 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
     measure, full = comparison.measure, row.full_ratio
     quality = Cell(NOTHING)
     if measure and row.quality is not None:
-        bounded = row.interval if row.interval and row.interval.bounded else None
-        quality = Cell(measure.text(row.quality, bounded), measure.sign * row.quality)
+        same = equal_repeats(row)
+        bounded = row.interval if row.interval and row.interval.bounded and not same else None
+        quality = Cell(f"{measure.text(row.quality, bounded)} {same}".strip(), measure.sign * row.quality)
     return {
         "method": Cell(row.label, row.label),
         "models": Cell(*[_models(row.runs[0])] * 2),
         "quality": quality,
         "change": _against_teacher(row, teacher, comparison),
-        "energy": Cell(joules_and_method(row.with_teacher, row.mixed), row.with_teacher.energy_j, "energy"),
+        "energy": Cell(
+            joules_and_method(row.with_teacher, row.mixed),
+            row.with_teacher.energy_j,
+            "energy",
+            method_words(row.with_teacher, row.mixed),
+        ),
         "times": Cell(
-            "1" if full is None else ratio(full.ratio) if full.ratio else NOTHING,
+            NOTHING if full and not full.ratio else ratio_cell(full),
             full.ratio.value if full and full.ratio else 1.0,
             "times",
         ),

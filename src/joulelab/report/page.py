@@ -80,6 +80,7 @@ def page_data(page: Page) -> dict[str, Any]:
         "no_front": page.no_front,
         "stages": list(page.overview.stages) if page.overview else [],
         "no_ratio": list(page.no_ratio),
+        "crowded": list(page.crowded),
         "t_by_inverse_degrees": _t_by_inverse_degrees(),
         "data": page.plain,
     }

@@ -82,6 +82,7 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         pue=stated_pue(records),
         baseline=comparison.baseline,
         no_ratio=tuple(row.label for row in comparison.rows if row.full_ratio and not row.full_ratio.ratio),
+        crowded=tuple(row.label for row in comparison.rows if row.full_ratio and row.full_ratio.crowded),
         shares_teacher=any(row.teacher_share for row in comparison.rows),
         sign=comparison.measure.sign if comparison.measure else 0,
         no_front=why_no_front(comparison),

@@ -45,6 +45,8 @@ class Page:
     baseline: str = ""
     no_ratio: tuple[str, ...] = ()
     """Methods whose joules cannot be set against the baseline's, as an estimate against a measurement."""
+    crowded: tuple[str, ...] = ()
+    """Methods whose ratio says nothing, because others used the cores while joules were estimated."""
     shares_teacher: bool = False
     sign: int = 0
     """1 where more quality is a larger number, -1 where it is a smaller one, 0 where there is none."""

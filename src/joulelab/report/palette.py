@@ -29,12 +29,7 @@ def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]
 def stage_scale(stages: Iterable[str]) -> tuple[list[str], list[str]]:
     """Domain and colours; a stage has the same colour in every figure of a page that is given the same stages."""
     domain = sorted(dict.fromkeys(stages), key=lambda stage: stage in _GREY_STAGES)
-    # what an ancestor took in several stages has the colour of its training, or of the first of them
-    coloured = [stage for stage in domain if stage not in _GREY_STAGES and _first(stage, domain) == stage]
+    # also what an ancestor took in several stages has one of its own: two lines of a legend never look alike
+    coloured = [stage for stage in domain if stage not in _GREY_STAGES]
     colours = {stage: STAGE_HUES[place % len(STAGE_HUES)] for place, stage in enumerate(coloured)}
-    return domain, [colours.get(_first(stage, domain), GREY) for stage in domain]
-
-
-def _first(stage: str, among: list[str]) -> str:
-    parts = sorted(stage.split(" + "), key=lambda part: not part.endswith(".train"))
-    return next((part for part in parts if part in among), stage)
+    return domain, [colours.get(stage, GREY) for stage in domain]

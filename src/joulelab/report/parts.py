@@ -55,6 +55,11 @@ class Part:
         """Its training and the validations in between, which one artefact's bill has under one name."""
         return not _TEACHERS_MAKING.isdisjoint(self.stages)
 
+    @property
+    def is_exam(self) -> bool:
+        """Work that only asks how good the teacher is."""
+        return self.shared and all(stage.endswith("evaluate") for stage in self.stages)
+
 
 def parts_of(record: RunRecord) -> tuple[Part, ...]:
     """Inherited work first, as it came first; idle baselines belong to no bill."""

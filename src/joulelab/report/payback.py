@@ -64,7 +64,12 @@ def paybacks(comparison: Comparison) -> tuple[RowPayback, ...]:
 def taught_rows(comparison: Comparison) -> list[Row]:
     """Methods that trained a student with a teacher's help; a run that only uses a model has its ancestors too."""
     trained = [row for row in comparison.methods if any(not part.inherited for part in student_parts(row.runs[0]))]
-    return [row for row in trained if row.teacher_share or row.unmetered]
+    return [row for row in trained if was_taught(row) or row.unmetered]
+
+
+def was_taught(row: Row) -> bool:
+    """A teacher that was only examined beside it has helped nobody."""
+    return bool(row.teacher_share) and any(teacher_parts(run) for run in row.runs)
 
 
 def student_parts(run: ComparedRun) -> list[Part]:
@@ -73,12 +78,13 @@ def student_parts(run: ComparedRun) -> list[Part]:
 
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
-    return [part for part in parts_of(run.record) if part.shared]
+    """What the teacher did for its students; how good it is was asked for the comparison's sake."""
+    return [part for part in parts_of(run.record) if part.shared and not part.is_exam]
 
 
 def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowPayback:
     def answer(found: Payback | None, reason: str = "") -> RowPayback:
-        beyond = baseline is not None and bool(baseline.teacher_share)
+        beyond = baseline is not None and was_taught(baseline)
         quality = _equal_quality(row, comparison)
         return RowPayback(row.label, comparison.baseline, "student", found, reason, quality, beyond)
 
@@ -110,7 +116,7 @@ def teacher_beyond(row: Row, baseline: Row, of: PartsOf) -> Estimate:
 
     What both had from one teacher was measured once, and its doubt cancels: it stands on neither side.
     """
-    if not baseline.teacher_share:
+    if not was_taught(baseline):
         return _once(row.runs, of)
     keys = [{part.key for part in of(run)} for run in (*row.runs, *baseline.runs)]
     common = set.intersection(*keys) - {None}
@@ -187,7 +193,7 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
     """What the student took while its teacher existed already: its own stages, and the teacher's work for it."""
     own_or_lent = [part for part in parts_of(run.record) if not part.inherited or part.shared]
-    return [part for part in own_or_lent if not part.makes_the_teacher]
+    return [part for part in own_or_lent if not part.makes_the_teacher and not part.is_exam]
 
 
 def _per_item(found: Sequence[Served]) -> Estimate:

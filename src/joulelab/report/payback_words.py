@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from joulelab.report.comparison import Comparison
+from joulelab.report.exam import exam_note
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.payback import RowPayback, paybacks, times_text
 from joulelab.report.wording import NOTHING
@@ -77,6 +78,7 @@ def payback_grid(comparison: Comparison) -> Grid | None:
         f"Students: the teacher's joules{beyond} over what its help saves on the student stages. Tokens or samples: "
         "what the student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the "
         "saving is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
+        + exam_note([row for row in comparison.rows if row.role != "teacher"])
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
     return make_grid("Payback", "Method|Against|Spent\nonce>|Saved by\neach>|Pays back after|95 %!", rows, note)

@@ -22,7 +22,10 @@ _NATS = ("mlm_loss", "clm_loss")
 _TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
 # Results that describe the training, the data or another result, and not how good the model is.
 _BESIDE = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases")
-_NOT_QUALITY = ("agreement", "over_teacher", "calibration_error")
+# `exact_answers` stands beside the held-out loss, which language models are compared by unless it is asked for.
+_NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
+# What a training stage's own objective came to: of the student's, or of the start that it goes on from.
+_TRAINING = ("first_loss", "final_loss")
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,17 @@ class Measure:
 
     @property
     def title(self) -> str:
-        last = self.name.rsplit(".", 1)[-1]
-        if last.endswith("loss"):
+        if self.of_training:
+            return "training loss"
+        if self.name.endswith("loss"):
             return "validation loss"
         return _TITLES.get(self.name, self.name.replace("_", " ").replace(".", " "))
+
+    @property
+    def of_training(self) -> bool:
+        """A loss on what the model was trained with, by the objective of its method."""
+        parts = self.name.split(".")
+        return parts[-1] in _TRAINING or (parts[-1].endswith("loss") and "train" in parts)
 
     @property
     def unit(self) -> str:
@@ -150,7 +160,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _is_quality(measure: str, result: Result) -> bool:
     parts = measure.split(".")
-    if any(part in _BESIDE or part.startswith("epoch_") for part in parts) or parts[-1] in _NOT_QUALITY:
+    if any(part in _BESIDE or part.startswith("epoch_") for part in parts) or parts[-1] in _NOT_QUALITY + _TRAINING:
         return False
     told = parts[-1] in _SHARES + _SCORES or parts[-1].endswith(_FALLING)
     return told or result.trials is not None or result.lower_is_better

@@ -5,7 +5,7 @@ from __future__ import annotations
 from joulelab.report.comparison import Comparison, QualityDifference, Row
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.quality import Measure
-from joulelab.report.wording import NOTHING, p_value
+from joulelab.report.wording import NOTHING, all_equal, p_value
 from joulelab.stats import Interval
 
 
@@ -53,11 +53,19 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
 def _value(row: Row, measure: Measure) -> str:
     if row.quality is None:
         return NOTHING
+    if same := equal_repeats(row):
+        return f"{measure.number(row.quality)} {same}"
     return (
         _with_ends(Interval(row.quality, row.interval.low, row.interval.high), measure)
         if row.interval
         else (measure.number(row.quality))
     )
+
+
+def equal_repeats(row: Row) -> str:
+    """Where the repeats are the sample and all say the same; a share's interval is its test set's."""
+    found = [run.result for run in row.runs if run.quality]
+    return "" if any(result.trials for result in found) else all_equal([result.value for result in found])
 
 
 def _with_ends(interval: Interval, measure: Measure) -> str:

@@ -6,7 +6,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import TRAINING_STAGES
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_table import inference_grids
-from joulelab.report.joules import ancestor_figure, method_words, run_joules
+from joulelab.report.joules import ancestor_figure, method_words, run_joules, said_below
 from joulelab.report.node_tables import node_grids
 from joulelab.report.quality import share_interval
 from joulelab.report.training_table import told_results, training_grids
@@ -42,7 +42,7 @@ def header_grid(record: RunRecord) -> Grid:
         ("attempts", _attempts_text(record)),
     ]
     if record.totals:
-        rows += _total_rows(record.totals)
+        rows += _total_rows(record.totals, said_below(record, record.totals.figure))
         rows += _trust_rows(record)
     else:
         rows.append(("energy", "missing: nothing was recorded"))
@@ -74,8 +74,9 @@ def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
     return rows
 
 
-def _total_rows(totals: Totals) -> list[tuple[str, str]]:
-    rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", figure_text(totals.figure))]
+def _total_rows(totals: Totals, brief: str = "") -> list[tuple[str, str]]:
+    energy = brief or figure_text(totals.figure)
+    rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
     if totals.cpu_estimate.energy_j is not None:
         rows.append(("estimate beside it", figure_text(totals.cpu_estimate)))
     if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":

@@ -6,7 +6,6 @@ several settings, the settings that differ become part of it.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from joulelab.report.compare import Comparison, compare
 from joulelab.runs.groups import GroupRecord, Member, group_records, varying
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import RunRecord
-from joulelab.runs.store import find_folder, load_record, run_folders
+from joulelab.runs.selection import folders_named
+from joulelab.runs.store import load_record
 
 # With more differences than this a label names them no longer; "What differs" does.
 _MOST_IN_A_LABEL = 2
@@ -41,7 +41,7 @@ class Selection:
 
 
 def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Selection:
-    found = [folder for name in names for folder in _folders(store, name)]
+    found = [folder for name in names for folder in folders_named(store, name)]
     folders = list(dict.fromkeys(found))
     if len(folders) == 1 and GroupPaths(folders[0]).record.exists():
         return _with_baseline(_whole_group(folders[0]), baseline)
@@ -59,16 +59,6 @@ def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Se
         raise NotFoundError("none of these groups has a run yet", "`joulelab runs` lists runs and groups")
     selection = _put_together(list(unique.values()), groups, folders[0] if len(folders) == 1 else None)
     return _with_baseline(selection, baseline)
-
-
-def _folders(store: Path, name: str) -> list[Path]:
-    named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
-    if named or not any(mark in name for mark in "*?["):
-        return [find_folder(store, name)]
-    found = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
-    if not found:
-        raise NotFoundError(f"no run fits '{name}' under {store.absolute()}", "`joulelab runs` lists them")
-    return found
 
 
 def _whole_group(folder: Path) -> Selection:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.wording import NOTHING
+from joulelab.report.wording import NOTHING, all_equal
 from joulelab.stats import mean_t
 
 # Result -> its title, and how it is shown: percent, or a plain number
@@ -47,5 +47,7 @@ def _cell(runs: Sequence[ComparedRun], name: str, scale: float) -> str:
     digits = 1 if scale > 1 else 3
     if len(values) == 1:
         return f"{values[0]:.{digits}f}"
+    if same := all_equal(values):
+        return f"{values[0]:.{digits}f} {same}"
     found = mean_t(values)
     return f"{found.value:.{digits}f} ± {found.high - found.value:.{digits}f}"

@@ -133,7 +133,7 @@ def _fastest(sweep: Sweep) -> str:
 def interval_text(interval: Interval | None, text: Text_of) -> str:
     if interval is None:
         return NOTHING
-    if not math.isfinite(interval.high):
+    if not math.isfinite(interval.high) or interval.low == interval.high:
         return text(interval.value)
     # few repeats that differ much give a t interval below 0, where none of these quantities can be
     return f"{text(interval.value)} [{text(max(0.0, interval.low))}, {text(interval.high)}]"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.comparison import Comparison, EnergyRatio, Row
+from joulelab.report.comparison import Comparison, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
 from joulelab.report.inference_compare import use_grid
 from joulelab.report.joules import method_words, methods_in_words
@@ -27,7 +27,7 @@ from joulelab.report.wording import (
     joules,
     joules_and_method,
     rate,
-    ratio,
+    ratio_cell,
 )
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
@@ -97,11 +97,11 @@ def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
     said = f"\n{method_words(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
     without = joules(row.without_teacher) + said
     if not taught:
-        return without, _ratio_cell(row.student_ratio)
+        return without, ratio_cell(row.student_ratio)
     whole = joules(row.with_teacher) + (f"\n{method_words(row.with_teacher, True)}" if row.mixed else "")
     if row.role == "teacher":
-        return NOTHING, whole, NOTHING, NOTHING, _ratio_cell(row.full_ratio)
-    return without, whole, row.teacher_share_text, _ratio_cell(row.student_ratio), _ratio_cell(row.full_ratio)
+        return NOTHING, whole, NOTHING, NOTHING, ratio_cell(row.full_ratio)
+    return without, whole, row.teacher_share_text, ratio_cell(row.student_ratio), ratio_cell(row.full_ratio)
 
 
 def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:
@@ -144,19 +144,6 @@ def _energy_note(comparison: Comparison) -> str:
     )
 
 
-def _ratio_cell(found: EnergyRatio | None) -> str:
-    if found is None:
-        return "1"
-    if found.ratio is None:
-        return f"{NOTHING}\n{found.reason}"
-    if found.resolved:
-        return ratio(found.ratio)
-    if found.crowded:
-        return f"{ratio(found.ratio)}\nnot resolved\n(others used\nthe cores)"
-    needed = f", needs {found.needed}" if found.needed else ""
-    return ratio(found.ratio) + (f"\nnot resolved\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
-
-
 def stage_grid(comparison: Comparison) -> Grid:
     """Stages downwards, methods across: where each method's joules went."""
     rows = comparison.rows
@@ -172,8 +159,17 @@ def stage_grid(comparison: Comparison) -> Grid:
     lines += _trust_lines(rows)
     caption = f"Joules by stage, mean per run ({methods_in_words(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
-    note = "(inherited): another run paid for it; counted once in each bill." if any(key[1] for key in keys) else ""
-    return Grid(caption, columns, tuple(tuple(line) for line in lines), note)
+    return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, keys))
+
+
+def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:
+    """Whose joules a line means, where that could be taken in two ways."""
+    notes = []
+    if any(len(row.runs) > 1 for row in rows):
+        notes.append("Each line is the mean over all runs of a method, whoever paid, so that the lines add up.")
+    if any(inherited for _, inherited in keys):
+        notes.append("(inherited): other runs paid for it; counted once in each bill.")
+    return " ".join(notes)
 
 
 def _stage_order(rows: Sequence[Row]) -> list[tuple[str, bool]]:
@@ -215,9 +211,10 @@ def runs_grid(records: Iterable[RunRecord]) -> Grid:
     rows = [
         (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in listed
     ]
-    note = "A, B or C after the method is the grade of the measurement."
+    note = "Own energy: what the run took itself; `joulelab bill RUN` adds its teacher's and all else that it reused."
     graded = any(record.validity.grade for record in listed)
-    return make_grid("Runs", "Run!|Label|Status!|Quality>|Energy|Time>", rows, note if graded else "")
+    note += " A, B or C after the method is the grade of the measurement." if graded else ""
+    return make_grid("Runs", "Run!|Label|Status!|Quality>|Own energy|Time>", rows, note)
 
 
 def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.joules import method_words
+from joulelab.report.joules import method_words, said_below
 from joulelab.report.wording import NOTHING, percent
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.units import (
@@ -84,7 +84,7 @@ def _speed(record: RunRecord, stage: StageRecord) -> str:
 
 def _energy(record: RunRecord, stage: StageRecord) -> str:
     if stage.j_per_sample is None or stage.best.energy_j is None:
-        return f"missing: {stage.best.reason or 'nothing was measured'}"
+        return said_below(record, stage.best) or f"missing: {stage.best.reason or 'nothing was measured'}"
     spread = ""
     if stage.best.half_width_j is not None and stage.best.energy_j > 0:
         spread = f" ± {percent(stage.best.half_width_j / stage.best.energy_j)}"

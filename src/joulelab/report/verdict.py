@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
+from joulelab.report.exam import exam_sentences
 from joulelab.report.pareto import reading_sentences
 from joulelab.report.payback import paybacks
 from joulelab.report.payback_words import payback_sentence
@@ -18,6 +19,10 @@ from joulelab.units import three_digits
 
 # The meter's note on an estimate shouts this word; it is the text that tells model and uncertainty.
 _ESTIMATE_MARK = "ESTIMATED"
+TRAINING_LOSS = (
+    "A training loss is each method's own objective on what it was trained with: where the objectives differ, lower is "
+    "not better, and no such loss says how good a model is. Compare a held-out figure."
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,8 @@ def _caveats(comparison: Comparison) -> list[str]:
     if comparison.incomplete:
         names = listed([f"{run.label} seed {run.seed} ({run.why})" for run in comparison.incomplete])
         texts.append(f"Not in the comparison because incomplete: {names}.")
+    if comparison.measure and comparison.measure.of_training:
+        texts.append(TRAINING_LOSS)
     texts += crowd_sentences(comparison)
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
@@ -108,6 +115,7 @@ def _caveats(comparison: Comparison) -> list[str]:
     unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown if name not in unmetered))
     if unknown:
         texts.append(f"In no bill, because nobody measured it here: what {listed(unknown)} took to make.")
+    texts += exam_sentences(comparison)
     apart = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
     if apart:
         texts.append(

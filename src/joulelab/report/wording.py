@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.report.comparison import EnergyRatio
 from joulelab.report.joules import method_words
 from joulelab.stats import Interval
 from joulelab.units import energy_text, three_digits, with_prefix
@@ -80,6 +81,20 @@ def ratio(interval: Interval) -> str:
     return f"{text} [{', '.join(ends)}]"
 
 
+def ratio_cell(found: EnergyRatio | None) -> str:
+    """A multiple of the baseline, under it what keeps it from being resolved; the baseline itself is 1."""
+    if found is None:
+        return "1"
+    if found.ratio is None:
+        return f"{NOTHING}\n{found.reason}"
+    if found.resolved:
+        return ratio(found.ratio)
+    if found.crowded:
+        return f"{ratio(found.ratio)}\nnot resolved\n(others used\nthe cores)"
+    needed = f", needs {found.needed}" if found.needed else ""
+    return ratio(found.ratio) + (f"\nnot resolved\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
+
+
 def _decimals(value: float) -> int:
     return 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 3
 
@@ -116,6 +131,11 @@ def grams(low_g: float, high_g: float) -> str:
 
 def rate(value: float | None, unit: str) -> str:
     return NOTHING if value is None else with_prefix(value, unit) if unit else three_digits(value)
+
+
+def all_equal(values: Sequence[float]) -> str:
+    """`(n=2, equal)`, which says more than an interval without width; empty where repeats differ or there is one."""
+    return f"(n={len(values)}, equal)" if len(values) > 1 and len(set(values)) == 1 else ""
 
 
 def listed(words: Sequence[str]) -> str:

@@ -43,7 +43,14 @@
   function ratioText(method, state) {
     if (method === report.baseline) return "1";
     if (report.no_ratio.includes(method)) return "-";
-    return window.view.ratioWords(window.view.ratio(runsOf(method, state), runsOf(report.baseline, state)));
+    const found = window.view.ratio(runsOf(method, state), runsOf(report.baseline, state));
+    return window.view.ratioWords(found) + window.view.doubtWords(found, report.crowded.includes(method));
+  }
+
+  // How the joules shown were obtained: the other scopes hold measured joules alone.
+  function how(cell, state) {
+    const words = ["policy", "pue"].includes(state.scope) ? cell.dataset.how : "measured";
+    return words ? " (" + words + ")" : "";
   }
 
   // Some of its work was not metered: it took these joules at least.
@@ -92,7 +99,8 @@
       row.querySelectorAll("[data-moves]").forEach((cell) => {
         const energy = cell.dataset.moves === "energy";
         const bound = isBound(row) && Number.isFinite(total) ? "≥ " : "";
-        const text = energy ? bound + energyText(total) : ratioText(row.dataset.method, state);
+        const known = Number.isFinite(total) ? how(cell, state) : "";
+        const text = energy ? bound + energyText(total) + known : ratioText(row.dataset.method, state);
         cell.textContent = window.view.isFirst() ? firstTexts.get(cell) : text;
         cell.closest("td").dataset.value = energy ? total : parseFloat(text);
       });
@@ -191,6 +199,8 @@
       const text = state.n === 1 ? "1 student" : state.n + " students";
       document.getElementById("students-count").textContent = text;
       students.setAttribute("aria-valuetext", text);
+      document.getElementById("teacher-words").textContent =
+        state.n === 1 ? "teacher included" : "teacher shared by " + text;
     }
     fill(state);
     filter(state);

@@ -43,7 +43,7 @@
     return [middle, both > 0 ? t(both ** 2 / spread) * Math.sqrt(both) : 0];
   }
 
-  // [value, low, high], or null where joules are missing; each run is {seed, joules, devices, gain}.
+  // [value, low, high, repeats], or null where joules are missing; each run is {seed, joules, devices, gain}.
   function ratio(ours, theirs) {
     const pairs = pairsOf(ours, theirs);
     const sides = pairs.length ? [0, 1].map((side) => pairs.map((pair) => pair[side])) : [ours, theirs];
@@ -54,10 +54,18 @@
       const scale = sides.map((side) => Math.log1p(Math.max(...side.map((run) => run.gain))) ** 2);
       half = Math.sqrt(half ** 2 + scale[0] + scale[1]);
     }
-    return [middle, middle - half, middle + half].map(Math.exp);
+    return [...[middle, middle - half, middle + half].map(Math.exp), Math.min(sides[0].length, sides[1].length)];
   }
 
   window.view.ratio = ratio;
+  // What keeps a ratio from being resolved, in the words of the tables; empty where nothing does.
+  window.view.doubtWords = (found, crowded) => {
+    if (!found) return "";
+    const [, low, high, repeats] = found;
+    if (crowded) return "\nnot resolved\n(others used\nthe cores)";
+    if (low > 1 || high < 1) return "";
+    return repeats > 1 ? "\nnot resolved\n(n=" + repeats + ")" : "\none seed";
+  };
   window.view.ratioWords = (found) => {
     if (!found) return "-";
     const [value, low, high] = found;

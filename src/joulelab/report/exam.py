@@ -1,0 +1,42 @@
+"""The teacher's exam: how good it is was asked for the comparison's sake, and teaches nobody.
+
+It is in the bills, because somebody spent it, and in no payback, because the next student does not ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.report.comparison import Comparison, Row
+from joulelab.report.parts import Part, parts_of
+from joulelab.report.wording import listed
+from joulelab.units import energy_text
+
+_NOT_PAID_BACK = "The teacher's exam is not counted: it tells how good the teacher is, and helps no student."
+
+
+def exam_note(rows: Sequence[Row]) -> str:
+    """For a table of paybacks, with a space before it; empty where no bill has an exam in it."""
+    return f" {_NOT_PAID_BACK}" if any(_exams(row) for row in rows) else ""
+
+
+def exam_sentences(comparison: Comparison) -> list[str]:
+    """In whose bills it is, and how much of them; the teacher's own row is about the teacher."""
+    by_row = {row.label: exams for row in comparison.rows if row.role != "teacher" and (exams := _exams(row))}
+    if not by_row:
+        return []
+    means_j = {label: sum(part.figure.energy_j or 0.0 for part in exams) for label, exams in by_row.items()}
+    for row in comparison.rows:
+        if row.label in means_j:
+            means_j[row.label] /= len(row.runs)
+    ends = dict.fromkeys(energy_text(end(means_j.values())) for end in (min, max))
+    bills = "bill" if len(by_row) == 1 else "bills"
+    return [
+        f"The teacher's exam ({' to '.join(ends)}) is in the {bills} of {listed(list(by_row))}: it was asked for the "
+        "comparison's sake, and is in no payback."
+    ]
+
+
+def _exams(row: Row) -> list[Part]:
+    parts = [part for run in row.runs for part in parts_of(run.record)]
+    return [part for part in parts if part.is_exam and part.figure.energy_j is not None]

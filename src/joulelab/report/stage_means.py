@@ -1,0 +1,70 @@
+"""Where a method's joules went: a line per piece of work, mean over all runs of the row, so that the lines add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from joulelab.meter.figures import EnergyFigure, total
+from joulelab.report.comparison import ComparedRun, StageMean
+from joulelab.report.joules import known_sum
+from joulelab.report.parts import Part, parts_of
+
+Line = tuple[str, bool]
+"""Its name, and whether it is a line of inherited work."""
+
+
+def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
+    """Inherited work first, as it came first, then the rest in order.
+
+    What one seed made and the others inherit is one line: which of them paid is chance. A run without the work counts
+    as 0 J of it, and a run without any joules is in no mean, as it is in no sum.
+    """
+    bills = [parts_of(run.record) for run in runs]
+    lines: dict[Line, dict[int, list[Part]]] = {}
+    joined = _joined(bills)
+    for place, parts in enumerate(bills):
+        for part in parts:
+            line = (part.stage, True) if part.inherited else (joined.get(part.stage, part.stage), part.stage in joined)
+            lines.setdefault(line, {}).setdefault(place, []).append(part)
+    billed = [place for place, run in enumerate(runs) if run.joules.with_teacher.energy_j is not None]
+    means = [
+        StageMean(name, _all_inherited(by_run), _mean(by_run, billed or range(len(runs))))
+        for (name, _), by_run in lines.items()
+    ]
+    return tuple(sorted(means, key=lambda mean: not mean.inherited))
+
+
+def _joined(bills: Sequence[Sequence[Part]]) -> dict[str, str]:
+    """Own stages that stand with the same work of other runs, which inherit it perhaps as several stages in one.
+
+    Not where a run has both itself: a student's training is not that of the student it goes on from.
+    """
+    inherited = {part.stage: part.stages for bill in bills for part in bill if part.inherited}
+    for bill in bills:
+        names, own = ({part.stage for part in bill if part.inherited is paid} for paid in (True, False))
+        inherited = {name: stages for name, stages in inherited.items() if name not in names or own.isdisjoint(stages)}
+    return {stage: name for name, stages in inherited.items() for stage in stages} | {name: name for name in inherited}
+
+
+def _all_inherited(by_run: Mapping[int, Sequence[Part]]) -> bool:
+    return all(part.inherited for parts in by_run.values() for part in parts)
+
+
+def _mean(by_run: Mapping[int, Sequence[Part]], billed: Sequence[int]) -> EnergyFigure:
+    """Work that several runs share is one measurement, known by its key: repeating it makes it no surer."""
+    once: dict[object, list[EnergyFigure]] = {}
+    for place, parts in by_run.items():
+        if place in billed:
+            keys = frozenset(part.key for part in parts)
+            figures = [part.figure for part in parts]
+            known = figures[0] if len(figures) == 1 else known_sum(figures)
+            once.setdefault(place if None in keys else keys, []).append(known)
+    if not once:
+        return next(iter(by_run.values()))[0].figure
+    mean = total([figure for figures in once.values() for figure in figures])
+    if mean.energy_j is None:
+        return mean
+    doubts_j = [len(figures) * (figures[0].half_width_j or 0.0) for figures in once.values()]
+    halves = {"half_width_j": math.hypot(*doubts_j) / len(billed)}
+    return mean.model_copy(update={"energy_j": mean.energy_j / len(billed), **halves})
