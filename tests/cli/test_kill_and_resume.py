@@ -6,6 +6,7 @@ is how a run is cut, and every further program would cost its seconds of importi
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -75,6 +76,7 @@ def whole(world, ended):
     store, _ = world
     done = joulelab("run", "--resume", "cut", "--runs-dir", store)
     assert done.returncode == 0, done.stderr
+    assert int(re.search(r"student.train goes on from step (\d+)", done.stderr).group(1)) >= ENDED_AT
     return shown(store, "cut")
 
 

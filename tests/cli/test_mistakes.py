@@ -31,6 +31,8 @@ from commands import joulelab, joulelab_here
         (["sft-tiny", "--data-script", "logit_caching"], "uses nothing that logit_caching makes"),
         (["sft-tiny", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
         (["demo-labels", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
+        (["kd-tiny", "--budget", "20Mtokens", "budget.tokens=10"], "--budget 20Mtokens and budget.tokens=10 both say"),
+        (["kd-tiny", "--budget", "5kJ", "budget={tokens: 10}"], "both say how much"),
         (["demo-kd", "seed=4294967296"], "seed: expected less than or equal to 4294967295"),
     ],
 )

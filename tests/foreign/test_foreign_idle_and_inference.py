@@ -82,3 +82,34 @@ def test_mistakes_are_answered_with_2(deit, joulelab_here, words, message):
     assert code == 2
     assert message in err + " " + out
     assert "Traceback" not in err
+
+
+@pytest.fixture
+def estimated_run(tmp_path):
+    """The folder of a run in which nothing was measured: CPU time, and watts out of a table."""
+    cpu = {"device": "estimate:cpu", "component": "cpu_estimate", "name": "a CPU", "facts": {"w_per_thread": 2.5}}
+    header = {"kind": "header", "mono_ns": 10**9, "wall_minus_mono_s": 0.0, "interval_s": 1.0, "devices": [cpu]}
+    lines = [
+        {"kind": "estimate", "device": "estimate:cpu", "mono_ns": tick * 10**9, "busy_thread_s": 2.0 * tick}
+        for tick in range(1, 12)
+    ]
+    (tmp_path / "run" / "trace").mkdir(parents=True)
+    (tmp_path / "run" / "trace" / "here.1.jsonl").write_text("\n".join(map(json.dumps, [header, *lines])))
+    return tmp_path / "run"
+
+
+def test_the_estimate_of_a_runs_folder_is_called_estimated(estimated_run, joulelab_here):
+    code, out, _ = joulelab_here("import", estimated_run)
+    assert code == 0
+    assert "model (estimated)" in out and "50.0" in out
+    (estimated_run / "trace" / "there.1.jsonl").write_text("{}")
+    code, _, err = joulelab_here("import", estimated_run)
+    assert code == 2
+    assert "name one of them" in err and "there.1.jsonl" in err
+
+
+@pytest.mark.parametrize("verb", [["import"], ["infer", "--from-log"]])
+def test_joules_per_inference_are_refused_where_nothing_was_measured(estimated_run, joulelab_here, verb):
+    code, out, err = joulelab_here(*verb, estimated_run, "--latency-ms", 40)
+    assert (code, out) == (2, "")
+    assert "nothing in it was measured" in err

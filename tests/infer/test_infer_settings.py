@@ -6,22 +6,17 @@ import sys
 
 import pytest
 
-from joulelab.cli.infer_flags import FLAGS, infer_settings
+from joulelab.cli.infer_flags import FLAGS, checked_settings
 from joulelab.cli.infer_log import infer_from_log
 from joulelab.data import samples
 from joulelab.data.cores import usable_cores
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.infer.infer_config import InferSpec
-from joulelab.runs.spec import check
-
-
-def settings(model, **flags):
-    absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
-    return infer_settings({**absent, "model": model, **flags})
 
 
 def spec(model, **flags):
-    return check(settings(model, **flags))
+    absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
+    return checked_settings({**absent, "model": model, **flags})
 
 
 def test_every_combination_is_a_row_and_rows_of_one_input_stand_together():
@@ -53,6 +48,9 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
     [
         ("deit-t", {"batch_size": "1,x"}, "no list of whole numbers"),
         ("deit-t", {"target_ci": "soon"}, "no percentage"),
+        ("deit-t", {"target_ci": "2"}, "--target-ci 2 is 200 %"),
+        ("deit-t", {"batch_size": "4,0"}, "--batch-size: expected greater than or equal to 1, found 0"),
+        ("deit-t", {"overrides": ["batch_sizes=[0]"]}, "batch_sizes.0: expected"),
         ("deit-t", {"mode": "eagre"}, "eager"),
         ("deit-t", {"seq_length": "128"}, "takes images"),
         ("bert", {"norm": "pre-rms"}, "norms can be chosen"),
@@ -61,9 +59,13 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"size": "tiny"}, "about models of `joulelab zoo`"),
         ("smollm2", {"weights": "published"}, "brings its own"),
         ("deit-t", {"max_time": 9.0}, "add --target-ci"),
-        ("deit-t", {"target_ci": "2%", "max_time": 3.0, "min_run_time": 5.0}, "max_time_s (3 s) is shorter"),
-        ("deit-t", {"batch_size": "1,8,1"}, "batch_sizes: 1 is named twice"),
-        ("deit-t", {"mode": "eager,eager"}, "modes: eager is named twice"),
+        (
+            "deit-t",
+            {"target_ci": "2%", "max_time": 3.0, "min_run_time": 5.0},
+            "--max-time (3 s) is shorter than --min-run-time",
+        ),
+        ("deit-t", {"batch_size": "1,8,1"}, "--batch-size: 1 is named twice"),
+        ("deit-t", {"mode": "eager,eager"}, "--mode: eager is named twice"),
         ("smollm2", {"generate": True, "seq_length": "32"}, "prompt_tokens and new_tokens"),
         ("deit-t", {"batch_size": ","}, "',' names nothing"),
         ("deit-t", {"overrides": ["dtypes=[]"]}, "there is no row to measure"),

@@ -1,4 +1,6 @@
-from joulelab.runs.environment import REDACTED, commit, redact, snapshot, variables
+import subprocess
+
+from joulelab.runs.environment import REDACTED, commit, package_commit, redact, snapshot, variables
 
 
 def test_anything_that_looks_like_a_secret_is_redacted(monkeypatch):
@@ -37,16 +39,31 @@ def test_a_snapshot_is_taken_on_a_system_without_core_affinity_as_macos_is(monke
     assert cpu["usable_threads"] == cpu["threads"]
 
 
-def test_a_commit_is_told_dirty_or_clean(tmp_path):
-    import subprocess
-
+def _repository(folder):
     def git(*words):
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+        subprocess.run(["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
 
     git("init", "-q")
-    (tmp_path / "a").write_text("1")
+    (folder / "a").write_text("1")
     git("add", "a")
     git("commit", "-qm", "a")
+
+
+def test_the_commit_of_a_package_is_its_own_and_not_that_of_the_folder_it_is_installed_in(tmp_path, monkeypatch):
+    _repository(tmp_path)
+    (tmp_path / "venv").mkdir()
+    installed = tmp_path / "venv" / "__init__.py"
+    installed.write_text("")
+    assert package_commit(installed) == {"commit": None, "dirty": None}
+    assert package_commit(tmp_path / "a") == commit(tmp_path) != {"commit": None, "dirty": None}
+    monkeypatch.chdir(tmp_path)
+    found = snapshot()
+    assert found["code"] == commit(tmp_path)
+    assert found["joulelab_code"]["commit"] != found["code"]["commit"]
+
+
+def test_a_commit_is_told_dirty_or_clean(tmp_path):
+    _repository(tmp_path)
     assert commit(tmp_path)["dirty"] is False
     (tmp_path / "a").write_text("2")
     assert commit(tmp_path)["dirty"] is True

@@ -123,6 +123,41 @@ def test_every_shipped_experiment_is_valid():
         assert check_group(settings, {})[1] if is_group(settings) else load_spec(name)
 
 
+def test_a_group_whose_baseline_is_nobodys_label_is_refused_with_the_labels_there_are():
+    from joulelab.runs.groups import check_group
+
+    with pytest.raises(ConfigError) as refusal:
+        check_group({**read_layers("demo"), "baseline": "label only"}, {})
+    assert "'label only'" in refusal.value.message
+    assert "labels only" in str(refusal.value.hint)
+
+
+def test_an_unknown_key_of_a_member_is_answered_with_the_known_ones():
+    from joulelab.runs.groups import check_group
+
+    with pytest.raises(ConfigError) as refusal:
+        check_group({"name": "g", "baseline": "a", "members": [{"experiment": "demo-kd", "zzz": 1}]}, {})
+    known = "known here: members.0.experiment, members.0.overrides, members.0.seeds"
+    assert refusal.value.message == f"unknown setting members.0.zzz; {known}"
+    assert "explain" not in str(refusal.value.hint)
+
+
+def test_a_group_finds_the_experiments_that_lie_beside_it(tmp_path, monkeypatch):
+    from joulelab.runs.groups import check_group
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "a.yaml").write_text("extends: b.yaml\nlabel: a\n")
+    (tmp_path / "mine" / "b.yaml").write_text("extends: demo-kd\n")
+    (tmp_path / "here.yaml").write_text("extends: demo-kd\nlabel: here\n")
+    (tmp_path / "mine" / "group.yaml").write_text(
+        "baseline: a\nmembers:\n  - {experiment: a.yaml}\n  - {experiment: here.yaml}\n  - {experiment: demo-kd}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    group, specs = check_group(read_layers("mine/group.yaml"), {})
+    assert [spec.name for spec in specs] == ["a", "here", "demo-kd"]
+    assert group.members[0].experiment == str(tmp_path / "mine" / "a.yaml").removeprefix(f"{tmp_path}/")
+
+
 def test_a_misspelt_key_of_a_group_is_answered_like_any_other():
     from joulelab.runs.groups import check_group
 
@@ -151,6 +186,9 @@ def test_a_setting_is_found_in_whichever_pipeline_has_it():
     assert [row.key for row in explained().rows if row.key == "seed"] and "kd" in explained().pipelines
     with pytest.raises(NotFoundError, match=r"did you mean 'min_run_time_s'") as unknown:
         explained("min_runtime_s")
+    with pytest.raises(UsageError, match="kd-tiny is an experiment") as refusal:
+        explained("kd-tiny")
+    assert "joulelab run kd-tiny --dry-run" in str(refusal.value.hint)
     assert "infer" in unknown.value.hint
 
 

@@ -13,6 +13,7 @@ from joulelab.meter.trace import LineFile, header
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, group_records, queue_members
 from joulelab.runs.paths import slug
+from joulelab.runs.selection import run_folders_of
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
 
@@ -29,6 +30,13 @@ def started(store, pid=None, host=None, boot_id=None):
     head = header(program_pid=os.getpid() if pid is None else pid, devices=[], missing=[], interval_s=0.5)
     trace.append({**head, "host": host or head["host"], "boot_id": boot_id or head["boot_id"]})
     return paths
+
+
+def test_runs_are_named_by_patterns_too_and_one_that_fits_nothing_is_told(store):
+    paths = [create_run(store, load_spec(name)) for name in ("demo-kd", "demo-kd", "demo-labels")]
+    assert set(run_folders_of(store, ["demo-kd-*", paths[0].run_id])) == {run.folder for run in paths[:2]}
+    with pytest.raises(NotFoundError, match="no run fits 'kd-"):
+        run_folders_of(store, ["kd-*"])
 
 
 def dead_pid():

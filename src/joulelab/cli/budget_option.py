@@ -17,14 +17,32 @@ _JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "GJ": 1e9, "Wh": J_PER_WH, "kWh": J_P
 _TOKENS = {"tokens": 1, "ktokens": 1_000, "Mtokens": 1_000_000, "Gtokens": 1_000_000_000}
 
 
-def budget_settings(text: str, experiment: str) -> list[str]:
+_LIMITS = ("budget.energy_j", "budget.tokens", "training.max_energy_j", "training.max_tokens")
+
+
+def budget_settings(text: str, experiment: str, overrides: Iterable[str] = ()) -> list[str]:
     """As `key.path=value`. It takes the place of the experiment's own limits, so that one thing alone is equal."""
+    _require_no_other_limit(text, overrides)
     energy_j, tokens = parse_budget(text)
     if all("budget" in model.model_fields for model in _models(experiment)):
         found = {"budget.energy_j": energy_j, "budget.tokens": tokens}
     else:
         found = {"training.max_energy_j": energy_j, "training.max_tokens": tokens, "training.epochs": None}
     return [f"{key}={'null' if value is None else value}" for key, value in found.items()]
+
+
+def _require_no_other_limit(text: str, overrides: Iterable[str]) -> None:
+    """Two answers to one question: whichever held, it would be the wrong one for somebody."""
+    from joulelab.runs.spec import parse_overrides
+
+    given = parse_overrides(overrides)
+    for key in _LIMITS:
+        section, _, name = key.partition(".")
+        inside = given.get(section)
+        if isinstance(inside, dict) and inside.get(name) is not None:
+            raise UsageError(
+                f"--budget {text} and {key}={inside[name]} both say how much may be trained", "leave one of them out"
+            )
 
 
 def parse_budget(text: str) -> tuple[float | None, int | None]:

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from joulelab.cli.options import RunsDir
+from joulelab.cli.options import RunsDir, SeveralRuns
 from joulelab.errors import UsageError
 
 
 def export(
-    names: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs or groups: id, part of it, folder, `last`.")
-    ],
+    names: SeveralRuns,
     to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
     runs_dir: RunsDir = None,
 ) -> None:
@@ -26,6 +24,8 @@ def export(
     Examples:
 
       joulelab export last --to tensorboard && tensorboard --logdir runs
+
+      joulelab export 'demo-kd-*' --to wandb
 
       joulelab export last --to mlflow && mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
     """

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def import_log(
-    file: Annotated[Path, typer.Argument(help="The log; its kind is told by what stands in it.")],
+    file: Annotated[
+        Path, typer.Argument(help="The log, or a run's folder for its trace; its kind is told by what stands in it.")
+    ],
     time_zone: Annotated[
         str | None,
         typer.Option("--time-zone", metavar="ZONE", help="Zone of stamps without an offset: Europe/Berlin, +02:00."),
@@ -82,11 +84,13 @@ def _print_log(
     log: PowerLog, file: Path, idle: str | None, idle_watts: float | None, latency_ms: float | None, as_json: bool
 ) -> None:
     from joulelab.meter.foreign.busy_idle import IdleGiven, parse_idle
-    from joulelab.meter.foreign.summary import figures, summary_data, with_energy
+    from joulelab.meter.foreign.summary import figures, require_inference, summary_data, with_energy
 
     window_s = None if idle is None else parse_idle(idle, log)
     latency_s = None if latency_ms is None else latency_ms / 1000
     rows = with_energy(log, figures(log, IdleGiven(window_s, idle_watts), latency_s))
+    if latency_s is not None:
+        require_inference(log, rows)
     if as_json:
         import json
 

@@ -118,7 +118,11 @@ def infer(
     ] = None,
     from_log: Annotated[
         Path | None,
-        typer.Option("--from-log", metavar="FILE", help="Measure nothing: joules per inference out of a power log."),
+        typer.Option(
+            "--from-log",
+            metavar="FILE",
+            help="Measure nothing: joules per inference out of a power log or a run's folder.",
+        ),
     ] = None,
     latency_ms: Annotated[
         float | None, typer.Option("--latency-ms", metavar="L", help="With --from-log: milliseconds per inference.")
@@ -183,12 +187,11 @@ def infer(
         return
     if distilled_by is not None:
         raise UsageError("--distilled-by belongs to a comparison", "name the teacher's run with --against RUN")
-    from joulelab.cli.infer_flags import infer_settings
+    from joulelab.cli.infer_flags import checked_settings
     from joulelab.cli.run import start_run
-    from joulelab.runs.spec import check
     from joulelab.runs.store import store_root
 
-    spec, store = check(infer_settings(context.params)), store_root(runs_dir)
+    spec, store = checked_settings(context.params), store_root(runs_dir)
     if not as_json or dry_run:
         start_run(store, spec, dry_run, as_json=as_json)
         return

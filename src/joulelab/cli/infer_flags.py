@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from joulelab.errors import UsageError
+from joulelab.errors import ConfigError, UsageError
+
+if TYPE_CHECKING:
+    from joulelab.runs.spec import RunSpec
 
 
 def _numbers(text: str) -> list[int]:
@@ -29,7 +33,10 @@ def _share(text: str) -> float:
         value = float(number)
     except ValueError:
         raise UsageError(f"--target-ci '{text}' is no percentage", "write 2% or 0.02") from None
-    return value / 100 if text.strip().endswith("%") else value
+    share = value / 100 if text.strip().endswith("%") else value
+    if not 0 < share < 1:
+        raise UsageError(f"--target-ci {text} is {100 * share:g} % of the energy", "write 2% (or 0.02) for two percent")
+    return share
 
 
 # flag -> setting and reader; a reader of None takes the value as typer read it
@@ -51,6 +58,29 @@ FLAGS: Mapping[str, tuple[str, Callable[[str], Any] | None]] = {
     "require": ("energy.require", None),
     "require_grade": ("energy.require_grade", None),
 }
+
+
+def checked_settings(params: Mapping[str, Any]) -> RunSpec:
+    """The settings, or what is wrong with them in the words of the command line."""
+    from joulelab.runs.spec import check
+
+    settings = infer_settings(params)
+    try:
+        return check(settings)
+    except ConfigError as error:
+        message = _in_options(error.message, [name for name in FLAGS if params[name] is not None])
+        hint = "`joulelab infer --help` describes the options; nothing was started"
+        raise ConfigError(message, error.hint if message == error.message else hint) from None
+
+
+def _in_options(message: str, given: Iterable[str]) -> str:
+    """`norms.0: expected ...` is about --norm, where that is how it was set."""
+    for name in given:
+        key, option = re.escape(FLAGS[name][0]), "--" + name.replace("_", "-")
+        message = re.sub(rf"^{key}(\.\d+)?:", f"{option}:", message, flags=re.MULTILINE)
+        if "_" in key:  # no word of a sentence
+            message = re.sub(rf"\b{key}\b", option, message)
+    return message
 
 
 def infer_settings(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def infer_from_log(
 ) -> None:
     from joulelab.meter.foreign.gather import TimeRule
     from joulelab.meter.foreign.recognise import read_power_log
-    from joulelab.meter.foreign.summary import figures, summary_data, with_energy
+    from joulelab.meter.foreign.summary import figures, require_inference, summary_data, with_energy
 
     if latency_ms is None:
         raise UsageError("a log tells watts, and joules per inference need its duration", "add --latency-ms 4.37")
@@ -40,6 +40,7 @@ def infer_from_log(
     _require_use_of(rule, log)
     given, source = _idle(idle_from, log, rule)
     rows = [_sourced(row, source) for row in with_energy(log, figures(log, given, latency_ms / 1000))]
+    require_inference(log, rows)
     _require_busy_above_idle(rows)
     if as_json:
         import json

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import AsJson, RunsDir, SeveralRuns
 from joulelab.errors import JoulelabError, UsageError
 
 
 def pack(
-    names: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="Runs or groups: id, part of it, folder, `last`.")
-    ],
+    names: SeveralRuns,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="x.tar.gz or x.zip.")],
     ancestors: Annotated[
         bool, typer.Option("--ancestors", help="Also the runs that made what these runs reused, teachers say.")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from joulelab.runs.listeners import Progress
 from joulelab.units import duration_text
+
+if TYPE_CHECKING:
+    from rich.progress import Task
 
 
 class PlainProgress:
@@ -34,7 +38,8 @@ class PlainProgress:
         self._text = text or self._text
 
     def say(self, text: str) -> None:
-        self.finish()
+        if self._text:  # a stage of which nothing is known yet keeps its line for its end
+            self.finish()
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> None:
@@ -89,18 +94,23 @@ class BarProgress:
             self._bars.update(self._task, completed=done)
 
     def say(self, text: str) -> None:
-        self.finish()
+        if self._stage and self._live.fields["text"]:
+            self.finish()
         self._bars.console.print(text, markup=False, highlight=False)
 
     def finish(self) -> None:
         """A finished bar becomes a line above the live one, so the screen reads as a log of stages."""
         if self._stage:
-            task = next(task for task in self._bars.tasks if task.id == self._task)
+            task = self._live
             took = duration_text(task.elapsed or 0.0)
             tail = f"  {task.fields['text']}" if task.fields["text"] else ""
             self._bars.remove_task(self._task)
             self._bars.console.print(f"  {self._stage:<22} {took:>10}{tail}", markup=False, highlight=False)
             self._stage = ""
+
+    @property
+    def _live(self) -> Task:
+        return next(task for task in self._bars.tasks if task.id == self._task)
 
 
 def watching() -> PlainProgress | BarProgress:

@@ -138,7 +138,7 @@ def run(
         demanded = {"require": require, "require_grade": require_grade}
         asked = [f"energy.{key}={value}" for key, value in demanded.items() if value is not None]
         asked += script_settings(data_script, experiment, overrides or []) if data_script else []
-        asked += budget_settings(budget, experiment) if budget else []
+        asked += budget_settings(budget, experiment, overrides or []) if budget else []
         share = read_share(shard, only, data_script)
         start(store, experiment, [*asked, *(overrides or [])], dry_run, as_json, run_dir, only, share)
 
@@ -177,7 +177,7 @@ def start(
 
     With a `share` it is a run of its own that does this share of the teacher's work, and is done then.
     """
-    from joulelab.runs.groups import check_group, create_group, is_group
+    from joulelab.runs.groups import check_group, create_group, is_group, label_of
     from joulelab.runs.spec import check, merge, parse_overrides, read_experiment, read_layers
 
     settings, changes = read_layers(experiment), parse_overrides(overrides)
@@ -187,7 +187,10 @@ def start(
         group, specs = check_group(settings, changes)
         require_inputs(specs)
         if dry_run:
-            print_settings({f"{spec.name} seed {spec.seed}": spec.model_dump(mode="json") for spec in specs}, as_json)
+            named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
+            print_settings(
+                {name: spec.model_dump(mode="json") for name, spec in zip(named, specs, strict=True)}, as_json
+            )
             return
         made = create_group(store, specs, name=group.name, about=group.about, baseline=group.baseline)
         run_group_folder(made.folder, as_json)
@@ -282,6 +285,7 @@ def require_inputs(specs: list[RunSpec]) -> None:
 
 
 def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> None:
+    from joulelab.runs.paths import RunPaths
     from joulelab.runs.store import find_folder, load_record
     from joulelab.runs.yaml_text import read_mapping
 
@@ -299,6 +303,8 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
     elif record.status == "running":  # as derived from the trace: somebody is alive behind it
         raise UsageError(f"{record.run_id} is still running", "wait for it or end it first")
     else:
+        for stage, step in RunPaths(folder).checkpointed_steps().items():
+            print(f"{stage} goes on from step {step}, where its last checkpoint is", file=sys.stderr)
         run_folder(folder, as_json, part)
 
 

@@ -67,7 +67,7 @@ class InferSpec(RunSpec):
     folders, hub ids) have one size."""
     weights: str = ""
     """For our own encoders and the zoo: `published`, a folder or a hub id; empty: drawn from the seed, which takes the
-    same time and joules."""
+    same time and nearly the same joules."""
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
     """Items in a call, one row of the table for each."""
     seq_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()

@@ -114,7 +114,8 @@ def _cast(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
 def _encoder_notes(spec: InferSpec, case: Case) -> tuple[str, ...]:
     width = SHAPES[spec.model].width
     said = {
-        "weights drawn from the seed: time and joules are those of trained ones": not spec.weights,
+        "weights drawn from the seed: time is that of trained ones, joules nearly (not measured: a GPU's power "
+        "follows its data a little)": not spec.weights,
         "fastest: norms' scales inside the matrices, and of the last block only the token that the head reads": (
             case.mode == "fastest"
         ),

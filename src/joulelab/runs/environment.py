@@ -42,6 +42,7 @@ def snapshot() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "command": [redact("", part) for part in sys.argv],
         "joulelab": joulelab.__version__,
+        "joulelab_code": package_commit(Path(joulelab.__file__)),
         "machine_profile": profile_id(),
         "cpu": {
             "model": processor_name(),
@@ -87,6 +88,14 @@ def commit(folder: Path) -> dict[str, Any]:
     head = _git(folder, "rev-parse", "HEAD")
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {"commit": head, "dirty": None if status is None else bool(status)}
+
+
+def package_commit(module: Path) -> dict[str, Any]:
+    """As `commit`, of a package that is itself a checkout; one installed into a folder of somebody's repository is not
+    that repository's code, which git tells by not tracking its files."""
+    if shutil.which("git") is None or _git(module.parent, "ls-files", "--error-unmatch", module.name) is None:
+        return {"commit": None, "dirty": None}
+    return commit(module.parent)
 
 
 def _git(folder: Path, *words: str) -> str | None:

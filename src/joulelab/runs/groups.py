@@ -22,12 +22,17 @@ from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment
 from joulelab.runs.spec_errors import explain
 from joulelab.runs.store import is_alive, load_record
 
+_KEYS = (
+    "a group has about, baseline and members, and a member experiment, seeds and overrides (a label of its own goes "
+    "into overrides); `joulelab run demo --dry-run` shows one"
+)
+
 
 class MemberSpec(Section):
     """One experiment of the group, run once per seed."""
 
     experiment: str
-    """Name of the experiment."""
+    """Name of an experiment, or a YAML file; a relative path is looked for beside the group's own file first."""
     seeds: tuple[int, ...] = (0,)
     """One run for each of these seeds."""
     overrides: dict[str, Any] = {}
@@ -79,7 +84,7 @@ def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tu
     try:
         group = GroupSpec.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
-        raise explain(error, GroupSpec) from None
+        raise explain(error, GroupSpec, _KEYS) from None
     specs = []
     for member in group.members:
         for seed in member.seeds:
@@ -87,7 +92,18 @@ def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tu
             specs.append(check(merge(merged, {"seed": seed})))
     if not specs:
         raise ConfigError(f"the group {group.name} has no members")
+    labels = list(dict.fromkeys(label_of(spec) for spec in specs))
+    if group.baseline not in labels:
+        raise ConfigError(
+            f"baseline: no member of the group {group.name} is labelled '{group.baseline}'",
+            f"labels here: {', '.join(labels)}; nothing was started",
+        )
     return group, specs
+
+
+def label_of(spec: RunSpec) -> str:
+    """What a comparison calls the run's method."""
+    return spec.label or spec.name
 
 
 def create_group(
@@ -96,7 +112,7 @@ def create_group(
     """The group's folder; its members are runs that are made when their turn comes."""
     paths = GroupPaths(make_folder(store / GROUPS_FOLDER, name))
     members = [
-        Member(label=spec.label or spec.name, seed=spec.seed, experiment=spec.name, spec=spec.model_dump(mode="json"))
+        Member(label=label_of(spec), seed=spec.seed, experiment=spec.name, spec=spec.model_dump(mode="json"))
         for spec in specs
     ]
     record = GroupRecord(

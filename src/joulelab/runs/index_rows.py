@@ -73,7 +73,12 @@ RUNS: Mapping[str, Column] = _columns(
     ("attempts", INTEGER, lambda record: len(record.attempts), "how often it was started"),
     ("duration_s", NUMBER, "totals.duration_s", "seconds of all attempts, idle baselines left out"),
     ("policy", TEXT, "totals.policy", "what energy_j means: measured, gpu_only or codecarbon"),
-    ("energy_j", NUMBER, "totals.energy_j", "joules under the policy; null where nothing was measured"),
+    (
+        "energy_j",
+        NUMBER,
+        "totals.energy_j",
+        "the run's own joules (policy), without what it reused; null: not measured",
+    ),
     ("shown_energy_j", NUMBER, "totals.best.energy_j", "what tables show: energy_j, else the estimate"),
     ("shown_method", TEXT, "totals.best.method", "counter, integrated, estimated or missing"),
     ("half_width_j", NUMBER, "totals.best.half_width_j", "random 95 % half-width of shown_energy_j"),

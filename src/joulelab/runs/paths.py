@@ -110,6 +110,15 @@ class RunPaths:
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    def checkpointed_steps(self) -> dict[str, int]:
+        """The step that each stage which has begun training goes on from."""
+        one_file = self.checkpoints.glob("*/step-*.pt")
+        complete_folder = (path.parent for path in self.checkpoints.glob("*/step-*/.metadata"))
+        found = sorted(
+            (path.parent.name, int(path.stem.removeprefix("step-"))) for path in (*one_file, *complete_folder)
+        )
+        return dict(found)
+
     @property
     def report(self) -> Path:
         return self.folder / "report.html"

@@ -1,21 +1,33 @@
-"""Runs as people name them on a command line: ids, parts of ids, folders, `last`, and groups for all their members."""
+"""Runs as people name them on a command line: ids, parts of ids, folders, `last`, patterns, and groups for all their
+members."""
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
 
-from joulelab.errors import UsageError
+from joulelab.errors import NotFoundError, UsageError
 from joulelab.runs.groups import load_group
 from joulelab.runs.paths import GroupPaths
-from joulelab.runs.store import find_folder, load_record
+from joulelab.runs.store import find_folder, load_record, run_folders
+
+
+def folders_named(store: Path, name: str) -> list[Path]:
+    """The run or group of that name, or all runs that fit a pattern: 'demo-kd-*'."""
+    named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
+    if named or not any(mark in name for mark in "*?["):
+        return [find_folder(store, name)]
+    found = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
+    if not found:
+        raise NotFoundError(f"no run fits '{name}' under {store.absolute()}", "`joulelab runs` lists them")
+    return found
 
 
 def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
     """Every run that was named, alone or by its group, once, in the order of the names."""
     found: dict[Path, None] = {}
-    for name in names:
-        folder = find_folder(store, name)
+    for folder in (folder for name in names for folder in folders_named(store, name)):
         if not (folder / "group.json").exists():
             found[folder] = None
             continue
@@ -28,7 +40,7 @@ def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
 
 
 def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
-    folders = (find_folder(store, name) for name in names)
+    folders = (folder for name in names for folder in folders_named(store, name))
     return [folder for folder in dict.fromkeys(folders) if (folder / "group.json").exists()]
 
 

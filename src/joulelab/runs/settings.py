@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from joulelab import lookup
-from joulelab.runs.spec import RunSpec
+from joulelab.errors import UsageError
+from joulelab.runs.spec import RunSpec, experiment_names
 from joulelab.runs.spec_errors import model_in
 
 
@@ -42,12 +43,28 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     told = {name: tuple(_below(rows, key)) for name, rows in whole.items()}
     having = [name for name in names if told[name]]
     if not having:
+        _require_no_other_name(key, names)
         known = {row.key for rows in whole.values() for row in rows}
         raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")
     alike = {name: [other for other in having if told[other] == told[name]] for name in having}
     first = max(having, key=lambda name: len(alike[name]))  # as most of them understand it
     others = tuple(name for name in having if name not in alike[first])
     return Explained(told[first], tuple(alike[first]), others)
+
+
+def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
+    """Names of other things are answered with the command that tells of them."""
+    if key in experiment_names():
+        raise UsageError(
+            f"{key} is an experiment, not a setting",
+            f"`joulelab run {key} --dry-run` prints its settings, `joulelab experiments` lists all experiments",
+        )
+    if key in pipelines:
+        raise UsageError(
+            f"{key} is a pipeline, not a setting", f"`joulelab explain --pipeline {key}` tells its settings"
+        )
+    if key in lookup.ZOO.names():
+        raise UsageError(f"{key} is a model, not a setting", f"`joulelab zoo {key}` tells about it")
 
 
 def describe(model: type[BaseModel], key: str = "") -> list[Setting]:

@@ -76,27 +76,43 @@ def experiment_names() -> list[str]:
 
 def experiment_file(name: str) -> Path:
     """The file of a named experiment, or the path itself when the user gave one."""
-    if name.endswith((".yaml", ".yml")) or "/" in name:
+    if _is_path(name):
         return Path(name)
     if name not in experiment_names():
         raise lookup.unknown("experiment", name, experiment_names(), "`joulelab experiments` lists them")
     return EXPERIMENTS / f"{name}.yaml"
 
 
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) or "/" in name
+
+
 def read_layers(name: str) -> dict[str, Any]:
     """The experiment's own settings over those it `extends`, without base.yaml."""
     path = experiment_file(name)
-    layers, seen = [read_mapping(path)], [path.resolve()]
+    layers, seen = [_read_layer(path)], [path.resolve()]
     while (parent := layers[-1].pop("extends", None)) is not None:
         parent_path = experiment_file(str(parent))
         if parent_path.resolve() in seen:
             raise ConfigError(f"{name}: `extends: {parent}` leads back to itself")
         seen.append(parent_path.resolve())
-        layers.append(read_mapping(parent_path))
+        layers.append(_read_layer(parent_path))
     merged: dict[str, Any] = {"name": path.stem}
     for layer in reversed(layers):
         merged = merge(merged, layer)
     return merged
+
+
+def _read_layer(path: Path) -> dict[str, Any]:
+    """The files it names are looked for beside it first, and else where one stands."""
+    layer = read_mapping(path)
+    members = layer.get("members")
+    named = [(member, "experiment") for member in members] if isinstance(members, list) else []
+    for holder, key in [(layer, "extends"), *named]:
+        if isinstance(holder, dict) and isinstance(name := holder.get(key), str) and _is_path(name):
+            beside = path.parent / name
+            holder[key] = str(beside) if beside.exists() else name
+    return layer
 
 
 def read_experiment(name: str) -> dict[str, Any]:

@@ -28,9 +28,11 @@ _EXPECTED = {
 }
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
+def explain(
+    error: ValidationError, model: type[BaseModel], hint: str = "`joulelab explain KEY` describes a setting"
+) -> ConfigError:
     findings = [_sentence(dict(finding), model) for finding in error.errors()]
-    return ConfigError("\n".join(findings), "`joulelab explain KEY` describes a setting; nothing was started")
+    return ConfigError("\n".join(findings), f"{hint}; nothing was started")
 
 
 def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
@@ -74,9 +76,12 @@ def _brief(value: Any) -> str:
 def field_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     """Names of the settings below a path of keys."""
     for part in path:
-        if isinstance(part, int) or part not in model.model_fields:
+        if isinstance(part, int):  # a place in a list, whose items' model this is already
+            continue
+        if part not in model.model_fields:
             return []
-        inner = model_in(model.model_fields[part].annotation)
+        annotation = model.model_fields[part].annotation
+        inner = model_in(get_args(annotation)[0] if get_origin(annotation) is tuple else annotation)
         if inner is None:
             return []
         model = inner

@@ -78,7 +78,7 @@ def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
 def check_source(evidence: Evidence) -> Answer:
     figure = evidence.figure
     if figure.energy_j is None:
-        return "C", f"missing: {figure.reason or 'nothing was measured'}"
+        return "C", "missing: no sensor measured it, and nothing estimated it"
     if figure.sources == (CODECARBON,):
         return "C", "CodeCarbon's own figure: partly sensors, partly its constants"
     if figure.method == "estimated":

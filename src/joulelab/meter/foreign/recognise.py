@@ -21,6 +21,7 @@ _DECIDING_LINES = 50
 
 
 def read_log(path: Path, rule: TimeRule) -> PowerLog | CodeCarbonLog:
+    path = _trace_in(path) if path.is_dir() else path
     lines = [line for line in _text(path).splitlines() if line.strip()]
     if not lines:
         raise UnknownFormat(f"{path} is empty", f"looked for: {_LOOKED_FOR}")
@@ -54,6 +55,19 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> PowerLog | CodeCarbon
     raise UnknownFormat(
         f"{path} is no log of a kind known here; it begins with {opening[0][:60]!r}", f"looked for: {_LOOKED_FOR}"
     )
+
+
+def _trace_in(folder: Path) -> Path:
+    """The one trace of a run's folder; several are several hosts or attempts, and which is meant must be said."""
+    recorded = {path.stem: path for kind in (SUFFIX, ".jsonl") for path in sorted((folder / "trace").glob(f"*{kind}"))}
+    if len(recorded) == 1:
+        return next(iter(recorded.values()))
+    if recorded:
+        raise UsageError(
+            f"{folder} is a run with {len(recorded)} traces, one for each host and attempt",
+            f"name one of them: {', '.join(str(path) for path in recorded.values())}",
+        )
+    raise UsageError(f"{folder} is a folder, and no run with a trace", "name a log, or a run's folder")
 
 
 def _text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,6 +62,19 @@ def with_energy(log: PowerLog, rows: list[DeviceFigures]) -> list[DeviceFigures]
     if not found:
         raise UnusableLog(f"this {log.format} has no reading of power or energy", "; ".join(log.notes))
     return found
+
+
+def require_inference(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
+    """Watts of a GPU over time are what an inference's joules are told from; without any, there is nothing to tell."""
+    if any(row.inference is not None for row in rows):
+        return
+    found = ", ".join(dict.fromkeys(f"{row.energy.device} ({_method(row.energy)})" for row in rows))
+    measured = any(row.energy.component != "cpu_estimate" for row in rows)
+    raise UnusableLog(
+        f"joules per inference come from a GPU's measured power, and this {log.format} has none; it has {found}"
+        + ("" if measured else ": nothing in it was measured"),
+        "name a log of a GPU; joulelab infer MODEL measures here, with a CPU's joules estimated by --estimate-cpu",
+    )
 
 
 def summary_data(log: PowerLog, rows: list[DeviceFigures]) -> dict[str, Any]:
