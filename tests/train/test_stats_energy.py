@@ -19,7 +19,7 @@ from joulelab.errors import EndedBySignal
 from joulelab.train.stats import phase_clock
 from joulelab.train.stats.averaged_energy import AveragedEnergyStats
 from joulelab.train.stats.energy import EnergyStats
-from joulelab.train.stats.hooks import StatsList
+from joulelab.train.stats.hooks import NoOpStats, StatsList
 from joulelab.train.stats.isolated import Isolation, LoopPlan
 from joulelab.train.stats.snapshot import Snapshot
 from joulelab.train.stats.window_energy import last_stamp_ns
@@ -300,6 +300,30 @@ def test_what_another_tracker_spends_between_steps_is_not_the_training_s(machine
     averaged = results["averaged-energy"]
     assert averaged["step"]["energy_j"] == pytest.approx(sum(per_step(MachineTrainer.costs).values()), rel=0.01)
     assert averaged["duration_s"] < 20
+
+
+def test_taking_the_step_apart_takes_nothing_off_a_budget_and_is_over_for_all_trackers(machine):
+    seen = []
+
+    class Listening(NoOpStats):
+        def start(self, phase):
+            seen.append(("start", phase))
+
+        def stop(self, phase):
+            seen.append(("stop", phase))
+
+    both = StatsList([EnergyStats(plan=QUICK, now_ns=machine.now_ns), Listening()])
+    trainer = make_trainer(both, kind=MachineTrainer, max_steps=40)
+    trainer.budget.clock_s = machine.perf_counter
+    trainer.budget._began_s = machine.perf_counter()
+    results = {}
+    trained(trainer, meter=machine.meter(), result=results.__setitem__)
+    assert [edge for edge, phase in seen if phase == "aside"] == ["start", "stop"]
+    step_s = sum(
+        seconds * (1 if phase == "optimiser_step" else 2) for phase, (seconds, _) in MachineTrainer.costs.items()
+    )
+    spent_s = trainer.budget.state()["time_s"]
+    assert spent_s == pytest.approx(40 * step_s, rel=0.05) and machine.seconds > 1000 + 2 * spent_s
 
 
 def test_the_last_line_of_a_trace_is_found_behind_a_torn_one(tmp_path):

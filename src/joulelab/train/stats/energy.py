@@ -96,15 +96,15 @@ class EnergyStats(TrainerStats):
         # ranks repeat together or not at all; one with a sensor is enough
         if not bench.trainer.ranks.sum([not self._not_isolated])[0]:
             return
-        bench.trainer.stats.start_aside()
-        try:
-            with bench.aside(f"{bench.stage}.phases"):
-                bench.say(f"energy: taking the step apart for a while, billed to {bench.stage}.phases")
-                begin_ns = self._now_ns()
-                self._take_apart()
-                self._aside = (begin_ns, self._now_ns())
-        except EndedBySignal:  # raised on entering, before anything was done
-            self._not_isolated = ASKED_TO_STOP
+        with bench.trainer.aside():
+            try:
+                with bench.aside(f"{bench.stage}.phases"):
+                    bench.say(f"energy: taking the step apart for a while, billed to {bench.stage}.phases")
+                    begin_ns = self._now_ns()
+                    self._take_apart()
+                    self._aside = (begin_ns, self._now_ns())
+            except EndedBySignal:  # raised on entering, before anything was done
+                self._not_isolated = ASKED_TO_STOP
 
     def _take_apart(self) -> None:
         """A measurement that fails must not end hours of training; one that cannot be undone must."""
