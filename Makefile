@@ -16,10 +16,11 @@ help:
 demo: $(READY)
 	$(BIN)/joulelab demo
 
-# Two at a time, whole files each: most tests wait for a recorder or a child process, not for a core.
+# Two at a time, whole files each: most tests wait for a recorder or a child process, not for a core. In the order of
+# their names, as the slowest are in cli and cluster: files with few tests, which would else come last and alone.
 test: $(COMPILED)
 	@$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: test lint types imports
 
