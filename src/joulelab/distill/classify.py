@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from joulelab.distill.classify_bench import Bench, import_models
+from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.distill.classify_data import tokenised_data
 from joulelab.distill.classify_layers import require_layers
@@ -14,7 +14,7 @@ from joulelab.distill.classify_teacher import answering, fine_tuned_teacher, jud
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.context import RunContext
 from joulelab.train.joule_budget import require_joules
-from joulelab.zoo.pretrained import load_classifier
+from joulelab.zoo.pretrained import import_models, load_classifier
 
 
 def run_classify(run: RunContext) -> None:

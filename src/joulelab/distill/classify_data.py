@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.data import labelled_text, tokenised
-from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.classify_config import ClassifySpec
+from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity

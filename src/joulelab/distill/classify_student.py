@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from joulelab.distill.classify_bench import Bench, from_elsewhere
+from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_config import StudentConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
 from joulelab.distill.classify_teachers import Teacher
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, layer_list, layer_place
 from joulelab.distill.connectors import make_connector
+from joulelab.distill.origins import from_elsewhere
 from joulelab.errors import ConfigError
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.artifacts import Artifact

@@ -9,13 +9,14 @@ from pathlib import Path
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.distill.classify_bench import Bench, from_elsewhere
+from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_chance import require_better_than_chance, shortfall
 from joulelab.distill.classify_objective import LABELS_ONLY, ClassifyObjective
 from joulelab.distill.classify_quality import evaluated, predictions_name, tell
 from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
+from joulelab.distill.origins import from_elsewhere
 from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions

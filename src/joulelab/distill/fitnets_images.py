@@ -18,7 +18,6 @@ from joulelab.data.batch_source import ShuffledRows
 from joulelab.data.image_folder import FolderImages
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.images import SyntheticImages
-from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
 from joulelab.distill.classify_quality import tell
@@ -28,6 +27,7 @@ from joulelab.distill.classify_training import Lesson, Validation, train
 from joulelab.distill.classify_view import ImageLook, hidden_index, hidden_width
 from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
+from joulelab.distill.origins import from_elsewhere
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.evaluate.images import predict_images
 from joulelab.runs.artifacts import Artifact

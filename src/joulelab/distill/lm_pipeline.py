@@ -12,7 +12,6 @@ from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.token_counts import counts_file
-from joulelab.distill.classify_bench import import_models
 from joulelab.distill.lm_batches import LmBatch, LmBatches
 from joulelab.distill.lm_config import OF_TEACHER, LmDistillation, LmDistillSpec, LmTraining
 from joulelab.distill.lm_data import LmCorpus, held_out_batches, make_task, open_corpus, sequences_of, write_corpus
@@ -31,7 +30,7 @@ from joulelab.train.devices import device_of
 from joulelab.train.joule_budget import require_joules
 from joulelab.train.ranks import Ranks, joined
 from joulelab.train.session import Assignment, Moment, train_in_run
-from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
+from joulelab.zoo.pretrained import import_models, load_tokenizer, save_hf, weights_identity
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

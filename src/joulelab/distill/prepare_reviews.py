@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from joulelab.data.review_sets import limited_parts, load_reviews, save_parts
-from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.distill.origins import from_elsewhere
 from joulelab.distill.prepare_delivery import deliver
 from joulelab.distill.prepare_reviews_config import PrepareReviewsSpec
 from joulelab.runs.artifacts import Artifact

@@ -15,7 +15,6 @@ from joulelab.data.squad_batches import SquadBatches, iterate_in_order, takes_to
 from joulelab.data.squad_store import load_questions, open_features, write_features
 from joulelab.data.squad_synthetic import SYNTHETIC
 from joulelab.data.squad_windows import WindowShape, make_windows
-from joulelab.distill.classify_bench import import_models
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
@@ -31,7 +30,7 @@ from joulelab.train.config import TrainingConfig
 from joulelab.train.devices import device_of
 from joulelab.train.joule_budget import require_joules
 from joulelab.train.session import Assignment, Moment, train_in_run
-from joulelab.zoo.pretrained import load_tokenizer, save_hf, weights_identity
+from joulelab.zoo.pretrained import import_models, load_tokenizer, save_hf, weights_identity
 
 _TEXTS_COMPARED = 20  # enough to notice two tokenizers that share a vocabulary but not the casing
 

@@ -22,18 +22,15 @@ def exam_note(rows: Sequence[Row]) -> str:
 
 def exam_sentences(comparison: Comparison) -> list[str]:
     """In whose bills it is, and how much of them; the teacher's own row is about the teacher."""
-    by_row = {row.label: exams for row in comparison.rows if row.role != "teacher" and (exams := _exams(row))}
-    if not by_row:
+    rows = [row for row in comparison.rows if row.role != "teacher" and _exams(row)]
+    if not rows:
         return []
-    means_j = {label: sum(part.figure.energy_j or 0.0 for part in exams) for label, exams in by_row.items()}
-    for row in comparison.rows:
-        if row.label in means_j:
-            means_j[row.label] /= len(row.runs)
-    ends = dict.fromkeys(energy_text(end(means_j.values())) for end in (min, max))
-    bills = "bill" if len(by_row) == 1 else "bills"
+    means_j = [sum(part.figure.energy_j or 0.0 for part in _exams(row)) / len(row.runs) for row in rows]
+    ends = dict.fromkeys(energy_text(end(means_j)) for end in (min, max))
+    whose = f"{'bill' if len(rows) == 1 else 'bills'} of {listed([row.label for row in rows])}"
     return [
-        f"The teacher's exam ({' to '.join(ends)}) is in the {bills} of {listed(list(by_row))}: it was asked for the "
-        "comparison's sake, and is in no payback."
+        f"The teacher's exam ({' to '.join(ends)}) is in the {whose}: it was asked for the comparison's sake, and is in "
+        "no payback."
     ]
 
 

@@ -148,7 +148,7 @@ def equal_loss(row: Row, baseline: Row) -> EqualLoss | None:
     if len(known) < len(pairs):
         return None
     saved = Estimate.of_repeats([base_j - own_j for base_j, own_j in known])
-    found = payback(teacher_beyond(row, baseline, teacher_parts), saved, "a student")
+    found = payback(teacher_beyond(row, baseline), saved, "a student")
     base_j, own_j = (float(np.mean(side)) for side in zip(*known, strict=True))
     return EqualLoss(float(np.mean(losses)), own_j, base_j, found)
 

@@ -21,7 +21,6 @@ from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import count_text
 
-PartsOf = Callable[[ComparedRun], list[Part]]
 _STUDENT = ("student.", "model.", "policy.")
 _TWO_METHODS = "what was spent once is measured and what is saved each time estimated, or the other way round"
 
@@ -108,21 +107,21 @@ def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowP
         saved = Estimate.of_repeats([_sum_j(student_parts(b)) - _sum_j(student_parts(m)) for b, m in pairs])
     else:
         saved = Estimate.of_repeats(base_j) - Estimate.of_repeats(student_j)
-    return answer(payback(teacher_beyond(row, baseline, teacher_parts), saved, "a student"))
+    return answer(payback(teacher_beyond(row, baseline), saved, "a student"))
 
 
-def teacher_beyond(row: Row, baseline: Row, of: PartsOf) -> Estimate:
+def teacher_beyond(row: Row, baseline: Row) -> Estimate:
     """What the teacher took, less what the baseline's took where that had one: both would be spent again.
 
     What both had from one teacher was measured once, and its doubt cancels: it stands on neither side.
     """
     if not was_taught(baseline):
-        return _once(row.runs, of)
-    keys = [{part.key for part in of(run)} for run in (*row.runs, *baseline.runs)]
+        return _once(row.runs, teacher_parts)
+    keys = [{part.key for part in teacher_parts(run)} for run in (*row.runs, *baseline.runs)]
     common = set.intersection(*keys) - {None}
 
     def apart(run: ComparedRun) -> list[Part]:
-        return [part for part in of(run) if part.key not in common]
+        return [part for part in teacher_parts(run) if part.key not in common]
 
     return _once(row.runs, apart) - _once(baseline.runs, apart)
 
@@ -131,7 +130,7 @@ def _sum_j(parts: Sequence[Part]) -> float:
     return sum(part.figure.energy_j or 0.0 for part in parts)
 
 
-def _once(runs: Sequence[ComparedRun], of: PartsOf) -> Estimate:
+def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) -> Estimate:
     """Work that all repeats share was measured once: its interval is the sensor's. Otherwise the repeats tell."""
     sums = [_sum_j(of(run)) for run in runs]
     if max(sums) - min(sums) > 1e-9 * max(sums):

@@ -142,6 +142,12 @@ def import_transformers() -> Any:
     return transformers
 
 
+def import_models() -> None:
+    """Before a stage loads the first model: importing what all models need takes longer than loading a small one, and
+    would stand on the bill of the teacher, whom only the first of its students has to ask."""
+    _ = import_transformers().PreTrainedModel
+
+
 @contextmanager
 def drawn_from(seed: int) -> Iterator[None]:
     """Random weights made inside come from the seed alone, and the numbers drawn outside stay what they were."""

@@ -12,7 +12,7 @@ from joulelab.data.chat.prepare import settings_rows, write_rows
 from joulelab.data.chat.presets import ChatDataSettings
 from joulelab.data.chat.templates import template_of
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
-from joulelab.distill.classify_bench import from_elsewhere
+from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 

@@ -19,8 +19,8 @@ from joulelab.distill.causal.config import CausalTraining
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.distill.causal.models import Adapted, make_student, save_student, with_adapters
 from joulelab.distill.causal.objectives import TokenObjective
-from joulelab.distill.classify_bench import from_elsewhere
 from joulelab.distill.logit_cache.loss import KdLoss
+from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.json_file import write_json
