@@ -29,8 +29,8 @@ def exam_sentences(comparison: Comparison) -> list[str]:
     ends = dict.fromkeys(energy_text(end(means_j)) for end in (min, max))
     whose = f"{'bill' if len(rows) == 1 else 'bills'} of {listed([row.label for row in rows])}"
     return [
-        f"The teacher's exam ({' to '.join(ends)}) is in the {whose}: it was asked for the comparison's sake, and is in "
-        "no payback."
+        f"The teacher's exam ({' to '.join(ends)}) is in the {whose}: it was asked for the comparison's sake, and is "
+        "in no payback."
     ]
 
 
