@@ -1,4 +1,4 @@
-"""An energy figure and everything a reader needs to trust it: method, coverage, random interval, gain error, reason."""
+"""An energy figure with what a reader needs to trust it: method, coverage, error components, gain error, reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Method = Literal["counter", "integrated", "estimated", "missing"]
-# What a sum may call itself: the weakest method among its parts.
+# The method of a sum is the weakest method among its parts.
 _STRENGTH: tuple[Method, ...] = ("counter", "integrated", "estimated", "missing")
+ErrorName = Literal[
+    "sample lag", "scale", "counter latch", "read time", "shape", "idle", "missing time", "repeats", "unspecified"
+]
+# A figure with less of its time covered than this is a lower bound; the rest is covered by its interval.
+COVERED = 0.999
 
 
 class Frozen(BaseModel):
@@ -19,13 +24,61 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class ErrorComponent(Frozen):
+    """One cause of error, as its 95 % half-width in joules.
+
+    An independent error is one number; sums add it in quadrature. A shared error has one cause in all figures (the
+    lag of the driver's samples is one number for all cards and windows): `joules` then holds the signed change of the
+    figure for each of several values of that cause, sums add these one by one, and opposite signs cancel.
+    """
+
+    name: ErrorName
+    joules: tuple[float, ...]
+    shared: bool = False
+
+    @property
+    def half_width_j(self) -> float:
+        return max(map(abs, self.joules), default=0.0)
+
+    def scaled(self, factor: float) -> ErrorComponent:
+        return self.model_copy(update={"joules": tuple(factor * value for value in self.joules)})
+
+
+def add_errors(parts: Iterable[ErrorComponent]) -> tuple[ErrorComponent, ...]:
+    """The components of a sum: shared ones add with their signs, independent ones in quadrature, each by name."""
+    by_name: dict[tuple[ErrorName, bool], list[ErrorComponent]] = {}
+    for part in parts:
+        by_name.setdefault((part.name, part.shared), []).append(part)
+    return tuple(
+        ErrorComponent(name=name, shared=shared, joules=_add_shared(group) if shared else _add_independent(group))
+        for (name, shared), group in by_name.items()
+    )
+
+
+def _add_shared(group: list[ErrorComponent]) -> tuple[float, ...]:
+    if len({len(part.joules) for part in group}) == 1:
+        return tuple(math.fsum(values) for values in zip(*(part.joules for part in group), strict=True))
+    return (math.fsum(part.half_width_j for part in group),)  # of different scenarios: the worst case of each
+
+
+def _add_independent(group: list[ErrorComponent]) -> tuple[float, ...]:
+    return (math.hypot(*(part.half_width_j for part in group)),)
+
+
+def combined_half_width_j(errors: Iterable[ErrorComponent]) -> float:
+    """The 95 % half-width of all components together: different causes are independent of each other."""
+    return math.hypot(*(error.half_width_j for error in errors))
+
+
 class EnergyFigure(Frozen):
     energy_j: float | None
     method: Method
     coverage: float = 1.0
     """Share of the interval in which the sensor was seen working."""
     half_width_j: float | None = None
-    """Random 95 % half-width from refresh and sampling; it shrinks with longer windows and more repeats."""
+    """95 % half-width from all components in `errors`; it shrinks with longer windows and more repeats."""
+    errors: tuple[ErrorComponent, ...] = ()
+    """What `half_width_j` consists of; empty in records older than error components."""
     gain_error_rel: float | None = None
     """The sensor's stated scale error; it does not average out, and it cancels in ratios on the same device."""
     sources: tuple[str, ...] = ()
@@ -33,7 +86,7 @@ class EnergyFigure(Frozen):
     """Why there is no figure, or what is wrong with it."""
     fix: str | None = None
     lower_bound: bool = False
-    """Work that belongs to it was done where no meter saw it: it took these joules at least."""
+    """More energy was used than was seen: time without readings, or work done where no meter was."""
     crowded: bool = False
     """Estimated from CPU time while others kept the cores busy: not comparable with other estimates."""
 
@@ -41,13 +94,59 @@ class EnergyFigure(Frozen):
     def measured(self) -> bool:
         return self.method in ("counter", "integrated")
 
+    @property
+    def error_components(self) -> tuple[ErrorComponent, ...]:
+        """The components; the whole half-width as one of unspecified cause where a record has no others."""
+        if self.errors or self.half_width_j is None:
+            return self.errors
+        return (ErrorComponent(name="unspecified", joules=(self.half_width_j,)),)
+
+    @property
+    def total_error_rel(self) -> float | None:
+        """Random interval and gain error together, relative to the figure; None where neither is known."""
+        if not self.energy_j or (self.half_width_j is None and self.gain_error_rel is None):
+            return None
+        return math.hypot((self.half_width_j or 0.0) / abs(self.energy_j), self.gain_error_rel or 0.0)
+
+    def scaled(self, factor: float) -> EnergyFigure:
+        """The figure and its errors times a factor: a mean of several, a share, joules per item."""
+        return self.model_copy(
+            update={
+                "energy_j": None if self.energy_j is None else self.energy_j * factor,
+                "half_width_j": None if self.half_width_j is None else self.half_width_j * abs(factor),
+                "errors": tuple(error.scaled(factor) for error in self.errors),
+            }
+        )
+
+    def with_errors(self, *more: ErrorComponent) -> EnergyFigure:
+        """The figure with further error components; its half-width follows."""
+        errors = add_errors((*self.error_components, *more))
+        return self.model_copy(update={"errors": errors, "half_width_j": combined_half_width_j(errors)})
+
+    def with_interval(self, energy_j: float, half_width_j: float, cause: ErrorName = "unspecified") -> EnergyFigure:
+        """The same kind of figure with another value and an interval from one cause, as of repeated measurements."""
+        errors = (ErrorComponent(name=cause, joules=(half_width_j,)),)
+        return self.model_copy(update={"energy_j": energy_j, "half_width_j": half_width_j, "errors": errors})
+
+    def minus(self, part: EnergyFigure) -> EnergyFigure:
+        """What is left without a part of it; shared errors cancel."""
+        if self.energy_j is None or part.energy_j is None:
+            return missing("one of the two figures is missing")
+        errors = add_errors((*self.error_components, *part.scaled(-1.0).error_components))
+        changes = {
+            "energy_j": self.energy_j - part.energy_j,
+            "errors": errors,
+            "half_width_j": combined_half_width_j(errors),
+        }
+        return self.model_copy(update=changes)
+
 
 def missing(reason: str, fix: str | None = None) -> EnergyFigure:
     return EnergyFigure(energy_j=None, method="missing", coverage=0.0, reason=reason, fix=fix)
 
 
 def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None = None) -> EnergyFigure:
-    """Sum of figures: energies add, random half-widths add in quadrature, gains by energy, coverage by duration.
+    """Sum of figures: energies add, errors by component (`add_errors`), gains by energy, coverage by duration.
 
     A part that is missing lowers the coverage of the sum instead of counting as 0 J.
     """
@@ -60,14 +159,16 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
     energy_j = sum(part.energy_j or 0.0 for part in present)
     gains = [(part.gain_error_rel or 0.0) * abs(part.energy_j or 0.0) for part in present]
     reasons = list(dict.fromkeys(part.reason for part in parts if part.reason))
+    errors = add_errors(error for part in present for error in part.error_components)
     return EnergyFigure(
         energy_j=energy_j,
         method=max((part.method for part in present), key=_STRENGTH.index),
         coverage=sum(w * part.coverage for w, part in zip(weights, parts, strict=True)) / weight_sum,
-        half_width_j=math.sqrt(sum((part.half_width_j or 0.0) ** 2 for part in present)),
+        half_width_j=combined_half_width_j(errors),
+        errors=errors,
         gain_error_rel=sum(gains) / abs(energy_j) if energy_j else max((p.gain_error_rel or 0.0) for p in present),
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
-        lower_bound=any(part.lower_bound for part in parts),
+        lower_bound=len(present) < len(parts) or any(part.lower_bound for part in parts),
         crowded=any(part.crowded for part in parts),
     )

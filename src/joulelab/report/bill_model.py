@@ -73,7 +73,7 @@ class EnergyBill:
 
     def share(self, line: BillLine) -> EnergyFigure:
         """What one student has to bear of a line."""
-        return scaled(line.figure, 1 / self.students) if line.shared else line.figure
+        return line.figure.scaled(1 / self.students) if line.shared else line.figure
 
     @property
     def own_figure(self) -> EnergyFigure:
@@ -111,16 +111,9 @@ class EnergyBill:
         absent = missing("not in its bill")
         parts = [line.figure if line.kind == UNMETERED else line.components.get(name, absent) for line in lines]
         shares = [
-            scaled(part, 1 / self.students) if line.shared else part for part, line in zip(parts, lines, strict=True)
+            part.scaled(1 / self.students) if line.shared else part for part, line in zip(parts, lines, strict=True)
         ]
         return _sum(shares)
-
-
-def scaled(figure: EnergyFigure, factor: float) -> EnergyFigure:
-    if figure.energy_j is None:
-        return figure
-    half_width_j = None if figure.half_width_j is None else figure.half_width_j * factor
-    return figure.model_copy(update={"energy_j": figure.energy_j * factor, "half_width_j": half_width_j})
 
 
 def _sum(figures: Iterable[EnergyFigure]) -> EnergyFigure:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Literal
 
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.report.comparison import ComparedRun, Role, Row
 from joulelab.report.differences import energy_ratio, quality_difference
 from joulelab.report.joules import is_teacher, mean_figure
@@ -87,8 +87,8 @@ def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teache
     doubts_j = [part.figure.half_width_j or 0.0 for part in by_run[0] if part.key in common]
     # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
     rest = math.sqrt(1 - 1 / len(runs))
-    half_width_j = math.hypot(mean.half_width_j, *(rest * doubt_j for doubt_j in doubts_j))
-    return mean.model_copy(update={"half_width_j": half_width_j})
+    shared_j = math.hypot(*(rest * doubt_j for doubt_j in doubts_j))
+    return mean.with_errors(ErrorComponent(name="unspecified", joules=(shared_j,)))
 
 
 def _teacher_share(runs: list[ComparedRun]) -> float | None:

@@ -117,11 +117,7 @@ def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
     """Mean over repeats. Random half-widths average out, the gain error does not."""
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
-    summed = total(parts)
-    if summed.energy_j is None:
-        return summed
-    half_width_j = None if summed.half_width_j is None else summed.half_width_j / len(present)
-    return summed.model_copy(update={"energy_j": summed.energy_j / len(present), "half_width_j": half_width_j})
+    return total(present).scaled(1 / len(present)) if present else total(parts)
 
 
 def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:

@@ -66,5 +66,5 @@ def _mean(by_run: Mapping[int, Sequence[Part]], billed: Sequence[int]) -> Energy
     if mean.energy_j is None:
         return mean
     doubts_j = [len(figures) * (figures[0].half_width_j or 0.0) for figures in once.values()]
-    halves = {"half_width_j": math.hypot(*doubts_j) / len(billed)}
-    return mean.model_copy(update={"energy_j": mean.energy_j / len(billed), **halves})
+    half_width_j = math.hypot(*doubts_j) / len(billed)
+    return mean.with_interval(mean.energy_j / len(billed), half_width_j)

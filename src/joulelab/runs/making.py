@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,6 @@ def spent_between(before: Mapping[str, EnergyFigure], after: Mapping[str, Energy
     spent = {}
     for component, figure in after.items():
         start = before[component]
-        spent_j = None if figure.energy_j is None else max(0.0, figure.energy_j - (start.energy_j or 0.0))
-        half_width_j = math.hypot(figure.half_width_j or 0.0, start.half_width_j or 0.0)
-        spent[component] = figure.model_copy(update={"energy_j": spent_j, "half_width_j": half_width_j})
+        left = figure if figure.energy_j is None or start.energy_j is None else figure.minus(start)
+        spent[component] = left.model_copy(update={"energy_j": left.energy_j and max(0.0, left.energy_j)})
     return spent

@@ -163,5 +163,4 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
         return None
     if summary is None:
         return stages[-1].best
-    half_width_j = (summary.high_j - summary.low_j) / 2
-    return stages[-1].best.model_copy(update={"energy_j": summary.mean_j, "half_width_j": half_width_j})
+    return stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
