@@ -18,7 +18,7 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
     raw = from_elsewhere(run, "texts", data.source, "text")
 
     def make(folder: Path) -> None:
-        with run.stage("data.preprocess") as stage:
+        with run.stage("data.preprocess", role="data", activity="preprocess") as stage:
             texts = labelled_text.load(data.source, data.subset)
             parts = labelled_text.split(texts, data.train_size, data.validation_size, data.test_size)
             tokenizer = load_tokenizer(tokenizer_of)

@@ -50,7 +50,8 @@ def evaluated(
 
     def make(folder: Path) -> None:
         dataset = bench.set(split)
-        with bench.run.stage(f"{who}.evaluate", total=len(dataset), again=True) as stage:
+        opened = bench.run.stage(f"{who}.evaluate", len(dataset), again=True, role=who, activity="evaluate")
+        with opened as stage:
             model = load()  # in the stage: whoever finds the predictions inherits what loading took
             predict(model, dataset, bench.spec.eval_batch_size, bench.device, ticks(bench.run, stage)).save(folder)
 

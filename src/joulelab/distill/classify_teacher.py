@@ -103,7 +103,8 @@ def teacher_cache(bench: Bench, teacher: TeacherWeights) -> Artifact:
     def make(folder: Path) -> None:
         dataset = bench.set("train")
         in_precision = (matrix_products(precision), autocast(precision, bench.device))
-        with bench.run.stage("teacher.logits", total=len(dataset)) as stage, in_precision[0], in_precision[1]:
+        caching = bench.run.stage("teacher.logits", len(dataset), role="teacher", activity="cache")
+        with caching as stage, in_precision[0], in_precision[1]:
             model = made_ready(load_teacher(bench, teacher), bench.device, precision)
             _write(bench, folder, model, ticks(bench.run, stage))
 

@@ -55,6 +55,7 @@ def train(run: RunContext, lesson: Lesson, batches: BatchSource[Any], validation
         look = EpochValidation(run, stage, validation.predict, validation.tokens, steps_per_epoch, validation.teacher)
     task = Assignment(
         stage=f"{lesson.who}.{lesson.what}",
+        role=lesson.who,
         model=lesson.model,
         batches=batches,
         objective=lesson.objective,
@@ -62,6 +63,7 @@ def train(run: RunContext, lesson: Lesson, batches: BatchSource[Any], validation
         seed=lesson.seed,
         evaluate=look,
         evaluate_stage=stage,
+        evaluate_activity="validate",
     )
     train_in_run(run, task)
 

@@ -123,7 +123,7 @@ class _Lab:
         """On the test images; the teacher's answers are shared by all its students."""
 
         def make(folder: Path) -> None:
-            with self.run.stage(f"{who}.evaluate") as stage:
+            with self.run.stage(f"{who}.evaluate", role=who, activity="evaluate") as stage:
                 model = self._build(config, 0)
                 load_weights(model, made.folder)
                 found = predict_images(model.to(self.device), self._open(self.spec.data.test), self.device)

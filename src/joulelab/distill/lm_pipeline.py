@@ -83,7 +83,7 @@ class _Lab:
         raw = self._external("texts", data.source, "text")
 
         def make(folder: Path) -> None:
-            with self.run.stage("data.preprocess") as stage:
+            with self.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
                 write_corpus(
                     folder,
                     data,
@@ -210,6 +210,7 @@ class _Lab:
             self.run,
             Assignment(
                 stage=f"{who}.train",
+                role=who,
                 model=model,
                 batches=batches,
                 objective=LmObjective(model, teacher, scales, self.spec.chunk, config.compile),
@@ -258,7 +259,8 @@ class _Lab:
 
     def _look(self, who: str, load: Callable[[], nn.Module], name: str) -> LmQuality:
         """Loading is part of the stage: whoever finds what was told inherits what it took."""
-        with self.run.stage(f"{who}.evaluate", total=self.examiner.batches.batches_per_epoch, again=True) as stage:
+        total = self.examiner.batches.batches_per_epoch
+        with self.run.stage(f"{who}.evaluate", total, again=True, role=who, activity="evaluate") as stage:
             found = self._examined(load())
             stage.count(tokens=stage.counts.get("tokens", 0) + found.tokens)
         self._tell(name, found)

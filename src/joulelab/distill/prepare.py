@@ -96,7 +96,7 @@ def _named(run: RunContext, name: str, written: str, kind: str) -> Bill:
 
 def _hand_over(run: RunContext, artifact: Artifact, made: Path, target: Path) -> None:
     """Billed apart: copying is no part of what the artefact took, and an artefact that was reused is copied too."""
-    with run.stage("data.copy"):
+    with run.stage("data.copy", role="data", activity="copy"):
         deliver(artifact, made, target)
 
 

@@ -37,7 +37,7 @@ def dumped_text(
     """One document per line in `dump.txt`, and how many were kept in `counts.json`."""
 
     def make(folder: Path) -> None:
-        with run.stage("data.dump") as stage:
+        with run.stage("data.dump", role="data", activity="preprocess") as stage:
 
             def tick(counts: DumpCounts) -> None:
                 stage.count(samples=counts.kept)
@@ -68,7 +68,7 @@ def binarized_text(
     def make(folder: Path) -> None:
         size_bytes = file.stat().st_size
         tokenizer = describe(load_tokenizer(tokenizer_name), tokenizer_name, tokenizer_type)
-        with run.stage("data.binarize") as stage:
+        with run.stage("data.binarize", role="data", activity="preprocess") as stage:
 
             def tick(documents: int, tokens: int) -> None:
                 stage.count(samples=documents, tokens=tokens)
@@ -86,7 +86,7 @@ def counted_tokens(run: RunContext, store: TokenStore, data: Bill, *, vocab_size
     """`token_counts.npy`: occurrences by id."""
 
     def make(folder: Path) -> None:
-        with run.stage("data.token_counts", total=store.tokens_total) as stage:
+        with run.stage("data.token_counts", store.tokens_total, role="data", activity="count") as stage:
 
             def tick(tokens: int) -> None:
                 stage.count(tokens=tokens)
@@ -111,7 +111,7 @@ def extracted_student(
     """A model in Hugging Face format, with the teacher's tokenizer."""
 
     def make(folder: Path) -> None:
-        with run.stage("student.extract"):
+        with run.stage("student.extract", role="student", activity="extract"):
             model = _load_teacher(run, teacher_name, model_type)
             chosen = layers if layers is not None else default_layers(layers_of(model))
             student = extract_student(model, chosen, vocab_transform, run.spec.seed)

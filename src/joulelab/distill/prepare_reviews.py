@@ -23,7 +23,7 @@ SET = "reviews"
 def run_prepare_reviews(run: RunContext) -> None:
     spec = cast(PrepareReviewsSpec, run.spec)
     made = prepared_reviews(run, spec)
-    with run.stage("data.copy"):
+    with run.stage("data.copy", role="data", activity="copy"):
         if spec.force and is_ours(spec.target):
             shutil.rmtree(spec.target)
         deliver(made, made.folder / SET, spec.target)
@@ -43,7 +43,7 @@ def prepared_reviews(run: RunContext, spec: PrepareReviewsSpec) -> Artifact:
     raw = from_elsewhere(run, "reviews", spec.source, "text")
 
     def make(folder: Path) -> None:
-        with run.stage("data.preprocess") as stage:
+        with run.stage("data.preprocess", role="data", activity="preprocess") as stage:
             reviews = load_reviews(spec.source, spec.subset, spec.class_names)
             tokenizer = load_tokenizer(spec.tokenizer)
             parts = limited_parts(reviews, spec.limit_train, spec.limit_eval)

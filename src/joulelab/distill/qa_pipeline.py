@@ -61,7 +61,7 @@ class _Lab:
         files = [file for file in dict.fromkeys((data.train_file, data.validation_file)) if file != SYNTHETIC]
 
         def make(folder: Path) -> None:
-            with self.run.stage("data.preprocess") as stage:
+            with self.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
                 tokenizer = load_tokenizer(student)
                 shape = WindowShape(data.max_seq_length, data.doc_stride, data.max_query_length)
                 samples, tokens = 0, 0
@@ -135,7 +135,8 @@ class _Lab:
     def _answers(self, who: str, model: Artifact, data: Artifact) -> SquadScores:
         config, version_2 = self.spec.evaluation, self.spec.data.version_2
         features = open_features(data.folder / "validation")
-        with self.run.stage(f"{who}.evaluate", total=len(features), again=True) as stage:
+        opened = self.run.stage(f"{who}.evaluate", len(features), again=True, role=who, activity="evaluate")
+        with opened as stage:
             loaded = load_qa_model(str(model.folder), 0, require_head=True).to(self.device)
             scores = score_tokens(loaded, features, config.batch_size, self.device, ticks(self.run, stage))
             questions = load_questions(features.folder)
@@ -159,6 +160,7 @@ class _Lab:
             self.run,
             Assignment(
                 stage=f"{who}.train",
+                role=who,
                 model=model,
                 batches=SquadBatches(open_features(data.folder / "train"), config.batch_size, seed),
                 objective=objective,

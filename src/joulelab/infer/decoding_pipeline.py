@@ -39,7 +39,7 @@ PARTS = ("prefill", "decode", "infer")
 
 def run_generation(run: RunContext, spec: InferSpec) -> None:
     device = device_of(spec.device)
-    with run.stage(PREPARE):
+    with run.stage(PREPARE, role="setup", activity="load"):
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
         if not model.can_generate() or model.config.is_encoder_decoder:
@@ -85,7 +85,8 @@ class _Part:
 
 
 def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_Part]:
-    with run.stage(PREPARE, again=True), inference(case.dtype), explained(case, device):
+    ready = run.stage(PREPARE, again=True, role="setup", activity="load")
+    with ready, inference(case.dtype), explained(case, device):
         run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
         cast_model(model, case.dtype)
         gc.collect()  # the last row's cache, which its captured step holds on to in a ring
@@ -107,7 +108,7 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
 
     def one_round(part: _Part, seconds: float) -> None:
         with (
-            run.stage(part.stage, again=True) as stage,
+            run.stage(part.stage, again=True, role="inference", activity="generate") as stage,
             inference(case.dtype),
             autocast_of(case.dtype, device),
             explained(case, device),

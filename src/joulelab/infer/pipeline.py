@@ -84,7 +84,8 @@ class _Lab:
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
     def make_ready(self, case: Case) -> _Row:
-        with self.run.stage(PREPARE, again=True), explained(case, self.device):
+        ready = self.run.stage(PREPARE, again=True, role="setup", activity="load")
+        with ready, explained(case, self.device):
             self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
             require_room(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
             subject = self.shelf.subject(case)
@@ -137,7 +138,8 @@ class _Lab:
 
     def _round(self, row: _Row, seconds: float) -> None:
         device, dtype = self.device, row.case.dtype
-        with self.run.stage(row.case.stage, again=True) as stage, inference(dtype), explained(row.case, device):
+        measured = self.run.stage(row.case.stage, again=True, role="inference", activity="infer")
+        with measured as stage, inference(dtype), explained(row.case, device):
             before = row.rounds[-1] if row.rounds else None
             row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
             stage.count(samples=row.items)

@@ -104,7 +104,8 @@ class TrainingRun:
 
     def enter(self, stage: str) -> None:
         if stage not in [name for name, _, _ in self._open]:
-            manager = self._context.stage(stage, again=True)
+            activity = "train" if stage == TRAIN else "evaluate"
+            manager = self._context.stage(stage, again=True, role="student", activity=activity)
             self._open.append((stage, manager, manager.__enter__()))
 
     def leave(self, stage: str) -> None:

@@ -5,7 +5,6 @@ Stage energies are counter differences over the stage's segments, so stages, ove
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.integrate import peak_power_w
 from joulelab.meter.phases import PhaseAggregate
 from joulelab.meter.series import Trace
-from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData, leading, load_attempts, seconds, wall_seconds
+from joulelab.runs.attempt_data import AttemptData, leading, load_attempts, seconds, wall_seconds
 from joulelab.runs.attempt_record import attempt_record
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.bills import Ancestor
@@ -29,6 +28,7 @@ from joulelab.runs.notes import notes_on
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
+    SCHEMA_VERSION,
     EnergyByComponent,
     ErrorRecord,
     IdleBaseline,
@@ -36,20 +36,20 @@ from joulelab.runs.record import (
     Result,
     RunRecord,
     Segment,
+    StageKind,
     StageRecord,
     Status,
     Totals,
     Validity,
     add_components,
     components_of,
+    kind_by_name,
 )
 from joulelab.runs.validity import grade
 
 OVERHEAD = "run.overhead"
 # Beyond so many hosts one process of each is looked at: the event files of all would cost more than all traces.
 MANY_HOSTS = 64
-# How `joulelab measure --repeat` names its stages.
-REPEAT = re.compile(r"program\.run\.\d+")
 
 Parts = list[tuple[AttemptData, list[Window]]]
 
@@ -78,6 +78,7 @@ def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) 
     totals = _totals(attempts, frame)
     return opened.model_copy(
         update={
+            "schema_version": SCHEMA_VERSION,
             "status": status,
             "attempts": tuple(attempt_record(attempt, len(attempts) <= MANY_HOSTS) for attempt in attempts),
             "stages": stages,
@@ -140,7 +141,7 @@ def _run_validity(
         return Validity(notes=tuple(notes))  # a grade is the last word on a measurement, and this one goes on
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]
     evidence = gather(None, parts, totals.best, frame.policy, frame.idle, frame.environment)
-    repeats = [stage.best.energy_j for stage in stages if REPEAT.fullmatch(stage.name) and stage.status == "done"]
+    repeats = [stage.best.energy_j for stage in stages if stage.repeat is not None and stage.status == "done"]
     evidence = replace(evidence, repeats_j=tuple(joules for joules in repeats if joules is not None))
     return grade(evidence, notes)
 
@@ -164,11 +165,15 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     peaks = _peaks_w(parts, best)
     samples, tokens = _most(parts, name, "samples"), _most(parts, name, "tokens")
     mean_w = _divide(best.energy_j, duration_s)
+    kind = _kind(name, parts)
     return StageRecord(
         name=name,
+        role=kind.role,
+        activity=kind.activity,
+        repeat=kind.repeat,
         number=number,
         status=_stage_status(name, parts, frame.status),
-        outside_totals=name in IDLE_STAGES,
+        outside_totals=kind.role == "idle",
         segments=_segments(parts),
         duration_s=duration_s,
         energy=energy,
@@ -189,6 +194,12 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         core_use=most_crowded([attempt.core_use(windows) for attempt, windows in parts]),
         validity=_stage_validity(name, parts, best, frame),
     )
+
+
+def _kind(name: str, parts: Parts) -> StageKind:
+    """As its latest attempt declared it."""
+    declared = [kind for attempt, _ in parts if (kind := attempt.events.kinds.get(name))]
+    return declared[-1] if declared else kind_by_name(name)
 
 
 def _stage_validity(name: str, parts: Parts, best: EnergyFigure, frame: _Frame) -> Validity:

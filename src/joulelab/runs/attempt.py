@@ -175,7 +175,7 @@ def idle(run: RunContext, name: str, duration_s: float) -> None:
     """Record the machine doing nothing, in a stage of its own that stands outside the totals."""
     if duration_s <= 0:
         return
-    with run.stage(name, total=round(duration_s)):
+    with run.stage(name, round(duration_s), role="idle", activity="idle"):
         for second in range(round(duration_s * 10)):
             run.stop.check()
             time.sleep(0.1)

@@ -18,7 +18,7 @@ from joulelab.runs.listeners import Progress, Trackers
 from joulelab.runs.making import Making, spent_between
 from joulelab.runs.parts import Part, leave_to_later
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Result
+from joulelab.runs.record import Result, StageKind, checked_role, kind_by_name
 from joulelab.runs.soundness import Opens, harm, list_contents, set_aside
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
@@ -29,8 +29,9 @@ PROGRESS_EVERY_S = 1.0
 class Stage:
     """A running stage: counts what went through it. Counts are cumulative over the stage, resumed attempts included."""
 
-    def __init__(self, meter: Meter, name: str) -> None:
+    def __init__(self, meter: Meter, name: str, kind: StageKind) -> None:
         self.name = name
+        self.kind = kind
         self._meter = meter
         self._counts: dict[str, int] = {}
         self._written_s = 0.0
@@ -65,7 +66,7 @@ class RunContext:
         self.trackers: Trackers | None = None
         """Where the metrics also go; following ranks have none."""
         self._metrics = self._open_metrics(paths.metrics)
-        self._open: list[str] = []
+        self._open: list[Stage] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[Making] = []
         self._told: set[str] = set()
@@ -74,23 +75,35 @@ class RunContext:
         """What this attempt is to do of the run; None: all that is left."""
 
     @contextmanager
-    def stage(self, name: str, total: int | None = None, again: bool = False) -> Iterator[Stage]:
+    def stage(
+        self,
+        name: str,
+        total: int | None = None,
+        again: bool = False,
+        *,
+        role: str | None = None,
+        activity: str | None = None,
+        repeat: int | None = None,
+    ) -> Iterator[Stage]:
         """Bill what happens inside to `name`; a stage inside another suspends the outer one.
 
+        `role` says whose work it is and `activity` what is done; without them the name `<who>.<what>` decides.
         A name stands for one stage. `again=True` adds a segment to a stage that was closed before, as repeated
         evaluations do; without it a second use is refused, so that two stages never merge by accident.
         """
-        if name in self._open or (name in self._closed and not again):
+        if name in [stage.name for stage in self._open] or (name in self._closed and not again):
             raise JoulelabError(f"the stage '{name}' was opened twice", "give each stage a name of its own")
+        by_name = kind_by_name(name)
+        kind = StageKind(checked_role(role) if role else by_name.role, activity or by_name.activity, repeat)
         if not self._open:  # inside another stage its loop asks, at a point where it can save
             self.stop.check()
             leave_to_later(name, self.part)
-        stage = self._closed.pop(name, None) or Stage(self.meter, name)
+        stage = self._closed.pop(name, None) or Stage(self.meter, name, kind)
         if self._making and name not in self._making[-1].stages:
             self._making[-1].stages.append(name)
         if self._open:
-            self.meter.event("stage", edge="end", stage=self._open[-1])
-        self._enter(name)
+            self.meter.event("stage", edge="end", stage=self._open[-1].name)
+        self._enter(stage)
         self.progress.stage(name, total)
         status = "done"
         try:
@@ -113,10 +126,11 @@ class RunContext:
             else:
                 self.meter.enter_stage(None)
 
-    def _enter(self, name: str) -> None:
-        self._open.append(name)
-        self.meter.enter_stage(name)
-        self.meter.event("stage", edge="begin", stage=name)
+    def _enter(self, stage: Stage) -> None:
+        self._open.append(stage)
+        self.meter.enter_stage(stage.name)
+        kind = {key: value for key, value in stage.kind._asdict().items() if value is not None}
+        self.meter.event("stage", edge="begin", stage=stage.name, **kind)
 
     def artifact(
         self,

@@ -10,6 +10,7 @@ from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseAggregate, PhaseBook
 from joulelab.meter.trace import read_lines
 from joulelab.runs.bills import Bill
+from joulelab.runs.record import StageKind, kind_by_name
 
 Window = tuple[int, int]
 
@@ -22,6 +23,7 @@ class AttemptEvents:
     end_ns: int | None = None
     windows: dict[str, list[Window]] = field(default_factory=dict)
     open_stages: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, StageKind] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -89,6 +91,10 @@ def _take_edge(events: AttemptEvents, line: dict[str, Any]) -> None:
     stage, mono_ns = line["stage"], line["mono_ns"]
     if line["edge"] == "begin":
         events.open_stages[stage] = mono_ns
+        if "role" in line:
+            events.kinds[stage] = StageKind(line["role"], line["activity"], line.get("repeat"))
+        else:  # an attempt older than roles
+            events.kinds.setdefault(stage, kind_by_name(stage))
     elif stage in events.open_stages:
         events.windows.setdefault(stage, []).append((events.open_stages.pop(stage), mono_ns))
 

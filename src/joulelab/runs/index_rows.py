@@ -96,6 +96,9 @@ RUNS: Mapping[str, Column] = _columns(
 
 STAGES: Mapping[str, Column] = _columns(
     ("stage", TEXT, "name", "name of the stage: <who>.<what>"),
+    ("role", TEXT, "role", "whose work: data, teacher, student, evaluation, inference, setup or idle"),
+    ("activity", TEXT, "activity", "what is done: train, evaluate, cache, generate, judge, infer, load, ..."),
+    ("repeat", INTEGER, "repeat", "number of this run of a measured program; null for everything else"),
     ("number", INTEGER, "number", "its place in the run"),
     ("status", TEXT, "status", "running, done, failed or truncated"),
     ("grade", TEXT, "validity.grade", "how far its measurement can be trusted, A to C"),

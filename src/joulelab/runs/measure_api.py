@@ -62,7 +62,7 @@ class Measurement:
             self._record = self._run.end("failed", error)
             raise
         self._windows = Windows(self.context.meter, self._run.paths)
-        self._stage = self.context.stage(RUN)
+        self._stage = self.context.stage(RUN, role="student", activity="run", repeat=1)
         self._stage.__enter__()
         _open.append(self)
         atexit.register(self._at_exit)

@@ -65,7 +65,7 @@ def stage_name(kind: str, number: int, of: int) -> str:
 
 
 def repetitions(record: RunRecord) -> list[StageRecord]:
-    return [stage for stage in record.stages if stage.name == RUN or stage.name.startswith(f"{RUN}.")]
+    return [stage for stage in record.stages if stage.repeat is not None]
 
 
 def summarise(stages: list[StageRecord]) -> RepeatSummary | None:

@@ -50,11 +50,12 @@ def measure_program(
 
 def run_all(run: RunContext, spec: MeasureSpec, group: Guarded, executable: str, command: Sequence[str]) -> None:
     """Warm-ups, then repeats, each a stage; the first that does not end well is the last."""
-    stages = [stage_name(WARMUP, number, spec.warmup) for number in range(1, spec.warmup + 1)]
-    stages += [stage_name(RUN, number, spec.repeat) for number in range(1, spec.repeat + 1)]
     try:
-        for name in stages:
-            with run.stage(name):
+        for number in range(1, spec.warmup + 1):
+            with run.stage(stage_name(WARMUP, number, spec.warmup), role="setup", activity="warmup"):
+                group.run(executable, command).check(run.stop.signum)
+        for number in range(1, spec.repeat + 1):
+            with run.stage(stage_name(RUN, number, spec.repeat), role="student", activity="run", repeat=number):
                 group.run(executable, command).check(run.stop.signum)
     except EndedBySignal:
         end_all(group.left_over())

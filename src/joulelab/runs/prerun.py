@@ -82,7 +82,7 @@ def prerun(
         try:
             run = measured.begin()
             idle(run, "idle.before", seconds)
-            with burning(seconds) as burn, run.stage(BURN_STAGE, total=round(seconds)):
+            with burning(seconds) as burn, run.stage(BURN_STAGE, round(seconds), role="setup", activity="burn"):
                 load = burn.what
                 _watch(run, seconds)
             idle(run, "idle.after", seconds)

@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
+from joulelab.errors import JoulelabError
 from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import GridFactor
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.carbon import Co2e
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal["queued", "running", "done", "failed", "truncated"]
 Grade = Literal["A", "B", "C"]
+StageRole = Literal["data", "teacher", "student", "evaluation", "inference", "setup", "idle"]
+"""Whose work a stage is. `student` is also any model or program under study that has no teacher; `setup` is start-up,
+imports, loading, compilation and warm-ups, which are in totals and in no comparison of methods."""
 MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 NO_CODECARBON = missing("CodeCarbon did not run beside this run", "energy.codecarbon=true")
+
+
+class StageKind(NamedTuple):
+    """What the opener of a stage declares about it."""
+
+    role: StageRole
+    activity: str
+    """`train`, `validate`, `evaluate`, `cache`, `generate`, `judge`, `infer`, `compile`, ..."""
+    repeat: int | None = None
+    """Number of this run of a measured program, from 1 on; None for everything else, warm-ups included."""
+
+
+_ROLES: dict[str, StageRole] = {"data": "data", "teacher": "teacher", "infer": "inference", "idle": "idle"}
+_ROLES |= {"run": "setup", "prerun": "setup"}
+_ACTIVITIES = {"sft": "train", "hint": "train", "logits": "cache", "sft-validate": "validate"}
+_ACTIVITIES |= {"tasks-evaluate": "evaluate", "prepare": "load", "phases": "profile", "overhead": "startup"}
+_SETUP_ACTIVITIES = ("load", "profile", "warmup")
+
+
+def checked_role(role: str) -> StageRole:
+    for known in get_args(StageRole):
+        if role == known:
+            return known  # type: ignore[no-any-return]  # get_args is untyped
+    raise JoulelabError(f"role '{role}' of a stage is unknown", f"use one of {', '.join(get_args(StageRole))}")
+
+
+def kind_by_name(name: str) -> StageKind:
+    """For records of schema version 1, which declare nothing, and for stages opened without a role.
+
+    No other place may read a role out of a name.
+    """
+    who, _, what = name.partition(".")
+    if who == "program":
+        what, _, number = what.partition(".")
+        return StageKind("setup", what) if what == "warmup" else StageKind("student", what, int(number or 1))
+    last = what.rpartition(".")[2]
+    activity = "infer" if who == "infer" else _ACTIVITIES.get(last, last)
+    role = _ROLES.get(who, "student")
+    return StageKind("setup" if activity in _SETUP_ACTIVITIES and who != "data" else role, activity)
 
 
 class Segment(Frozen):
@@ -138,6 +181,10 @@ class IdleBaseline(Frozen):
 
 class StageRecord(Frozen):
     name: str
+    role: StageRole
+    activity: str
+    repeat: int | None = None
+    """Number of this run of a measured program (`measure --repeat`), from 1 on."""
     number: int
     status: Status
     outside_totals: bool = False
@@ -165,6 +212,14 @@ class StageRecord(Frozen):
     core_use: CoreUse | None = None
     """Who used the CPU cores meanwhile; null where nobody looked, as in older runs and very short stages."""
     validity: Validity = Validity()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _declare_kind(cls, value: Any) -> Any:
+        """Schema version 1 had no roles: its stages are read by their names."""
+        if isinstance(value, dict) and "role" not in value and isinstance(value.get("name"), str):
+            return {**value, **kind_by_name(value["name"])._asdict()}
+        return value
 
 
 class Totals(Frozen):

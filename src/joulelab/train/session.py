@@ -52,6 +52,8 @@ class Assignment:
     """What is trained in one stage."""
 
     stage: str
+    role: str
+    """Whose training it is: `teacher` or `student`."""
     model: nn.Module
     """On its device."""
     batches: BatchSource[Any]
@@ -61,6 +63,8 @@ class Assignment:
     evaluate: Callable[[Moment], float] | None = None
     """Held-out loss, without a stage of its own around it."""
     evaluate_stage: str = ""
+    evaluate_activity: str = "evaluate"
+    """`validate` where that stage holds only evaluations during training."""
     ranks: Ranks = ALONE
     loss_name: str = ""
     """What the loss is made of, for whoever watches: the numbers of two objectives are not to be compared."""
@@ -91,7 +95,7 @@ class _Session:
     def train(self) -> Outcome:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
-        with self._rows(), run.stage(task.stage) as stage, _explained(task):
+        with self._rows(), self._training_stage() as stage, _explained(task):
             trainer = self.trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
             run.progress.stage(task.stage, trainer.total_steps)
@@ -104,6 +108,9 @@ class _Session:
         if told:
             run.progress.say(told)
         return Outcome(loss, trainer.position, told)
+
+    def _training_stage(self) -> AbstractContextManager[Stage]:
+        return self.run.stage(self.task.stage, role=self.task.role, activity="train")
 
     def _rows(self) -> AbstractContextManager[object]:
         """Telemetry where it was asked for, written by one rank; as long as it is not entered it does nothing."""
@@ -143,7 +150,7 @@ class _Session:
             folder=self.run.paths.folder / "stats",
             meter=self.run.meter,
             stage=self.task.stage,
-            aside=self._aside,
+            aside=lambda name: self._aside(name, "setup", "profile"),
             say=self.run.progress.say,
             result=self._note,
         )
@@ -152,9 +159,9 @@ class _Session:
         self.run.meter.event("tracker", stage=self.task.stage, name=name, values=values)
 
     @contextmanager
-    def _aside(self, name: str) -> Iterator[Stage]:
+    def _aside(self, name: str, role: str, activity: str) -> Iterator[Stage]:
         """Something else in between; who watches is told when training goes on, so that later losses are seen too."""
-        with self.run.stage(name, again=True) as stage:
+        with self.run.stage(name, again=True, role=role, activity=activity) as stage:
             yield stage
         if self.trainer is not None and not self.trainer.over:
             self.run.progress.stage(self.task.stage, self.trainer.total_steps)
@@ -179,7 +186,7 @@ class _Session:
     def _evaluate(self) -> float:
         every = self.task.config.evaluate_every_steps
         assert self.task.evaluate is not None and every is not None
-        with self._aside(self.task.evaluate_stage) as stage:
+        with self._aside(self.task.evaluate_stage, self.task.role, self.task.evaluate_activity) as stage:
             held_out = self.task.evaluate(Moment(self.step, -(-self.step // every), stage))
         self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
         self.telemetry.log_once()

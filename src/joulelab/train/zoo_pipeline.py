@@ -61,7 +61,7 @@ class _Lab:
     @cached_property
     def workload(self) -> Workload:
         """Model, data and objective, on the device; and what the model should cost, on paper."""
-        with self.run.stage(PREPARE):
+        with self.run.stage(PREPARE, role="setup", activity="load"):
             self.cost: PaperCost = paper_cost(self.spec.request)
             workload = prepare(self.spec.request)
             for module in (workload.model, *workload.objective.modules().values()):
@@ -79,6 +79,7 @@ class _Lab:
             self.run,
             Assignment(
                 stage=TRAIN,
+                role="student",
                 model=workload.model,
                 batches=workload.batches,
                 objective=workload.objective,
@@ -123,7 +124,8 @@ class _Lab:
     def evaluate(self) -> None:
         if self.workload.validation is None or self.spec.evaluate_batches == 0:
             return
-        with self.run.stage(EVALUATE, total=self.spec.evaluate_batches, again=True):
+        total = self.spec.evaluate_batches
+        with self.run.stage(EVALUATE, total, again=True, role="student", activity="evaluate"):
             loss = self._held_out()
         self.run.result(f"{EVALUATE}.loss", Result(value=loss))
 

@@ -80,12 +80,12 @@ def _first_ids(tokenizer: Any, text: str, count: int) -> list[int]:
         length *= 4
 
 
-def generated(bench: Bench, data: Artifact, voice: Voice, stage_name: str = "teacher.generate") -> Artifact:
+def generated(bench: Bench, data: Artifact, voice: Voice, role: str = "teacher") -> Artifact:
     """All answers, before anything is dropped: several pipelines share them. They can be made in shares."""
-    made = worked(bench, _Answering(bench, voice, stage_name).work(data))
+    made = worked(bench, _Answering(bench, voice, role).work(data))
     _require_no_count(bench.spec, energy_gap(made))
     tokens = int(read_json(made.folder / REPORT)["generated_tokens"])
-    bench.run.result(f"{stage_name}.generated_tokens", Result(value=float(tokens)))
+    bench.run.result(f"{role}.generate.generated_tokens", Result(value=float(tokens)))
     return made
 
 
@@ -95,7 +95,11 @@ class _Answering:
 
     bench: Bench
     voice: Voice
-    stage_name: str
+    role: str
+
+    @property
+    def stage_name(self) -> str:
+        return f"{self.role}.generate"
 
     @cached_property
     def prompts(self) -> Sequence[Prompt]:
@@ -116,7 +120,7 @@ class _Answering:
         parents, size = [self.voice.bill, data.bill], spec.teacher.batch_size
         return SplitWork(
             "answers", "answers", self.stage_name, inputs, parents, size,
-            total=lambda: len(self.prompts), begin=self._begin, join=self._join,
+            total=lambda: len(self.prompts), begin=self._begin, join=self._join, role=self.role,
         )  # fmt: skip
 
     def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:

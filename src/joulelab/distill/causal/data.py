@@ -23,7 +23,7 @@ def tokenised(bench: Bench) -> Artifact:
     raw = from_elsewhere(bench.run, "texts", data.source, "text")
 
     def make(folder: Path) -> None:
-        with bench.run.stage("data.preprocess") as stage:
+        with bench.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
             counted = _Counted(bench, stage)
             splits: tuple[Split, ...] = (TRAIN, TEST)
             for split in splits:

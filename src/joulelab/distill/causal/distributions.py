@@ -93,7 +93,7 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
     }
     return SplitWork(
         "logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, rows.__len__, begin, join,
-        opens=LogitCache.open, takes_damaged_shares=True,
+        opens=LogitCache.open, takes_damaged_shares=True, activity="cache",
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class _Judging:
         parents, size = [self.answers.bill, voice.bill], self.bench.spec.teacher.batch_size
         return SplitWork(
             "scores", "scores", STAGE, inputs(self.bench), parents, size,
-            total=lambda: len(self.asked), begin=self._begin, join=self._join,
+            total=lambda: len(self.asked), begin=self._begin, join=self._join, activity="judge",
         )  # fmt: skip
 
     def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:

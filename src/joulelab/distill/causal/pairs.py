@@ -33,7 +33,7 @@ def preference_pairs(bench: Bench, answers: Artifact, voice: Voice) -> Artifact:
     spec, judged = bench.spec, judging.judged(bench, answers, voice)
 
     def make(folder: Path) -> None:
-        with bench.run.stage("data.preferences") as stage:
+        with bench.run.stage("data.preferences", role="data", activity="filter") as stage:
             asked = candidates(bench, answers)
             found = judging.scores(bench, asked, judged)
             preferred, report = prefer(asked, found, spec.preferences.tie_margin)
@@ -77,9 +77,11 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
 
     inputs = {"precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
     parents, size = [pairs.bill, start.bill], spec.training.batch_size
-    return worked(
-        bench, SplitWork("reference", "reference-logs", REFERENCE, inputs, parents, size, store.__len__, begin, join)
-    )
+    work = SplitWork(
+        "reference", "reference-logs", REFERENCE, inputs, parents, size, store.__len__, begin, join,
+        role="student", activity="score",
+    )  # fmt: skip
+    return worked(bench, work)
 
 
 def preference_lesson(bench: Bench, pairs: Artifact, reference: Artifact, start: Artifact) -> Callable[[Desk], Lesson]:

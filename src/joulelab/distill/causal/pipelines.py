@@ -180,7 +180,7 @@ def _pairs(bench: Bench, data: Artifact) -> Artifact:
         return preference_pairs(bench, generated(bench, data, voice), voice)
     start = sft_student(bench, data)
     itself = Voice(START, start.key, lambda: load_student(start.folder).to(bench.device), start.bill)
-    return preference_pairs(bench, generated(bench, data, itself, "student.generate"), voice)
+    return preference_pairs(bench, generated(bench, data, itself, role="student"), voice)
 
 
 def the_teacher(bench: Bench) -> Voice:

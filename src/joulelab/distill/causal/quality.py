@@ -87,7 +87,8 @@ def examined(
         if bench.spec.quality.harness_tasks:
             import_harness()  # importing it is no part of the bill
         precision = "fp32" if who == "teacher" else bench.spec.training.precision
-        with bench.run.stage(f"{who}.evaluate") as stage, matrix_products(precision):
+        examining = bench.run.stage(f"{who}.evaluate", role=who, activity="evaluate")
+        with examining as stage, matrix_products(precision):
             model = load()  # in the stage: whoever finds the answers inherits what loading took
             held_out = _held_out(bench, model, bench.rows(data, TEST), precision)
             stage.count(tokens=held_out.tokens)
@@ -95,7 +96,8 @@ def examined(
         chance: float | None = None
         tasks: tuple[TaskFigure, ...] = ()
         if bench.spec.quality.answers or bench.spec.quality.harness_tasks:
-            with bench.run.stage(f"{who}.tasks-evaluate") as stage, matrix_products(precision):
+            answering = bench.run.stage(f"{who}.tasks-evaluate", role=who, activity="evaluate")
+            with answering as stage, matrix_products(precision):
                 right, chance = _answers(bench, model, stage)
                 tasks = _harness(bench, model)
         Examined(held_out, right, tasks, chance).save(folder)

@@ -54,6 +54,9 @@ class SplitWork:
     """Folders that hold the work between them -> one folder; of a share's folders: what they hold."""
     opens: Callable[[Path], object] | None = None
     """Fails where the whole, once made, has come to harm that the list of its files does not show."""
+    role: str = "teacher"
+    activity: str = "generate"
+    """Of its stage."""
     takes_damaged_shares: bool = False
     """`begin` looks through the folders of others itself, and takes what is still good in them."""
 
@@ -98,7 +101,8 @@ def _whole(bench: Bench, work: SplitWork) -> Artifact:
 def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:
     place = bench.kept_work(work.stage)
     own = share.among(bench.ranks.rank, bench.ranks.world)
-    with bench.run.stage(work.stage) as stage:  # looking for prompts and loading are part of the work, and of its bill
+    # looking for prompts and loading are part of the work, and of its bill
+    with bench.run.stage(work.stage, role=work.role, activity=work.activity) as stage:
         begun = work.begin(place, own, others)
         bench.run.progress.stage(work.stage, -(-work.total() // own.of))
         stage.count(**begun.counts)

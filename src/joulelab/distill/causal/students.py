@@ -153,6 +153,7 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
         bench.run,
         Assignment(
             stage=course.stage,
+            role="student",
             model=desk.model,
             batches=lesson.batches,
             objective=lesson.objective,
@@ -160,6 +161,7 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
             seed=bench.spec.seed,
             evaluate=lambda moment: course.held_out(desk.model, moment),
             evaluate_stage=course.look_stage,
+            evaluate_activity="validate",
             ranks=bench.ranks,
             loss_name=lesson.loss_name,
         ),

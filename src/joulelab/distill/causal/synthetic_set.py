@@ -38,7 +38,7 @@ def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: 
     )
 
     def make(folder: Path) -> None:
-        with bench.run.stage("data.synthetic") as stage:
+        with bench.run.stage("data.synthetic", role="data", activity="filter") as stage:
             asked = candidates(bench, answers)
             scores = judging.scores(bench, asked, judged) if judged is not None else None
             kept, report = keep([one.prompt for one in asked], [one.answers for one in asked], filters, scores)
