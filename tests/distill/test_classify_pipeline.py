@@ -104,7 +104,7 @@ def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_t
     load, inside = classify_teacher.load_teacher, []
 
     def watched(bench, teacher):
-        inside.append(tuple(bench.run._open))
+        inside.append(tuple(stage.name for stage in bench.run._open))
         return load(bench, teacher)
 
     monkeypatch.setattr(classify_teacher, "load_teacher", watched)
