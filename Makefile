@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 COMPILED := $(VENV)/compiled
 
-.PHONY: demo test check lint types imports clean help
+.PHONY: demo test test-slow check lint types imports clean help
 
 help:
 	@echo "make demo    set up and run the demo: a measured comparison in about five minutes"
 	@echo "make test    set up and run the tests"
+	@echo "make test-slow  the tests that take minutes: simulations and audits"
 	@echo "make check   tests, lint, types and the import contract (what CI runs)"
 	@echo "make clean   remove the virtual environment"
 
@@ -21,6 +22,10 @@ demo: $(READY)
 test: $(COMPILED)
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Simulations and audits that take minutes.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: test lint types imports
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from joulelab.stats import mcnemar, mean_t, ratio_paired, t_quantile, wilson
+from joulelab.stats import accuracy_difference, mean_t, ratio_paired, t_quantile, wilson
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_wilson_stays_inside_0_and_1_and_is_never_empty():
 def test_mcnemar_with_one_seed_is_the_exact_binomial_test():
     a = np.array([[1] * 10 + [0] * 2 + [1] * 50])
     b = np.array([[0] * 10 + [1] * 2 + [1] * 50])
-    found = mcnemar(a, b)
+    found = accuracy_difference(a, b)
     exact = 2 * sum(math.comb(12, k) for k in range(3)) / 2**12
     assert found.p_value == pytest.approx(exact)
     assert found.difference.value == pytest.approx(-8 / 62)
@@ -41,25 +41,25 @@ def test_mcnemar_with_one_seed_is_the_exact_binomial_test():
 
 def test_mcnemar_stays_exact_for_thousands_of_discordant_items():
     a = np.array([[1] * 700 + [0] * 650])
-    assert mcnemar(a, 1 - a).p_value == pytest.approx(0.182, abs=0.005)
+    assert accuracy_difference(a, 1 - a).p_value == pytest.approx(0.182, abs=0.005)
 
 
 def test_two_equal_seeds_do_not_make_a_difference_more_certain():
     rng = np.random.default_rng(0)
     a, b = rng.random((1, 400)) < 0.7, rng.random((1, 400)) < 0.75
-    once, twice = mcnemar(a, b), mcnemar(np.repeat(a, 2, 0), np.repeat(b, 2, 0))
+    once, twice = accuracy_difference(a, b), accuracy_difference(np.repeat(a, 2, 0), np.repeat(b, 2, 0))
     assert twice.difference.high - twice.difference.low == pytest.approx(once.difference.high - once.difference.low)
     assert twice.p_value == pytest.approx(once.p_value, abs=0.03)
 
 
 def test_mcnemar_refuses_sides_that_do_not_pair():
     with pytest.raises(ValueError, match="same seeds and items"):
-        mcnemar(np.ones((1, 3)), np.ones((2, 3)))
+        accuracy_difference(np.ones((1, 3)), np.ones((2, 3)))
 
 
 def test_equal_methods_give_p_1():
     same = np.ones((2, 50))
-    assert mcnemar(same, same).p_value == 1.0
+    assert accuracy_difference(same, same).p_value == 1.0
 
 
 def test_t_interval_covers_the_truth_95_times_in_100():

@@ -43,7 +43,7 @@ def test_t_star_is_the_joules_of_making_it_over_the_joules_it_saves():
 def test_a_saving_that_is_not_resolved_does_not_pay_back():
     (found,) = pairs(student(gross_j=0.199, half_j=0.01), TEACHER, None)
     assert found.found.count is None
-    assert found.answer == "does not pay back: the saving for an image is not resolved from 0"
+    assert found.answer == "does not pay back: the saving for an image is not significantly above 0"
 
 
 def test_a_student_that_takes_more_never_pays_back():

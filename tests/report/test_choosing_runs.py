@@ -70,7 +70,7 @@ def test_repeats_of_one_seed_are_not_paired_with_each_other(made, tmp_path: Path
     row = compare(made.group_of(records, "a"), records, tmp_path).row("b")
     assert row and row.student_ratio and row.student_ratio.ratio and not row.student_ratio.paired
     assert row.student_ratio.ratio.value == pytest.approx(((63 * 64 * 62.5) / (113 * 114 * 112)) ** (1 / 3))
-    assert row.student_ratio.resolved
+    assert row.student_ratio.significant
 
 
 def other_card(record: RunRecord) -> RunRecord:

@@ -56,12 +56,12 @@ def test_the_difference_is_paired_by_item_and_seed(made, comparison_of) -> None:
     assert difference.paired.difference.value == pytest.approx(0.037)
     assert difference.by_seed == pytest.approx((0.036, 0.038))
     assert difference.paired.items == 1000
-    assert difference.resolved
+    assert difference.significant
 
 
 def test_seeds_that_disagree_in_sign_resolve_nothing(made, comparison_of) -> None:
     difference = row_of(comparison_of(made.demo_records()), "response + feature KD").difference
-    assert difference is not None and not difference.seeds_agree and not difference.resolved
+    assert difference is not None and not difference.seeds_agree and not difference.significant
 
 
 def test_each_ancestor_is_counted_once_and_only_the_teachers_part_is_teacher_share(made, comparison_of) -> None:
@@ -115,7 +115,7 @@ def test_energy_ratios_are_paired_by_seed_with_and_without_the_teacher(made, com
     row = row_of(comparison_of(made.demo_records()), "response KD")
     assert row.student_ratio and row.student_ratio.ratio and row.full_ratio
     assert row.student_ratio.ratio.value == pytest.approx(((156 / 145) * (158.5 / 148)) ** 0.5)
-    assert row.student_ratio.resolved
+    assert row.student_ratio.significant
     assert row.full_ratio.ratio is not None
     assert row.full_ratio.ratio.value == pytest.approx(((926 / 145) * (928.5 / 148)) ** 0.5)
 
@@ -161,7 +161,7 @@ def test_without_predictions_the_difference_stays_unresolved(made, tmp_path: Pat
     for record in records:
         made.write_run(tmp_path, record, predictions=False)
     difference = row_of(compare(made.group_of(records), records, tmp_path), "response KD").difference
-    assert difference is not None and difference.paired is None and not difference.resolved
+    assert difference is not None and difference.paired is None and not difference.significant
     assert "missing" in difference.reason
 
 

@@ -206,9 +206,9 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     assert page.locator("#students-count").inner_text() == "10 students"
     assert page.locator("#overview caption").inner_text().endswith("energy: teacher shared by 10 students")
     # 1.6 times 146 J is resolved; a teacher that a thousand share leaves a ratio near 1, which is not
-    assert "not resolved" not in times.inner_text()
+    assert "inconclusive" not in times.inner_text()
     shared = "window.view.ratioText('response + feature KD', {...window.view.state, n: 1000})"
-    assert page.evaluate(shared).startswith("1.2") and page.evaluate(shared).endswith("\nnot resolved\n(n=2)")
+    assert page.evaluate(shared).startswith("1.2") and page.evaluate(shared).endswith("\ninconclusive\n(n=2)")
     assert page.evaluate(marks) != before
     page.select_option("#scope", "pue")
     moved_to(scope="pue")
@@ -312,7 +312,7 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records)).as_uri())
     kd = page.locator("#overview tr[data-method='response KD']")
-    doubt = "6.33x [5.65, 7.09]\nnot resolved\n(others used\nthe cores)"
+    doubt = "6.33x [5.65, 7.09]\ninconclusive\n(others used\nthe cores)"
     assert page.locator("#overview .front:visible").count() == 0
     assert page.locator("#table").get_by_text("No Pareto front is marked").is_visible()
     assert kd.locator("[data-moves=times]").inner_text() == doubt

@@ -39,7 +39,7 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
     assert one.found.count == pytest.approx(770 / 60)
     assert one.found.low < 770 / 60 < one.found.high < 15
     assert payback_sentence(one).startswith("The teacher of KD pays back after 12.8 students [12.")
-    assert "not resolvably different" in payback_sentence(one)
+    assert "no significant difference" in payback_sentence(one)
 
 
 def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:
     one = told(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
-    assert one.answer == "does not pay back" and "not resolved from 0" in payback_sentence(one)
+    assert one.answer == "does not pay back" and "not significantly above 0" in payback_sentence(one)
     assert "or more" in payback_sentence(one)
 
 

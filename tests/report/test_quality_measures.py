@@ -38,7 +38,7 @@ def test_exact_matches_are_compared_item_by_item_like_accuracies(made, tmp_path:
     assert comparison.measure and comparison.measure.name == "exact_match"
     found = verdict(comparison)
     assert "response KD has a higher exact match (+3.7 points)" in found.headline
-    assert found.sentences[0].startswith("response KD has an exact match 3.7 points higher than labels only (McNemar")
+    assert found.sentences[0].startswith("response KD has an exact match 3.7 points higher than labels only (95 %")
     assert "| Exact match, % |" in comparison_markdown(comparison)
 
 

@@ -1,4 +1,4 @@
-"""The verdict says what the statistics say: resolved, not resolved, or nothing to say."""
+"""The verdict says what the statistics say: resolved, inconclusive, or nothing to say."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
     found = verdict_on(made.demo_records())
     assert about(found, "response KD is") == (
         "response KD is 3.7 points more accurate than labels only "
-        "(McNemar p < 0.001; 95 % interval [+2.1, +5.3]; seeds +3.6, +3.8 points)."
+        "(95 % interval [+2.0, +5.4], p = 0.018; seeds +3.6, +3.8 points)."
     )
     assert found.headline == (
         "Against labels only, response KD is more accurate (+3.7 points); "
@@ -39,20 +39,40 @@ def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
 
 def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
     text = about(verdict_on(made.demo_records()), "response + feature KD against")
-    assert "accuracy not resolved: difference +0.5 points, 95 % interval [-0.1, +1.1]" in text
+    assert "accuracy inconclusive: difference +0.5 points, 95 % interval [-7.1, +8.1], p = 0.56" in text
     assert "disagree in sign" in text
 
 
 def test_an_energy_ratio_whose_interval_holds_1_is_not_resolved(made, verdict_on) -> None:
     text = about(verdict_on(made.demo_records()), "response + feature KD takes")
-    assert "1.20x [0.94, 1.52], not resolved (n=2; would need about 3)," in text
+    assert "1.20x [0.94, 1.52], inconclusive (n=2; would need about 3)," in text
     assert "6.45x [5.55, 7.50] with it; the teacher is 81 % of that bill" in text
 
 
 def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
     found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
-    assert "1.08x, not resolved (n=1, and one repeat tells no spread)," in about(found, "response KD takes")
-    assert "not resolved" in found.headline
+    assert "1.08x, inconclusive (n=1: one repeat has no variance)," in about(found, "response KD takes")
+    assert "inconclusive" in found.headline
+
+
+def test_one_run_per_side_compares_two_models_and_no_methods(made, verdict_on) -> None:
+    """790 against 826 of 1,000 right: p < 0.001 for these two models, and nothing about the methods."""
+    found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
+    assert "no method is significantly more or less accurate" in found.headline
+    assert about(found, "response KD against") == (
+        "response KD against labels only: accuracy inconclusive for the methods, because one training run on a side "
+        "shows these models, not the methods; these models differ: +3.6 points, 95 % interval [+1.6, +5.6], "
+        "exact McNemar p < 0.001."
+    )
+
+
+def test_a_ratio_interval_that_says_nothing_is_not_printed(made, verdict_on) -> None:
+    """Two seeds, 0.3x and 1.6x the joules: [0.000, 26982] was printed."""
+    records = [made.labels_only(seed, 790, 120.0) for seed in (0, 1)]
+    records += [made.distilled("response KD", seed, 790, value) for seed, value in enumerate((30.0, 210.0))]
+    found = verdict_on(records)
+    text = about(found, "response KD takes")
+    assert "x, inconclusive (n=2" in text.split(" the joules")[0] and "[" not in text.split("without")[0]
 
 
 def test_a_worse_method_is_called_less_accurate(made, verdict_on) -> None:
@@ -112,7 +132,7 @@ def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verd
     found = verdict_on(
         [record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(made.crowded)]
     )
-    assert "2.65x [2.62, 2.67], not resolved (others used the cores meanwhile)," in about(found, "response KD takes")
-    assert "not resolved" in found.headline
+    assert "2.65x [2.62, 2.67], inconclusive (others used the cores meanwhile)," in about(found, "response KD takes")
+    assert "inconclusive" in found.headline
     assert "response KD (student.train: up to 1.2 of 2)" in about(found, "Others used the CPU cores")
     assert by_joules(found) == []

@@ -41,7 +41,7 @@ def test_a_saving_that_is_not_resolved_does_not_pay_back_but_tells_from_where_on
     found = payback_students(Estimate(11.0, 0.01), Estimate(6.3, 0.5), Estimate(6.1, 0.5))
     assert not found.pays_back and found.high == math.inf
     assert found.low == pytest.approx(11 / (0.2 + 1.96 * math.hypot(0.5, 0.5)), rel=0.01)
-    assert "not resolved" in found.reason
+    assert "not significantly above 0" in found.reason
 
 
 def test_a_student_that_costs_more_never_pays_back():

@@ -24,11 +24,11 @@ def compare(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: quality, joules by stage, throughput, payback, and what is not resolved.
+    """Compare runs: quality, joules by stage, throughput, payback, and what is inconclusive.
 
     Runs with the same label and settings but the seed are repeats. Joules are compared as ratios on logarithms, paired
     by seed where seeds pair; below 20 repeats with Student's t. Words say what the statistics allow, and how many
-    repeats an unresolved difference would need.
+    repeats an inconclusive difference would need.
 
     Examples:
 

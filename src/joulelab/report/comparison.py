@@ -14,7 +14,6 @@ from joulelab.stats import Interval, PairedDifference
 from joulelab.units import percent_text
 
 Role = Literal["baseline", "method", "teacher", "inference"]
-SIGNIFICANT = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ class IncompleteRun:
 
 @dataclass(frozen=True)
 class QualityDifference:
-    """Method minus baseline. `paired` is item by item and needs both sides' predictions.
+    """Method minus baseline. `paired` is item by item and needs both sides' predictions; its interval is over items
+    and training seeds.
 
     Figures without right and wrong items, as losses, have the repeats as their sample: `over_seeds` is the interval of
     their difference, paired by seed where seeds pair.
@@ -65,11 +65,16 @@ class QualityDifference:
         return self.paired.difference if self.paired else self.over_seeds
 
     @property
-    def resolved(self) -> bool:
-        """Significant, and every seed on the same side: one lucky seed does not make a method better."""
+    def significant(self) -> bool:
+        """Between the methods: never from one training run on a side."""
         if self.paired is None:
-            return self.over_seeds is not None and self.over_seeds.excludes(0.0) and self.seeds_agree
-        return self.paired.p_value < SIGNIFICANT and self.seeds_agree
+            return self.over_seeds is not None and self.over_seeds.excludes(0.0)
+        return self.paired.covers_methods and self.paired.significant
+
+    @property
+    def models_only(self) -> bool:
+        """It compares trained models on test items; a side has one training run, so it says nothing about methods."""
+        return self.paired is not None and not self.paired.covers_methods
 
     @property
     def seeds_agree(self) -> bool:
@@ -91,7 +96,7 @@ class EnergyRatio:
     """It rests on CPU estimates made while others kept the cores busy: its interval tells of them, not of the runs."""
 
     @property
-    def resolved(self) -> bool:
+    def significant(self) -> bool:
         return self.ratio is not None and self.ratio.excludes(1.0) and not self.crowded
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, EnergyRatio, QualityDifference
 from joulelab.report.joules import RunJoules, mixes_methods
-from joulelab.report.predictions import item_difference, paired_difference
+from joulelab.report.predictions import predicted_difference
 from joulelab.stats import (
     Interval,
     difference_of_means,
@@ -25,7 +25,8 @@ from joulelab.stats import (
 )
 
 Pair = tuple[ComparedRun, ComparedRun]
-ONE_SEED = "one seed tells no spread"
+ONE_SEED = "one seed has no variance"
+ONE_RUN = "one training run on a side shows these models, not the methods"
 CROWDED = "others used the cores meanwhile"
 
 
@@ -56,11 +57,11 @@ def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedR
 def _by_items(
     ours: Sequence[ComparedRun], theirs: Sequence[ComparedRun], pairs: Sequence[Pair], by_seed: tuple[float, ...]
 ) -> QualityDifference:
-    if pairs:
-        found = paired_difference([(base.folder, method.folder) for base, method in pairs])
-    else:
-        found = item_difference([run.folder for run in theirs], [run.folder for run in ours])
-    return QualityDifference(found, by_seed, "" if found else "the predictions to pair item by item are missing")
+    base, method = zip(*pairs, strict=True) if pairs else (theirs, ours)
+    found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs))
+    if found is None:
+        return QualityDifference(None, by_seed, "the predictions to pair item by item are missing")
+    return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN)
 
 
 def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:

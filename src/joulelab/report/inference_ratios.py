@@ -52,6 +52,6 @@ def _verdict(found: Interval, of: str, above: str, below: str) -> str:
     if not found.bounded:
         return "one round tells no spread"
     if not found.excludes(1.0):
-        return f"no difference in {of} is resolved"
+        return f"no significant difference in {of}"
     change = 100 * abs(found.value - 1)
     return f"{change:.1f} % {above if found.value > 1 else below}"

@@ -137,7 +137,7 @@ def why_no_front(rows: Sequence[InferenceRow]) -> str:
         return "joules are missing"
     groups = _took_turns(rows)
     if len(groups) == 1 and len(rows) > 1 and _alike(groups[0]):
-        return "no difference between the rows is resolved"
+        return "no difference between the rows is significant"
     return ""
 
 

@@ -58,19 +58,21 @@ def _front(comparison: Comparison) -> str:
 
 
 def _equal_quality(comparison: Comparison) -> str:
-    """Among the methods that cannot be told from the baseline in quality, whether one is cheaper."""
+    """Among the methods without a significant difference in quality from the baseline, whether one is cheaper."""
     alike = [
-        row for row in comparison.methods if row.difference and row.difference.interval and not row.difference.resolved
+        row
+        for row in comparison.methods
+        if row.difference and row.difference.interval and not row.difference.significant
     ]
     if not alike:
         return ""
-    resolved = [row for row in alike if row.full_ratio and row.full_ratio.resolved and row.full_ratio.ratio]
-    cheaper = [row for row in resolved if row.full_ratio and row.full_ratio.ratio and row.full_ratio.ratio.value < 1]
+    known = [row for row in alike if row.full_ratio and row.full_ratio.significant and row.full_ratio.ratio]
+    cheaper = [row for row in known if row.full_ratio and row.full_ratio.ratio and row.full_ratio.ratio.value < 1]
     names = listed([row.label for row in alike])
-    opening = f"At equal quality (not resolvably different from {comparison.baseline}: {names}), "
+    opening = f"At equal quality (no significant difference from {comparison.baseline}: {names}), "
     if cheaper:
         return f"{opening}{_names(cheaper)} cheaper."
-    return f"{opening}{comparison.baseline} is the cheapest." if len(resolved) == len(alike) else ""
+    return f"{opening}{comparison.baseline} is the cheapest." if len(known) == len(alike) else ""
 
 
 def _names(rows: Sequence[Row]) -> str:
@@ -97,9 +99,9 @@ def _equal_energy(comparison: Comparison) -> str:
         return ""
     best = max(others, key=lambda row: measure.sign * (row.quality or 0.0))
     better = measure.sign * ((best.quality or 0.0) - baseline.quality) > 0
-    told = f"resolvably {'better' if better else 'worse'}"
-    if not (best.difference and best.difference.resolved):
-        told = "not resolvably different"
+    told = f"significantly {'better' if better else 'worse'}"
+    if not (best.difference and best.difference.significant):
+        told = "no significant difference"
     return (
         f"At equal energy ({comparison.baseline}'s {energy_text(baseline.with_teacher.energy_j)} and at most "
         f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {told}."

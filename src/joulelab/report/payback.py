@@ -209,8 +209,8 @@ def _equal_quality(row: Row, comparison: Comparison) -> str:
     difference, measure = row.difference, comparison.measure
     if measure is None or difference is None or difference.interval is None:
         return "quality unknown"
-    if not difference.resolved:
-        return "quality not resolvably different"
+    if not difference.significant:
+        return "no significant difference in quality"
     better = measure.sign * difference.interval.value > 0
     size = f"{measure.change(difference.interval.value)} {measure.difference_unit}".strip()
     return f"at {'higher' if better else 'lower'} quality, {size}"

@@ -107,7 +107,9 @@ def _difference(difference: QualityDifference | None) -> dict[str, Any] | None:
         "p_value": paired.p_value if paired else None,
         "items": paired.items if paired else None,
         "by_seed": list(difference.by_seed),
-        "resolved": difference.resolved,
+        "resolved": difference.significant,
+        "about": "trained models" if difference.models_only else "methods",
+        "trained_models_differ": paired.significant if paired and difference.models_only else None,
         "would_need_repeats": difference.needed,
         "reason": difference.reason or None,
     }
@@ -125,7 +127,7 @@ def _ratio(found: EnergyRatio | None) -> dict[str, Any] | None:
         "repeats": found.seeds,
         "paired_by_seed": found.paired,
         "same_sensors": found.same_devices,
-        "resolved": found.resolved,
+        "resolved": found.significant,
         "would_need_repeats": found.needed,
         "reason": found.reason or None,
     }

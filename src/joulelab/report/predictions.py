@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from joulelab.runs.paths import RunPaths
-from joulelab.stats import PairedDifference, mcnemar, paired_shares
+from joulelab.stats import PairedDifference, accuracy_difference
 
 PREDICTIONS = "predictions.npz"
 
@@ -28,29 +28,17 @@ def correct_by_item(folder: Path) -> dict[str, bool] | None:
     return {str(item): bool(hit) for item, hit in zip(ids, right, strict=True)}
 
 
-def paired_difference(pairs: Sequence[tuple[Path, Path]]) -> PairedDifference | None:
-    """Method against baseline over (baseline folder, method folder) of equal seed, on the items all of them saw."""
-    loaded = [(correct_by_item(ours), correct_by_item(theirs)) for ours, theirs in pairs]
-    complete = [(a, b) for a, b in loaded if a is not None and b is not None]
-    if not complete or len(complete) < len(pairs):
-        return None
-    shared = set.intersection(*(set(side) for pair in complete for side in pair))
-    items = sorted(shared)
-    if not items:
-        return None
-    baseline_SN = np.array([[a[item] for item in items] for a, _ in complete])  # noqa: N806
-    method_SN = np.array([[b[item] for item in items] for _, b in complete])  # noqa: N806
-    return mcnemar(baseline_SN, method_SN)
+def predicted_difference(baseline: Sequence[Path], method: Sequence[Path], same_seeds: bool) -> PairedDifference | None:
+    """Method minus baseline on the items that all runs saw; `same_seeds`: run k of both sides has the same seed.
 
-
-def item_difference(ours: Sequence[Path], theirs: Sequence[Path]) -> PairedDifference | None:
-    """`theirs` against `ours` where seeds do not pair: each item's share of right answers over the runs of a side."""
-    sides = [[correct_by_item(folder) for folder in side] for side in (ours, theirs)]
-    if not all(sides) or any(found is None for side in sides for found in side):
-        return None
+    None where a run has no predictions.
+    """
+    sides = [[correct_by_item(folder) for folder in side] for side in (baseline, method)]
     loaded = [[found for found in side if found is not None] for side in sides]
+    if not all(sides) or [len(side) for side in loaded] != [len(side) for side in sides]:
+        return None
     items = sorted(set.intersection(*(set(found) for side in loaded for found in side)))
     if not items:
         return None
-    shares = [np.mean([[found[item] for item in items] for found in side], axis=0) for side in loaded]
-    return paired_shares(*shares)
+    baseline_SN, method_SN = (np.array([[found[item] for item in items] for found in side]) for side in loaded)  # noqa: N806
+    return accuracy_difference(baseline_SN, method_SN, paired=same_seeds)

@@ -28,7 +28,7 @@ def quality_grid(comparison: Comparison) -> Grid | None:
     heading = f"{title}, {unit}" if unit else title
     by_seed = f"By seed, {unit}" if measure.percent else "By seed"
     difference = f"Difference, {measure.difference_unit}" if measure.difference_unit else "Difference"
-    columns = ["Method", "Seeds!", f"{heading}>", f"{by_seed}>", f"{difference}>", *(["McNemar>"] * items), "Resolved!"]
+    columns = ["Method", "Seeds!", f"{heading}>", f"{by_seed}>", f"{difference}>", *(["p>"] * items), "Significant!"]
     return make_grid("Quality", "|".join(columns), rows, _note(comparison, measure, title))
 
 
@@ -43,9 +43,12 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     trials = sorted({run.result.trials or 0 for row in comparison.rows for run in row.runs if run.quality})
     note = (
         f"{title}: mean over seeds with Wilson's 95 % interval on {' / '.join(map(str, trials))} test items. "
-        f"Difference: to {comparison.baseline}, paired by item and seed."
+        f"Difference: to {comparison.baseline}, paired by item, with a 95 % interval over items and training seeds."
     )
-    if any(row.difference and row.difference.paired is None for row in comparison.rows):
+    differences = [row.difference for row in comparison.rows if row.difference]
+    if any(difference.models_only for difference in differences):
+        note += " Models only: exact McNemar test; one training run on a side says nothing about the methods."
+    if any(difference.paired is None for difference in differences):
         note += " Unpaired: there are no predictions to pair."
     return note
 
@@ -88,12 +91,14 @@ def _cells(difference: QualityDifference | None, measure: Measure, items: bool) 
         return NOTHING if mean is None else measure.change(mean), *nothing, "unpaired"
     ends = f" {measure.change_interval(found)}" if found.bounded else ""
     p = (p_value(difference.paired.p_value),) if difference.paired else nothing
-    return f"{measure.change(found.value)}{ends}", *p, _resolved_word(difference)
+    return f"{measure.change(found.value)}{ends}", *p, _significance(difference)
 
 
-def _resolved_word(difference: QualityDifference) -> str:
-    if difference.resolved:
+def _significance(difference: QualityDifference) -> str:
+    if difference.significant:
         return "yes"
+    if difference.models_only:
+        return "models only" if difference.paired and difference.paired.significant else "no"
     return "no" if difference.interval and difference.interval.bounded else "one seed"
 
 

@@ -114,7 +114,8 @@ def sweep_headline(sweep: Sweep) -> str:
         return f"{words}."
     second = min(rest, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
     apart = _apart(cheapest.j_per_item, second.j_per_item)
-    return f"{words}; {'apart' if apart else 'not resolved'} from the next, {second.label}. Fastest: {_fastest(sweep)}."
+    words += "; apart from" if apart else "; inconclusive against"
+    return f"{words} the next, {second.label}. Fastest: {_fastest(sweep)}."
 
 
 def _apart(one: Interval | None, other: Interval | None) -> bool:

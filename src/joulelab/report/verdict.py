@@ -1,4 +1,4 @@
-"""Sentences that say what the statistics say, and "not resolved" where they do not."""
+"""A comparison in sentences: what is significant, and what is inconclusive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulelab.report.pareto import reading_sentences
 from joulelab.report.payback import paybacks
 from joulelab.report.payback_words import payback_sentence
 from joulelab.report.quality_words import quality_clause, quality_sentence
-from joulelab.report.wording import listed, ratio, unresolved
+from joulelab.report.wording import inconclusive, listed, ratio
 from joulelab.runs.record import RunRecord
 from joulelab.units import three_digits
 
@@ -64,14 +64,14 @@ def headline(comparison: Comparison) -> str:
 
 
 def _cost_clause(methods: Sequence[Row]) -> str:
-    ratios = [row.full_ratio.ratio for row in methods if row.full_ratio and row.full_ratio.resolved]
+    ratios = [row.full_ratio.ratio for row in methods if row.full_ratio and row.full_ratio.significant]
     values = sorted(interval.value for interval in ratios if interval)
     teacher = any(row.teacher_share for row in methods)
     if not any(one and one.ratio for row in methods for one in (row.student_ratio, row.full_ratio)):
         return "there are no joules to compare"
     if len(values) < len(methods):
         with_teacher = " with the teacher included" if teacher else ""
-        return f"what it costs in joules{with_teacher} is not resolved for every method"
+        return f"what it costs in joules{with_teacher} is inconclusive for some methods"
     span = f"{three_digits(values[0])}x"
     if len(values) > 1:
         span += f" to {three_digits(values[-1])}x"
@@ -97,8 +97,10 @@ def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
     if found.crowded:
-        return f"{ratio(found.ratio)}, not resolved ({found.reason}),"
-    return ratio(found.ratio) if found.resolved else f"{ratio(found.ratio)}, {unresolved(found.seeds, found.needed)},"
+        return f"{ratio(found.ratio)}, inconclusive ({found.reason}),"
+    return (
+        ratio(found.ratio) if found.significant else f"{ratio(found.ratio)}, {inconclusive(found.seeds, found.needed)},"
+    )
 
 
 def _caveats(comparison: Comparison) -> list[str]:

@@ -13,6 +13,9 @@ from joulelab.stats import Interval
 from joulelab.units import energy_text, three_digits, with_prefix
 
 NOTHING = "-"
+INCONCLUSIVE = "inconclusive"
+# An interval of a ratio around 1 whose ends differ by more than two orders of magnitude carries no information.
+_WIDEST_RATIO = 100.0
 
 
 def joules(figure: EnergyFigure | None) -> str:
@@ -72,27 +75,33 @@ def p_value(p: float) -> str:
 
 
 def ratio(interval: Interval) -> str:
-    """`8.12x [7.20, 9.10]`; a single seed has no interval to show."""
+    """`8.12x [7.20, 9.10]`; without ends where a single seed has none, or where they carry no information."""
     decimals = _decimals(interval.value)
     text = f"{interval.value:.{decimals}f}x"
-    if math.isinf(interval.high):
+    if says_nothing(interval):
         return text
     ends = (f"{end:.{_end_decimals(end, decimals)}f}" for end in (interval.low, interval.high))
     return f"{text} [{', '.join(ends)}]"
 
 
+def says_nothing(interval: Interval) -> bool:
+    """Ends of a ratio such as [0.000, 1332]: they are not printed, and the result is inconclusive."""
+    unbounded = math.isinf(interval.high) or interval.low <= 0
+    return unbounded or (not interval.excludes(1.0) and interval.high / interval.low > _WIDEST_RATIO)
+
+
 def ratio_cell(found: EnergyRatio | None) -> str:
-    """A multiple of the baseline, under it what keeps it from being resolved; the baseline itself is 1."""
+    """A multiple of the baseline, under it why it is inconclusive; the baseline itself is 1."""
     if found is None:
         return "1"
     if found.ratio is None:
         return f"{NOTHING}\n{found.reason}"
-    if found.resolved:
+    if found.significant:
         return ratio(found.ratio)
     if found.crowded:
-        return f"{ratio(found.ratio)}\nnot resolved\n(others used\nthe cores)"
+        return f"{ratio(found.ratio)}\n{INCONCLUSIVE}\n(others used\nthe cores)"
     needed = f", needs {found.needed}" if found.needed else ""
-    return ratio(found.ratio) + (f"\nnot resolved\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
+    return ratio(found.ratio) + (f"\n{INCONCLUSIVE}\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
 
 
 def _decimals(value: float) -> int:
@@ -104,11 +113,11 @@ def _end_decimals(end: float, decimals: int) -> int:
     return max(decimals, 3) if end < 0.5 * 10**-decimals else min(decimals, _decimals(end))
 
 
-def unresolved(repeats: int, needed: int | None) -> str:
-    """`not resolved (n=3; would need about 9)`"""
+def inconclusive(repeats: int, needed: int | None) -> str:
+    """`inconclusive (n=3; would need about 9)`"""
     if repeats < 2:
-        return f"not resolved (n={repeats}, and one repeat tells no spread)"
-    return f"not resolved (n={repeats}{f'; would need about {needed}' if needed else ''})"
+        return f"{INCONCLUSIVE} (n={repeats}: one repeat has no variance)"
+    return f"{INCONCLUSIVE} (n={repeats}{f'; would need about {needed}' if needed else ''})"
 
 
 def gram_cell(low_g: float, high_g: float) -> str:

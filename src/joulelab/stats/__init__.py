@@ -1,4 +1,4 @@
-"""What turns a handful of numbers into "better", "worse" or "not resolved": pure functions over numpy."""
+"""Intervals, tests and break-even counts from a handful of numbers: pure functions over numpy."""
 
 from joulelab.stats.intervals import (
     BOOTSTRAP_FROM,
@@ -15,7 +15,7 @@ from joulelab.stats.intervals import (
     widened_ratio,
     wilson,
 )
-from joulelab.stats.paired_items import PairedDifference, mcnemar, paired_shares
+from joulelab.stats.paired_items import PairedDifference, accuracy_difference
 from joulelab.stats.payback import Estimate, Payback, fieller_interval, payback, payback_students, payback_tokens
 from joulelab.stats.student_t import t_cdf, t_quantile
 
@@ -26,13 +26,12 @@ __all__ = [
     "Interval",
     "PairedDifference",
     "Payback",
+    "accuracy_difference",
     "difference_of_means",
     "fieller_interval",
-    "mcnemar",
     "mean_bootstrap",
     "mean_interval",
     "mean_t",
-    "paired_shares",
     "payback",
     "payback_students",
     "payback_tokens",

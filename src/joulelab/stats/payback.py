@@ -171,7 +171,7 @@ def payback(spent: Estimate, saved: Estimate, each: str) -> Payback:
         return Payback(spent, saved, None, math.inf, math.inf, f"{each} costs more with it, not less")
     found = fieller_interval(spent, saved)
     if saved.interval.low <= 0:
-        reason = f"the saving for {each} is not resolved from 0"
+        reason = f"the saving for {each} is not significantly above 0"
         return Payback(spent, saved, None, max(0.0, found.low), math.inf, reason)
     if found.value <= 0:
         return Payback(spent, saved, 0.0, 0.0, max(0.0, found.high), "nothing extra is seen to have been spent")

@@ -58,20 +58,22 @@
   }
 
   window.view.ratio = ratio;
-  // What keeps a ratio from being resolved, in the words of the tables; empty where nothing does.
+  // Why a ratio is inconclusive, in the words of the tables; empty where it is significant.
   window.view.doubtWords = (found, crowded) => {
     if (!found) return "";
     const [, low, high, repeats] = found;
-    if (crowded) return "\nnot resolved\n(others used\nthe cores)";
+    if (crowded) return "\ninconclusive\n(others used\nthe cores)";
     if (low > 1 || high < 1) return "";
-    return repeats > 1 ? "\nnot resolved\n(n=" + repeats + ")" : "\none seed";
+    return repeats > 1 ? "\ninconclusive\n(n=" + repeats + ")" : "\none seed";
   };
+  // Ends that are open, or around 1 and more than two orders of magnitude apart, are not shown.
+  const saysNothing = (low, high) => !Number.isFinite(high) || !(low > 0) || (low <= 1 && high >= 1 && high / low > 100);
   window.view.ratioWords = (found) => {
     if (!found) return "-";
     const [value, low, high] = found;
     const decimals = (size) => (size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 2 : 3);
     const digits = decimals(value);
     const end = (one) => one.toFixed(one < 0.5 * 10 ** -digits ? Math.max(digits, 3) : Math.min(digits, decimals(one)));
-    return value.toFixed(digits) + "x" + (Number.isFinite(high) ? " [" + end(low) + ", " + end(high) + "]" : "");
+    return value.toFixed(digits) + "x" + (saysNothing(low, high) ? "" : " [" + end(low) + ", " + end(high) + "]");
   };
 })();
