@@ -43,12 +43,12 @@ def test_t_star_is_the_joules_of_making_it_over_the_joules_it_saves():
 def test_a_saving_that_is_not_resolved_does_not_pay_back():
     (found,) = pairs(student(gross_j=0.199, half_j=0.01), TEACHER, None)
     assert found.found.count is None
-    assert found.answer == "does not pay back: the saving for an image is not significantly above 0"
+    assert found.answer == "does not break even: the saving for an image is not significantly above 0"
 
 
 def test_a_student_that_takes_more_never_pays_back():
     (found,) = pairs(student(gross_j=0.4), TEACHER, None)
-    assert "costs more with it" in found.answer
+    assert "uses more energy with it" in found.answer
 
 
 def test_without_joules_of_distillation_the_way_to_name_them_is_told():
@@ -112,9 +112,9 @@ def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_th
     (found,) = pairs(estimated(0.1, lineage=spent), teacher, None)
     assert found.found.pays_back
     (found,) = pairs(estimated(0.1, lineage=lineage(5000.0)), teacher, None)
-    assert found.answer.startswith("no answer: the distillation is measured and the use estimated")
+    assert found.answer.startswith("unknown: the distillation is measured and the use estimated")
     (found,) = pairs(estimated(0.1, cores=1.3, lineage=spent), teacher, None)
-    assert found.answer == "no answer: others used the cores meanwhile"
+    assert found.answer == "unknown: others used the cores meanwhile"
 
 
 def test_rows_are_set_beside_those_of_their_own_length_and_norm():

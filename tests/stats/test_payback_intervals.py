@@ -46,7 +46,7 @@ def test_a_saving_that_is_not_resolved_does_not_pay_back_but_tells_from_where_on
 
 def test_a_student_that_costs_more_never_pays_back():
     found = payback_students(Estimate(11.0, 0.01), Estimate(5.0, 0.1), Estimate(6.0, 0.1))
-    assert not found.pays_back and found.low == math.inf and "costs more" in found.reason
+    assert not found.pays_back and found.low == math.inf and "uses more energy" in found.reason
 
 
 def test_one_repeat_resolves_nothing():

@@ -1,4 +1,4 @@
-"""`joulelab compare`: any runs side by side, with intervals, verdict, payback, and what differs between them."""
+"""`joulelab compare`: any runs side by side, with intervals, verdict, break-even, and what differs between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def compare(
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: quality, joules by stage, throughput, payback, and what is inconclusive.
+    """Compare runs: quality, joules by stage, throughput, break-even, and what is inconclusive.
 
     Runs with the same label and settings but the seed are repeats. Joules are compared as ratios on logarithms, paired
     by seed where seeds pair; below 20 repeats with Student's t. Words say what the statistics allow, and how many

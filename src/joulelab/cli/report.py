@@ -30,7 +30,7 @@ def report(
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write one HTML file that opens offline: verdict, table, figures, payback, how it was measured.
+    """Write one HTML file that opens offline: verdict, table, figures, break-even, how it was measured.
 
     The page needs no server and no network. Choose, sort and filter methods in it, switch what counts, let N students
     share the teacher; the address keeps what was chosen, and tables copy as Markdown, LaTeX and CSV.

@@ -12,7 +12,7 @@ from joulelab.runs.context import RunContext
 
 
 def uses(run: RunContext, spec: InferSpec) -> None:
-    """The model's own bill where it is an artefact of ours, so that payback knows what making it took; else a note
+    """The model's own bill where it is an artefact of ours, so that break-even knows what making it took; else a note
     that it came from elsewhere."""
     name = spec.weights_from
     if name is None:

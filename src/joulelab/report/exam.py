@@ -1,6 +1,6 @@
 """The teacher's exam: how good it is was asked for the comparison's sake, and teaches nobody.
 
-It is in the bills, because somebody spent it, and in no payback, because the next student does not ask again.
+It is in the bills, because somebody spent it, and in no break-even, because the next student does not ask again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def exam_sentences(comparison: Comparison) -> list[str]:
     whose = f"{'bill' if len(rows) == 1 else 'bills'} of {listed([row.label for row in rows])}"
     return [
         f"The teacher's exam ({' to '.join(ends)}) is in the {whose}: it was asked for the comparison's sake, and is "
-        "in no payback."
+        "in no break-even count."
     ]
 
 

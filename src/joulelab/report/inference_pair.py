@@ -40,9 +40,9 @@ class Pair:
     @property
     def answer(self) -> str:
         if self.found is None:
-            return f"no answer: {self.reason}"
+            return f"unknown: {self.reason}"
         if not self.found.pays_back:
-            return f"does not pay back: {self.found.reason}"
+            return f"does not break even: {self.found.reason}"
         return "at once" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
 
 
@@ -128,7 +128,7 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
     if any(row.energy and row.energy.estimated for one in found for row in (one.student, one.teacher)):
         note += " The joules are estimated from CPU time, not measured."
     of = found[0].item if found[0].over > 1 else "call"
-    titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Pays back"
+    titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
     return make_grid("Student against teacher in use", titles, rows, note)
 
 

@@ -1,7 +1,12 @@
-"""Whether a teacher pays back: after how many students, and after how many items that a student serves in its place.
+"""Break-even of a teacher: after how many students, and after how many items that a student serves in its place.
 
-Students: what the teacher took, over what its help saves on the student stages. Items: what the student took to make
-beyond its teacher, over what it takes less than the teacher per token or sample, as measured where both were used.
+Students: the teacher's energy over what its help saves on the student stages, at equal quality. Items: the energy of
+making the student beyond its teacher over what it uses less than the teacher per token or sample, as measured where
+both were used. Table, figure, caption, verdict and JSON all read `paybacks`.
+
+Students are hardly ever equally good after equal tokens. Where held-out loss was evaluated during training, the better
+student is charged up to where it was as good as the worse one at its end. Otherwise both are charged in full, and a
+student that is significantly worse does not break even, because it never reaches the baseline's quality.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from dataclasses import dataclass
 from joulelab.report.compare_rows import only_infers
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import CROWDED, pairs_of
+from joulelab.report.held_out_course import TRAIN, Course, is_before
 from joulelab.report.joules import mixes_methods
 from joulelab.report.parts import NOT_METERED, Part, parts_of
 from joulelab.report.served import INFER, Served, served
@@ -22,7 +28,35 @@ from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import count_text
 
 _STUDENT = ("student.", "model.", "policy.")
+_HELD_OUT_LOSS = "clm_loss"
 _TWO_METHODS = "what was spent once is measured and what is saved each time estimated, or the other way round"
+
+
+@dataclass(frozen=True)
+class StudentCosts:
+    """Energy of the student stages up to a quality that both sides reached: one value per pair, or per run."""
+
+    base_j: tuple[float, ...]
+    own_j: tuple[float, ...]
+    paired: bool
+    quality: str
+    """What is known about the quality at which they are compared, in words."""
+    loss: float | None = None
+    """The held-out loss that both reached, mean over the pairs; None where both are charged in full."""
+    base_at_most: bool = False
+    """The baseline was as good at its first evaluation already: `base_j` is an upper bound."""
+    never: str = ""
+    """Why no number of students breaks even, whatever the energy saved."""
+
+    @property
+    def reach_equal_quality(self) -> bool:
+        return self.base_at_most or not self.never
+
+    @property
+    def saved(self) -> Estimate:
+        if self.paired:
+            return Estimate.of_repeats([base - own for base, own in zip(self.base_j, self.own_j, strict=True)])
+        return Estimate.of_repeats(self.base_j) - Estimate.of_repeats(self.own_j)
 
 
 @dataclass(frozen=True)
@@ -39,13 +73,14 @@ class RowPayback:
     quality: str = ""
     beyond: bool = False
     """The baseline had a teacher too: only what this one's took more has to come back."""
+    costs: StudentCosts | None = None
 
     @property
     def answer(self) -> str:
         if self.found is None:
-            return "no answer"
+            return "unknown"
         if not self.found.pays_back:
-            return "does not pay back"
+            return "does not break even"
         return "at once" if not self.found.count else f"{times_text(self.found.count, self.each)} {self.each}s"
 
 
@@ -82,32 +117,86 @@ def teacher_parts(run: ComparedRun) -> list[Part]:
 
 
 def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowPayback:
-    def answer(found: Payback | None, reason: str = "") -> RowPayback:
-        beyond = baseline is not None and was_taught(baseline)
-        quality = _equal_quality(row, comparison)
-        return RowPayback(row.label, comparison.baseline, "student", found, reason, quality, beyond)
+    costs = student_costs(row, baseline, comparison)
+    beyond = baseline is not None and was_taught(baseline)
+    if baseline is None or isinstance(costs, str):
+        return RowPayback(row.label, comparison.baseline, "student", None, str(costs), "", beyond)
+    spent, saved = teacher_beyond(row, baseline), costs.saved
+    if costs.never:
+        found = Payback(spent, saved, None, math.inf, math.inf, costs.never)
+    else:
+        found = payback(spent, saved, "a student")
+    return RowPayback(row.label, comparison.baseline, "student", found, "", costs.quality, beyond, costs)
 
+
+def student_costs(row: Row, baseline: Row | None, comparison: Comparison) -> StudentCosts | str:
+    """What students of both sides use up to equal quality; or the reason why that is unknown."""
     if baseline is None:
-        return answer(None, "the baseline has no finished run")
+        return "the baseline has no finished run"
     if row.unmetered or baseline.unmetered:
-        return answer(None, NOT_METERED)
-    figures = [part.figure for run in (*row.runs, *baseline.runs) for part in student_parts(run)]
+        return NOT_METERED
+    at_equal_loss = _has_courses(row, baseline, comparison)
+    parts = _training_parts if at_equal_loss else student_parts
+    figures = [part.figure for run in (*row.runs, *baseline.runs) for part in parts(run)]
     if mixes_methods(figures):
-        return answer(None, "one side is measured and the other estimated")
+        return "one side is measured and the other estimated"
     figures += [part.figure for run in (*row.runs, *baseline.runs) for part in teacher_parts(run)]
     if mixes_methods(figures):
-        return answer(None, _TWO_METHODS)
+        return _TWO_METHODS
     if any(figure.crowded for figure in figures):
-        return answer(None, CROWDED)
-    base_j, student_j = ([_sum_j(student_parts(run)) for run in side.runs] for side in (baseline, row))
-    if not all(base_j) or not all(student_j):
-        return answer(None, "joules of the student stages are missing")
+        return CROWDED
+    if at_equal_loss:
+        return _costs_to_equal_loss(row, baseline)
+    return _costs_in_full(row, baseline, comparison)
+
+
+def _costs_in_full(row: Row, baseline: Row, comparison: Comparison) -> StudentCosts | str:
+    quality, worse = _quality_words(row, comparison)
     pairs = pairs_of(row.runs, baseline.runs)
-    if pairs:
-        saved = Estimate.of_repeats([_sum_j(student_parts(b)) - _sum_j(student_parts(m)) for b, m in pairs])
-    else:
-        saved = Estimate.of_repeats(base_j) - Estimate.of_repeats(student_j)
-    return answer(payback(teacher_beyond(row, baseline), saved, "a student"))
+    theirs, ours = zip(*pairs, strict=True) if pairs else (baseline.runs, row.runs)
+    base_j, own_j = (tuple(_sum_j(student_parts(run)) for run in side) for side in (theirs, ours))
+    if not all(base_j) or not all(own_j):
+        return "energy of the student stages is missing"
+    never = "its students are significantly worse than the baseline's" if worse else ""
+    return StudentCosts(base_j, own_j, bool(pairs), quality, never=never)
+
+
+def _training_parts(run: ComparedRun) -> list[Part]:
+    return [part for part in parts_of(run.record) if part.stage == TRAIN or is_before(part)]
+
+
+def _has_courses(row: Row, baseline: Row, comparison: Comparison) -> bool:
+    """Both sides' held-out loss was evaluated during training, and it is what the comparison is about."""
+    if comparison.measure is None or comparison.measure.name != _HELD_OUT_LOSS:
+        return False
+    pairs = pairs_of(row.runs, baseline.runs)
+    return bool(pairs) and len(_courses(pairs)) == len(pairs)
+
+
+def _courses(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> list[tuple[Course, Course]]:
+    """Baseline and method, of the pairs whose loss was evaluated during training."""
+    both = [(Course.of(base), Course.of(own)) for base, own in pairs]
+    return [(base, own) for base, own in both if base is not None and own is not None]
+
+
+def _costs_to_equal_loss(row: Row, baseline: Row) -> StudentCosts | str:
+    courses = _courses(pairs_of(row.runs, baseline.runs))
+    losses = [max(base.final, own.final) for base, own in courses]
+    loss = sum(losses) / len(losses)
+    quality = f"at equal held-out loss, {loss:.3f} nats"
+    charged = [(base.charged_to(one), own.charged_to(one)) for (base, own), one in zip(courses, losses, strict=True)]
+    known = [(base_j, own_j) for base_j, own_j in charged if base_j is not None and own_j is not None]
+    if len(known) == len(courses):
+        base_j, own_j = zip(*known, strict=True)
+        return StudentCosts(base_j, own_j, True, quality, loss)
+    # A baseline that was as good at its first evaluation used at most the energy up to there. A student that used more
+    # saves nothing, whatever the loss in between was.
+    bounds = [(base.first_look_j, own.whole_j) for base, own in courses if own.final > base.losses[0]]
+    if len(bounds) == len(courses) and all(own_j > base_j for base_j, own_j in bounds):
+        base_j, own_j = zip(*bounds, strict=True)
+        never = f"{baseline.label} reached that loss at its first evaluation, with less energy"
+        return StudentCosts(base_j, own_j, True, quality, loss, base_at_most=True, never=never)
+    return "neither side's evaluations reach the other's held-out loss"
 
 
 def teacher_beyond(row: Row, baseline: Row) -> Estimate:
@@ -204,16 +293,16 @@ def _per_item(found: Sequence[Served]) -> Estimate:
     return Estimate.of_half_width(found[0].j_per_item, relative * found[0].j_per_item)
 
 
-def _equal_quality(row: Row, comparison: Comparison) -> str:
-    """N* is meant at equal quality; where the qualities differ that is said beside it."""
+def _quality_words(row: Row, comparison: Comparison) -> tuple[str, bool]:
+    """At which quality the students are compared, and whether these are significantly worse than the baseline's."""
     difference, measure = row.difference, comparison.measure
     if measure is None or difference is None or difference.interval is None:
-        return "quality unknown"
+        return "quality unknown", False
     if not difference.significant:
-        return "no significant difference in quality"
+        return "no significant difference in quality", False
     better = measure.sign * difference.interval.value > 0
     size = f"{measure.change(difference.interval.value)} {measure.difference_unit}".strip()
-    return f"at {'higher' if better else 'lower'} quality, {size}"
+    return f"at {'higher' if better else 'lower'} quality, {size}", not better
 
 
 def times_text(value: float, each: str) -> str:

@@ -1,16 +1,20 @@
-"""What is said about payback: a sentence for the verdict, and a table."""
+"""Break-even in words: a sentence for the verdict, and a table."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from joulelab.report.comparison import Comparison
 from joulelab.report.exam import exam_note
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.payback import RowPayback, paybacks, times_text
-from joulelab.report.wording import NOTHING
+from joulelab.report.wording import INCONCLUSIVE, NOTHING
 from joulelab.stats import Payback
 from joulelab.units import energy_text
+
+# A number of students or items with an interval wider than this factor carries no information.
+_WIDEST = 100.0
 
 
 def count_interval(found: Payback, each: str) -> str:
@@ -18,6 +22,8 @@ def count_interval(found: Payback, each: str) -> str:
         return NOTHING
     if found.low == 0 and math.isinf(found.high):
         return "not bounded"
+    if found.count and found.high > _WIDEST * found.low:
+        return INCONCLUSIVE
     high = "no upper end" if math.isinf(found.high) else times_text(found.high, each)
     return f"{times_text(found.low, each)} to {high}"
 
@@ -25,20 +31,20 @@ def count_interval(found: Payback, each: str) -> str:
 def payback_sentence(one: RowPayback) -> str:
     goal = _goal(one)
     if one.found is None:
-        return f"{goal}: no payback to tell, because {one.reason}."
+        return f"{goal}: break-even cannot be computed: {one.reason}."
     if one.found.count == 0:
-        return f"{goal} pays back at once: {one.found.reason}."
+        return f"{goal} breaks even at once: {one.found.reason}."
     if one.found.pays_back:
-        return f"{goal} pays back after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
+        return f"{goal} breaks even after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
     if math.isinf(one.found.saved.standard_error) and min(one.found.saved.value, one.found.spent.value) > 0:
         by_these = times_text(one.found.spent.value / one.found.saved.value, one.each)
-        reason = f"{one.found.reason}; by these runs alone it would after {by_these} {one.each}s"
-        return f"{goal} does not pay back as far as can be told: {reason}{_quality(one)}."
+        reason = f"{one.found.reason}; the point estimate is {by_these} {one.each}s"
+        return f"{goal} does not break even as far as these runs show: {reason}{_quality(one)}."
     open_end = one.found.low if math.isfinite(one.found.low) and one.found.low > 1 else None
     could = ""
     if open_end:
-        could = f"; the data leave open that it does after {times_text(open_end, one.each)} {one.each}s or more"
-    return f"{goal} does not pay back: {one.found.reason}{could}{_quality(one)}."
+        could = f"; the data allow break-even after {times_text(open_end, one.each)} {one.each}s or more"
+    return f"{goal} does not break even: {one.found.reason}{could}{_quality(one)}."
 
 
 def _goal(one: RowPayback) -> str:
@@ -73,12 +79,19 @@ def payback_grid(comparison: Comparison) -> Grid | None:
         for one in found
     ]
     remarks = dict.fromkeys(one.reason for one in found if one.reason)
-    beyond = f" beyond those of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
+    beyond = f" beyond that of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
     note = (
-        f"Students: the teacher's joules{beyond} over what its help saves on the student stages. Tokens or samples: "
-        "what the student took beyond its teacher over what it takes less in use. Interval: Fieller's, 95 %; where the "
-        "saving is not resolved above 0 it has no upper end, and the answer is that it does not pay back."
+        f"Students: the teacher's energy{beyond} over what its help saves on the student stages ({_at_equal(found)}). "
+        "Tokens or samples: the energy of making the student beyond its teacher over what it saves per item in use. "
+        "Interval: Fieller's, 95 %; where the saving is not significantly above 0 it has no upper end, and the result "
+        "is that it does not break even."
         + exam_note([row for row in comparison.rows if row.role != "teacher"])
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
-    return make_grid("Payback", "Method|Against|Spent\nonce>|Saved by\neach>|Pays back after|95 %!", rows, note)
+    return make_grid("Break-even", "Method|Against|Spent\nonce>|Saved by\neach>|Breaks even after|95 %!", rows, note)
+
+
+def _at_equal(found: Sequence[RowPayback]) -> str:
+    if any(one.costs and one.costs.loss is not None for one in found):
+        return "up to equal held-out loss"
+    return "students that are significantly worse do not break even"

@@ -81,7 +81,7 @@ def _residual_variance(side_SN: np.ndarray) -> float:  # noqa: N803
     if items < 2:
         return 0.0
     rest = side_SN - side_SN.mean(axis=1, keepdims=True) - side_SN.mean(axis=0, keepdims=True) + side_SN.mean()
-    return float((rest**2).sum()) / ((runs - 1) * (items - 1))
+    return float((rest**2).sum() / ((runs - 1) * (items - 1)))
 
 
 def _half_width(alpha: float, run_terms: Sequence[tuple[float, int]], item_term: float) -> float:

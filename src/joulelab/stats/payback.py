@@ -1,9 +1,9 @@
-"""When the extra joules of a teacher have come back: after N students, or after T served tokens.
+"""Break-even of a teacher's extra energy: after N students, or after T served tokens.
 
 Both are a ratio of two uncertain numbers, what was spent over what is saved each time, and a ratio of that kind has
 Fieller's interval: all ratios r for which `spent - r x saved` cannot be told from 0. Where the saving itself cannot be
 told from 0, that set has no upper end. Dividing anyway would give a number that the next repeat turns over, so the
-answer is then "does not pay back", and the set's lower end says from where on it could.
+answer is then "does not break even", and the set's lower end is the smallest count that the data allow.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Payback:
     """Per student or per token."""
     count: float | None
     low: float
-    """Where it does not pay back: the least count that the data leave open; infinite where they leave none."""
+    """Where it does not break even: the smallest count that the data allow; infinite where they allow none."""
     high: float
     reason: str = ""
 
@@ -164,15 +164,15 @@ def payback_tokens(extra_j: Estimate, reference_j_per_token: Estimate, student_j
 def payback(spent: Estimate, saved: Estimate, each: str) -> Payback:
     """How many times `saved` it takes to bring `spent` back; `each` is what it is saved on, for the reason."""
     if spent.interval.high <= 0 and not saved.interval.high < 0:
-        return Payback(spent, saved, 0.0, 0.0, 0.0, "nothing extra was spent")
+        return Payback(spent, saved, 0.0, 0.0, 0.0, "no extra energy was spent")
     if math.isinf(saved.standard_error):
-        return Payback(spent, saved, None, 0.0, math.inf, "one repeat tells no spread")
+        return Payback(spent, saved, None, 0.0, math.inf, "one repeat has no variance")
     if saved.interval.high < 0:
-        return Payback(spent, saved, None, math.inf, math.inf, f"{each} costs more with it, not less")
+        return Payback(spent, saved, None, math.inf, math.inf, f"{each} uses more energy with it, not less")
     found = fieller_interval(spent, saved)
     if saved.interval.low <= 0:
         reason = f"the saving for {each} is not significantly above 0"
         return Payback(spent, saved, None, max(0.0, found.low), math.inf, reason)
     if found.value <= 0:
-        return Payback(spent, saved, 0.0, 0.0, max(0.0, found.high), "nothing extra is seen to have been spent")
+        return Payback(spent, saved, 0.0, 0.0, max(0.0, found.high), "no extra energy was measurably spent")
     return Payback(spent, saved, found.value, max(0.0, found.low), found.high)

@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from joulelab.report import language_table
+from joulelab.report import payback
 from joulelab.report.compare import compare
 from joulelab.report.held_out_course import Course
-from joulelab.report.language_table import equal_loss, language_grid
+from joulelab.report.language_table import language_grid
+from joulelab.report.parts import NOT_METERED
+from joulelab.report.payback import student_costs
 from joulelab.report.tables import comparison_grids
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
@@ -30,13 +32,14 @@ def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
     """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
     courses = {"base": Course((0.25, 1.0), (7.0, 6.0), 0.0, 100.0), "own": Course((0.5, 1.0), (9.0, 7.5), 10.0, 50.0)}
     monkeypatch.setattr(Course, "of", courses.get)
-    monkeypatch.setattr(language_table, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
-    row = SimpleNamespace(runs=("own",), teacher_share=0.5)
+    monkeypatch.setattr(payback, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
+    row = SimpleNamespace(runs=("own",))
     base = SimpleNamespace(runs=("base",), label="SFT")
-    told = "does not pay back: SFT was as good at its first look, with fewer joules"
-    assert language_table._cells_by_first_look(row, base) == ("7.500", "60.0 J", "≤ 25.0 J", told)
-    courses["own"] = Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # took less than the bound: nothing can be said
-    assert language_table._cells_by_first_look(row, base)[-1].startswith("not known")
+    found = payback._costs_to_equal_loss(row, base)
+    assert (found.loss, found.own_j, found.base_j, found.base_at_most) == (7.5, (60.0,), (25.0,), True)
+    assert found.never == "SFT reached that loss at its first evaluation, with less energy"
+    courses["own"] = Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # used less than the bound: nothing can be said
+    assert isinstance(payback._costs_to_equal_loss(row, base), str)
 
 
 def told_as(record, crowded):
@@ -50,7 +53,7 @@ def test_joules_of_crowded_cores_pay_nothing_back(finished):
     group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
     grid = language_grid(compare(group, records, finished["sft"][1].folder.parent))
     told = {row[0]: row[-1] for row in grid.rows}
-    assert told["kd"] == "not known: others used the cores meanwhile"
+    assert told["kd"] == "unknown: others used the cores meanwhile"
     assert "others used" not in told["self"]
 
 
@@ -65,15 +68,13 @@ def test_a_measured_teacher_of_an_estimated_student_pays_nothing_back(finished):
     records["kd"] = records["kd"].model_copy(update={"stages": tuple(stages)})
     group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
     grid = language_grid(compare(group, list(records.values()), finished["sft"][1].folder.parent))
-    assert grid.rows[1][-1] == "not known: some of the joules are measured and some estimated"
+    assert grid.rows[1][-1].startswith("unknown: what was spent once is measured and what is saved each time estimated")
 
 
 @pytest.mark.parametrize("unseen", ["row", "baseline"])
 def test_work_that_no_meter_saw_on_either_side_leaves_the_payback_open(unseen):
-    row, base = (
-        SimpleNamespace(teacher_share=0.5, unmetered=(name == unseen) * ("x",)) for name in ("row", "baseline")
-    )
-    assert language_table._answer(row, base, None).startswith("not known: some of the teacher's work")
+    row, base = (SimpleNamespace(unmetered=(name == unseen) * ("x",)) for name in ("row", "baseline"))
+    assert student_costs(row, base, None) == NOT_METERED
 
 
 def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
@@ -88,11 +89,11 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     cells = {row[0]: row for row in grid.rows}
     assert list(cells) == ["sft", "kd", "synthetic", "dpo", "self"]
     assert cells["sft"][-1] == "baseline"
-    assert "does not pay back: one repeat tells no spread" in cells["kd"][-1]
-    found = equal_loss(comparison.row("kd"), comparison.row("sft"))
+    assert "does not break even: one repeat has no variance" in cells["kd"][-1]
+    found = student_costs(comparison.row("kd"), comparison.row("sft"), comparison)
     losses = {name: Course.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
     worse = max(losses, key=losses.get)
-    charged = {"sft": found.base_j, "kd": found.own_j}
+    charged = {"sft": found.base_j[0], "kd": found.own_j[0]}
     whole = {name: finished[name][0].stage("student.train").best.energy_j for name in charged}
     assert found.loss == losses[worse]
     assert charged[worse] == pytest.approx(whole[worse])  # the worse one needed all of it, the other one less

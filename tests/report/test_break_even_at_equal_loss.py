@@ -1,0 +1,86 @@
+"""Break-even of language models: table, figure, caption, verdict and JSON say the same, at equal held-out loss.
+
+KD trains with more energy than SFT (140 J against 120 J) and reaches SFT's final loss halfway: 70 J against 120 J.
+Synthetic SFT trains with less (110 J) and ends at a loss that SFT reaches with 30 J. Energy of the whole student stages
+says the opposite of both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from joulelab.report.compare import compare
+from joulelab.report.language_table import language_grid
+from joulelab.report.payback import paybacks
+from joulelab.report.payback_figure import payback_curve
+from joulelab.report.payback_words import payback_grid
+from joulelab.report.plain import comparison_data
+from joulelab.report.verdict import verdict
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Result
+
+STEPS = 100
+COURSES = {
+    "labels only": (120.0, {25: 8.0, 50: 7.5, 75: 7.2, 100: 7.0}),
+    "KD": (140.0, {25: 7.4, 50: 7.0, 75: 6.9, 100: 6.8}),
+    "synthetic SFT": (110.0, {25: 9.0, 50: 8.5, 75: 8.2, 100: 8.0}),
+}
+
+
+@pytest.fixture
+def comparison(made, tmp_path: Path):
+    records = []
+    for label, (joules, course) in COURSES.items():
+        for seed in range(3):
+            used = joules + 0.1 * seed
+            run = made.labels_only(seed, 0, used, True) if label == "labels only" else None
+            record = run or made.distilled(label, seed, 0, used, True)
+            results = {
+                "student.clm_loss": Result(value=course[STEPS], lower_is_better=True),
+                "student.train.steps": Result(value=STEPS),
+            }
+            records.append(record.model_copy(update={"results": results}))
+    made.write_group(tmp_path, records, True)
+    for record in records:
+        lines = [
+            f'{{"stage": "student.validate", "step": {step}, "held_out_loss": {loss}}}\n'
+            for step, loss in COURSES[record.label][1].items()
+        ]
+        RunPaths(tmp_path / record.run_id).metrics.write_text("".join(lines))
+    return compare(made.group_of(records), records, tmp_path)
+
+
+def test_the_count_is_at_equal_loss(comparison) -> None:
+    found = {one.label: one for one in paybacks(comparison) if one.each == "student"}
+    kd, synthetic = found["KD"].found, found["synthetic SFT"].found
+    assert kd and kd.saved.value == pytest.approx(120.1 - 70.05) and kd.count == pytest.approx(770 / 50.05)
+    assert synthetic and not synthetic.pays_back and synthetic.saved.value == pytest.approx(30.025 - 110.1)
+
+
+def test_every_view_gives_the_same_answer(comparison) -> None:
+    grid = payback_grid(comparison)
+    cells = {row[0]: row[4] for row in grid.rows}
+    assert cells == {"KD": "15.4 students", "synthetic SFT": "does not break even"}
+    language = {row[0]: row[-1] for row in language_grid(comparison).rows}
+    assert language["KD"] == "15.4 students"
+    assert language["synthetic SFT"].startswith("does not break even: a student uses more energy with it")
+    sentences = " ".join(verdict(comparison).sentences)
+    assert "The teacher of KD breaks even after 15.4 students" in sentences
+    assert "at equal held-out loss, 7.000 nats" in sentences
+    assert "The teacher of synthetic SFT does not break even" in sentences
+    data = {one["method"]: one["pays_back"] for one in comparison_data(comparison)["payback"]}
+    assert data == {"KD": True, "synthetic SFT": False}
+
+
+def test_the_figure_crosses_zero_at_the_tables_count(comparison) -> None:
+    figure = payback_curve(comparison)
+    curves = figure.spec["datasets"]["curves"]
+    below = {label: [c["n"] for c in curves if c["method"] == label and c["net"] < 0] for label in COURSES}
+    assert below["synthetic SFT"] == [] and below["labels only"] == []
+    assert min(below["KD"]) == min(n for n in {c["n"] for c in curves} if n > 15.4)
+    assert [mark["n"] for mark in figure.spec["datasets"]["marks"]] == [pytest.approx(770 / 50.05)]
+    assert {c["method"]: c["breaks_even"] for c in curves} == {"KD": True, "synthetic SFT": False}
+    assert "marked by a point: KD (15.4 students). Dashed, does not break even: synthetic SFT." in figure.caption
+    assert "breaks even after 15.4 students" in figure.description
