@@ -158,3 +158,17 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teach
 
 def cut_off():
     raise RuntimeError("power failure")
+
+
+def test_a_student_that_starts_from_our_own_weights_inherits_their_energy(tmp_path, text, teachers):
+    estimated = {"estimate_cpu": True, "gpus": "none"}
+    first, store = run(tmp_path, settings(text, teachers, "bert", energy=estimated))
+    ours = str(store / first.run_id / "artifacts" / "final_model")
+    alone = {"alpha_ce": 0.0, "alpha_cos": 0.0}
+    student = {"layers": None, "student_pretrained_weights": ours}
+    second, _ = run(tmp_path, settings(text, teachers, "bert", student=student, distill=alone, energy=estimated))
+    inherited = {ancestor.name: ancestor for ancestor in second.inherited}
+    made = {ancestor.name: ancestor for ancestor in first.lineage}
+    assert inherited["final_model"].energy == made["final_model"].energy
+    assert inherited["final_model"].energy["cpu_estimate"].energy_j > 0
+    assert inherited["teacher"].made_by == first.run_id

@@ -143,3 +143,18 @@ def test_a_cut_student_is_found_whole_after_saving(tmp_path, models):
     again = load_qa_model(str(tmp_path), 5, require_head=True).eval()
     ids = torch.arange(10).unsqueeze(0)
     torch.testing.assert_close(cut(ids).start_logits, again(ids).start_logits)
+
+
+def test_a_student_and_a_teacher_of_our_own_bring_their_bills(tmp_path, models):
+    first, paths = run(tmp_path, settings(models))
+    ours = str(paths.artifacts / "final_model")
+    taken = {"student": {"init": ours}, "teacher": {"model": ours, "fine_tune": False}, "seed": 5}
+    second, _ = run(tmp_path, settings(models, **taken))
+    made = {ancestor.key: ancestor for ancestor in first.lineage if ancestor.key in first.made}
+    inherited = {ancestor.name: ancestor for ancestor in second.inherited}
+    student = inherited["final_model"]
+    assert student.energy == made[student.key].energy
+    assert student.energy["cpu_estimate"].energy_j == first.stage("student.train").energy.cpu_estimate.energy_j > 0
+    assert inherited["teacher"].energy["cpu_estimate"].energy_j > 0  # what made it what it is, once
+    assert len({ancestor.key for ancestor in second.lineage}) == len(second.lineage)
+    assert ours not in inherited

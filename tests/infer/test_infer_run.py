@@ -143,3 +143,23 @@ def test_a_model_that_does_not_generate_is_refused(tmp_path):
     transformers.BertModel(transformers.BertConfig(vocab_size=30, **shape)).save_pretrained(tmp_path / "encoder")
     with pytest.raises(ConfigError, match="no causal language model"):
         run(tmp_path, str(tmp_path / "encoder"), generate=True, overrides=["energy.idle_before_s=0"])
+
+
+def test_weights_that_joulelab_trained_bring_their_bill_into_train_and_infer(tmp_path):
+    settings = {
+        "pipeline": "train", "model": "gpt2", "size": "tiny", "device": "cpu", "save_model": True,
+        "evaluate_batches": 0, "training": {"batch_size": 4, "max_steps": 20},
+        "energy": {"gpus": "none", "estimate_cpu": True},
+    }  # fmt: skip
+    first = execute(create_run(tmp_path / "runs", check(settings)), Silent())
+    ours = str(tmp_path / "runs" / first.run_id / "artifacts" / "final_model")
+    second = execute(create_run(tmp_path / "runs", check({**settings, "weights": ours, "seed": 1})), Silent())
+    used = run(
+        tmp_path, "gpt2", size="tiny", weights=ours, min_run_time=0.2,
+        overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "energy.gpus=none", "rounds=1"],
+    )  # fmt: skip
+    took = first.stage("model.train").energy.cpu_estimate.energy_j
+    for record in (second, used):
+        (ancestor,) = record.inherited
+        assert (ancestor.name, ancestor.made_by) == ("final_model", first.run_id)
+        assert ancestor.energy["cpu_estimate"].energy_j >= took > 0

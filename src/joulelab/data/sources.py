@@ -13,6 +13,8 @@ from typing import Literal
 
 from joulelab.data import samples
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.bills import BILL
+from joulelab.runs.soundness import CONTENTS
 
 SAMPLE_PREFIX = "sample:"
 _DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
@@ -52,13 +54,18 @@ def hub_hint(name: str) -> str:
 
 
 def content_hash(path: Path) -> str:
-    """sha256 of a file's bytes, or of a folder's file names and bytes: the same content has the same hash anywhere."""
+    """sha256 of a file's bytes, or of a folder's file names and bytes: the same content has the same hash anywhere.
+
+    A folder's own energy bill and list of contents are left out: the bill changes when its run ends, the content does
+    not.
+    """
     if path.is_file():
         return _file_digest(path).hex()
     if not path.is_dir():
         raise NotFoundError(f"there is no file or folder {path.absolute()}", "check the path")
     whole = hashlib.sha256()
-    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
+    ours = (path / BILL, path / CONTENTS)
+    files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and file not in ours}
     for relative, file in sorted(files.items()):
         # A name holds no NUL byte and a digest has 32 bytes, so no two folders can spell the same stream.
         whole.update(relative.encode() + b"\0" + _file_digest(file))

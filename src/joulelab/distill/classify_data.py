@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.data import labelled_text, tokenised
+from joulelab.data.inputs import input_bill
 from joulelab.distill.classify_config import ClassifySpec
-from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity
@@ -15,7 +15,7 @@ from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
     data, tokenizer_of = spec.data, spec.teacher.source
-    raw = from_elsewhere(run, "texts", data.source, "text")
+    raw = input_bill(run, "texts", data.source, "text")
 
     def make(folder: Path) -> None:
         with run.stage("data.preprocess", role="data", activity="preprocess") as stage:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from joulelab.data.inputs import input_bill
 from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_config import StudentConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
@@ -19,7 +20,6 @@ from joulelab.distill.classify_teachers import Teacher
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, layer_list, layer_place
 from joulelab.distill.connectors import make_connector
-from joulelab.distill.origins import from_elsewhere
 from joulelab.errors import ConfigError
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.artifacts import Artifact
@@ -149,7 +149,7 @@ def _pretrained(bench: Bench) -> list[Bill]:
     """A student that is drawn owes nothing to anyone."""
     if isinstance(bench.spec.student.layers, int):
         return []
-    return [from_elsewhere(bench.run, "pretrained student layers", bench.spec.student.init, "model")]
+    return [input_bill(bench.run, "pretrained student layers", bench.spec.student.init, "model")]
 
 
 def _look(bench: Bench, model: nn.Module) -> TextLook:

@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from joulelab.data import sources
+from joulelab.data.inputs import input_bill
 from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_chance import require_better_than_chance, shortfall
 from joulelab.distill.classify_objective import LABELS_ONLY, ClassifyObjective
@@ -16,11 +17,10 @@ from joulelab.distill.classify_quality import evaluated, predictions_name, tell
 from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
 from joulelab.distill.classify_training import Lesson, train_on_texts
 from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
-from joulelab.distill.origins import from_elsewhere
 from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions
-from joulelab.runs.artifacts import Artifact, read_bill
+from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.train.precision import autocast, matrix_products
 from joulelab.zoo.pretrained import load_classifier, load_tokenizer, save_hf
@@ -41,8 +41,10 @@ class TeacherWeights:
 def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
     config = bench.spec.teacher
     if config.fine_tuned is not None:
-        return _brought_along(bench, config.fine_tuned)
-    pretrained = from_elsewhere(bench.run, "pretrained teacher", config.model, "model")
+        bill = input_bill(bench.run, "fine-tuned teacher", config.fine_tuned, "fine-tuned-teacher")
+        folder = sources.parse(config.fine_tuned).path
+        return TeacherWeights(config.fine_tuned, bill, folder, reused=True, brought=True)
+    pretrained = input_bill(bench.run, "pretrained teacher", config.model, "model")
 
     def make(folder: Path) -> None:
         model = load_classifier(config.model, num_labels=bench.classes, seed=config.seed).to(bench.device)
@@ -54,17 +56,6 @@ def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
     parents = [bench.data.bill, pretrained]
     made = bench.run.artifact("teacher", kind="fine-tuned-teacher", inputs=inputs, parents=parents, make=make)
     return TeacherWeights(str(made.folder), made.bill, made.folder, made.reused)
-
-
-def _brought_along(bench: Bench, name: str) -> TeacherWeights:
-    """A folder that one of our runs made has its bill in it, and the bill comes along; anything else is `missing`."""
-    folder = sources.parse(name).path
-    bill = read_bill(folder) if folder is not None else None
-    if bill is None:
-        bill = from_elsewhere(bench.run, "fine-tuned teacher", name, "fine-tuned-teacher")
-    else:
-        bench.run.uses("teacher", bill)
-    return TeacherWeights(name, bill, folder, reused=True, brought=True)
 
 
 def load_teacher(bench: Bench, teacher: TeacherWeights) -> nn.Module:

@@ -16,6 +16,7 @@ from torch import nn
 from joulelab.data import sources
 from joulelab.data.batch_source import ShuffledRows
 from joulelab.data.image_folder import FolderImages
+from joulelab.data.inputs import input_bill
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic.images import SyntheticImages
 from joulelab.distill.classify_config import DistillConfig
@@ -27,7 +28,6 @@ from joulelab.distill.classify_training import Lesson, Validation, train
 from joulelab.distill.classify_view import ImageLook, hidden_index, hidden_width
 from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
-from joulelab.distill.origins import from_elsewhere
 from joulelab.evaluate.classification import Predictions, load_predictions
 from joulelab.evaluate.images import predict_images
 from joulelab.runs.artifacts import Artifact
@@ -169,4 +169,4 @@ class _Lab:
 
     def _data_bills(self) -> list[Bill]:
         data = self.spec.data
-        return [] if data.source == SYNTHETIC else [from_elsewhere(self.run, "images", data.source, "images")]
+        return [] if data.source == SYNTHETIC else [input_bill(self.run, "images", data.source, "images")]

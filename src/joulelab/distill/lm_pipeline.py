@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from joulelab.data import sources
+from joulelab.data.inputs import input_bill
 from joulelab.data.token_counts import counts_file
 from joulelab.distill.lm_batches import LmBatch, LmBatches
 from joulelab.distill.lm_config import OF_TEACHER, LmDistillation, LmDistillSpec, LmTraining
@@ -19,10 +20,9 @@ from joulelab.distill.lm_heads import freeze_embeddings
 from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit, require_room
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
-from joulelab.distill.prepare_delivery import bill_of
 from joulelab.evaluate.language import no_better_than_guessing
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill, external
+from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.compiling import compile_in_place
@@ -80,7 +80,9 @@ class _Lab:
 
     def tokens(self) -> Artifact:
         data, teacher = self.spec.data, self.spec.teacher
-        raw = self._external("texts", data.source, "text")
+        parents = [input_bill(self.run, "texts", data.source, "text")]
+        if data.token_counts:
+            parents.append(input_bill(self.run, "token counts", str(counts_file(Path(data.token_counts))), "counts"))
 
         def make(folder: Path) -> None:
             with self.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
@@ -98,7 +100,7 @@ class _Lab:
             "counts": counts,
             "tokenizer": weights_identity(teacher.teacher_name),
         }
-        made = self.run.artifact("data", kind="token-store", inputs=inputs, parents=[raw], make=make)
+        made = self.run.artifact("data", kind="token-store", inputs=inputs, parents=parents, make=make)
         self.corpus_folder = made.folder
         return made
 
@@ -121,7 +123,7 @@ class _Lab:
 
     def teacher(self, data: Artifact) -> Teacher:
         config = self.spec.teacher
-        pretrained = self._external("pretrained teacher", config.teacher_name, "model")
+        pretrained = input_bill(self.run, "pretrained teacher", config.teacher_name, "model")
         if config.training is None:
             return Teacher(config.teacher_name, pretrained, config.teacher_type)
         training = config.training
@@ -161,6 +163,9 @@ class _Lab:
         wanted = {"student", "distill", "training", "seed", "data", "chunk"}
         inputs = spec.model_dump(mode="json", include=wanted)
         bills = [part.bill for part in (teacher, source) if part is not None]
+        weights = spec.student.student_pretrained_weights
+        if spec.student.layers is None and weights is not None:
+            bills.append(input_bill(self.run, "student's weights", weights, "model"))
         unique = {bill.key: bill for bill in [data.bill, *bills]}
         # trained anew in every run: its joules are what the run is for
         return self.run.artifact(
@@ -179,7 +184,7 @@ class _Lab:
             return None
         if student.layers_of == OF_TEACHER:
             return teacher
-        return Teacher(student.layers_of, self._external("student's layers", student.layers_of, "model"), kind)
+        return Teacher(student.layers_of, input_bill(self.run, "student's layers", student.layers_of, "model"), kind)
 
     def _frozen(self, model: nn.Module) -> FrozenTeacher:
         config = self.spec.training
@@ -306,9 +311,3 @@ class _Lab:
         frozen = {"freeze_pos_embs": False, "freeze_token_type_embds": False}
         tokens = {"alpha_mlm": float(distill.mlm), "alpha_clm": float(not distill.mlm)}
         return distill.model_copy(update={**off, **frozen, **tokens})
-
-    def _external(self, name: str, source: str, kind: str) -> Bill:
-        path = sources.parse(source).path
-        if path is None:
-            return self.run.uses(name, external(source, kind, source))
-        return bill_of(self.run, name, path, kind, source)

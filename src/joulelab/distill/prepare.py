@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from joulelab.data import sources
+from joulelab.data.inputs import input_bill
 from joulelab.data.text_dump import DumpCounts
 from joulelab.data.token_counts import read_counts, write_counts
 from joulelab.data.token_store import open_store
@@ -22,9 +22,8 @@ from joulelab.distill.prepare_artifacts import (
     extracted_student,
 )
 from joulelab.distill.prepare_config import BinarizeSpec, DumpSpec, ExtractStudentSpec, TokenCountsSpec
-from joulelab.distill.prepare_delivery import bill_of, deliver
+from joulelab.distill.prepare_delivery import deliver
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import read_json
 from joulelab.runs.record import Result
@@ -32,7 +31,7 @@ from joulelab.runs.record import Result
 
 def run_dump(run: RunContext) -> None:
     spec = cast(DumpSpec, run.spec)
-    texts = _named(run, "texts", spec.source, "text")
+    texts = input_bill(run, "texts", spec.source, "text")
     made = dumped_text(run, spec.source, spec.split, texts, min_chars=spec.min_chars, max_chars=spec.max_chars)
     _hand_over(run, made, made.folder / DUMP, spec.target)
     counts = DumpCounts(**read_json(made.folder / DUMP_COUNTS))
@@ -46,7 +45,7 @@ def run_binarize(run: RunContext) -> None:
     made = binarized_text(
         run,
         file,
-        bill_of(run, "text", file, "text"),
+        input_bill(run, "text", spec.file_path, "text"),
         tokenizer_name=spec.tokenizer_name,
         tokenizer_type=spec.tokenizer_type,
         workers=spec.workers,
@@ -60,7 +59,7 @@ def run_binarize(run: RunContext) -> None:
 def run_token_counts(run: RunContext) -> None:
     spec = cast(TokenCountsSpec, run.spec)
     store = open_store(spec.store)
-    data = bill_of(run, "tokens", store.folder, "token-store")
+    data = input_bill(run, "tokens", str(store.folder), "token-store")
     made = counted_tokens(run, store, data, vocab_size=spec.vocab_size)
     counts = read_counts(made.folder / COUNTS)
     file = made.folder / COUNTS
@@ -78,20 +77,13 @@ def run_extract_student(run: RunContext) -> None:
     made = extracted_student(
         run,
         spec.model_name,
-        _named(run, "teacher", spec.model_name, "model"),
+        input_bill(run, "teacher", spec.model_name, "model"),
         model_type=spec.model_type,
         layers=spec.layers,
         vocab_transform=spec.vocab_transform,
     )
     _hand_over(run, made, made.folder, spec.target)
     run.progress.say(f"the student: {spec.target}")
-
-
-def _named(run: RunContext, name: str, written: str, kind: str) -> Bill:
-    place = sources.parse(written)
-    if place.path is None:
-        return run.uses(name, external(written, kind, written))
-    return bill_of(run, name, place.path, kind, written)
 
 
 def _hand_over(run: RunContext, artifact: Artifact, made: Path, target: Path) -> None:

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import cast
 
+from joulelab.data.inputs import input_bill, origin_note
 from joulelab.data.review_sets import limited_parts, load_reviews, save_parts
-from joulelab.distill.origins import from_elsewhere
 from joulelab.distill.prepare_delivery import deliver
 from joulelab.distill.prepare_reviews_config import PrepareReviewsSpec
 from joulelab.runs.artifacts import Artifact
@@ -36,11 +36,11 @@ def run_prepare_reviews(run: RunContext) -> None:
 
 def is_ours(folder: Path) -> bool:
     """--force is for what an earlier run wrote here, not for a folder of the user's that happens to have the name."""
-    return folder.is_dir() and folder.with_name(f"{folder.name}.origin.json").is_file()
+    return folder.is_dir() and origin_note(folder).is_file()
 
 
 def prepared_reviews(run: RunContext, spec: PrepareReviewsSpec) -> Artifact:
-    raw = from_elsewhere(run, "reviews", spec.source, "text")
+    raw = input_bill(run, "reviews", spec.source, "text")
 
     def make(folder: Path) -> None:
         with run.stage("data.preprocess", role="data", activity="preprocess") as stage:

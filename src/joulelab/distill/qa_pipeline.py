@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from joulelab.data import sources
+from joulelab.data.inputs import input_bill
 from joulelab.data.squad_batches import SquadBatches, iterate_in_order, takes_token_types
 from joulelab.data.squad_store import load_questions, open_features, write_features
 from joulelab.data.squad_synthetic import SYNTHETIC
@@ -23,7 +23,6 @@ from joulelab.evaluate.squad import SquadScores, load_results
 from joulelab.evaluate.squad_answers import find_answers, score_tokens
 from joulelab.evaluate.squad_spans import SearchLimits
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill, external
 from joulelab.runs.context import RunContext
 from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
@@ -75,7 +74,7 @@ class _Lab:
                     stage.count(samples=samples, tokens=tokens)
 
         inputs = {**data.model_dump(mode="json"), "tokenizer": weights_identity(student)}
-        parents = [self._external("questions", file, "text") for file in files]
+        parents = [input_bill(self.run, "questions", file, "text") for file in files]
         return self.run.artifact("data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
 
     def teacher(self, data: Artifact) -> Artifact:
@@ -92,14 +91,14 @@ class _Lab:
             save_hf(model, load_tokenizer(config.model), folder)
 
         inputs = config.model_dump(mode="json", include=None if config.fine_tune else {"model", "fine_tune"})
-        parents = [self._external("pretrained teacher", config.model, "model")]
+        parents = [input_bill(self.run, "pretrained teacher", config.model, "model")]
         if config.fine_tune:
             parents.append(data.bill)
         return self.run.artifact("teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         config, seed = self.spec.student, self.spec.seed
-        pretrained = self._external("pretrained student", config.init, "model")
+        pretrained = input_bill(self.run, "pretrained student", config.init, "model")
 
         def make(folder: Path) -> None:
             model = keep_layers(load_qa_model(config.init, seed), config.layers)
@@ -188,8 +187,3 @@ class _Lab:
             return loss / count
 
         return look
-
-    def _external(self, name: str, source: str, kind: str) -> Bill:
-        place = sources.parse(source)
-        identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
-        return self.run.uses(name, external(source, kind, identity))

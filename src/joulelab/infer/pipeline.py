@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import torch
 
+from joulelab.data.inputs import input_bill
 from joulelab.infer.decoding_pipeline import run_generation
 from joulelab.infer.energy import Turn, per_inference
 from joulelab.infer.fastest import choose, tried_part
 from joulelab.infer.figures import machine_state, mfu_of, row_values
 from joulelab.infer.infer_config import Case, InferSpec
 from joulelab.infer.memory import allocated_bytes, explained, require_room, row_memory_bytes
-from joulelab.infer.places import uses
 from joulelab.infer.precisions import inference
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
 from joulelab.infer.subject import Shelf, Subject, forward_flops
@@ -35,7 +35,8 @@ TRACKER = "inference"
 
 def run_infer(run: RunContext) -> None:
     spec = cast(InferSpec, run.spec)
-    uses(run, spec)
+    if spec.weights_from is not None:  # break-even needs what the model took to train
+        input_bill(run, "model", spec.weights_from, "model")
     torch.set_num_threads(spec.usable_threads)
     if spec.generate:
         run_generation(run, spec)

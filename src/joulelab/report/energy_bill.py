@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joulelab.distill.prepare_delivery import delivered_bill
+from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
 from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
@@ -19,7 +19,7 @@ from joulelab.runs.bills import BILL, Ancestor, Bill
 from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import RunRecord
-from joulelab.runs.store import find_folder, load_record
+from joulelab.runs.store import find_folder, load_record, settled
 
 
 def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
@@ -27,9 +27,10 @@ def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
     folder = Path(name).absolute()
     if (folder / BILL).is_file():
         return artefact_bill(_read(folder), store, students)
-    delivered = delivered_bill(folder)
-    if delivered is not None:
-        return artefact_bill(delivered, store, students)
+    is_input = folder.exists() and not (folder / "run.json").exists() and not (folder / "group.json").exists()
+    of_input = bill_of_input(folder, (store,)) if is_input else None
+    if of_input is not None:
+        return artefact_bill(of_input, store, students)
     run_name, _, artefact = name.rpartition("/")
     if run_name and not folder.exists():
         found = find_folder(store, run_name) / "artifacts" / artefact
@@ -57,6 +58,7 @@ def _read(folder: Path) -> Bill:
 
 
 def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
+    bill = settled(bill, store)
     artefact = bill.artefact
     folder = store / artefact.made_by
     record = load_record(folder) if (folder / "run.json").exists() else None

@@ -5,6 +5,7 @@ Stage energies are counter differences over the stage's segments, so stages, ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,14 +68,22 @@ class _Frame:
     environment: dict[str, Any]
 
 
-def assemble(paths: RunPaths, status: Status, error: ErrorRecord | None = None) -> RunRecord:
-    """The full record from what lies in the folder; identity and spec come from the record written at the start."""
+def assemble(
+    paths: RunPaths,
+    status: Status,
+    error: ErrorRecord | None = None,
+    price: Callable[[Ancestor], Ancestor] = lambda ancestor: ancestor,
+) -> RunRecord:
+    """The full record from what lies in the folder; identity and spec come from the record written at the start.
+
+    `price` gives an artifact of another run the energy that the record of that run states.
+    """
     opened = RunRecord.model_validate(read_json(paths.record))
     attempts = load_attempts(paths)
     frame = _frame(paths, opened.spec.get("energy", {}), attempts, status)
     stages = _stage_records(attempts, frame)
     leads = leading(attempts)
-    made, lineage = _lineage(opened.run_id, leads, stages)
+    made, lineage = _lineage(opened.run_id, leads, stages, price)
     totals = _totals(attempts, frame)
     return opened.model_copy(
         update={
@@ -308,7 +317,10 @@ def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
 
 
 def _lineage(
-    run_id: str, attempts: list[AttemptData], stages: tuple[StageRecord, ...]
+    run_id: str,
+    attempts: list[AttemptData],
+    stages: tuple[StageRecord, ...],
+    price: Callable[[Ancestor], Ancestor],
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
     """Artefacts made and used, with all ancestors; what this run made carries the joules of the final record."""
     energies = {stage.name: stage for stage in stages}
@@ -323,7 +335,7 @@ def _lineage(
     for key in made:
         own = [energies[name] for name in by_key[key].stages if name in energies]
         by_key[key] = by_key[key].model_copy(update={"energy": stage_energy(own)})
-    return tuple(made), tuple(by_key.values())
+    return tuple(made), tuple(one if one.key in made else price(one) for one in by_key.values())
 
 
 def stage_energy(stages: list[StageRecord]) -> dict[str, EnergyFigure]:

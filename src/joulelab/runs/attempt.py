@@ -31,6 +31,7 @@ from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
 from joulelab.runs.storage import storage_failure
+from joulelab.runs.store import prices
 from joulelab.runs.summary import flat_summary
 from joulelab.runs.yaml_text import write_yaml
 
@@ -198,7 +199,7 @@ def mark_failed(paths: RunPaths, failure: JoulelabError) -> None:
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:
     """Assemble and write the record, the flat summary, one file per stage, and the final bills."""
-    record = assemble(paths, status, error_record(error) if error else None)
+    record = assemble(paths, status, error_record(error) if error else None, prices(paths.folder.parent))
     write_json(paths.record, record)
     write_json(paths.summary, flat_summary(record))
     for old in paths.stages.glob("*.json"):
@@ -211,10 +212,10 @@ def close_run(paths: RunPaths, status: Status, error: BaseException | None = Non
 
 def finish_bills(paths: RunPaths, record: RunRecord) -> None:
     """Replace the provisional joules of what this run made by those of the record."""
-    final = {ancestor.key: ancestor for ancestor in record.lineage if ancestor.key in record.made}
+    final = {ancestor.key: ancestor for ancestor in record.lineage}
     for folder in paths.artifacts.glob("*"):
         bill = read_bill(folder)
-        if bill is None or bill.key not in final:
+        if bill is None or bill.key not in record.made:
             continue
         ancestry = tuple(final.get(ancestor.key, ancestor) for ancestor in bill.ancestry)
         write_bill(

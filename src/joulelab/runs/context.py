@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from joulelab.runs.record import Result, StageKind, checked_role, kind_by_name
 from joulelab.runs.soundness import Opens, harm, list_contents, set_aside
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
+from joulelab.runs.store import settled
 
 PROGRESS_EVERY_S = 1.0
 
@@ -168,13 +170,17 @@ class RunContext:
     def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
         """What another run made and is still whole, where this one takes anything from others."""
         others = find_artifacts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else ()
-        return next((other for other in others if self._is_whole(other, opens)), None)
+        return next((self._settled(other) for other in others if self._is_whole(other, opens)), None)
 
     def whole_in(self, folder: Path) -> Artifact | None:
         """The artefact in this folder, if there is one and it has come to no harm."""
         bill = read_bill(folder)
         artifact = Artifact(folder, bill, reused=bill.artefact.made_by != self.paths.run_id) if bill else None
-        return artifact if artifact is not None and self._is_whole(artifact) else None
+        return self._settled(artifact) if artifact is not None and self._is_whole(artifact) else None
+
+    def _settled(self, artifact: Artifact) -> Artifact:
+        """With the energy that the record of its run states: the bill of a killed run is still a provisional one."""
+        return replace(artifact, bill=settled(artifact.bill, artifact.folder.parent.parent.parent))
 
     def _open_metrics(self, path: Path) -> LineFile:
         return LineFile(path)
@@ -236,7 +242,8 @@ class RunContext:
         """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
         and they are on its bill. `damaged_too` is for whoever can tell what is still good in a damaged one."""
         takes = (lambda part: True) if damaged_too else self._is_whole
-        found = find_parts(self.paths.folder.parent, key, takes) if self.spec.reuse_artifacts else []
+        parts = find_parts(self.paths.folder.parent, key, takes) if self.spec.reuse_artifacts else []
+        found = [self._settled(part) for part in parts]
         self._making[-1].joined += [part.bill for part in found]
         return found
 

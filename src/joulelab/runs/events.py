@@ -32,7 +32,7 @@ class AttemptEvents:
     findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """What trackers of the training loop found: by stage, then by tracker."""
     bills: dict[str, Bill] = field(default_factory=dict)
-    """Of what was made or used, by artefact name."""
+    """Of what was made or used, by key: two inputs may have the same name."""
     warnings: list[str] = field(default_factory=list)
     phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
     marks_lost: int = 0
@@ -72,7 +72,8 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "tracker":
             events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
         elif kind == "artefact":
-            events.bills[line["name"]] = Bill.model_validate(line["bill"])
+            bill = Bill.model_validate(line["bill"])
+            events.bills[bill.key] = bill
         elif kind == "warning":
             events.warnings.append(line["text"])
         elif kind == "name":

@@ -46,14 +46,14 @@ def list_contents(folder: Path) -> None:
         left -= sizes[name]
         if left < 0:
             break
-        sums[name] = _crc32(folder / name)
+        sums[name] = crc32(folder / name)
     write_json(folder / CONTENTS, {"bytes": sizes, "crc32": sums})
 
 
 def harm(folder: Path, opens: Opens | None = None) -> str | None:
     """What is wrong with the artefact in words, or nothing. One of an older version without a list is not compared."""
     try:
-        listed = _read(folder / CONTENTS)
+        listed = listed_contents(folder)
         sums = listed.get("crc32", {})
         for name, written in listed.get("bytes", {}).items():
             path = folder / name
@@ -61,7 +61,7 @@ def harm(folder: Path, opens: Opens | None = None) -> str | None:
                 return f"{name} is missing"
             if path.stat().st_size != written:
                 return f"{name} has {path.stat().st_size:,} bytes, and {written:,} were written"
-            if name in sums and _crc32(path) != sums[name]:
+            if name in sums and crc32(path) != sums[name]:
                 return f"{name} does not hold the bytes that were written"
         if opens is not None:
             opens(folder)
@@ -86,11 +86,16 @@ def words_for(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def listed_contents(folder: Path) -> dict[str, Any]:
+    """`bytes` and `crc32` by file name; empty for an artifact of an old version, which has no list."""
+    return _read(folder / CONTENTS)
+
+
 def _read(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _crc32(path: Path) -> int:
+def crc32(path: Path) -> int:
     crc = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):

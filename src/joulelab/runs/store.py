@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from joulelab import clock, lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import read_header, where_now
 from joulelab.runs.assemble import assemble
+from joulelab.runs.bills import ELSEWHERE, Ancestor, Bill
 from joulelab.runs.json_file import read_json
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import RunRecord
@@ -106,7 +108,10 @@ def load_record(folder: Path) -> RunRecord:
         raise UsageError(
             f"{folder.name} is a group, and one run is wanted", f"`joulelab show {folder.name}` names them"
         )
-    return settle(RunPaths(folder), read_record(RunPaths(folder)))
+    record = settle(RunPaths(folder), read_record(RunPaths(folder)))
+    price = prices(folder.parent)
+    lineage = (one if one.key in record.made else price(one) for one in record.lineage)
+    return record.model_copy(update={"lineage": tuple(lineage)})
 
 
 def read_record(paths: RunPaths) -> RunRecord:
@@ -125,6 +130,42 @@ def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
     if written.status != "running":
         return written
     return assemble(paths, "running" if is_alive(paths) else "truncated")
+
+
+def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
+    """A function that gives an ancestor the energy that the record of its run states, where the run is in a store.
+
+    One artifact has one price. The bill that a reader found may be older: a bill is provisional while its run works,
+    and stays so where the run was killed.
+    """
+    made: dict[Path, dict[str, Ancestor]] = {}
+
+    def made_in(folder: Path) -> dict[str, Ancestor]:
+        if folder not in made:
+            made[folder] = {}
+            with suppress(JoulelabError, OSError, ValueError, KeyError):  # a run that cannot be read states nothing
+                record = settle(RunPaths(folder), read_record(RunPaths(folder)))
+                if record.status != "running":
+                    made[folder] = {one.key: one for one in record.lineage if one.key in record.made}
+        return made[folder]
+
+    def price(ancestor: Ancestor) -> Ancestor:
+        folders = (store / ancestor.made_by for store in dict.fromkeys(stores))
+        for folder in () if ancestor.made_by == ELSEWHERE else folders:
+            if (folder / "run.json").exists() and (found := made_in(folder).get(ancestor.key)):
+                return ancestor.model_copy(update={"energy": found.energy})
+        return ancestor
+
+    return price
+
+
+def settled(bill: Bill, *stores: Path) -> Bill:
+    """The bill with the energy that the records of its makers state."""
+    price = prices(*stores)
+    artefact = price(bill.artefact)
+    provisional = bill.provisional and artefact is bill.artefact
+    ancestry = tuple(price(ancestor) for ancestor in bill.ancestry)
+    return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry, "provisional": provisional})
 
 
 def is_alive(paths: RunPaths) -> bool:

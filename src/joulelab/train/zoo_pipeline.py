@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from joulelab.data import sources
-from joulelab.runs.bills import Bill, external
+from joulelab.data.inputs import input_bill
+from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
 from joulelab.train.devices import device_of
@@ -167,13 +168,10 @@ class _Lab:
         return share_of_peak(self.cost, speed, name, numbers, self.ranks.world)
 
     def _parents(self) -> list[Bill]:
-        """What came from elsewhere: weights to start from, a dataset."""
+        """Bills of the weights to start from and of the dataset."""
         request = self.spec.request
         weights = request.size.hub_id if request.weights == PUBLISHED else request.weights
         dataset = "" if request.dataset == SYNTHETIC else request.dataset
-        return [self._external(kind, name) for kind, name in (("model", weights), ("dataset", dataset)) if name]
-
-    def _external(self, kind: str, name: str) -> Bill:
-        place = sources.parse(name)
-        identity = name if place.path is None else f"{name}@{sources.content_hash(place.path)[:16]}"
-        return self.run.uses(name, external(name, kind, identity))
+        return [
+            input_bill(self.run, kind, name, kind) for kind, name in (("model", weights), ("dataset", dataset)) if name
+        ]

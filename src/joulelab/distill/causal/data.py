@@ -11,8 +11,8 @@ from joulelab.data.chat.messages import Row
 from joulelab.data.chat.prepare import settings_rows, write_rows
 from joulelab.data.chat.presets import ChatDataSettings
 from joulelab.data.chat.templates import template_of
+from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
-from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 
@@ -20,7 +20,7 @@ from joulelab.runs.context import Stage
 def tokenised(bench: Bench) -> Artifact:
     """Both stores in one artefact: they come from one source, by one tokenizer."""
     data = bench.spec.data
-    raw = from_elsewhere(bench.run, "texts", data.source, "text")
+    raw = input_bill(bench.run, "texts", data.source, "text")
 
     def make(folder: Path) -> None:
         with bench.run.stage("data.preprocess", role="data", activity="preprocess") as stage:

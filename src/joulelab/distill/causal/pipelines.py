@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.answers import generated
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.budgets import for_start, for_training
@@ -43,7 +44,6 @@ from joulelab.distill.causal.students import (
     trained,
 )
 from joulelab.distill.causal.synthetic_set import synthetic_documents
-from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.context import RunContext
@@ -185,7 +185,7 @@ def _pairs(bench: Bench, data: Artifact) -> Artifact:
 
 def the_teacher(bench: Bench) -> Voice:
     name = bench.spec.teacher.model
-    bill = from_elsewhere(bench.run, "teacher", name, "model")
+    bill = input_bill(bench.run, "teacher", name, "model")
     return Voice(name, bench.teacher_identity, bench.load_teacher, bill)
 
 

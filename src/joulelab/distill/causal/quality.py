@@ -19,6 +19,7 @@ from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.batches import CausalBatch
 from joulelab.data.chat.packing import PackedRows
 from joulelab.data.chat.store import DocumentStore
+from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.ticking import ticks
@@ -115,9 +116,10 @@ def examined(
         "rows": spec.data.row_length,
         "precision": str(bench.teacher_precision) if who == "teacher" else spec.training.precision,
     }
-    made = bench.run.artifact(
-        f"{who}-quality", kind="quality", inputs=inputs, parents=[bill, data.bill], make=make, reuse=reuse
-    )
+    parents = [bill, data.bill]
+    if spec.quality.answers:
+        parents.append(input_bill(bench.run, "questions", spec.quality.answers, "text"))
+    made = bench.run.artifact(f"{who}-quality", kind="quality", inputs=inputs, parents=parents, make=make, reuse=reuse)
     return Examined.load(made.folder)
 
 

@@ -13,6 +13,7 @@ from joulelab.data.batch_source import BatchSource
 from joulelab.data.chat.attention import PackedAttention, use_packed_attention
 from joulelab.data.chat.batches import training_batches
 from joulelab.data.chat.packing import PackedRows
+from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.budgets import TRAINED, Allowance
 from joulelab.distill.causal.config import CausalTraining
@@ -20,7 +21,6 @@ from joulelab.distill.causal.heads import open_for_loss
 from joulelab.distill.causal.models import Adapted, make_student, save_student, with_adapters
 from joulelab.distill.causal.objectives import TokenObjective
 from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.origins import from_elsewhere
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
 from joulelab.runs.json_file import write_json
@@ -126,9 +126,9 @@ def _origin(bench: Bench, start: Artifact | None) -> list[Bill]:
     if start is not None:
         return [start.bill]
     if student.model is not None:
-        return [from_elsewhere(bench.run, "student's weights", student.model, "model")]
+        return [input_bill(bench.run, "student's weights", student.model, "model")]
     if student.layers is not None or student.teacher_embeddings:
-        return [from_elsewhere(bench.run, "teacher", bench.spec.teacher.model, "model")]
+        return [input_bill(bench.run, "teacher", bench.spec.teacher.model, "model")]
     return []
 
 

@@ -1,0 +1,155 @@
+"""What did this input cost? One rule for every model and data set that a user names, in every pipeline.
+
+1. The bill in the folder (or in the artifact folder that holds the file), as the record of its run settled it.
+2. The bill that an origin note next to the file leads to (`dump.txt.origin.json`).
+3. The bill of an artifact in the store with the same content: a copy without its bill.
+4. Otherwise the energy is `missing`: it was produced elsewhere.
+
+A folder whose files changed since its bill was written is another model; its bill does not count.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from joulelab.data import sources
+from joulelab.runs.artifacts import find_artifact, read_bill
+from joulelab.runs.bills import BILL, Bill, external
+from joulelab.runs.context import RunContext
+from joulelab.runs.soundness import CONTENTS, crc32, harm, listed_contents
+from joulelab.runs.store import settled, store_root
+
+
+def input_bill(run: RunContext, name: str, source: str, kind: str) -> Bill:
+    """The bill of the model or data set `source`, recorded in the run's lineage under `name`."""
+    path = sources.parse(source).path
+    bill = None if path is None else find_bill(path, (run.paths.folder.parent, store_root(None)), run.warn)
+    if bill is None:
+        bill = external(source, kind, _identity(source, path))
+    return run.uses(name, bill)
+
+
+def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = lambda text: None) -> Bill | None:
+    """The settled bill of a file or folder that joulelab made; None for anything else."""
+    path = path.absolute()
+    found = _bill_in_folder(path, warn) or _bill_by_note(path, stores) or _bill_by_content(path, stores)
+    if found is None:
+        return None
+    folder, bill = found
+    return settled(bill, folder.parent.parent.parent, *stores)
+
+
+def origin_note(path: Path) -> Path:
+    """The file that tells which artifact `path` is a copy of."""
+    return path.with_name(path.name + ".origin.json")
+
+
+def _identity(source: str, path: Path | None) -> str:
+    return source if path is None else f"{source}@{sources.content_hash(path)[:16]}"
+
+
+_Found = tuple[Path, Bill]
+"""The folder that holds a bill, and the bill."""
+
+
+def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
+    """The bill of the innermost artifact folder that `path` is, or is a listed part of."""
+    for folder in (path, *path.parents) if path.is_dir() else path.parents:
+        if (folder / BILL).is_file():
+            break
+        if (folder / "run.json").exists():
+            return None
+    else:
+        return None
+    bill = read_bill(folder)
+    if bill is None or not _is_part(path, folder):
+        return None
+    damage = harm(folder)
+    if damage is None:
+        return folder, bill
+    warn(f"{folder} has an energy bill, but its files changed since it was written ({damage}): its energy is unknown")
+    return None
+
+
+def _is_part(path: Path, folder: Path) -> bool:
+    """A model that a user saved inside one of our folders is not ours. Artifacts of old versions have no list."""
+    part, names = path.relative_to(folder).as_posix(), listed_contents(folder).get("bytes", {})
+    return path == folder or part in names or any(name.startswith(f"{part}/") for name in names)
+
+
+def _bill_by_note(path: Path, stores: Sequence[Path]) -> _Found | None:
+    try:
+        note = json.loads(origin_note(path).read_text(encoding="utf-8"))
+        if note["sha256"] != sources.content_hash(path):
+            return None
+        folder, key = Path(note["folder"]), note["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    bill = read_bill(folder)
+    if bill is not None and bill.key == key:
+        return folder, bill
+    moved = (find_artifact(store, key) for store in stores)  # the store was moved since the note was written
+    return next(((artifact.folder, artifact.bill) for artifact in moved if artifact), None)
+
+
+def _bill_by_content(path: Path, stores: Sequence[Path]) -> _Found | None:
+    """Of the newest artifact that this is a copy of. What an artifact was made from may look like it; it is no copy."""
+    files = _files(path)
+    size = max((file.stat().st_size for file in files.values()), default=0)
+    for folder in _listing(stores, size) if size else ():
+        bill = read_bill(folder)
+        if bill is not None and _holds(folder, files, by_name=path.is_dir()):
+            content = sources.content_hash(path)[:16]
+            is_source = any(ancestor.key.endswith(f"@{content}") for ancestor in bill.ancestry)
+            return None if is_source else (folder, bill)
+    return None
+
+
+def _files(path: Path) -> dict[str, Path]:
+    if path.is_file():
+        return {path.name: path}
+    ours = (path / BILL, path / CONTENTS)
+    return {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and file not in ours}
+
+
+def _listing(stores: Sequence[Path], size: int) -> Iterator[Path]:
+    """Artifacts with a file of this size, the newest first; a list without the number is not parsed."""
+    lists: dict[Path, float] = {}
+    for store in dict.fromkeys(store.absolute() for store in stores):
+        for path in store.glob(f"*/artifacts/*/{CONTENTS}"):
+            with suppress(OSError):
+                if str(size).encode() in path.read_bytes():
+                    lists[path] = path.stat().st_mtime
+    return (path.parent for path in sorted(lists, key=lambda path: lists[path], reverse=True))
+
+
+def _holds(folder: Path, files: dict[str, Path], by_name: bool) -> bool:
+    """Whether these are the artifact's files, or one part of it that is more than half of its bytes."""
+    try:
+        listed = listed_contents(folder)
+    except ValueError:
+        return False
+    sizes: dict[str, int] = listed.get("bytes", {})
+    sums: dict[str, int] = listed.get("crc32", {})
+
+    def same(file: Path, name: str) -> bool:
+        if file.stat().st_size != sizes[name]:
+            return False
+        if name in sums:
+            return crc32(file) == sums[name]
+        return (folder / name).is_file() and filecmp.cmp(file, folder / name, shallow=False)
+
+    half = sum(sizes.values()) / 2
+    if not by_name:  # a single file may have another name by now
+        (file,) = files.values()
+        return any(sizes[name] > half and same(file, name) for name in sizes)
+    prefixes = {"", *(f"{parent}/" for name in sizes for parent in map(str, Path(name).parents) if parent != ".")}
+    for prefix in prefixes:
+        part = {name.removeprefix(prefix): name for name in sizes if name.startswith(prefix)}
+        if part.keys() == files.keys() and sum(sizes[name] for name in part.values()) > half:
+            return all(same(files[inner], name) for inner, name in part.items())
+    return False

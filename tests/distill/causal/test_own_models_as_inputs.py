@@ -1,0 +1,24 @@
+"""A model that an earlier run trained is a teacher or a start with a bill, not something from elsewhere."""
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def trained(lab, tmp_path_factory):
+    return lab.run(tmp_path_factory.mktemp("first"), "sft")
+
+
+@pytest.mark.parametrize("role", ["teacher", "student"])
+def test_our_own_final_model_brings_its_bill_as_teacher_and_as_student(lab, trained, tmp_path, role):
+    first, paths = trained
+    ours = shutil.copytree(paths.artifacts / "final_model", tmp_path / "copied")
+    given = {"teacher": {"teacher": {"model": str(ours)}}, "student": {"student": {"model": str(ours), "size": None}}}
+    second, _ = lab.run(tmp_path / "runs", "kd", **given[role])
+    inherited = {ancestor.name: ancestor for ancestor in second.inherited}
+    used = first.stage("student.train").energy.cpu_estimate.energy_j
+    assert inherited["final_model"].made_by == first.run_id
+    assert inherited["final_model"].energy["cpu_estimate"].energy_j == used > 0
+    assert len({ancestor.key for ancestor in second.lineage}) == len(second.lineage)  # each once
+    assert str(ours) not in inherited
