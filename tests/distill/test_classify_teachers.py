@@ -1,5 +1,7 @@
 """Cached or live, the teacher teaches the same; and one that only guesses is told by its numbers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tiny_reviews import tiny_model
 from joulelab.data import tokenised
 from joulelab.data.batches import BatchStream
 from joulelab.data.labelled_text import LabelledText, text_id
+from joulelab.distill import classify_teacher
 from joulelab.distill.classify_chance import LUCK, needed_right, require_better_than_chance, shortfall
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective
@@ -107,6 +110,20 @@ def test_a_teacher_that_guesses_is_refused_with_its_numbers():
         require_better_than_chance(predictions(160, 300), "guesser")
     with pytest.raises(ConfigError, match="in another order"):
         require_better_than_chance(predictions(20, 300), "swapped")
-    assert shortfall(predictions(240, 300), "good") == ""
+    assert shortfall(predictions(240, 300), "good", "test") == ""
     # always naming the commonest class is no skill, however high its accuracy
-    assert "90.0 %" in shortfall(predictions(270, 300, ones=0.9), "constant")
+    assert "90.0 %" in shortfall(predictions(270, 300, ones=0.9), "constant", "test")
+
+
+def test_the_warning_names_the_split_that_was_answered(monkeypatch):
+    """Without validation after every epoch the test texts were answered, and called 31 of 64 validation texts."""
+    warnings = []
+    run = SimpleNamespace(warn=warnings.append)
+    teacher = SimpleNamespace(brought=False, reused=False, name="mini")
+    answered = {"test": predictions(31, 64), "validation": predictions(30, 64)}
+    monkeypatch.setattr(classify_teacher, "_answers", lambda bench, teacher, split: answered[split])
+    monkeypatch.setattr(classify_teacher, "tell", lambda *told: None)
+    for every_epoch in (False, True):
+        bench = SimpleNamespace(run=run, spec=SimpleNamespace(validate_every_epoch=every_epoch))
+        classify_teacher.judged_teacher(bench, teacher)
+    assert "31 of 64 test texts" in warnings[0] and "30 of 64 validation texts" in warnings[1]

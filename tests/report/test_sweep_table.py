@@ -16,7 +16,7 @@ from joulelab.report.training_table import training_grids
 from joulelab.runs.groups import GroupRecord, Member, varying
 from joulelab.runs.record import ErrorRecord, PhaseRecord, Result
 from joulelab.stats import Interval
-from joulelab.units import three_digits
+from joulelab.units import energy_text, three_digits
 
 PHASES = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimiser_step": 0.005}
 
@@ -110,7 +110,7 @@ def test_configurations_whose_intervals_touch_are_not_resolved(sweep: Sweep) -> 
 
 def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_zero() -> None:
     assert interval_text(Interval(5.0, float("-inf"), float("inf")), three_digits) == "5.00"
-    assert interval_text(Interval(5.0, -1.0, 11.0), three_digits) == "5.00 [0, 11.0]"
+    assert interval_text(Interval(5.0, -1.0, 11.0), three_digits) == "5.00, inconclusive"
     assert interval_text(None, three_digits) == "-"
 
 
@@ -124,3 +124,9 @@ def test_the_data_is_json_and_tells_what_failed(sweep: Sweep) -> None:
 def test_the_figures_show_speed_joules_and_phases(sweep: Sweep) -> None:
     titles = [figure.title for figure in sweep_figures(sweep)]
     assert titles == ["Joules per item", "Speed", "Where a step's joules went", "Where a step's time went"]
+
+
+def test_an_interval_that_reaches_below_0_is_inconclusive():
+    """Two repeats of 1 J and 3 J: [0.0 J, 14.7 J] was printed."""
+    assert interval_text(Interval(2.0, -10.7, 14.7), energy_text) == "2.00 J, inconclusive"
+    assert interval_text(Interval(2.0, 1.5, 2.5), energy_text) == "2.00 J [1.50 J, 2.50 J]"

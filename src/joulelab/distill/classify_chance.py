@@ -30,8 +30,8 @@ def chance_of(found: Predictions) -> float:
     return float(np.bincount(found.labels).max() / len(found.labels))
 
 
-def shortfall(found: Predictions, name: str) -> str:
-    """Why this teacher cannot be told from guessing, with the numbers; empty where it can."""
+def shortfall(found: Predictions, name: str, split: str) -> str:
+    """Why this teacher is not significantly better than guessing on the texts of `split`; empty where it is."""
     accuracy = found.accuracy()
     trials, right = len(found.labels), accuracy.successes or 0
     chance = chance_of(found)
@@ -39,13 +39,12 @@ def shortfall(found: Predictions, name: str) -> str:
     if right >= needed:
         return ""
     luck = f"guessing the commonest class gets {100 * chance:.1f} % and {needed} or more right once in 1,000 tries"
-    return (
-        f"the teacher {name} answers {right} of {trials} validation texts right ({100 * accuracy.value:.1f} %); {luck}"
-    )
+    return f"the teacher {name} answers {right} of {trials} {split} texts right ({100 * accuracy.value:.1f} %); {luck}"
 
 
 def require_better_than_chance(found: Predictions, name: str) -> None:
-    problem = shortfall(found, name)
+    """`found`: on the validation texts."""
+    problem = shortfall(found, name, "validation")
     if not problem:
         return
     below = found.accuracy().value < 1 - chance_of(found) - 0.1

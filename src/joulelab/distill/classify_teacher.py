@@ -73,7 +73,8 @@ def judged_teacher(bench: Bench, teacher: TeacherWeights) -> tuple[Predictions |
     test = _answers(bench, teacher, "test")
     if not teacher.reused:
         tell(bench.run, "teacher", test)
-        problem = shortfall(validation or test, "that was trained here")
+        judged, split = (test, "test") if validation is None else (validation, "validation")
+        problem = shortfall(judged, "that was trained here", split)
         if problem:
             bench.run.warn(problem)
     return validation, test

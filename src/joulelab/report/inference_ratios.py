@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_rows import InferenceRow, RowRatio
+from joulelab.report.wording import INCONCLUSIVE, says_nothing
 from joulelab.stats import Interval
 
 
@@ -45,7 +46,9 @@ def _way(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
 
 
 def _interval(found: Interval) -> str:
-    return f"{found.value:.3f}" + (f" [{found.low:.3f}, {found.high:.3f}]" if found.bounded else "")
+    if says_nothing(found):
+        return f"{found.value:.3f}" + (f", {INCONCLUSIVE}" if found.bounded else "")
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def _verdict(found: Interval, of: str, above: str, below: str) -> str:

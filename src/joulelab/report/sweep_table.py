@@ -16,7 +16,7 @@ from joulelab.report.grid import Grid, make_grid, to_rich
 from joulelab.report.joules import methods_in_words
 from joulelab.report.sweep import Sweep, SweepRow
 from joulelab.report.verdict import provenance
-from joulelab.report.wording import NOTHING, joules, joules_and_method
+from joulelab.report.wording import INCONCLUSIVE, NOTHING, joules, joules_and_method
 from joulelab.runs.sweeps import short_name
 from joulelab.stats import Interval
 from joulelab.units import energy_text, percent_text, size_text, three_digits
@@ -136,8 +136,10 @@ def interval_text(interval: Interval | None, text: Text_of) -> str:
         return NOTHING
     if not math.isfinite(interval.high) or interval.low == interval.high:
         return text(interval.value)
-    # few repeats that differ much give a t interval below 0, where none of these quantities can be
-    return f"{text(interval.value)} [{text(max(0.0, interval.low))}, {text(interval.high)}]"
+    # few repeats that differ much give a t interval that reaches below 0, where none of these quantities can be
+    if interval.low <= 0:
+        return f"{text(interval.value)}, {INCONCLUSIVE}"
+    return f"{text(interval.value)} [{text(interval.low)}, {text(interval.high)}]"
 
 
 def _figures(sweep: Sweep) -> list[EnergyFigure]:

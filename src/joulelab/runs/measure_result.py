@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from joulelab.meter.figures import EnergyFigure, Frozen
-from joulelab.meter.series import Trace, load_trace
+from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Note, Result, RunRecord, StageRecord, Status
 from joulelab.stats import mean_t
@@ -15,6 +15,7 @@ RUN, WARMUP = "program.run", "program.warmup"
 LARGE_SPREAD = 0.05
 # On an H200 (100 ms refresh) the energy of one burst spread by 20 % at 100 ms, by 4 % at 500 ms, by little from 1 s on.
 REFRESHES_FOR_A_WINDOW = 10
+NEXT_READING_NS = 1_000_000_000
 
 
 class Repetition(Frozen):
@@ -102,12 +103,34 @@ def doubts(stages: list[StageRecord], summary: RepeatSummary | None, trace: Trac
             f"{shortest_s:.2g} s is short for a sensor that refreshes every {refresh_s:.2g} s; "
             f"let the program work for {REFRESHES_FOR_A_WINDOW * refresh_s:.2g} s or longer"
         )
-    elif any((stage.best.half_width_j or 0.0) > LARGE_SPREAD * abs(stage.best.energy_j or 0.0) for stage in figured):
-        found.append(
-            "the random interval is wider than 5 % of the energy: the program is short against the sampling; "
-            "measure longer, or set a smaller --interval"
-        )
+    else:
+        wide = [stage for stage in figured if _relative_half_width(stage.best) > LARGE_SPREAD]
+        found += [f"the random interval is wider than 5 % of the energy: {_why_wide(wide, trace)}"] if wide else []
     return found
+
+
+def _relative_half_width(figure: EnergyFigure) -> float:
+    return (figure.half_width_j or 0.0) / abs(figure.energy_j) if figure.energy_j else 0.0
+
+
+def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
+    """The cause of a wide interval and what to do about it: measuring longer helps against sampling only."""
+    gaps = trace.gaps if trace is not None else ()
+    faults = [
+        gap.reason for stage in stages for gap in gaps if gap.device in stage.best.sources and _during(gap, stage)
+    ]
+    if faults:
+        return f"{'; '.join(dict.fromkeys(faults))}; repeat the measurement"
+    causes = [error for stage in stages for error in stage.best.error_components]
+    if max(causes, key=lambda error: error.half_width_j).name == "missing time":
+        covered = min(stage.best.coverage for stage in stages)
+        return f"the sensor was read during {100 * covered:.0f} % of the time only; repeat the measurement"
+    return "the program is short against the sampling; measure longer, or set a smaller --interval"
+
+
+def _during(gap: Gap, stage: StageRecord) -> bool:
+    """A fault is noticed at the next reading, which may come after the stage."""
+    return any(part.start_ns <= gap.mono_ns <= part.end_ns + NEXT_READING_NS for part in stage.segments)
 
 
 def _refresh_s(trace: Trace, figure: EnergyFigure) -> float:

@@ -1,0 +1,41 @@
+"""A wide interval is printed with its own cause: sampling, a fault of the counter, or time without readings."""
+
+from types import SimpleNamespace
+
+from joulelab.meter.figures import EnergyFigure, ErrorComponent
+from joulelab.meter.series import Gap
+from joulelab.runs.measure_result import doubts
+from joulelab.runs.record import Segment
+
+NS = 1_000_000_000
+JUMP = "the energy counter jumped by more than the device can draw"
+
+
+def stage(cause, coverage=1.0):
+    errors = (ErrorComponent(name="counter latch", joules=(1.0,)), ErrorComponent(name=cause, joules=(300.0,)))
+    figure = EnergyFigure(
+        energy_j=2_820.0, method="counter", half_width_j=300.0, errors=errors, coverage=coverage, sources=("gpu:0",)
+    )
+    part = Segment(attempt=1, host="h", started_at="", duration_s=60.0, start_ns=10 * NS, end_ns=70 * NS)
+    return SimpleNamespace(best=figure, duration_s=60.0, segments=(part,))
+
+
+def trace(*gaps):
+    return SimpleNamespace(gaps=gaps, devices=(SimpleNamespace(device="gpu:0", refresh_s=0.1),))
+
+
+def test_a_counter_jump_is_the_reason_and_more_time_is_not_the_remedy():
+    """A jump of 5,000 J made the interval wide, and `measure longer` was printed."""
+    (text,) = doubts([stage("missing time")], None, trace(Gap("gpu:0", 40 * NS, JUMP)))
+    assert JUMP in text and "repeat the measurement" in text and "longer" not in text
+
+
+def test_faults_of_other_devices_and_other_times_are_not_the_reason():
+    others = trace(Gap("gpu:1", 40 * NS, JUMP), Gap("gpu:0", 90 * NS, JUMP))
+    (text,) = doubts([stage("counter latch")], None, others)
+    assert "short against the sampling; measure longer" in text
+
+
+def test_time_without_readings_is_the_reason():
+    (text,) = doubts([stage("missing time", coverage=0.72)], None, trace())
+    assert "read during 72 % of the time only; repeat" in text and "longer" not in text
