@@ -61,7 +61,7 @@ def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():
     unsure = record([row(norm="LN", rounds=(1.0, 1.1)), row(norm="DyT", ms=0.99, gross_j=0.199, rounds=(1.1, 1.0))])
     missing = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=None)])
     sure = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=0.1)])
-    for made, why in ((unsure, "no difference between the rows is resolved"), (missing, "joules are missing")):
+    for made, why in ((unsure, "no difference between the rows is significant"), (missing, "joules are missing")):
         table = inference_grids(made)[0]
         assert "Pareto" not in {column.title for column in table.columns}
         assert f"No Pareto front is marked: {why}." in table.note
