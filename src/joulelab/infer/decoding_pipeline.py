@@ -38,7 +38,7 @@ PARTS = ("prefill", "decode", "infer")
 
 
 def run_generation(run: RunContext, spec: InferSpec) -> None:
-    device = device_of(spec.device)
+    device = device_of(spec.device, run.note_setup)
     with run.stage(PREPARE, role="setup", activity="load"):
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)

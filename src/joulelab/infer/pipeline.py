@@ -79,7 +79,7 @@ class _Lab:
     def __init__(self, run: RunContext, spec: InferSpec) -> None:
         self.run = run
         self.spec = spec
-        self.device = device_of(spec.device)
+        self.device = device_of(spec.device, self.run.note_setup)
         self.shelf = Shelf(spec, self.device)
         self.rows: list[_Row] = []
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}

@@ -132,3 +132,7 @@ class Phase:
 
     def __exit__(self, *_: object) -> None:
         self._ring.write(self.number, self._begin_ns, monotonic_ns())
+
+    def exclude(self, begin_ns: int, end_ns: int) -> None:
+        """Harmless where the phase is not open: its next entry sets the begin anew."""
+        self._begin_ns += max(0, end_ns - max(begin_ns, self._begin_ns))

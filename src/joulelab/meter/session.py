@@ -143,6 +143,11 @@ class Meter:
             self._phases[name] = Phase(self._ring, self._number(name, numbers, "phase"))
         return self._phases[name]
 
+    def exclude(self, begin_ns: int, end_ns: int) -> None:
+        """Time in between is no part of the phases that are open: their begin moves by it."""
+        for phase in self._phases.values():
+            phase.exclude(begin_ns, end_ns)
+
     def _number(self, name: str, numbers: dict[str, int], of: str) -> int:
         if name not in numbers:
             numbers[name] = len(numbers) + 1

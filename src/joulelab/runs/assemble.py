@@ -16,7 +16,14 @@ from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.integrate import peak_power_w
 from joulelab.meter.phases import PhaseAggregate
 from joulelab.meter.series import Trace
-from joulelab.runs.attempt_data import AttemptData, leading, load_attempts, seconds, wall_seconds
+from joulelab.runs.attempt_data import (
+    AttemptData,
+    leading,
+    load_attempts,
+    repeated_name,
+    seconds,
+    wall_seconds,
+)
 from joulelab.runs.attempt_record import attempt_record
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.bills import Ancestor
@@ -177,11 +184,9 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     kind = _kind(name, parts)
     return StageRecord(
         name=name,
-        role=kind.role,
-        activity=kind.activity,
-        repeat=kind.repeat,
+        **kind._asdict(),
         number=number,
-        status=_stage_status(name, parts, frame.status),
+        status=_stage_status(name, kind, parts, frame.status),
         outside_totals=kind.role == "idle",
         segments=_segments(parts),
         duration_s=duration_s,
@@ -232,10 +237,12 @@ def _segments(parts: Parts) -> tuple[Segment, ...]:
     )
 
 
-def _stage_status(name: str, parts: Parts, run_status: Status) -> Status:
+def _stage_status(name: str, kind: StageKind, parts: Parts, run_status: Status) -> Status:
     last = leading([attempt for attempt, _ in parts])[-1]
     if name == OVERHEAD:
         return run_status
+    if kind.part_of is not None:
+        return "truncated" if kind.repeated else "done"
     said = last.events.statuses.get(name)
     if said in ("done", "failed", "truncated"):
         return said  # type: ignore[return-value]  # narrowed by the test above
@@ -253,9 +260,11 @@ def _peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
 
 
 def _most(parts: Parts, stage: str, what: str) -> int | None:
-    """Counts are cumulative over a stage, and work redone after a resume counts once: the largest is the count."""
+    """Counts are cumulative over a stage. Where an attempt's work was lost, a later one counted it again."""
     found = [attempt.events.counts.get(stage, {}).get(what) for attempt, _ in parts]
-    return max((count for count in found if count is not None), default=None)
+    known = [count for count in found if count is not None]
+    lost = any(repeated_name(stage) in attempt.windows for attempt, _ in parts)
+    return (known[-1] if lost else max(known)) if known else None
 
 
 def _peak_w(trace: Trace, best: EnergyFigure, windows: list[Window]) -> float | None:
@@ -323,7 +332,6 @@ def _lineage(
     price: Callable[[Ancestor], Ancestor],
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
     """Artefacts made and used, with all ancestors; what this run made carries the joules of the final record."""
-    energies = {stage.name: stage for stage in stages}
     made: dict[str, None] = {}
     by_key: dict[str, Ancestor] = {}
     for attempt in attempts:
@@ -333,9 +341,24 @@ def _lineage(
             for ancestor in (*bill.ancestry, bill.artefact):
                 by_key.setdefault(ancestor.key, ancestor)
     for key in made:
-        own = [energies[name] for name in by_key[key].stages if name in energies]
-        by_key[key] = by_key[key].model_copy(update={"energy": stage_energy(own)})
+        own = [stage for stage in stages if (stage.part_of or stage.name) in by_key[key].stages]
+        by_key[key] = by_key[key].model_copy(update=ancestor_energy(own))
     return tuple(made), tuple(one if one.key in made else price(one) for one in by_key.values())
+
+
+def ancestor_energy(stages: list[StageRecord]) -> dict[str, dict[str, EnergyFigure]]:
+    """What an artifact's bill holds: all of its energy and, if it differs, what comparisons count and what not."""
+    work = [stage for stage in stages if stage.is_method_work]
+    setup = [stage for stage in stages if stage.role == "setup"]
+    repeated = [stage for stage in stages if stage.repeated]
+    if not work or len(work) == len(stages):
+        return {"energy": stage_energy(stages), "work": {}, "setup": {}, "repeated": {}}
+    return {
+        "energy": stage_energy(stages),
+        "work": stage_energy(work),
+        "setup": stage_energy(setup) if setup else {},
+        "repeated": stage_energy(repeated) if repeated else {},
+    }
 
 
 def stage_energy(stages: list[StageRecord]) -> dict[str, EnergyFigure]:

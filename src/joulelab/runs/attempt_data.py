@@ -14,13 +14,12 @@ from joulelab.meter.integrate import COMPONENTS, component_energy, without
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.vitals import Vitals, load_vitals
 from joulelab.runs.beside import CodecarbonReadings, load_codecarbon
-from joulelab.runs.events import AttemptEvents, Window, read_events
+from joulelab.runs.events import AttemptEvents, Opening, Window, overlap, read_events
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import EnergyByComponent
+from joulelab.runs.record import EnergyByComponent, kind_by_name
 
 # The phase of one step of training, after which ranks agree on what comes next.
 STEP = "step"
-IDLE_STAGES = ("idle.before", "idle.after")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +58,13 @@ class AttemptData:
         return load_vitals(self.trace_path)
 
     @property
+    def idle_stages(self) -> list[str]:
+        kinds = self.events.kinds
+        return [stage for stage in self.windows if stage in kinds and kinds[stage].role == "idle"]
+
+    @property
     def idle_windows(self) -> list[Window]:
-        return [window for stage in IDLE_STAGES for window in self.windows.get(stage, [])]
+        return [window for stage in self.idle_stages for window in self.windows[stage]]
 
     @property
     def billed_windows(self) -> list[Window]:
@@ -81,7 +85,56 @@ def load_attempts(paths: RunPaths) -> list[AttemptData]:
         _load_attempt(paths, host, number, trace, files.get((host, number), []))
         for host, number, trace in paths.traces()
     ]
-    return with_clock_offsets(sorted(found, key=lambda attempt: (attempt.number, attempt.rank, attempt.host)))
+    ordered = sorted(found, key=lambda attempt: (attempt.number, attempt.rank, attempt.host))
+    _split_repeated(ordered)
+    return with_clock_offsets(ordered)
+
+
+def repeated_name(stage: str) -> str:
+    return f"{stage}.repeated"
+
+
+def _split_repeated(attempts: Sequence[AttemptData]) -> None:
+    """Move the time whose work was lost into stages of its own, in the windows of each attempt.
+
+    Lost is what an attempt did after the checkpoint at which the next one resumed, or all of it where the next one
+    began anew; what had become an artifact is never lost. A stage inside the lost time is lost with it.
+    """
+    numbers = sorted({attempt.number for attempt in attempts}, reverse=True)
+    for stage in dict.fromkeys(stage for attempt in attempts for stage in attempt.events.openings):
+        later: Opening | None = None
+        for number in numbers:
+            kept: Opening | None = None
+            for attempt in reversed([one for one in attempts if one.number == number]):
+                for opening in attempt.events.openings.get(stage, []):
+                    end_ns = opening.end_ns or attempt.end_ns
+                    lost_ns = _lost_from_ns(opening, later, end_ns)
+                    _move_lost(attempt, (lost_ns, end_ns))
+                    if lost_ns > opening.begin_ns:
+                        kept = opening
+            later = kept or later  # where nothing was kept, the same resume also judges the attempts before
+
+
+def _lost_from_ns(opening: Opening, later: Opening | None, end_ns: int) -> int:
+    if later is None or opening.artifact:
+        return end_ns
+    if not later.resumed:
+        return opening.begin_ns
+    if later.resumed_at is None:
+        return end_ns
+    kept = [at_ns for at, at_ns in opening.checkpoints if at <= later.resumed_at]
+    return max(kept, default=opening.begin_ns)
+
+
+def _move_lost(attempt: AttemptData, lost: Window) -> None:
+    for stage, windows in list(attempt.windows.items()):
+        kind = attempt.events.kinds.get(stage) or kind_by_name(stage)
+        inside = [both for one in windows if (both := overlap(one, lost))]
+        if kind.role in ("setup", "idle") or kind.repeated or not inside:
+            continue
+        attempt.windows[stage] = [piece for one in windows for piece in without(one, inside)]
+        attempt.windows.setdefault(repeated_name(stage), []).extend(inside)
+        attempt.events.kinds[repeated_name(stage)] = kind._replace(part_of=stage, repeated=True)
 
 
 def leading(attempts: Sequence[AttemptData]) -> list[AttemptData]:

@@ -34,6 +34,11 @@ class Ancestor(Frozen):
     """Run id, or `elsewhere`."""
     stages: tuple[str, ...] = ()
     energy: dict[str, EnergyFigure]
+    """All that making it used, by component; setup and repeated work included."""
+    work: dict[str, EnergyFigure] = {}
+    """`energy` without setup and repeated work: what comparisons count. Empty where that is the same."""
+    setup: dict[str, EnergyFigure] = {}
+    repeated: dict[str, EnergyFigure] = {}
     parents: tuple[str, ...] = ()
 
 

@@ -47,6 +47,17 @@ class Stage:
     def counts(self) -> Mapping[str, int]:
         return self._counts
 
+    def checkpointed(self, at: int) -> None:
+        """The work so far is safe: a later attempt that resumes at `at` (a step) repeats nothing of it."""
+        self._meter.event("checkpoint", stage=self.name, at=at)
+
+    def resumed(self, at: int | None = None) -> None:
+        """This attempt takes up the work of earlier ones: at their checkpoint `at`, or all of it.
+
+        Without this call a stage begins anew, and what earlier attempts did of it is billed as repeated.
+        """
+        self._meter.event("resumed", stage=self.name, at=at)
+
     def write_counts(self) -> None:
         if self._counts:
             self._meter.event("progress", stage=self.name, counts=self._counts)
@@ -105,7 +116,7 @@ class RunContext:
             self._making[-1].stages.append(name)
         if self._open:
             self.meter.event("stage", edge="end", stage=self._open[-1].name)
-        self._enter(stage)
+        self._enter(stage, opened=not self._open)
         self.progress.stage(name, total)
         status = "done"
         try:
@@ -128,11 +139,17 @@ class RunContext:
             else:
                 self.meter.enter_stage(None)
 
-    def _enter(self, stage: Stage) -> None:
+    def note_setup(self, activity: str, begin_ns: int, end_ns: int) -> None:
+        """Take time that was setup (an import, a compilation) out of the open stage."""
+        if self._open:
+            self.meter.exclude(begin_ns, end_ns)
+            self.meter.event("setup", stage=self._open[-1].name, activity=activity, begin_ns=begin_ns, end_ns=end_ns)
+
+    def _enter(self, stage: Stage, opened: bool = False) -> None:
         self._open.append(stage)
         self.meter.enter_stage(stage.name)
         kind = {key: value for key, value in stage.kind._asdict().items() if value is not None}
-        self.meter.event("stage", edge="begin", stage=stage.name, **kind)
+        self.meter.event("stage", edge="begin", stage=stage.name, opened=opened, **kind)
 
     def artifact(
         self,

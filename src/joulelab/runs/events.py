@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joulelab.meter.integrate import without
 from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseAggregate, PhaseBook
 from joulelab.meter.trace import read_lines
@@ -13,6 +14,33 @@ from joulelab.runs.bills import Bill
 from joulelab.runs.record import StageKind, kind_by_name
 
 Window = tuple[int, int]
+STARTUP = "startup"
+"""Activity of imports and of starting a device: they belong to no stage, so that `run.overhead` has them."""
+
+
+def setup_name(stage: str) -> str:
+    return f"{stage}.setup"
+
+
+def overlap(one: Window, other: Window) -> Window | None:
+    begin, end = max(one[0], other[0]), min(one[1], other[1])
+    return (begin, end) if begin < end else None
+
+
+@dataclass
+class Opening:
+    """One opening of a stage inside no other, from its begin to its close."""
+
+    begin_ns: int
+    end_ns: int | None = None
+    resumed: bool = False
+    """It took up the work of earlier attempts; otherwise it began anew."""
+    resumed_at: int | None = None
+    """At which of their checkpoints (a step); None: all of their work was kept."""
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
+    """(how far the work was, when) at each point that a later attempt can resume from."""
+    artifact: bool = False
+    """What it was opened for was finished, so that no later attempt does it again."""
 
 
 @dataclass
@@ -24,6 +52,10 @@ class AttemptEvents:
     windows: dict[str, list[Window]] = field(default_factory=dict)
     open_stages: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, StageKind] = field(default_factory=dict)
+    openings: dict[str, list[Opening]] = field(default_factory=dict)
+    """Of stages that were opened inside no other one."""
+    setups: list[tuple[str, str, Window]] = field(default_factory=list)
+    """(stage, activity, window) of setup inside a stage."""
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -38,12 +70,20 @@ class AttemptEvents:
     marks_lost: int = 0
 
     def closed_windows(self, last_ns: int) -> dict[str, list[Window]]:
-        """Segments by stage; one that was open when everything ended is closed where the trace ends."""
+        """Segments by stage; one that was open when everything ended is closed where the trace ends.
+
+        Setup inside a stage is split from it: start-up belongs to no stage, the rest to a setup stage of its own.
+        """
         windows = {stage: list(pairs) for stage, pairs in self.windows.items()}
         for stage, begin_ns in self.open_stages.items():
             windows.setdefault(stage, [])
             if last_ns > begin_ns:
                 windows[stage].append((begin_ns, last_ns))
+        for stage, activity, window in self.setups:
+            inside = [both for one in windows.get(stage, []) if (both := overlap(one, window))]
+            windows[stage] = [piece for one in windows.get(stage, []) for piece in without(one, inside)]
+            if activity != STARTUP and inside:
+                windows.setdefault(setup_name(stage), []).extend(inside)
         return windows
 
 
@@ -63,6 +103,15 @@ def read_events(path: Path) -> AttemptEvents:
             _take_edge(events, line)
         elif kind == "stage_closed":
             events.statuses[line["stage"]] = line["status"]
+            for opening in events.openings.get(line["stage"], [])[-1:]:
+                opening.end_ns = opening.end_ns or line["mono_ns"]
+        elif kind == "setup":
+            stage, activity = line["stage"], line["activity"]
+            events.setups.append((stage, activity, (line["begin_ns"], line["end_ns"])))
+            if activity != STARTUP:
+                events.kinds[setup_name(stage)] = StageKind("setup", activity, part_of=stage)
+        elif kind in ("checkpoint", "resumed"):
+            _take_position(events, line)
         elif kind == "progress":
             events.counts.setdefault(line["stage"], {}).update(line["counts"])
         elif kind == "result":
@@ -74,6 +123,9 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "artefact":
             bill = Bill.model_validate(line["bill"])
             events.bills[bill.key] = bill
+            for stage in bill.artefact.stages:
+                for opening in events.openings.get(stage, []):
+                    opening.artifact = True
         elif kind == "warning":
             events.warnings.append(line["text"])
         elif kind == "name":
@@ -94,10 +146,20 @@ def _take_edge(events: AttemptEvents, line: dict[str, Any]) -> None:
         events.open_stages[stage] = mono_ns
         if "role" in line:
             events.kinds[stage] = StageKind(line["role"], line["activity"], line.get("repeat"))
+            if line.get("opened"):
+                events.openings.setdefault(stage, []).append(Opening(mono_ns))
         else:  # an attempt older than roles
             events.kinds.setdefault(stage, kind_by_name(stage))
     elif stage in events.open_stages:
         events.windows.setdefault(stage, []).append((events.open_stages.pop(stage), mono_ns))
+
+
+def _take_position(events: AttemptEvents, line: dict[str, Any]) -> None:
+    if opened := events.openings.get(line["stage"]):
+        if line["kind"] == "resumed":
+            opened[-1].resumed, opened[-1].resumed_at = True, line["at"]
+        else:
+            opened[-1].checkpoints.append((line["at"], line["mono_ns"]))
 
 
 def _take_undrained(book: PhaseBook, path: Path, marks_read: int) -> None:

@@ -10,7 +10,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import both_paths
 from joulelab.meter.series import DeviceSeries
 from joulelab.meter.vitals import throttle_shares
-from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData, seconds
+from joulelab.runs.attempt_data import AttemptData, seconds
 from joulelab.runs.events import Window
 from joulelab.runs.record import IdleBaseline, policy_components
 from joulelab.runs.validity import Evidence
@@ -41,7 +41,7 @@ def gather(
         windows=len(windows),
         refresh_s=max((series.refresh_s for series in devices), default=None),
         paths_j=_two_paths(parts, figure, policy),
-        idle=None if stage in IDLE_STAGES else idle,
+        idle=None if any(stage in attempt.idle_stages for attempt, _ in parts) else idle,
         neighbours=_unique(text for text in warnings if _NEIGHBOUR_MARK in text),
         sensor_warnings=_unique(text for text in warnings if _NEIGHBOUR_MARK not in text),
         throttled=throttle_shares(states),

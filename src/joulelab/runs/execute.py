@@ -11,7 +11,9 @@ from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.attempt import RunAttempt, idle
 from joulelab.runs.context import RunContext
+from joulelab.runs.events import STARTUP
 from joulelab.runs.following import FollowingContext
+from joulelab.runs.import_times import import_times
 from joulelab.runs.listeners import Progress
 from joulelab.runs.parts import Part, PartDone
 from joulelab.runs.paths import RunPaths
@@ -45,9 +47,8 @@ def execute(paths: RunPaths, progress: Progress, part: Part | None = None) -> Ru
         attempt = RunAttempt(paths, spec, stop, progress)
         attempt.part = part
         try:
-            pipeline = lookup.PIPELINES.resolve(spec.pipeline)  # importing a framework is no part of the bill
             run = attempt.begin(metering=lambda run: _gather(place, run))
-            pipeline(run)
+            _run_pipeline(run, spec.pipeline)
         except PartDone:
             status = "queued"
         except EndedBySignal as ended:
@@ -64,6 +65,12 @@ def execute(paths: RunPaths, progress: Progress, part: Part | None = None) -> Ru
     return record
 
 
+def _run_pipeline(run: RunContext, name: str) -> None:
+    """Imports are start-up, in no stage: the first run of a process has them, whichever method that is."""
+    with import_times(lambda begin_ns, end_ns: run.note_setup(STARTUP, begin_ns, end_ns)):
+        lookup.PIPELINES.resolve(name)(run)
+
+
 def _gather(place: Place, run: RunContext) -> None:
     """The meter runs: the other ranks may come."""
     announce(place, run.paths, run.attempt)
@@ -78,7 +85,7 @@ def execute_beside(place: Place, store: Path, pipeline_name: str, part: Part | N
     ended is the first rank's to say: one that was asked to stop ends quietly here, or its launcher would take it for a
     failure and kill the first rank over its record.
     """
-    pipeline = lookup.PIPELINES.resolve(pipeline_name)  # while the first rank imports the same
+    lookup.PIPELINES.resolve(pipeline_name)  # while the first rank imports the same
     paths, number = follow(place, store)
     spec = check(read_mapping(paths.config))
     host = environment.node_name()
@@ -90,7 +97,7 @@ def execute_beside(place: Place, store: Path, pipeline_name: str, part: Part | N
         run.part = part
         try:
             idle(run, "idle.before", spec.energy.idle_before_s)
-            pipeline(run)
+            _run_pipeline(run, pipeline_name)
             idle(run, "idle.after", spec.energy.idle_after_s)
         except (PartDone, EndedBySignal):
             pass

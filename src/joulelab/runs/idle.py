@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from joulelab.clock import NS
 from joulelab.meter.vitals import GpuState
-from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData, seconds
+from joulelab.runs.attempt_data import AttemptData, seconds
 from joulelab.runs.events import Window
 from joulelab.runs.record import IdleBaseline
 
@@ -27,8 +27,8 @@ def idle_baselines(attempts: Sequence[AttemptData], policy: str) -> tuple[IdleBa
     """Measured ones only: an estimate from CPU time knows nothing about idle."""
     found = []
     for attempt in attempts:
-        for stage in IDLE_STAGES:
-            windows = attempt.windows.get(stage, [])
+        for stage in attempt.idle_stages:
+            windows = attempt.windows[stage]
             figure = attempt.energy(windows).under_policy(policy)
             if figure.energy_j is not None and seconds(windows) > 0:
                 found.append(_baseline(attempt, stage, windows, figure.energy_j, policy))

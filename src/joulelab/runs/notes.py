@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.series import Trace
-from joulelab.runs.attempt_data import IDLE_STAGES, AttemptData
+from joulelab.runs.attempt_data import AttemptData
 from joulelab.runs.record import MEASURED_COMPONENTS, IdleBaseline, Note
 
 ENOUGH_COVERAGE = 0.98
@@ -73,7 +73,11 @@ def _trace_notes(attempt: AttemptData, going_on: int) -> dict[str, Note]:
 
 
 def _crowd_notes(attempt: AttemptData) -> dict[str, Note]:
-    uses = {stage: attempt.core_use(windows) for stage, windows in attempt.windows.items() if stage not in IDLE_STAGES}
+    uses = {
+        stage: attempt.core_use(windows)
+        for stage, windows in attempt.windows.items()
+        if stage not in attempt.idle_stages
+    }
     crowded = {stage: use for stage, use in uses.items() if use is not None and use.crowded}
     worst = most_crowded(list(crowded.values()))
     if worst is None:

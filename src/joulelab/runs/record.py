@@ -32,6 +32,9 @@ class StageKind(NamedTuple):
     """`train`, `validate`, `evaluate`, `cache`, `generate`, `judge`, `infer`, `compile`, ..."""
     repeat: int | None = None
     """Number of this run of a measured program, from 1 on; None for everything else, warm-ups included."""
+    part_of: str | None = None
+    """The stage whose time this one was split from."""
+    repeated: bool = False
 
 
 _ROLES: dict[str, StageRole] = {"data": "data", "teacher": "teacher", "infer": "inference", "idle": "idle"}
@@ -185,6 +188,10 @@ class StageRecord(Frozen):
     activity: str
     repeat: int | None = None
     """Number of this run of a measured program (`measure --repeat`), from 1 on."""
+    part_of: str | None = None
+    """The stage that this one was split from: setup inside it, or work of it that an interruption lost."""
+    repeated: bool = False
+    """Work that an interruption lost and that a later attempt did again."""
     number: int
     status: Status
     outside_totals: bool = False
@@ -212,6 +219,11 @@ class StageRecord(Frozen):
     core_use: CoreUse | None = None
     """Who used the CPU cores meanwhile; null where nobody looked, as in older runs and very short stages."""
     validity: Validity = Validity()
+
+    @property
+    def is_method_work(self) -> bool:
+        """Whether comparisons and prices per item count it: all but setup, repeated work and idle baselines."""
+        return self.role not in ("setup", "idle") and not self.repeated
 
     @model_validator(mode="before")
     @classmethod

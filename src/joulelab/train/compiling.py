@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+from joulelab import clock
 from joulelab.errors import ConfigError
 from joulelab.train.blocks import repeated_blocks
 
@@ -39,6 +42,37 @@ def compile_in_place(model: nn.Module, setting: str) -> None:
     config.recompile_limit = max(config.recompile_limit, _VARIANTS)
     for block in blocks:
         block.compile()
+
+
+@contextmanager
+def compilation_marks(setting: str, note: Callable[[str, int, int], None]) -> Iterator[None]:
+    """Report the time of every compilation, autotuning and CUDA-graph capture as `note("compile", begin_ns, end_ns)`.
+
+    They come when a graph or shape is first met: mostly in the first step, and in any later one with a new shape.
+    torch counts nested ones itself and reports the outermost begin and end.
+    """
+    if setting == OFF:
+        yield
+        return
+    _let_setuptools_in()
+    from torch._dynamo.callback import callback_handler  # imports the compiler, which takes seconds
+
+    begin_ns = 0
+
+    def start(*_: object) -> None:
+        nonlocal begin_ns
+        begin_ns = clock.now().mono_ns
+
+    def end(*_: object) -> None:
+        note("compile", begin_ns, clock.now().mono_ns)
+
+    callback_handler.register_start_callback(start)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(start)
+        callback_handler.remove_end_callback(end)
 
 
 def _let_setuptools_in() -> None:

@@ -22,6 +22,7 @@ from joulelab.runs.record import Result
 from joulelab.runs.store import find_folder
 from joulelab.train.budget import Look
 from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
+from joulelab.train.compiling import compilation_marks
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.train.joule_budget import joules_so_far
 from joulelab.train.memory import is_out_of_memory
@@ -88,6 +89,7 @@ class _Session:
         self.task = task
         self.checkpoints = self._make_checkpoints()
         self.step = 0
+        self.began_ns = 0
         self.trainer: SimpleTrainer[Any] | None = None
         self.telemetry_every = run.spec.telemetry_every if isinstance(run.spec, TrainingRunSpec) else None
         self.telemetry = Telemetry(run.paths.folder / FILE_NAME, self.telemetry_every or 0, run.spec.energy.gpus)
@@ -95,7 +97,9 @@ class _Session:
     def train(self) -> Outcome:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
-        with self._rows(), self._training_stage() as stage, _explained(task):
+        compiling = compilation_marks(task.config.compile, run.note_setup)
+        with self._rows(), self._training_stage() as stage, _explained(task), compiling:
+            self.began_ns = clock.now().mono_ns
             trainer = self.trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
             run.progress.stage(task.stage, trainer.total_steps)
@@ -125,6 +129,8 @@ class _Session:
             check_stop=run.stop.check,
             report=self._report,
             advance=lambda position: self._advance(stage, position),
+            saved=lambda position: stage.checkpointed(position.step),
+            resumed=lambda position: self._resumed(stage, position),
             evaluate=self._evaluate if task.evaluate else None,
             energy_j=self._energy(),
             budget_look=lambda step, fraction: run.log(step, stage=task.stage, budget_fraction=fraction),
@@ -134,6 +140,11 @@ class _Session:
         )
         stats = StatsList([MeterStats(run.meter.phase), *trackers])
         return SimpleTrainer(task.model, task.batches, task.objective, task.config, stats, surroundings)
+
+    def _resumed(self, stage: Stage, position: Position) -> None:
+        """Start-up of a second attempt is setup: all from the stage's begin to here."""
+        stage.resumed(position.step)
+        self.run.note_setup("load", self.began_ns, clock.now().mono_ns)
 
     def _make_checkpoints(self) -> Checkpoints:
         folder = self.run.paths.checkpoints / self.task.stage

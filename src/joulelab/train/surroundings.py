@@ -35,6 +35,10 @@ class Surroundings:
     check_stop: Callable[[], None] = lambda: None
     report: Callable[[StepReport], None] = lambda report: None
     advance: Callable[[Position], None] = lambda position: None
+    saved: Callable[[Position], None] = lambda position: None
+    """A checkpoint of this position was taken."""
+    resumed: Callable[[Position], None] = lambda position: None
+    """Training goes on from the checkpoint of this position."""
     evaluate: Callable[[], float] | None = None
     """Held-out loss, computed in a stage of its own."""
     energy_j: Callable[[], float | None] = lambda: None

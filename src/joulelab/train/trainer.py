@@ -212,6 +212,7 @@ class Trainer(ABC, Generic[B]):
         self._settle_checkpoint()
         wait = wait or not self.config.checkpoint_async
         self.around.checkpoints.save(self.position, self._heavy, self.light_state(), wait=False)
+        self.around.saved(self.position)
         if wait:
             self._settle_checkpoint()
         self.stats.stop_checkpoint()
@@ -242,6 +243,7 @@ class Trainer(ABC, Generic[B]):
         if found is not None:
             self.position, light = found
             self.load_light_state(light)
+            self.around.resumed(self.position)
             self.around.advance(self.position)
 
     @property

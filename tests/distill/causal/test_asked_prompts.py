@@ -45,7 +45,7 @@ def test_prompts_are_looked_for_once_and_within_the_stage_that_needs_them(lab, f
     found, inside = answers._found_prompts, []
 
     def watched(bench):
-        inside.append(list(bench.run._open))
+        inside.append([stage.name for stage in bench.run._open])
         return found(bench)
 
     monkeypatch.setattr(answers, "_found_prompts", watched)

@@ -15,7 +15,7 @@ def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monke
     load, inside = Bench.load_teacher, []
 
     def watched(bench):
-        inside.append(tuple(bench.run._open))
+        inside.append(tuple(stage.name for stage in bench.run._open))
         return load(bench)
 
     monkeypatch.setattr(Bench, "load_teacher", watched)

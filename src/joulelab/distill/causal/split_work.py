@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from joulelab import clock
 from joulelab.distill.causal.bench import Bench
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill
@@ -103,7 +104,11 @@ def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Seq
     own = share.among(bench.ranks.rank, bench.ranks.world)
     # looking for prompts and loading are part of the work, and of its bill
     with bench.run.stage(work.stage, role=work.role, activity=work.activity) as stage:
+        resumed, began_ns = any(place.glob("*")), clock.now().mono_ns
         begun = work.begin(place, own, others)
+        if resumed:  # every unit was kept when it was done; what is loaded once more is start-up
+            stage.resumed()
+            bench.run.note_setup("load", began_ns, clock.now().mono_ns)
         bench.run.progress.stage(work.stage, -(-work.total() // own.of))
         stage.count(**begun.counts)
         if begun.go_on is not None:

@@ -1,0 +1,193 @@
+"""Setup inside a stage and work that an interruption lost have lines of their own; the rest is the method's."""
+
+import sys
+
+import pytest
+from simulated_machine import machine  # noqa: F401 (a fixture)
+
+from joulelab.clock import NS
+from joulelab.errors import EndedBySignal
+from joulelab.runs.store import load_record
+
+GPU = {"energy": {"total_energy_policy": "gpu_only"}}
+
+
+@pytest.fixture
+def play(play, machine):  # noqa: F811
+    def around(story):
+        """A second before and after, so that no stage ends where the trace does."""
+
+        def longer(run):
+            machine.work(1)
+            try:
+                story(run)
+            finally:
+                machine.work(1)
+
+        return longer
+
+    def start(story, **overrides):
+        return play(around(story), **GPU, **overrides)
+
+    start.again, start.machine = lambda story: play.again(around(story)), machine
+    start.folder = lambda: play.paths.folder
+    return start
+
+
+def joules(record):
+    return {stage.name: round(stage.best.energy_j, 1) for stage in record.stages if stage.name != "run.overhead"}
+
+
+def whole(record):
+    return sum(stage.best.energy_j for stage in record.stages)
+
+
+def test_compilation_inside_a_training_is_a_setup_stage_outside_rates(play):
+    """500 steps at 599 k tokens/s with 20 s of compilation in the first one, as on an H200."""
+    steps, tokens_a_step, step_s = 500, 16_384, 16_384 / 599_000
+
+    def story(run):
+        with run.stage("student.train", role="student", activity="train") as stage:
+            for step in range(1, steps + 1):
+                with run.meter.phase("step"):
+                    if step == 1:
+                        begin_ns = play.machine.now_ns
+                        play.machine.work(20)
+                        run.note_setup("compile", begin_ns, play.machine.now_ns)
+                    play.machine.work(step_s)
+                stage.count(tokens=step * tokens_a_step)
+
+    record = play(story)
+    train, setup = record.stage("student.train"), record.stage("student.train.setup")
+    assert train.tokens_per_s == pytest.approx(599_000, rel=1e-4)
+    assert train.j_per_token == pytest.approx(100 / 599_000, rel=1e-4)
+    assert (setup.role, setup.activity, setup.part_of) == ("setup", "compile", "student.train")
+    assert setup.best.energy_j == pytest.approx(2000)
+    assert train.phases["step"].max_s == pytest.approx(step_s, rel=1e-3)
+    assert whole(record) == pytest.approx(record.totals.best.energy_j)
+
+
+def test_an_import_inside_a_stage_belongs_to_the_overhead_of_the_run(play, tmp_path, monkeypatch):
+    (tmp_path / "heavy_framework.py").write_text("from pass_time import machine\nmachine.work(10)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "pass_time", type(sys)("pass_time"))
+    sys.modules["pass_time"].machine = play.machine
+
+    def story(run):
+        with run.stage("teacher.logits"):
+            play.machine.work(1)
+            import heavy_framework  # noqa: F401
+
+            play.machine.work(2)
+
+    record = play(story)
+    monkeypatch.delitem(sys.modules, "heavy_framework")
+    assert joules(record) == {"teacher.logits": 300}
+    overhead = record.stage("run.overhead")
+    assert (overhead.role, overhead.best.energy_j) == ("setup", pytest.approx(1200, abs=10))
+
+
+def train(play, begin, end):
+    """Steps of 1 s and 1000 tokens, an evaluation every 10 and a checkpoint every 20; `end < 0`: a kill after it."""
+
+    def story(run):
+        with run.stage("student.train", role="student", activity="train") as stage:
+            if begin:
+                play.machine.work(3)
+                stage.resumed(begin)
+                run.note_setup("load", play.machine.now_ns - 3 * NS, play.machine.now_ns)
+            for step in range(begin + 1, abs(end) + 1):
+                play.machine.work(1)
+                stage.count(tokens=1000 * step)
+                if step % 10 == 0:
+                    with run.stage("student.validate", again=True, role="student", activity="validate"):
+                        play.machine.work(0.5)
+                if step % 20 == 0:
+                    stage.checkpointed(step)
+            if end < 0:
+                raise EndedBySignal(15)
+
+    return story
+
+
+def test_steps_between_the_last_checkpoint_and_the_kill_are_repeated_work(play):
+    with pytest.raises(EndedBySignal):
+        play(train(play, 0, -35))
+    alone = load_record(play.folder())
+    assert joules(alone)["student.train"] == 3500
+    assert not any(stage.repeated for stage in alone.stages), "nothing has been done again yet"
+    record = play.again(train(play, 20, 40))
+    assert joules(record) == {
+        "student.train": 4000,
+        "student.validate": 200,
+        "student.train.repeated": 1500,
+        "student.validate.repeated": 50,
+        "student.train.setup": 300,
+    }
+    trained, repeated = record.stage("student.train"), record.stage("student.train.repeated")
+    assert (trained.tokens, trained.j_per_token) == (40_000, pytest.approx(0.1))
+    assert trained.tokens_per_s == pytest.approx(1000)
+    assert (repeated.role, repeated.repeated, repeated.part_of) == ("student", True, "student.train")
+    assert whole(record) == pytest.approx(record.totals.best.energy_j)
+
+
+def test_a_stage_that_begins_anew_lost_all_of_its_first_attempt(play):
+    with pytest.raises(EndedBySignal):
+        play(train(play, 0, -8))
+    record = play.again(train(play, 0, 10))
+    assert joules(record) == {"student.train": 1000, "student.validate": 50, "student.train.repeated": 800}
+    assert record.stage("student.train").tokens == 10_000
+
+
+def test_attempts_that_kept_nothing_are_lost_whole_and_the_one_before_up_to_its_checkpoint(play):
+    with pytest.raises(EndedBySignal):
+        play(train(play, 0, -35))
+    with pytest.raises(EndedBySignal):
+        play.again(train(play, 20, -28))
+    record = play.again(train(play, 20, 30))
+    assert joules(record)["student.train"] == 3000
+    assert joules(record)["student.train.repeated"] == 1500 + 800
+    assert joules(record)["student.train.setup"] == 600, "start-up of the later attempts"
+    assert record.stage("student.train").tokens == 30_000
+
+
+def test_work_that_became_an_artifact_is_never_repeated(play):
+    def evaluated(run, split, seconds):
+        def make(folder):
+            with run.stage("student.evaluate", again=True, role="student", activity="evaluate"):
+                play.machine.work(seconds)
+
+        run.artifact(f"predictions-{split}", kind="predictions", inputs={"split": split}, parents=[], make=make)
+
+    def cut_off(run):
+        evaluated(run, "validation", 4)
+        with run.stage("student.evaluate", again=True, role="student", activity="evaluate"):
+            play.machine.work(1)
+            raise EndedBySignal(15)
+
+    def finish(run):
+        evaluated(run, "validation", 4)
+        evaluated(run, "test", 3)
+
+    with pytest.raises(EndedBySignal):
+        play(cut_off)
+    assert joules(play.again(finish)) == {"student.evaluate": 700, "student.evaluate.repeated": 100}
+
+
+def test_an_artifact_has_one_price_however_often_it_was_interrupted(play):
+    def made(story):
+        def pipeline(run):
+            run.artifact("model", kind="model", inputs={}, parents=[], make=lambda folder: story(run))
+
+        return pipeline
+
+    with pytest.raises(EndedBySignal):
+        play(made(train(play, 0, -35)), reuse_artifacts=False)
+    interrupted = play.again(made(train(play, 20, 40)))
+    uninterrupted = play(made(train(play, 0, 40)), reuse_artifacts=False)
+    price, other = interrupted.lineage[0], uninterrupted.lineage[0]
+    assert price.work["gpu"].energy_j == pytest.approx(other.energy["gpu"].energy_j)
+    assert other.work == {}, "nothing to leave out"
+    assert price.setup["gpu"].energy_j == pytest.approx(300)
+    assert price.repeated["gpu"].energy_j == pytest.approx(1550)
+    assert price.energy["gpu"].energy_j == pytest.approx(4200 + 300 + 1550)
