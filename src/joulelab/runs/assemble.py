@@ -342,8 +342,15 @@ def _lineage(
                 by_key.setdefault(ancestor.key, ancestor)
     for key in made:
         own = [stage for stage in stages if (stage.part_of or stage.name) in by_key[key].stages]
-        by_key[key] = by_key[key].model_copy(update=ancestor_energy(own))
+        kinds = [_kind_of(name, stages) for name in by_key[key].stages]
+        known = {"roles": tuple(k.role for k in kinds), "activities": tuple(k.activity for k in kinds)}
+        by_key[key] = by_key[key].model_copy(update={**known, **ancestor_energy(own)})
     return tuple(made), tuple(one if one.key in made else price(one) for one in by_key.values())
+
+
+def _kind_of(name: str, stages: tuple[StageRecord, ...]) -> StageKind:
+    found = next((stage for stage in stages if stage.name == name), None)
+    return StageKind(found.role, found.activity) if found else kind_by_name(name)
 
 
 def ancestor_energy(stages: list[StageRecord]) -> dict[str, dict[str, EnergyFigure]]:

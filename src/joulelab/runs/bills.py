@@ -33,6 +33,9 @@ class Ancestor(Frozen):
     made_by: str
     """Run id, or `elsewhere`."""
     stages: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    activities: tuple[str, ...] = ()
+    """Of its stages, in their order; empty in bills older than roles."""
     energy: dict[str, EnergyFigure]
     """All that making it used, by component; setup and repeated work included."""
     work: dict[str, EnergyFigure] = {}
@@ -40,6 +43,10 @@ class Ancestor(Frozen):
     setup: dict[str, EnergyFigure] = {}
     repeated: dict[str, EnergyFigure] = {}
     parents: tuple[str, ...] = ()
+
+
+PRICE_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")
+"""What the record of its run states about an artifact."""
 
 
 class Bill(Frozen):

@@ -49,7 +49,7 @@ class _ImportTimer:
         load = loader.exec_module
 
         def timed(module: ModuleType) -> None:
-            del loader.exec_module  # type: ignore[method-assign]  # the module keeps its loader as it was
+            del loader.exec_module
             self._busy = True
             try:
                 load(module)

@@ -11,7 +11,7 @@ from joulelab.errors import JoulelabError
 from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import GridFactor
-from joulelab.runs.bills import Ancestor
+from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 2
@@ -64,6 +64,15 @@ def kind_by_name(name: str) -> StageKind:
     activity = "infer" if who == "infer" else _ACTIVITIES.get(last, last)
     role = _ROLES.get(who, "student")
     return StageKind("setup" if activity in _SETUP_ACTIVITIES and who != "data" else role, activity)
+
+
+def kinds_of(ancestor: Ancestor) -> tuple[StageKind, ...]:
+    """What the stages were in which an artifact was made; of unmetered work, whose it was."""
+    if ancestor.roles:
+        declared = zip(ancestor.roles, ancestor.activities, strict=True)
+        return tuple(StageKind(checked_role(role), activity) for role, activity in declared)
+    names = (ancestor.name,) if ancestor.kind == UNMETERED else ancestor.stages
+    return tuple(kind_by_name(name) for name in names)
 
 
 class Segment(Frozen):

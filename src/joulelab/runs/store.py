@@ -16,7 +16,7 @@ from joulelab import clock, lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import read_header, where_now
 from joulelab.runs.assemble import assemble
-from joulelab.runs.bills import ELSEWHERE, Ancestor, Bill
+from joulelab.runs.bills import ELSEWHERE, PRICE_FIELDS, Ancestor, Bill
 from joulelab.runs.json_file import read_json
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import RunRecord
@@ -153,7 +153,7 @@ def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
         folders = (store / ancestor.made_by for store in dict.fromkeys(stores))
         for folder in () if ancestor.made_by == ELSEWHERE else folders:
             if (folder / "run.json").exists() and (found := made_in(folder).get(ancestor.key)):
-                return ancestor.model_copy(update={"energy": found.energy})
+                return ancestor.model_copy(update={name: getattr(found, name) for name in PRICE_FIELDS})
         return ancestor
 
     return price
