@@ -185,7 +185,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     kd = page.locator("#overview tr[data-method='response KD']")
     energy, times = kd.locator("[data-moves=energy]"), kd.locator("[data-moves=times]")
     first = [energy.inner_text(), times.inner_text()]
-    assert first == ["927 J (energy counter)", "6.33x [5.65, 7.09]"]
+    assert first == ["927 J ±0.3 %, energy counter", "6.33x [5.65, 7.09]"]
     # the page's own arithmetic gives what the report computed
     assert page.evaluate("window.view.ratioText('response KD', window.view.state)") == first[1]
 
@@ -202,7 +202,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
         page.keyboard.press("ArrowRight")
     moved_to(students=10)
     assert page.locator("#overview .front:visible").count() == 3  # KD is dearer than labels and better than they are
-    assert energy.inner_text() == "234 J (energy counter)"
+    assert energy.inner_text() == "234 J, energy counter"
     assert page.locator("#students-count").inner_text() == "10 students"
     assert page.locator("#overview caption").inner_text().endswith("energy: teacher shared by 10 students")
     # 1.6 times 146 J is resolved; a teacher that a thousand share leaves a ratio near 1, which is not
@@ -212,7 +212,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     assert page.evaluate(marks) != before
     page.select_option("#scope", "pue")
     moved_to(scope="pue")
-    assert energy.inner_text() == "281 J (energy counter)"  # x 1.2, the PUE of the runs
+    assert energy.inner_text() == "281 J, energy counter"  # x 1.2, the PUE of the runs
 
     order = "[...document.querySelectorAll('#overview tbody tr')].map(r => r.dataset.method)"
     head = page.locator("#overview th[data-key=energy] button")
@@ -234,7 +234,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     page.goto(address)
     page.wait_for_function(ready)
     assert page.locator("#students-count").inner_text() == "10 students", address
-    assert kd.locator("[data-moves=energy]").inner_text() == "281 J (energy counter)"
+    assert kd.locator("[data-moves=energy]").inner_text() == "281 J, energy counter"
     assert page.evaluate(order)[0] == "teacher" and page.locator("#found").inner_text() == "1 of 4 methods"
     assert page.locator("[data-axis-of=quality-against-energy]").get_attribute("aria-pressed") == "true"
 
@@ -321,5 +321,5 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     assert page.locator("#overview .front:visible").count() == 0
     # a factor on all of them changes neither the ratio nor its doubt, nor that joules are estimated
     assert kd.locator("[data-moves=times]").inner_text() == doubt
-    assert kd.locator("[data-moves=energy]").inner_text() == "1.11 kJ (estimated)"
+    assert kd.locator("[data-moves=energy]").inner_text() == "1.11 kJ ±70 %, estimated"
     page.close()

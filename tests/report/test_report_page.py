@@ -55,7 +55,7 @@ def test_a_single_run_has_a_page_of_its_own(made, tmp_path: Path) -> None:
     out = write_report(made.write_run(tmp_path, record), tmp_path / "mail" / "run.html")
     text = without_library(out)
     assert out == tmp_path / "mail" / "run.html"
-    assert "response KD: done, accuracy 82.6 % [80.1, 84.8], 144 J (estimated) for its own stages" in text
+    assert "response KD: done, accuracy 82.6 % [80.1, 84.8], 144 J ±70 %, estimated, for its own stages" in text
 
 
 def test_a_run_killed_before_its_first_reading_still_has_a_page(made, tmp_path: Path) -> None:

@@ -138,24 +138,24 @@ def _write(path: Path, text: str) -> None:
 
 def result_lines(result: MeasureResult) -> list[str]:
     """The cost in a few lines: the figure with its method, the repeats, what to doubt, where the rest is."""
-    from joulelab.report.joules import method_words
-    from joulelab.report.wording import joules
-    from joulelab.units import duration_text, energy_text, power_text
+    from joulelab.meter.figure_text import figure_text, labeled_text
+    from joulelab.units import duration_text, power_text
 
     lines = []
-    several = len(result.repetitions) > 1
+    mean = result.summary
+    title_of = (lambda row: row.stage) if len(result.repetitions) > 1 else (lambda row: result.name)
     for row in result.repetitions:
         figure = row.energy
-        title = row.stage if several else result.name
         if figure.energy_j is None:
-            lines.append(f"{title}: {duration_text(row.duration_s)}, energy missing")
+            lines.append(f"{title_of(row)}: energy missing; {duration_text(row.duration_s)}")
             continue
-        power = power_text(figure.energy_j / row.duration_s) if row.duration_s else ""
-        lines.append(f"{title}: {duration_text(row.duration_s)}, {joules(figure)} ({method_words(figure)}), {power}")
-    if (mean := result.summary) is not None:
+        energy = labeled_text(figure) if mean else figure_text(figure)  # the gain error is printed once
+        power = power_text(figure.mean_power_w(row.duration_s))
+        lines.append(f"{title_of(row)}: {energy}; {power}, {duration_text(row.duration_s)}")
+    if mean is not None and result.energy is not None:
         lines.append(
-            f"mean of {mean.count}: {energy_text(mean.mean_j)} [{energy_text(mean.low_j)}, {energy_text(mean.high_j)}] "
-            f"(95 %, t), spread {100 * mean.spread_rel:.1f} %, {duration_text(mean.mean_s)} each"
+            f"mean of {mean.count}: {figure_text(result.energy)}; Student's t interval over repeats, "
+            f"standard deviation {100 * mean.spread_rel:.1f} %, {duration_text(mean.mean_s)} each"
         )
     lines += [f"warning: {text}" for text in result.warnings]
     lines += [f"note: {text}" for text in result.notes]

@@ -40,6 +40,11 @@ class ErrorComponent(Frozen):
     def half_width_j(self) -> float:
         return max(map(abs, self.joules), default=0.0)
 
+    def mean_power_w(self, duration_s: float) -> float | None:
+        """Energy over the covered time: time without readings has no joules in the figure."""
+        covered_s = self.coverage * duration_s
+        return self.energy_j / covered_s if self.energy_j is not None and covered_s > 0 else None
+
     def scaled(self, factor: float) -> ErrorComponent:
         return self.model_copy(update={"joules": tuple(factor * value for value in self.joules)})
 
@@ -107,6 +112,11 @@ class EnergyFigure(Frozen):
         if not self.energy_j or (self.half_width_j is None and self.gain_error_rel is None):
             return None
         return math.hypot((self.half_width_j or 0.0) / abs(self.energy_j), self.gain_error_rel or 0.0)
+
+    def mean_power_w(self, duration_s: float) -> float | None:
+        """Energy over the covered time: time without readings has no joules in the figure."""
+        covered_s = self.coverage * duration_s
+        return self.energy_j / covered_s if self.energy_j is not None and covered_s > 0 else None
 
     def scaled(self, factor: float) -> EnergyFigure:
         """The figure and its errors times a factor: a mean of several, a share, joules per item."""

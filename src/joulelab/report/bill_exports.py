@@ -11,10 +11,11 @@ import yaml
 
 import joulelab
 from joulelab.errors import UsageError
+from joulelab.meter.figure_text import is_lower_bound, method_text, relative_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import GridFactor
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
-from joulelab.report.joules import method_words, mixes_methods
+from joulelab.report.joules import mixes_methods
 from joulelab.report.training_type import training_type
 from joulelab.runs.carbon import Co2e
 from joulelab.units import J_PER_KWH, J_PER_WH
@@ -44,7 +45,7 @@ def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
         "together": _figure(bill.whole),
         "adds_estimates_to_measurements": bill.mixed,
         "unknown": list(bill.unknown),
-        "lower_bound": bill.whole.lower_bound,
+        "lower_bound": is_lower_bound(bill.whole),
         "by_component": {name: _figure(bill.component(name)) for name in COMPONENTS},
         "co2e": co2e.model_dump() if co2e else None,
         "lines": [_line(bill, line, "own") for line in bill.own]
@@ -81,10 +82,11 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
     whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
     unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
-    least = "at least " if whole.lower_bound else ""
+    least = "at least " if is_lower_bound(whole) else ""
+    uncertainty = f" ±{relative_text(whole.total_error_rel)}" if whole.total_error_rel and not least else ""
     source = (
-        f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh "
-        f"({method_words(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
+        f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh{uncertainty} "
+        f"({method_text(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
         f"on the grid {grid.name}, {grid.year}{unknown}"
     )
     front: dict[str, Any] = {
@@ -145,7 +147,7 @@ def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None,
             "emissions_rate": part_kg / seconds if part_kg is not None and seconds else None,
             **{name: _kwh(part, pue) for name, part in _codecarbon_parts(figure, component).items()},
             "energy_consumed": _kwh(figure, pue),
-            "tracking_mode": f"joulelab: {method_words(figure, mixed)}",
+            "tracking_mode": f"joulelab: {method_text(figure, mixed)}",
         }
         writer.writerow({name: "" if row.get(name) is None else row[name] for name in CODECARBON_COLUMNS})
     return out.getvalue()

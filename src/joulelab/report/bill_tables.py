@@ -7,11 +7,11 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from joulelab.meter.figure_text import amount_text, labeled_text, method_text, uncertainty_note
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
 from joulelab.report.grid import Grid, make_grid, to_markdown, to_rich
-from joulelab.report.joules import method_words
-from joulelab.report.wording import NOTHING, gain, grams, joules, listed
+from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.carbon import Co2e
 
 _TITLES = {
@@ -41,19 +41,18 @@ def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
 
 
 def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
-    whole, scale = bill.whole, gain([bill.whole])
-    words = method_words(whole, bill.mixed)
+    whole = bill.whole
     shared = f" when {bill.students} students share the teacher" if bill.students > 1 else ""
     if whole.energy_j is None:
-        opening = f"What {bill.title} took is not known{shared}"
+        opening = f"Energy of {bill.title}{shared}: missing"
     else:
-        opening = f"{bill.title} took {joules(whole).replace('≥', 'at least')} ({words}){shared}"
+        opening = f"Energy of {bill.title}{shared}: {labeled_text(whole, bill.mixed)}"
     inherited = bill.inherited_figure
     if inherited is not None and inherited.energy_j is not None:
-        opening += f": {joules(bill.own_figure)} itself, {joules(inherited)} inherited"
+        opening += f"; own {amount_text(bill.own_figure)}, inherited {amount_text(inherited)}"
     texts = [opening + "."]
-    if scale:
-        texts.append(f"± is the random 95 % half-width; the scale may be off by {scale}.")
+    if spread := uncertainty_note([whole]):
+        texts.append(spread)
     if bill.mixed:
         texts.append("The sum adds estimates to measurements.")
     if bill.unmetered:
@@ -99,7 +98,9 @@ def tree_grid(bill: EnergyBill) -> Grid:
         if key not in met:
             add(key, 0)
     rows = _reasons_once(rows)
-    rows.append(("sum", "", "", joules(_unshared(bill)), joules(bill.whole), method_words(bill.whole, bill.mixed)))
+    rows.append(
+        ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
+    )
     titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
     if bill.students == 1:
@@ -133,8 +134,8 @@ def _without_share(grid: Grid) -> Grid:
 
 def _row(bill: EnergyBill, line: BillLine, indent: str, paid: str) -> tuple[str, ...]:
     figure = line.figure
-    method = method_words(figure) if figure.energy_j is not None else f"missing: {figure.reason}"
-    return f"{indent}{line.name}", paid, line.made_by, joules(figure), joules(bill.share(line)), method
+    method = method_text(figure) if figure.energy_j is not None else f"missing: {figure.reason}"
+    return f"{indent}{line.name}", paid, line.made_by, amount_text(figure), amount_text(bill.share(line)), method
 
 
 def component_grid(bill: EnergyBill) -> Grid:
@@ -147,10 +148,10 @@ def component_grid(bill: EnergyBill) -> Grid:
             rows.append(
                 (
                     _TITLES[name],
-                    joules(own),
-                    joules(inherited) if bill.inherited else NOTHING,
-                    joules(whole),
-                    method_words(whole),
+                    amount_text(own),
+                    amount_text(inherited) if bill.inherited else NOTHING,
+                    amount_text(whole),
+                    method_text(whole),
                 )
             )
     note = "Estimates and CodeCarbon's figures stand beside the measured ones and are never added to them."

@@ -8,6 +8,7 @@ from typing import Any
 
 import altair as alt
 
+from joulelab.meter.figure_text import amount_text
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.figures import (
     FOLDED_AXIS,
@@ -23,8 +24,7 @@ from joulelab.report.palette import GREY, label_scales, stage_scale
 from joulelab.report.pareto import why_no_front
 from joulelab.report.parts import datasets
 from joulelab.report.quality import Measure
-from joulelab.report.wording import at_least, listed
-from joulelab.units import energy_text
+from joulelab.report.wording import listed
 
 # Above this spread a linear axis presses the cheap runs against its zero.
 _LOG_ABOVE = 30.0
@@ -120,11 +120,11 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
 
 
 def _by_run(row: Row) -> str:
-    return f"{row.label} {', '.join(energy_text(run.joules.with_teacher.energy_j) for run in row.runs)}"
+    return f"{row.label} {', '.join(amount_text(run.joules.with_teacher) for run in row.runs)}"
 
 
 def _energy(row: Row) -> str:
-    return at_least(row.with_teacher)
+    return amount_text(row.with_teacher)
 
 
 def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | None:

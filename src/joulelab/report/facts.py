@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import JoulelabError
+from joulelab.meter.figure_text import relative_text
 from joulelab.meter.trace import read_header
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.wording import NOTHING, percent
+from joulelab.report.wording import NOTHING
 from joulelab.runs.groups import GroupRecord, varying
 from joulelab.runs.json_file import read_json
 from joulelab.runs.paths import RunPaths
@@ -42,7 +43,7 @@ def sensor_grid(headers: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def _device_cells(device: Mapping[str, Any], every: str) -> tuple[str, str, str, str]:
-    scale = f"±{percent(device['gain_error_rel'])}" if device.get("gain_error_rel") else "not stated"
+    scale = f"±{relative_text(device['gain_error_rel'])}" if device.get("gain_error_rel") else "not stated"
     facts = device.get("facts", {})
     how = [every, *(str(facts[key]) for key in ("model", "source") if key in facts)]
     if not device.get("counted", True):

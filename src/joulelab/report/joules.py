@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from joulelab.meter.figures import EnergyFigure, Method, missing, total
-from joulelab.runs.beside import SOURCE as CODECARBON
+from joulelab.meter.figures import EnergyFigure, missing, total
 from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.record import RunRecord, components_of
 
 TEACHER_PREFIX = "teacher."
 NOT_RECORDED = "the run has no recorded joules"
-
-_WORDS: dict[Method, str] = {
-    "counter": "energy counter",
-    "integrated": "integrated power",
-    "estimated": "estimated",
-    "missing": "missing",
-}
 
 
 @dataclass(frozen=True)
@@ -123,15 +115,3 @@ def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
 def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:
     present = [figure for figure in figures if figure.energy_j is not None]
     return len({figure.measured for figure in present}) > 1
-
-
-def method_words(figure: EnergyFigure, mixed: bool = False) -> str:
-    if figure.sources == (CODECARBON,) and not mixed:
-        return "CodeCarbon's own"
-    return "measured + estimated" if mixed else _WORDS[figure.method]
-
-
-def methods_in_words(figures: Iterable[EnergyFigure]) -> str:
-    """All methods that occur, strongest first: what a caption says about a whole table."""
-    found = {figure.method for figure in figures if figure.energy_j is not None}
-    return " and ".join(_WORDS[method] for method in _WORDS if method in found) or _WORDS["missing"]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from joulelab.meter.figure_text import amount_text, method_text
 from joulelab.meter.figures import EnergyFigure, total
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.joules import method_words
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import Attempt, RankPace, RunRecord
-from joulelab.units import duration_text, energy_text, power_text, with_prefix
+from joulelab.units import duration_text, power_text, with_prefix
 
 # Own work beyond this share above the median of its stage is worth a look at the node.
 STRAGGLES_REL = 0.2
@@ -37,10 +37,10 @@ def hosts_grid(record: RunRecord) -> Grid:
     for attempt in record.attempts:
         figure = attempt.energy.best(record.policy)
         offset = f"{1000 * attempt.clock_offset_s:+.0f} ms" if attempt.clock_offset_s else NOTHING
-        cells = (duration_text(attempt.billed_s), energy_text(figure.energy_j), method_words(figure))
+        cells = (duration_text(attempt.billed_s), amount_text(figure), method_text(figure))
         rows.append((attempt.host, str(attempt.number), *cells, _mean_power(figure, attempt), offset))
     whole = total([attempt.energy.best(record.policy) for attempt in record.attempts])
-    note = f"Together {energy_text(whole.energy_j)}: the run's total. A clock is compared with that of rank 0's host."
+    note = f"Together {amount_text(whole)}: the run's total. A clock is compared with that of rank 0's host."
     return make_grid("By host", "Host!|Attempt>|Time>|Energy>|Method|Mean W>|Clock>", rows[:MOST_ROWS], note)
 
 
@@ -48,15 +48,14 @@ def devices_grid(record: RunRecord) -> Grid:
     rows = []
     for attempt in record.attempts:
         for device in attempt.devices:
-            cells = (device.device, device.name, energy_text(device.figure.energy_j))
+            cells = (device.device, device.name, amount_text(device.figure))
             rows.append((attempt.host, str(attempt.number), *cells, _mean_power(device.figure, attempt)))
     return make_grid("By device", "Host!|Attempt>|Device|Name|Energy>|Mean W>", rows[:MOST_ROWS])
 
 
 def _mean_power(figure: EnergyFigure, attempt: Attempt) -> str:
     """Idle baselines are in neither the joules nor the time."""
-    known = figure.energy_j is not None and attempt.billed_s > 0
-    return power_text(figure.energy_j / attempt.billed_s if known and figure.energy_j is not None else None)
+    return power_text(figure.mean_power_w(attempt.billed_s))
 
 
 def ranks_grid(record: RunRecord) -> Grid:

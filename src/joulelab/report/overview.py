@@ -8,16 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.meter.figure_text import labeled_text, method_text, uncertainty_text
 from joulelab.report.compare_rows import training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
-from joulelab.report.joules import is_teacher, method_words
+from joulelab.report.joules import is_teacher
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.parts import parts_of
 from joulelab.report.quality_table import equal_repeats
 from joulelab.report.served import served
-from joulelab.report.wording import NOTHING, gram_cell, joules_and_method, ratio_cell
+from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
 from joulelab.runs.store import age
 from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
@@ -30,7 +31,7 @@ class Cell:
     value: float | str | None = None
     moves: str = ""
     how: str = ""
-    """How its joules were obtained, which stays true while the page moves them."""
+    """Uncertainty of an estimate and method, which stay true while the page moves the joules."""
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "quality": quality,
         "change": _against_teacher(row, teacher, comparison),
         "energy": Cell(
-            joules_and_method(row.with_teacher, row.mixed),
+            labeled_text(row.with_teacher, row.mixed),
             row.with_teacher.energy_j,
             "energy",
-            method_words(row.with_teacher, row.mixed),
+            _how(row),
         ),
         "times": Cell(
             NOTHING if full and not full.ratio else ratio_cell(full),
@@ -137,6 +138,12 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "runs": Cell(*[", ".join(_short_id(run.record.run_id) for run in row.runs)] * 2),
         "grade": _grade(row),
     }
+
+
+def _how(row: Row) -> str:
+    """What stays true of the joules while the page counts them in another way: an estimate's scale does, too."""
+    spread = "" if row.with_teacher.measured else uncertainty_text(row.with_teacher)
+    return ", ".join(text for text in (spread, method_text(row.with_teacher, row.mixed)) if text)
 
 
 def _short_id(run_id: str) -> str:

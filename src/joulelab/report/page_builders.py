@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from joulelab.meter.figure_text import labeled_text
 from joulelab.report.attempt_traces import attempt_traces
 from joulelab.report.checklist import checklist_grid
 from joulelab.report.compare import Comparison, compare, seed_of
@@ -41,7 +42,6 @@ from joulelab.report.sweep_figures import sweep_figures
 from joulelab.report.sweep_table import sweep_data, sweep_grids, sweep_headline
 from joulelab.report.tables import comparison_grids
 from joulelab.report.verdict import provenance, verdict
-from joulelab.report.wording import joules_and_method
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
@@ -188,23 +188,23 @@ def run_page(record: RunRecord, folder: Path) -> Page:
 
 def run_headline(record: RunRecord) -> str:
     found, quality = run_joules(record), quality_of(record)
-    own = f"{joules_and_method(found.own)} for its own stages" if found.own.energy_j is not None else "energy missing"
+    own = f"{labeled_text(found.own)}, for its own stages" if found.own.energy_j is not None else "energy missing"
     parts = [f"{record.label}: {record.status}", own]
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")
     if found.inherited is not None and found.inherited.energy_j is not None:
-        parts.append(f"{joules_and_method(found.with_teacher, found.mixed)} with what it inherited")
+        parts.append(f"{labeled_text(found.with_teacher, found.mixed)}, with what it inherited")
     return ", ".join(parts) + "."
 
 
 def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSection:
     """The trace is read once and let go: a page may be about hundreds of runs."""
     found, quality = run_joules(record), quality_of(record)
-    facts = [joules_and_method(found.own)]
+    facts = [labeled_text(found.own)]
     if quality is not None:
         facts.insert(0, quality.text())
     if found.inherited is not None and found.inherited.energy_j is not None:
-        facts.append(f"{joules_and_method(found.with_teacher, found.mixed)} with what it inherited")
+        facts.append(f"{labeled_text(found.with_teacher, found.mixed)}, with what it inherited")
     traces = attempt_traces(RunPaths(folder))
     return RunSection(
         run_id=record.run_id,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.meter.figure_text import is_lower_bound
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
@@ -116,7 +117,7 @@ def _run(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, Any]:
     facts = {"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role}
     facts |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
     facts |= {"t": round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0}
-    facts |= {"lower_bound": bool(row.unmetered)}
+    facts |= {"lower_bound": is_lower_bound(row.with_teacher)}
     if run.quality is None:
         return facts
     value, interval = run.quality.result.value, run.quality.interval

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figure_text import amount_text, figure_text, labeled_text, method_text, uncertainty_note
 from joulelab.report.compare_rows import TRAINING_STAGES
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_table import inference_grids
-from joulelab.report.joules import ancestor_figure, method_words, run_joules, said_below
+from joulelab.report.joules import ancestor_figure, run_joules, said_below
 from joulelab.report.node_tables import node_grids
 from joulelab.report.quality import share_interval
 from joulelab.report.training_table import told_results, training_grids
-from joulelab.report.wording import NOTHING, gain, gram_cell, grams, joules, moment, rate, share
+from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
-from joulelab.units import duration_text, energy_text, percent_text, power_text
+from joulelab.units import duration_text, energy_text, power_text
 
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
@@ -78,9 +78,9 @@ def _total_rows(totals: Totals, brief: str = "") -> list[tuple[str, str]]:
     energy = brief or figure_text(totals.figure)
     rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
     if totals.cpu_estimate.energy_j is not None:
-        rows.append(("estimate beside it", figure_text(totals.cpu_estimate)))
+        rows.append(("CPU estimate", figure_text(totals.cpu_estimate)))
     if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":
-        rows.append(("CodeCarbon beside it", f"{joules(totals.codecarbon)}: {totals.codecarbon.reason}"))
+        rows.append(("CodeCarbon", f"{labeled_text(totals.codecarbon)}: {totals.codecarbon.reason}"))
     if totals.idle_power_w is not None:
         rows.append(("idle power", "; ".join(map(idle_text, totals.idle)) or power_text(totals.idle_power_w)))
     if totals.above_idle_j is not None:
@@ -113,27 +113,15 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
     return [*rows, ("grid source", grid.source)]
 
 
-def figure_text(figure: EnergyFigure) -> str:
-    """A figure with all that is known about it, in one line."""
-    if figure.energy_j is None:
-        fix = f" ({figure.fix})" if figure.fix else ""
-        return f"missing: {figure.reason or 'no reason recorded'}{fix}"
-    parts = [method_words(figure), f"covers {percent_text(figure.coverage)} of the time"]
-    scale = gain([figure])
-    if scale:
-        parts.append(f"scale {scale}")
-    return f"{joules(figure)} random; {', '.join(parts)}"
-
-
 def stages_grid(record: RunRecord) -> Grid:
     graded = any(stage.validity.grade for stage in record.stages)
     item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
-    titles = f"Stage!|Status!|Time>|Energy>|Method|±\nrandom>|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
+    titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
     rows = [(*_stage_cells(stage, item), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
     idle = any(stage.outside_totals for stage in record.stages)
-    return make_grid(
-        "Stages", titles + "|Grade!" * graded, rows, "Idle baselines stand outside the totals." if idle else ""
-    )
+    notes = [uncertainty_note((stage.best for stage in record.stages), with_gain=False)]
+    notes += ["Idle baselines are not part of the totals."] if idle else []
+    return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
 
 def beyond_grid(record: RunRecord) -> Grid | None:
@@ -143,7 +131,7 @@ def beyond_grid(record: RunRecord) -> Grid | None:
     columns: list[tuple[str, list[str]]] = []
     if any(stage.above_idle_j is not None for stage in stages):
         captions.append("Above idle")
-        columns.append(("Gross>", [energy_text(stage.best.energy_j) for stage in stages]))
+        columns.append(("Gross>", [amount_text(stage.best) for stage in stages]))
         columns.append(("Above idle>", [energy_text(stage.above_idle_j) for stage in stages]))
     if any(stage.co2e for stage in stages):
         captions.append("CO2e")
@@ -167,14 +155,12 @@ def _grams(found: Co2e | None, pue: bool = False) -> str:
 
 def _stage_cells(stage: StageRecord, item: str) -> tuple[str, ...]:
     best = stage.best
-    spread = NOTHING if best.energy_j is None or best.half_width_j is None else energy_text(best.half_width_j)
     return (
         stage.name,
         stage.status,
         duration_text(stage.duration_s),
-        energy_text(best.energy_j),
-        method_words(best),
-        spread,
+        amount_text(best),
+        method_text(best),
         rate(stage.mean_power_w, ""),
         rate(stage.peak_power_w, ""),
         rate(stage.tokens_per_s if item == "token" else stage.samples_per_s, ""),
@@ -199,11 +185,9 @@ def inherited_grid(record: RunRecord) -> Grid:
     for ancestor in record.inherited:
         figure = ancestor_figure(ancestor, record.policy)
         stages = ", ".join(ancestor.stages) or NOTHING
-        rows.append((ancestor.name, stages, ancestor.made_by, joules(figure), method_words(figure)))
+        rows.append((ancestor.name, stages, ancestor.made_by, amount_text(figure), method_text(figure)))
     found = run_joules(record)
-    note = (
-        f"Own and inherited together: {joules(found.with_teacher)} ({method_words(found.with_teacher, found.mixed)})."
-    )
+    note = f"Own and inherited together: {labeled_text(found.with_teacher, found.mixed)}."
     if found.unknown:
         note += f" Not in it, because unknown: {', '.join(found.unknown)}."
     return make_grid(

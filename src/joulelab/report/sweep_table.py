@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from joulelab.meter.figure_text import amount_text, labeled_text, methods_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import training_stage
 from joulelab.report.grid import Grid, make_grid, to_rich
-from joulelab.report.joules import methods_in_words
 from joulelab.report.sweep import Sweep, SweepRow
 from joulelab.report.verdict import provenance
-from joulelab.report.wording import INCONCLUSIVE, NOTHING, joules, joules_and_method
+from joulelab.report.wording import INCONCLUSIVE, NOTHING
 from joulelab.runs.sweeps import short_name
 from joulelab.stats import Interval
 from joulelab.units import energy_text, percent_text, size_text, three_digits
@@ -53,13 +53,13 @@ def configuration_grid(sweep: Sweep) -> Grid:
     ]
     titles = f"{_point_titles(sweep)}|Runs>|{sweep.item}s/s>|J per {sweep.item}>|Mean W>"
     note = "Of the training stage. Mean over the runs [95 % t interval over repeats]; one run alone has no interval."
-    return make_grid(f"Sweep {sweep.name} ({methods_in_words(_figures(sweep))})", titles, rows, note)
+    return make_grid(f"Sweep {sweep.name} ({methods_text(_figures(sweep))})", titles, rows, note)
 
 
 def beside_grid(sweep: Sweep) -> Grid:
     """What else was found; columns that nobody can fill are left out."""
     columns: list[tuple[str, Callable[[SweepRow], str]]] = [
-        ("Whole run>", lambda row: joules(row.total) if row.done else NOTHING),
+        ("Whole run>", lambda row: amount_text(row.total) if row.done else NOTHING),
         ("Final loss>", lambda row: interval_text(row.final_loss, lambda v: f"{v:.4g}")),
         ("Accuracy>", lambda row: interval_text(row.accuracy, percent_text)),
         ("MFU>", lambda row: interval_text(row.mfu, percent_text)),
@@ -96,9 +96,7 @@ def _phase_cell(row: SweepRow, name: str) -> str:
 
 
 def failed_grid(sweep: Sweep) -> Grid:
-    rows = [
-        (run.label, str(run.seed), run.run_id or NOTHING, run.why, joules_and_method(run.own)) for run in sweep.failed
-    ]
+    rows = [(run.label, str(run.seed), run.run_id or NOTHING, run.why, labeled_text(run.own)) for run in sweep.failed]
     titles = "Configuration|Seed>|Run!|Why|Joules taken"
     return make_grid("Not in the table: runs that did not finish; their joules were spent", titles, rows)
 

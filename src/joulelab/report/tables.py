@@ -8,11 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from joulelab.meter.figure_text import amount_text, labeled_text, method_text, methods_text, uncertainty_note
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
 from joulelab.report.inference_compare import use_grid
-from joulelab.report.joules import method_words, methods_in_words
 from joulelab.report.language_table import language_grid
 from joulelab.report.payback_words import payback_grid
 from joulelab.report.quality import quality_of
@@ -22,10 +22,7 @@ from joulelab.report.student_quality import has_student_quality, student_quality
 from joulelab.report.verdict import Verdict, verdict
 from joulelab.report.wording import (
     NOTHING,
-    gain,
     gram_cell,
-    joules,
-    joules_and_method,
     rate,
     ratio_cell,
 )
@@ -89,16 +86,16 @@ def energy_grid(comparison: Comparison) -> Grid:
     taught = any(row.unmetered or row.teacher_share for row in comparison.rows)
     rows = [(row.label, *_energy_cells(row, differ, taught)) for row in comparison.rows]
     titles = "Method|Without\nteacher>|Teacher\nincluded>|Teacher\nshare>|x without\nteacher>|x teacher\nincluded>"
-    caption = f"Energy, mean per run ({methods_in_words(found)})"
+    caption = f"Energy, mean per run ({methods_text(found)})"
     return make_grid(caption, titles if taught else "Method|Energy>|x>", rows, _energy_note(comparison))
 
 
 def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
-    said = f"\n{method_words(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
-    without = joules(row.without_teacher) + said
+    said = f"\n{method_text(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
+    without = amount_text(row.without_teacher) + said
     if not taught:
         return without, ratio_cell(row.student_ratio)
-    whole = joules(row.with_teacher) + (f"\n{method_words(row.with_teacher, True)}" if row.mixed else "")
+    whole = amount_text(row.with_teacher) + (f"\n{method_text(row.with_teacher, True)}" if row.mixed else "")
     if row.role == "teacher":
         return NOTHING, whole, NOTHING, NOTHING, ratio_cell(row.full_ratio)
     return without, whole, row.teacher_share_text, ratio_cell(row.student_ratio), ratio_cell(row.full_ratio)
@@ -133,15 +130,13 @@ def _grades_cell(row: Row) -> str:
 
 
 def _energy_note(comparison: Comparison) -> str:
-    scale = gain(row.with_teacher for row in comparison.rows)
     ratios = [row.full_ratio for row in comparison.rows if row.full_ratio]
-    cancels = "which cancels in the ratios" if all(found.same_devices for found in ratios) else "part of ratios apart"
-    stated = f" The scale may be off by {scale}, {cancels}." if scale else ""
+    spread = uncertainty_note(row.with_teacher for row in comparison.rows)
+    cancels = all(found.same_devices for found in ratios)
+    scale = " The scale error cancels in the ratios." if cancels else " Ratios between devices include the scale error."
+    stated = f"{spread}{scale} " if spread else ""
     pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"
-    return (
-        f"± is the random 95 % half-width.{stated} "
-        f"x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
-    )
+    return f"{stated}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
 
 
 def stage_grid(comparison: Comparison) -> Grid:
@@ -152,12 +147,12 @@ def stage_grid(comparison: Comparison) -> Grid:
     keys = _stage_order(rows)
     lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
     taught = any(row.inherited or row.teacher_share for row in rows)
-    lines.append(["sum, teacher included" if taught else "sum", *(joules(row.with_teacher) for row in rows)])
+    lines.append(["sum, teacher included" if taught else "sum", *(amount_text(row.with_teacher) for row in rows)])
     if any(row.samples_per_s for row in rows):
         lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
         lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
     lines += _trust_lines(rows)
-    caption = f"Joules by stage, mean per run ({methods_in_words(figures)})"
+    caption = f"Joules by stage, mean per run ({methods_text(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
     return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, keys))
 
@@ -186,12 +181,12 @@ def _stage_cell(row: Row, key: tuple[str, bool], one_method: bool) -> str:
     stage = next((stage for stage in row.stages if (stage.name, stage.inherited) == key), None)
     if stage is None:
         return NOTHING
-    return joules(stage.figure) if one_method else f"{joules(stage.figure)} {method_words(stage.figure)}"
+    return amount_text(stage.figure) if one_method else labeled_text(stage.figure)
 
 
 def incomplete_grid(comparison: Comparison) -> Grid:
     rows = [
-        (run.label, str(run.seed), run.run_id or NOTHING, run.why, joules_and_method(run.own))
+        (run.label, str(run.seed), run.run_id or NOTHING, run.why, labeled_text(run.own))
         for run in comparison.incomplete
     ]
     titles = "Method|Seed>|Run!|Why|Joules taken"
@@ -238,7 +233,7 @@ def _total_cells(record: RunRecord) -> tuple[str, str]:
     if record.totals is None:
         return NOTHING, NOTHING
     figure: EnergyFigure = record.totals.best
-    energy = joules_and_method(figure)
-    if record.validity.grade and energy.endswith(")"):
-        energy = f"{energy[:-1]}, {record.validity.grade})"
+    energy = labeled_text(figure)
+    if record.validity.grade and figure.energy_j is not None:
+        energy += f", {record.validity.grade}"
     return energy, duration_text(record.totals.duration_s)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from joulelab.meter.figure_text import amount_text, method_text
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.joules import method_words, said_below
-from joulelab.report.wording import NOTHING, percent
+from joulelab.report.joules import said_below
+from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.units import (
     count_text,
@@ -83,13 +84,11 @@ def _speed(record: RunRecord, stage: StageRecord) -> str:
 
 
 def _energy(record: RunRecord, stage: StageRecord) -> str:
-    if stage.j_per_sample is None or stage.best.energy_j is None:
+    if stage.j_per_sample is None or not stage.best.energy_j:
         return said_below(record, stage.best) or f"missing: {stage.best.reason or 'nothing was measured'}"
-    spread = ""
-    if stage.best.half_width_j is not None and stage.best.energy_j > 0:
-        spread = f" ± {percent(stage.best.half_width_j / stage.best.energy_j)}"
+    each = stage.best.scaled(stage.j_per_sample / stage.best.energy_j)
     return (
-        f"{energy_text(stage.j_per_sample)} per {item_name(record)}{spread} ({method_words(stage.best)}); "
+        f"{amount_text(each)} per {item_name(record)}, {method_text(stage.best)}; "
         f"mean power {power_text(stage.mean_power_w)}"
     )
 

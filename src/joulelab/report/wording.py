@@ -1,60 +1,19 @@
-"""How numbers read in a sentence or a cell: one form for each, so that terminal, Markdown and page say the same."""
+"""How numbers other than joules read in a sentence or a cell (joules: meter/figure_text.py)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
-from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import EnergyRatio
-from joulelab.report.joules import method_words
 from joulelab.stats import Interval
-from joulelab.units import energy_text, three_digits, with_prefix
+from joulelab.units import three_digits, with_prefix
 
 NOTHING = "-"
 INCONCLUSIVE = "inconclusive"
 # An interval of a ratio around 1 whose ends differ by more than two orders of magnitude carries no information.
 _WIDEST_RATIO = 100.0
-
-
-def joules(figure: EnergyFigure | None) -> str:
-    """`1.23 kJ ± 0.9 %`; the percentage is the random 95 % half-width."""
-    if figure is None:
-        return NOTHING
-    text = at_least(figure)
-    if not figure.energy_j or figure.half_width_j is None:
-        return text
-    return f"{text} ± {percent(figure.half_width_j / abs(figure.energy_j))}"
-
-
-def at_least(figure: EnergyFigure) -> str:
-    """`≥ 1.23 kJ` where some of the work was not metered."""
-    bound = "≥ " if figure.lower_bound and figure.energy_j is not None else ""
-    return f"{bound}{energy_text(figure.energy_j)}"
-
-
-def joules_and_method(figure: EnergyFigure, mixed: bool = False) -> str:
-    if figure.energy_j is None:
-        return "missing"
-    return f"{at_least(figure)} ({method_words(figure, mixed)})"
-
-
-def percent(share: float) -> str:
-    """At most two significant digits: an uncertainty deserves no more."""
-    value = 100 * share
-    if value < 0.05:
-        return "<0.1 %"
-    return f"{value:.1f}".removesuffix(".0") + " %" if value < 10 else f"{value:.0f} %"
-
-
-def gain(figures: Iterable[EnergyFigure]) -> str:
-    """`±50 %`, or a range where the sensors differ; empty where none is stated."""
-    stated = {round(figure.gain_error_rel, 3) for figure in figures if figure.gain_error_rel}
-    if not stated:
-        return ""
-    low, high = min(stated), max(stated)
-    return f"±{percent(low)}" if low == high else f"±{percent(low)} to ±{percent(high)}"
 
 
 def share(value: float, interval: Interval | None) -> str:

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from joulelab.clock import NS
+from joulelab.meter.figure_text import CODECARBON
 from joulelab.meter.figures import EnergyFigure, missing, total
 from joulelab.meter.trace import read_lines
 from joulelab.runs.record import NO_CODECARBON
 
 FOLDER = "codecarbon"
-SOURCE = "codecarbon"
+SOURCE = CODECARBON
 OWN_FIGURE = "CodeCarbon's own figure"
 
 Window = tuple[int, int]

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figure_text import figure_text
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.runs.context import RunContext
 from joulelab.runs.measure_figures import WindowFigure, window_figures
@@ -28,7 +29,7 @@ from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root
 from joulelab.runs.validity import enforce
-from joulelab.units import duration_text, energy_text
+from joulelab.units import duration_text
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -153,9 +154,8 @@ class Measurement:
         if self._record is None:
             return f"{self.name}: {'running' if self.context else 'not started'}"
         figure = self.figure
-        cost = f"missing ({figure.reason})" if figure.energy_j is None else energy_text(figure.energy_j)
-        method = "" if figure.energy_j is None else f" ({figure.method})"
-        return f"{self.name}: {cost}{method} in {duration_text(self.duration_s)}, {self._record.status}; {self.folder}"
+        duration = duration_text(self.duration_s)
+        return f"{self.name}: {figure_text(figure)}; {duration}, {self._record.status}; {self.folder}"
 
     __repr__ = __str__
 

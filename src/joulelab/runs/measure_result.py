@@ -186,4 +186,10 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
         return None
     if summary is None:
         return stages[-1].best
-    return stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
+    mean = stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
+    seen = [stage.best for stage in stages if stage.best.energy_j is not None]
+    incomplete = {
+        "coverage": sum(figure.coverage for figure in seen) / len(seen),
+        "lower_bound": any(figure.lower_bound for figure in seen),
+    }
+    return mean.model_copy(update=incomplete)

@@ -120,6 +120,6 @@ def _estimate_text(trace: Trace) -> str:
     watts, source = device.facts["w_per_thread"], device.facts["source"]
     return (
         f"joules are ESTIMATED, not measured: CPU time x {watts:.1f} W per hardware thread "
-        f"({device.name}: {source}); the scale may be off by ±{100 * device.gain_error_rel:.0f} %, "
-        "which cancels in ratios on the same machine; memory, idle power and other devices are left out"
+        f"({device.name}: {source}), ±{100 * device.gain_error_rel:.0f} %; "
+        "this scale error cancels in ratios on the same machine; memory, idle power and other devices are left out"
     )

@@ -50,7 +50,7 @@
   // How the joules shown were obtained: the other scopes hold measured joules alone.
   function how(cell, state) {
     const words = ["policy", "pue"].includes(state.scope) ? cell.dataset.how : "measured";
-    return words ? " (" + words + ")" : "";
+    return !words ? "" : words.startsWith("±") ? " " + words : ", " + words;
   }
 
   // Some of its work was not metered: it took these joules at least.

@@ -1,0 +1,118 @@
+"""Energy figures as text: number, unit, uncertainty, method, in that order. Every place that prints joules uses this.
+
+Measured figures print their random 95 % interval; the gain error follows once per output (`gain_text`). Estimates print
+their total uncertainty, because their scale is the larger error. A figure with time or work without data is a lower
+bound, and no interval around it would cover the true value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from joulelab.meter.figures import COVERED, EnergyFigure, Method
+from joulelab.units import energy_text
+
+CODECARBON = "codecarbon"
+"""The source of figures that CodeCarbon reported."""
+_METHODS: dict[Method, str] = {
+    "counter": "energy counter",
+    "integrated": "integrated power",
+    "estimated": "estimated",
+    "missing": "missing",
+}
+
+
+def amount_text(figure: EnergyFigure | None) -> str:
+    """`512 J ±0.2 %`, estimated `146 J ±70 %`, incomplete `≥ 512 J (72 % covered)`; for cells next to a method."""
+    if figure is None:
+        return "-"
+    if figure.energy_j is None:
+        return "missing"
+    bound = is_lower_bound(figure)
+    spread = uncertainty_text(figure) if not bound or not figure.measured else ""
+    covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
+    return f"{'≥ ' if bound else ''}{energy_text(figure.energy_j)}{f' {spread}' if spread else ''}{covered}"
+
+
+def labeled_text(figure: EnergyFigure, mixed: bool = False) -> str:
+    """`512 J ±0.2 %, energy counter`; for cells and sentences without room for the reason of a missing figure."""
+    return "missing" if figure.energy_j is None else f"{amount_text(figure)}, {method_text(figure, mixed)}"
+
+
+def figure_text(figure: EnergyFigure, mixed: bool = False) -> str:
+    """`512 J ±0.2 %, gain ±5 %, energy counter`; `missing` with its reason and the fix."""
+    if figure.energy_j is None:
+        fix = f" ({figure.fix})" if figure.fix else ""
+        return f"missing: {figure.reason or 'no reason recorded'}{fix}"
+    parts = [amount_text(figure), gain_text([figure]), method_text(figure, mixed)]
+    return ", ".join(part for part in parts if part)
+
+
+def is_lower_bound(figure: EnergyFigure) -> bool:
+    return figure.energy_j is not None and (figure.lower_bound or figure.coverage < COVERED)
+
+
+def uncertainty_text(figure: EnergyFigure) -> str:
+    """`±0.2 %`: random for measured energy, total for an estimate; empty where it is not known.
+
+    CodeCarbon states no scale error, so the total of its figures is not known.
+    """
+    if figure.energy_j is None or figure.half_width_j is None or (not figure.measured and not figure.gain_error_rel):
+        return ""
+    if not figure.energy_j:
+        return f"±{energy_text(figure.half_width_j)}" if figure.half_width_j else ""
+    random = figure.half_width_j / abs(figure.energy_j)
+    return f"±{relative_text(random if figure.measured else figure.total_error_rel or random)}"
+
+
+def gain_text(figures: Iterable[EnergyFigure]) -> str:
+    """`gain ±5 %` of the measured figures, a range where sensors differ; empty where none is stated.
+
+    Estimates are left out: the uncertainty printed with them contains theirs.
+    """
+    stated = {round(figure.gain_error_rel, 3) for figure in figures if figure.measured and figure.gain_error_rel}
+    if not stated:
+        return ""
+    low, high = (relative_text(end) for end in (min(stated), max(stated)))
+    return f"gain ±{low}" if low == high else f"gain ±{low} to ±{high}"
+
+
+def uncertainty_note(figures: Iterable[EnergyFigure], with_gain: bool = True) -> str:
+    """What ± means below a table, with the gain error; empty where no figure has an uncertainty."""
+    shown = [figure for figure in figures if uncertainty_text(figure)]
+    measured = [figure for figure in shown if figure.measured]
+    gain = f"; {gain} in addition" if with_gain and (gain := gain_text(measured)) else ""
+    if not shown:
+        return ""
+    if len(measured) == len(shown):
+        return f"±: random 95 % interval{gain}."
+    if not measured:
+        return "±: total uncertainty of the estimate."
+    return f"±: random 95 % interval of measured energy{gain}; total uncertainty of estimates."
+
+
+def method_text(figure: EnergyFigure, mixed: bool = False) -> str:
+    if mixed:
+        return "measured + estimated"
+    return "estimated by CodeCarbon" if figure.sources == (CODECARBON,) else _METHODS[figure.method]
+
+
+def methods_text(figures: Iterable[EnergyFigure]) -> str:
+    """All methods that occur, strongest first: for the caption of a table."""
+    found = {figure.method for figure in figures if figure.energy_j is not None}
+    return " and ".join(text for method, text in _METHODS.items() if method in found) or _METHODS["missing"]
+
+
+def relative_text(share: float) -> str:
+    """At most two significant digits: an uncertainty deserves no more."""
+    value = 100 * share
+    if value < 0.05:
+        return "<0.1 %"
+    return f"{value:.1f}".removesuffix(".0") + " %" if value < 9.95 else f"{value:.0f} %"
+
+
+def coverage_text(coverage: float) -> str:
+    """`72 % covered`; rounded down, so that incomplete never reads as 100 %."""
+    tenths = math.floor(round(1000 * coverage, 6))
+    return f"{tenths / 10:g} % covered" if tenths >= 990 else f"{tenths // 10} % covered"

@@ -1,0 +1,93 @@
+"""How energy figures read: the printed uncertainty covers the printed number (issue 18, items 4 and 5)."""
+
+import re
+
+import pytest
+
+from joulelab.meter.figure_text import (
+    amount_text,
+    coverage_text,
+    figure_text,
+    gain_text,
+    labeled_text,
+    uncertainty_note,
+)
+from joulelab.meter.figures import EnergyFigure, missing, total
+
+MEASURED = EnergyFigure(energy_j=512.0, method="counter", half_width_j=1.0, gain_error_rel=0.05, sources=("gpu:0",))
+ESTIMATED = EnergyFigure(energy_j=146.0, method="estimated", half_width_j=0.9, gain_error_rel=0.7)
+
+
+def test_measured_energy_prints_its_random_interval_and_the_gain_error_once():
+    assert labeled_text(MEASURED) == "512 J ±0.2 %, energy counter"
+    assert figure_text(MEASURED) == "512 J ±0.2 %, gain ±5 %, energy counter"
+    assert uncertainty_note([MEASURED, MEASURED]) == "±: random 95 % interval; gain ±5 % in addition."
+
+
+def test_an_estimate_prints_its_total_uncertainty_and_never_its_small_random_part():
+    """0.6 % of 146 J is random; the scale is known to 70 %."""
+    assert ESTIMATED.half_width_j / ESTIMATED.energy_j == pytest.approx(0.006, abs=2e-4)
+    for text in (amount_text(ESTIMATED), labeled_text(ESTIMATED), figure_text(ESTIMATED)):
+        assert text.startswith("146 J ±70 %") and "0.6" not in text
+    assert figure_text(ESTIMATED) == "146 J ±70 %, estimated"
+    assert gain_text([ESTIMATED]) == "", "it is in the total already"
+    assert uncertainty_note([ESTIMATED]) == "±: total uncertainty of the estimate."
+
+
+def test_random_and_scale_error_of_an_estimate_add_in_quadrature():
+    assert amount_text(ESTIMATED.with_interval(10.0, 3.0)) == "10.0 J ±76 %"
+
+
+def test_an_estimate_without_a_stated_scale_error_prints_no_uncertainty():
+    codecarbon = EnergyFigure(energy_j=146.0, method="estimated", half_width_j=0.9, sources=("codecarbon",))
+    assert labeled_text(codecarbon) == "146 J, estimated by CodeCarbon"
+
+
+@pytest.mark.parametrize("half_width_j", [0.0, 0.5])
+def test_time_without_data_makes_a_lower_bound_instead_of_a_tight_interval(half_width_j):
+    """`512 J ± 0.1 %` at 72 % coverage, `half_width_j: 0.0`."""
+    found = MEASURED.model_copy(update={"coverage": 0.72, "half_width_j": half_width_j})
+    assert amount_text(found) == "≥ 512 J (72 % covered)"
+    assert "±0" not in amount_text(found)
+    assert figure_text(found) == "≥ 512 J (72 % covered), gain ±5 %, energy counter"
+
+
+def test_an_incomplete_estimate_keeps_its_uncertainty():
+    assert amount_text(ESTIMATED.model_copy(update={"coverage": 0.5})) == "≥ 146 J ±70 % (50 % covered)"
+
+
+def test_work_that_no_meter_saw_makes_a_lower_bound_with_all_of_its_time_covered():
+    assert amount_text(MEASURED.model_copy(update={"lower_bound": True})) == "≥ 512 J"
+
+
+def test_a_sum_with_a_missing_part_is_a_lower_bound():
+    assert amount_text(total([MEASURED, missing("no sensor")])) == "≥ 512 J (50 % covered)"
+
+
+def test_missing_energy_has_its_reason_and_fix_and_is_never_0():
+    nothing = missing("RAPL is readable by root only", "chmod a+r the energy_uj files")
+    assert figure_text(nothing) == "missing: RAPL is readable by root only (chmod a+r the energy_uj files)"
+    assert labeled_text(nothing) == amount_text(nothing) == "missing"
+
+
+@pytest.mark.parametrize(
+    ("coverage", "text"),
+    [(0.72, "72 % covered"), (0.29, "29 % covered"), (0.9985, "99.8 % covered"), (0.99899, "99.8 % covered")],
+)
+def test_incomplete_coverage_never_reads_as_complete(coverage, text):
+    assert coverage_text(coverage) == text
+
+
+def test_no_figure_prints_an_interval_of_0():
+    for half_width_j in (0.0, 1e-9, 1e-4):
+        text = amount_text(MEASURED.model_copy(update={"half_width_j": half_width_j}))
+        assert not re.search(r"±0(\.0)? ?%", text)
+    assert amount_text(EnergyFigure(energy_j=0.0, method="counter", half_width_j=0.5)) == "0 J ±500 mJ"
+
+
+def test_mean_power_is_energy_over_covered_time():
+    """A full disk left 31 % of 6.74 s with data: 1.45 J are 0.69 W, not 0.215 W."""
+    found = EnergyFigure(energy_j=1.45, method="counter", coverage=0.31)
+    assert found.mean_power_w(6.74) == pytest.approx(1.45 / (0.31 * 6.74))
+    assert amount_text(found) == "≥ 1.45 J (31 % covered)"
+    assert missing("no sensor").mean_power_w(6.74) is None
