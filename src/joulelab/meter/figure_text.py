@@ -30,7 +30,7 @@ def amount_text(figure: EnergyFigure | None) -> str:
     if figure.energy_j is None:
         return "missing"
     bound = is_lower_bound(figure)
-    spread = uncertainty_text(figure) if not bound or not figure.measured else ""
+    spread = uncertainty_text(figure)
     covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
     return f"{'≥ ' if bound else ''}{energy_text(figure.energy_j)}{f' {spread}' if spread else ''}{covered}"
 
@@ -54,11 +54,13 @@ def is_lower_bound(figure: EnergyFigure) -> bool:
 
 
 def uncertainty_text(figure: EnergyFigure) -> str:
-    """`±0.2 %`: random for measured energy, total for an estimate; empty where it is not known.
+    """`±0.2 %`: random for measured energy, total for an estimate; empty where it is not known or is a lower bound.
 
     CodeCarbon states no scale error, so the total of its figures is not known.
     """
-    if figure.energy_j is None or figure.half_width_j is None or (not figure.measured and not figure.gain_error_rel):
+    if figure.energy_j is None or figure.half_width_j is None:
+        return ""
+    if is_lower_bound(figure) if figure.measured else not figure.gain_error_rel:
         return ""
     if not figure.energy_j:
         return f"±{energy_text(figure.half_width_j)}" if figure.half_width_j else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figure_text import labeled_text, method_text, uncertainty_text
+from joulelab.meter.figure_text import is_lower_bound, labeled_text, method_text, uncertainty_text
 from joulelab.report.compare_rows import training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
@@ -198,7 +198,8 @@ def _co2e(row: Row) -> Cell:
     if len(found) < len(row.runs):
         return Cell(NOTHING)
     low, high = (sum(ends) / len(found) for ends in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True))
-    return Cell(gram_cell(low, high), high)
+    bound = any(is_lower_bound(run.joules.own) for run in row.runs)
+    return Cell(gram_cell(low, high, bound), high)
 
 
 def _mean_power(row: Row) -> Cell:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from joulelab.meter.figure_text import amount_text, figure_text, labeled_text, method_text, uncertainty_note
+from joulelab.meter.figure_text import (
+    amount_text,
+    figure_text,
+    is_lower_bound,
+    labeled_text,
+    method_text,
+    uncertainty_note,
+)
 from joulelab.report.compare_rows import TRAINING_STAGES
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_table import inference_grids
@@ -11,7 +18,6 @@ from joulelab.report.node_tables import node_grids
 from joulelab.report.quality import share_interval
 from joulelab.report.training_table import told_results, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
-from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
 from joulelab.units import duration_text, energy_text, power_text
 
@@ -106,9 +112,10 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
         if grid.low_g_per_kwh < grid.high_g_per_kwh
         else (f"{grid.low_g_per_kwh:g} g/kWh")
     )
-    rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high)} (grid {grid.name}, {grid.year}: {factor})")]
+    bound = is_lower_bound(totals.best)
+    rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high, bound)} (grid {grid.name}, {grid.year}: {factor})")]
     if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:
-        text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high)} with PUE {totals.pue:g}"
+        text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high, bound)} with PUE {totals.pue:g}"
         rows.append(("CO2e of the building", text))
     return [*rows, ("grid source", grid.source)]
 
@@ -135,9 +142,9 @@ def beyond_grid(record: RunRecord) -> Grid | None:
         columns.append(("Above idle>", [energy_text(stage.above_idle_j) for stage in stages]))
     if any(stage.co2e for stage in stages):
         captions.append("CO2e")
-        columns.append(("gCO2e>", [_grams(stage.co2e) for stage in stages]))
+        columns.append(("gCO2e>", [_grams(stage) for stage in stages]))
     if any(stage.co2e and stage.co2e.with_pue_co2e_g_low is not None for stage in stages):
-        columns.append(("gCO2e\nwith PUE>", [_grams(stage.co2e, pue=True) for stage in stages]))
+        columns.append(("gCO2e\nwith PUE>", [_grams(stage, pue=True) for stage in stages]))
     if not columns:
         return None
     titles = "|".join(["Stage!", *(title for title, _ in columns)])
@@ -145,12 +152,13 @@ def beyond_grid(record: RunRecord) -> Grid | None:
     return make_grid(f"{' and '.join(captions)} by stage", titles, rows)
 
 
-def _grams(found: Co2e | None, pue: bool = False) -> str:
+def _grams(stage: StageRecord, pue: bool = False) -> str:
+    found, bound = stage.co2e, is_lower_bound(stage.best)
     if found is None or (pue and found.with_pue_co2e_g_low is None):
         return NOTHING
     if pue:
-        return gram_cell(found.with_pue_co2e_g_low or 0.0, found.with_pue_co2e_g_high or 0.0)
-    return gram_cell(found.co2e_g_low, found.co2e_g_high)
+        return gram_cell(found.with_pue_co2e_g_low or 0.0, found.with_pue_co2e_g_high or 0.0, bound)
+    return gram_cell(found.co2e_g_low, found.co2e_g_high, bound)
 
 
 def _stage_cells(stage: StageRecord, item: str) -> tuple[str, ...]:

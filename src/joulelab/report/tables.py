@@ -8,7 +8,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from joulelab.meter.figure_text import amount_text, labeled_text, method_text, methods_text, uncertainty_note
+from joulelab.meter.figure_text import (
+    amount_text,
+    is_lower_bound,
+    labeled_text,
+    method_text,
+    methods_text,
+    uncertainty_note,
+)
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
@@ -120,7 +127,7 @@ def _co2e_cell(row: Row) -> str:
     low, high = (
         sum(values) / len(found) for values in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True)
     )
-    return gram_cell(low, high)
+    return gram_cell(low, high, any(is_lower_bound(run.joules.own) for run in row.runs))
 
 
 def _grades_cell(row: Row) -> str:

@@ -79,9 +79,11 @@ def inconclusive(repeats: int, needed: int | None) -> str:
     return f"{INCONCLUSIVE} (n={repeats}{f'; would need about {needed}' if needed else ''})"
 
 
-def gram_cell(low_g: float, high_g: float) -> str:
+def gram_cell(low_g: float, high_g: float, lower_bound: bool = False) -> str:
     """`1.2 to 2.3`, under a heading that says gCO2e: two digits, as the grid's factor deserves no more."""
     low, high = _two_digits(low_g), _two_digits(high_g)
+    if lower_bound:
+        return f"≥ {low}"
     return low if low == high else f"{low} to {high}"
 
 
@@ -91,9 +93,11 @@ def _two_digits(value: float) -> str:
     return three_digits(value) if abs(value) >= 99.5 else f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.1e}"
 
 
-def grams(low_g: float, high_g: float) -> str:
-    """`1.20 kgCO2e to 1.90 kgCO2e`"""
+def grams(low_g: float, high_g: float, lower_bound: bool = False) -> str:
+    """`1.20 kgCO2e to 1.90 kgCO2e`; `≥ 1.20 kgCO2e` of energy that is a lower bound."""
     low, high = with_prefix(low_g, "gCO2e"), with_prefix(high_g, "gCO2e")
+    if lower_bound:
+        return f"≥ {low}"
     return low if low == high else f"{low} to {high}"
 
 
