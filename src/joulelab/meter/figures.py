@@ -40,11 +40,6 @@ class ErrorComponent(Frozen):
     def half_width_j(self) -> float:
         return max(map(abs, self.joules), default=0.0)
 
-    def mean_power_w(self, duration_s: float) -> float | None:
-        """Energy over the covered time: time without readings has no joules in the figure."""
-        covered_s = self.coverage * duration_s
-        return self.energy_j / covered_s if self.energy_j is not None and covered_s > 0 else None
-
     def scaled(self, factor: float) -> ErrorComponent:
         return self.model_copy(update={"joules": tuple(factor * value for value in self.joules)})
 
