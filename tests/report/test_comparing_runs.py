@@ -70,8 +70,10 @@ def test_each_ancestor_is_counted_once_and_only_the_teachers_part_is_teacher_sha
     own_j = (131.0 + 133.5) / 2 + 9 + 4
     assert row.own.energy_j == pytest.approx(own_j)
     assert row.inherited is not None and row.inherited.energy_j == pytest.approx(12 + 640 + 130)
-    assert row.with_teacher.energy_j == pytest.approx(own_j + 782)
-    assert row.teacher_share == pytest.approx(770 / (own_j + 782))
+    assert row.whole.energy_j == pytest.approx(own_j + 782)
+    assert row.setup is not None and row.setup.energy_j == pytest.approx(4)
+    assert row.with_teacher.energy_j == pytest.approx(own_j - 4 + 782), "setup is no method's energy"
+    assert row.teacher_share == pytest.approx(770 / (own_j - 4 + 782))
     assert row_of(comparison, "labels only").teacher_share == 0.0
     assert row.unknown == ("sample:minilm",)
 
@@ -99,7 +101,9 @@ def test_stages_add_up_to_the_sum_where_one_seed_made_what_another_inherits(made
     records = [made.labels_only(0, 790), maker, later]
     row = row_of(compare(made.group_of(records), records, tmp_path), "response KD")
     found = {(stage.name, stage.inherited): stage.figure for stage in row.stages}
-    assert sum(figure.energy_j for figure in found.values()) == pytest.approx(row.with_teacher.energy_j)
+    counted = [stage.figure.energy_j for stage in row.stages if row.counts(stage)]
+    assert sum(counted) == pytest.approx(row.with_teacher.energy_j)
+    assert sum(figure.energy_j for figure in found.values()) == pytest.approx(row.whole.energy_j)
     assert found["teacher.logits", False].energy_j == pytest.approx(130)
     assert found["teacher.logits", False].half_width_j == pytest.approx(0.6 + 0.002 * 130)
     assert found["teacher.evaluate + teacher.tasks-evaluate", False].energy_j == pytest.approx(82)
@@ -114,10 +118,10 @@ def test_stages_add_up_to_the_sum_where_one_seed_made_what_another_inherits(made
 def test_energy_ratios_are_paired_by_seed_with_and_without_the_teacher(made, comparison_of) -> None:
     row = row_of(comparison_of(made.demo_records()), "response KD")
     assert row.student_ratio and row.student_ratio.ratio and row.full_ratio
-    assert row.student_ratio.ratio.value == pytest.approx(((156 / 145) * (158.5 / 148)) ** 0.5)
+    assert row.student_ratio.ratio.value == pytest.approx(((152 / 141) * (154.5 / 144)) ** 0.5)
     assert row.student_ratio.significant
     assert row.full_ratio.ratio is not None
-    assert row.full_ratio.ratio.value == pytest.approx(((926 / 145) * (928.5 / 148)) ** 0.5)
+    assert row.full_ratio.ratio.value == pytest.approx(((922 / 141) * (924.5 / 144)) ** 0.5)
 
 
 def test_it_decides_nothing_which_of_several_seeds_made_what_all_of_them_use(made, tmp_path) -> None:
@@ -204,7 +208,7 @@ def test_plain_data_is_strict_json_and_tells_open_intervals(made, comparison_of)
     data = comparison_data(comparison_of(records))
     json.dumps(data, allow_nan=False)
     ratio = data["methods"][1]["without_teacher_ratio"]
-    assert ratio["interval"] == {"value": pytest.approx(156 / 145), "low": None, "high": None}
+    assert ratio["interval"] == {"value": pytest.approx(152 / 141), "low": None, "high": None}
     assert ratio["resolved"] is False and data["methods"][1]["own"]["method"] == "estimated"
 
 

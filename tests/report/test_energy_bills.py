@@ -134,7 +134,7 @@ def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store
     joules = run_joules(bill.record)
     assert bill.own_figure.half_width_j == joules.own.half_width_j
     assert bill.own_component("gpu").half_width_j == joules.own.half_width_j
-    assert bill.whole.half_width_j == pytest.approx(joules.with_teacher.half_width_j)
+    assert bill.whole.half_width_j == pytest.approx(joules.whole.half_width_j)
 
 
 def test_a_group_is_billed_whole_each_ancestor_once(made, tmp_path: Path) -> None:

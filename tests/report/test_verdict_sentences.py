@@ -33,7 +33,7 @@ def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
     )
     assert found.headline == (
         "Against labels only, response KD is more accurate (+3.7 points); "
-        "with the teacher included the methods cost 6.33x to 6.45x the joules."
+        "with the teacher included the methods cost 6.48x to 6.61x the joules."
     )
 
 
@@ -45,8 +45,8 @@ def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
 
 def test_an_energy_ratio_whose_interval_holds_1_is_not_resolved(made, verdict_on) -> None:
     text = about(verdict_on(made.demo_records()), "response + feature KD takes")
-    assert "1.20x [0.94, 1.52], inconclusive (n=2; would need about 3)," in text
-    assert "6.45x [5.55, 7.50] with it; the teacher is 81 % of that bill" in text
+    assert "1.20x [0.94, 1.54], inconclusive (n=2; would need about 3)," in text
+    assert "6.61x [5.66, 7.71] with it; the teacher is 82 % of that bill" in text
 
 
 def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
@@ -127,12 +127,12 @@ def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verd
         return [text for text in found.sentences if "Pareto" in text or "teacher of response KD" in text]
 
     quiet = verdict_on(runs(lambda record: record))
-    assert "2.65x [2.62, 2.67] the joules" in about(quiet, "response KD takes")
+    assert "2.69x [2.66, 2.71] the joules" in about(quiet, "response KD takes")
     assert len(by_joules(quiet)) == 2
     found = verdict_on(
         [record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(made.crowded)]
     )
-    assert "2.65x [2.62, 2.67], inconclusive (others used the cores meanwhile)," in about(found, "response KD takes")
+    assert "2.69x [2.66, 2.71], inconclusive (others used the cores meanwhile)," in about(found, "response KD takes")
     assert "inconclusive" in found.headline
     assert "response KD (student.train: up to 1.2 of 2)" in about(found, "Others used the CPU cores")
     assert by_joules(found) == []

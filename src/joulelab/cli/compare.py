@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from joulelab.cli.options import AsJson, Baseline, QualityName, RunsDir, SeveralRuns
+from joulelab.cli.options import AsJson, Baseline, IncludeRepeated, QualityName, RunsDir, SeveralRuns
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def compare(
     baseline: Baseline = None,
     quality: QualityName = None,
     form: Annotated[Form, typer.Option("--format", help="How to print it.")] = "text",
+    include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +48,7 @@ def compare(
         raise UsageError(
             f"{selection.group.group_id} is a sweep, which has a table of its own", "joulelab show shows it"
         )
-    comparison = selection.comparison(store, quality)
+    comparison = selection.comparison(store, quality, include_repeated)
     if as_json:
         import json
 

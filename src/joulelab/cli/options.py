@@ -38,3 +38,9 @@ QualityName = Annotated[
         "--quality", metavar="NAME", help="The result that is compared, as `exact_match` (default: the runs' main one)."
     ),
 ]
+IncludeRepeated = Annotated[
+    bool,
+    typer.Option(
+        "--include-repeated", help="Count work that was done again after an interruption as energy of the method."
+    ),
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from joulelab.cli.options import Baseline, QualityName, RunsDir, SeveralRuns
+from joulelab.cli.options import Baseline, IncludeRepeated, QualityName, RunsDir, SeveralRuns
 
 
 def report(
@@ -28,6 +28,7 @@ def report(
         bool,
         typer.Option("--latex", help="Also write the tables as LaTeX, and with --pdf a file that shows the figures."),
     ] = False,
+    include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
 ) -> None:
     """Write one HTML file that opens offline: verdict, table, figures, break-even, how it was measured.
@@ -50,7 +51,7 @@ def report(
 
     store = store_root(runs_dir)
     selection = select(store, names, baseline)
-    page = selection_page(selection, store, quality)
+    page = selection_page(selection, store, quality, include_repeated)
     place = selection.place / REPORT if selection.place else Path("comparison.html")
     is_folder = out is not None and (out.is_dir() or not (out.suffix or out.is_file()))
     target = out / place.name if out and is_folder else out or place

@@ -20,7 +20,7 @@ from joulelab.report.comparison import (
     QualityDifference,
     Row,
 )
-from joulelab.report.joules import run_joules
+from joulelab.report.joules import all_parts, method_parts, run_joules
 from joulelab.report.quality import Measure, Quality, common_measure, measure_names, quality_of, result_of
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.json_file import read_json
@@ -35,7 +35,7 @@ __all__ = [
     "QualityDifference",
     "Row",
     "compare",
-    "compared_run",
+    "compared_runs",
     "seed_of",
 ]
 
@@ -46,10 +46,12 @@ def compare(
     store: Path,
     folders: Mapping[str, Path] | None = None,
     wanted: str | None = None,
+    include_repeated: bool = False,
 ) -> Comparison:
     """One row per label that has a finished run, in the order of the group's members.
 
     `folders` says where runs lie that are not in the store; `wanted` names the quality that is compared.
+    `include_repeated` counts work that was done again after an interruption as part of the method.
     """
     done = [record for record in records if record.status == "done"]
     measure = common_measure(done, wanted)
@@ -59,7 +61,7 @@ def compare(
     finished: dict[str, list[ComparedRun]] = {}
     for record in done:
         folder = (folders or {}).get(record.run_id, store / record.run_id)
-        finished.setdefault(record.label, []).append(compared_run(record, folder, measure))
+        finished.setdefault(record.label, []).extend(compared_runs(record, folder, measure, include_repeated))
     baseline = finished.get(group.baseline, [])
     labels = list(dict.fromkeys([*(member.label for member in group.members), *finished]))
     trained = any(not only_infers(record) for record in done)
@@ -76,14 +78,29 @@ def compare(
     )
 
 
-def compared_run(record: RunRecord, folder: Path, measure: Measure | None) -> ComparedRun:
-    joules = run_joules(record)
+def compared_runs(
+    record: RunRecord, folder: Path, measure: Measure | None, include_repeated: bool = False
+) -> list[ComparedRun]:
+    """One; of a program that was measured several times, one for each of these repeats."""
+    repeats = [stage.repeat for stage in record.stages if stage.repeat is not None and stage.status == "done"]
+    numbers = repeats if len(repeats) > 1 else [None]
+    return [_compared_run(record, folder, measure, number, include_repeated) for number in numbers]
+
+
+def _compared_run(
+    record: RunRecord, folder: Path, measure: Measure | None, repeat: int | None, include_repeated: bool
+) -> ComparedRun:
+    joules = run_joules(record, repeat, include_repeated)
+    parts = all_parts(record, repeat)
     return ComparedRun(
         record=record,
         folder=folder,
         seed=seed_of(record),
         quality=_quality(record, measure),
         joules=joules,
+        parts=method_parts(parts, include_repeated),
+        all_parts=parts,
+        repeat=repeat,
         devices=frozenset(f"{_machine(record, folder, source)} {source}" for source in joules.own.sources),
     )
 

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Literal
 
-from joulelab.meter.figures import EnergyFigure, ErrorComponent
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, total
 from joulelab.report.comparison import ComparedRun, Role, Row
 from joulelab.report.differences import energy_ratio, quality_difference
 from joulelab.report.joules import is_teacher, mean_figure
-from joulelab.report.parts import parts_of
 from joulelab.report.quality import share_interval
-from joulelab.report.served import INFER
 from joulelab.report.stage_means import stage_means
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
@@ -41,6 +39,9 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         inherited=_mean_inherited(runs),
         without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
         with_teacher=_mean_sum(runs, [run.joules.with_teacher for run in runs], with_teacher=True),
+        setup=_mean_apart(runs, "setup"),
+        repeated=_mean_apart(runs, "repeated"),
+        whole=mean_figure(run.joules.whole for run in runs),
         mixed=any(run.joules.mixed for run in runs),
         mixed_without=any(run.joules.mixed_without for run in runs),
         teacher_share=_teacher_share(runs),
@@ -55,7 +56,7 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
 
 def only_infers(record: RunRecord) -> bool:
     """A run that tells what a model costs in use."""
-    return any(stage.name.startswith(INFER) for stage in record.stages) and training_stage(record) is None
+    return any(stage.role == "inference" for stage in record.stages) and training_stage(record) is None
 
 
 def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
@@ -82,13 +83,19 @@ def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teache
     mean = mean_figure(sums)
     if mean.half_width_j is None:
         return mean
-    by_run = [[part for part in parts_of(run.record) if with_teacher or not part.shared] for run in runs]
+    by_run = [[part for part in run.parts if with_teacher or not part.shared] for run in runs]
     common = set.intersection(*({part.key for part in parts} for parts in by_run)) - {None}
     doubts_j = [part.figure.half_width_j or 0.0 for part in by_run[0] if part.key in common]
     # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
     rest = math.sqrt(1 - 1 / len(runs))
     shared_j = math.hypot(*(rest * doubt_j for doubt_j in doubts_j))
     return mean.with_errors(ErrorComponent(name="unspecified", joules=(shared_j,)))
+
+
+def _mean_apart(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:
+    """Mean over all runs; one without any counts as 0 J."""
+    found = [figure for run in runs if (figure := getattr(run.joules, kind)) is not None]
+    return total(found).scaled(1 / len(runs)) if found else None
 
 
 def _teacher_share(runs: list[ComparedRun]) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.joules import RunJoules
+from joulelab.report.joules import Part, PartKind, RunJoules
 from joulelab.report.quality import Measure, Quality
 from joulelab.runs.record import Result, RunRecord
 from joulelab.stats import Interval, PairedDifference
@@ -25,8 +25,13 @@ class ComparedRun:
     seed: int
     quality: Quality | None
     joules: RunJoules
+    parts: tuple[Part, ...]
+    """What methods are compared by; `all_parts` has setup and repeated work too."""
+    all_parts: tuple[Part, ...]
     devices: frozenset[str]
     """Which sensors its joules come from, each with its machine."""
+    repeat: int | None = None
+    """Number of this run of a measured program; each of several is compared as a run of its own."""
 
     @property
     def result(self) -> Result:
@@ -107,6 +112,7 @@ class StageMean:
     name: str
     inherited: bool
     figure: EnergyFigure
+    kind: PartKind = "work"
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,12 @@ class Row:
     inherited: EnergyFigure | None
     without_teacher: EnergyFigure
     with_teacher: EnergyFigure
+    """As `without_teacher`, what methods are compared by: no setup, and no repeated work unless it was asked for."""
+    setup: EnergyFigure | None
+    repeated: EnergyFigure | None
+    """What `with_teacher` leaves out."""
+    whole: EnergyFigure
+    """All that was used, own and inherited."""
     mixed: bool
     mixed_without: bool
     teacher_share: float | None
@@ -133,6 +145,10 @@ class Row:
     student_ratio: EnergyRatio | None
     """Without the teacher's work, on either side."""
     full_ratio: EnergyRatio | None
+
+    def counts(self, stage: StageMean) -> bool:
+        """Whether `with_teacher` has this stage in it."""
+        return stage.kind == "work" or (stage.kind == "repeated" and self.repeated is None)
 
     @property
     def unmetered(self) -> tuple[str, ...]:
@@ -146,7 +162,7 @@ class Row:
 
     @property
     def seeds_text(self) -> str:
-        return ", ".join(str(run.seed) for run in self.runs)
+        return ", ".join(f"{run.seed}" if run.repeat is None else f"repeat {run.repeat}" for run in self.runs)
 
 
 @dataclass(frozen=True)

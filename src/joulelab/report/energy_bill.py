@@ -13,7 +13,7 @@ from typing import Any
 from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
-from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
+from joulelab.report.joules import ancestor_figure, made_by_teacher
 from joulelab.runs.artifacts import find_artifact, read_bill
 from joulelab.runs.bills import BILL, Ancestor, Bill
 from joulelab.runs.groups import GroupRecord, group_records
@@ -89,7 +89,7 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
             figure=stage.best,
             components={name: getattr(stage.energy, name) for name in COMPONENTS},
             parents=(),
-            shared=stage.name.startswith(TEACHER_PREFIX),
+            shared=stage.role == "teacher",
         )
         for stage in record.stages
         if not stage.outside_totals

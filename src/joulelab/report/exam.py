@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulelab.report.comparison import Comparison, Row
-from joulelab.report.parts import Part, parts_of
+from joulelab.report.joules import Part
 from joulelab.report.wording import listed
 from joulelab.units import energy_text
 
@@ -35,5 +35,5 @@ def exam_sentences(comparison: Comparison) -> list[str]:
 
 
 def _exams(row: Row) -> list[Part]:
-    parts = [part for run in row.runs for part in parts_of(run.record)]
+    parts = [part for run in row.runs for part in run.parts]
     return [part for part in parts if part.is_exam and part.figure.energy_j is not None]

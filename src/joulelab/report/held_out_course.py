@@ -8,7 +8,7 @@ import numpy as np
 
 from joulelab.meter.trace import read_lines
 from joulelab.report.comparison import ComparedRun
-from joulelab.report.parts import Part, parts_of
+from joulelab.report.joules import Part
 from joulelab.runs.paths import RunPaths
 
 TRAIN = "student.train"
@@ -38,7 +38,7 @@ class Course:
         if not looks:
             return None
         order = sorted(looks)
-        before_j = sum(part.figure.energy_j or 0.0 for part in parts_of(run.record) if is_before(part))
+        before_j = sum(part.figure.energy_j or 0.0 for part in run.parts if is_before(part))
         return cls(
             tuple(step / steps.value for step in order), tuple(looks[step] for step in order), before_j,
             stage.best.energy_j,

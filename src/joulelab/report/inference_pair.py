@@ -18,8 +18,8 @@ from joulelab.report.inference_notes import crowd_notes
 from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.report.inference_words import with_doubt
-from joulelab.report.joules import mixes_methods
-from joulelab.report.parts import NOT_METERED, parts_of
+from joulelab.report.joules import mixes_methods, parts_of
+from joulelab.report.parts import NOT_METERED
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback

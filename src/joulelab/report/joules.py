@@ -2,30 +2,152 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure, missing, total
 from joulelab.runs.bills import UNMETERED, Ancestor
-from joulelab.runs.record import RunRecord, components_of
+from joulelab.runs.record import (
+    EnergyByComponent,
+    RunRecord,
+    StageKind,
+    StageRecord,
+    components_of,
+    kinds_of,
+)
 
-TEACHER_PREFIX = "teacher."
 NOT_RECORDED = "the run has no recorded joules"
+
+PartKind = Literal["work", "setup", "repeated"]
+_AND = " + "
+
+
+@dataclass(frozen=True)
+class Part:
+    """Energy of one stage or ancestor; `shared` is the teacher's work, which N students share."""
+
+    stage: str
+    inherited: bool
+    shared: bool
+    figure: EnergyFigure
+    """Under the run's own policy."""
+    by_scope: Mapping[str, float | None]
+    key: str | None = None
+    """Of the artefact that came of it, by which the same work is known again in another run's bill."""
+    kind: PartKind = "work"
+    kinds: tuple[StageKind, ...] = ()
+    """Role and activity of its stages."""
+
+    @property
+    def stages(self) -> list[str]:
+        """One, or all that an inherited artefact was made in."""
+        return self.stage.split(_AND)
+
+    @property
+    def makes_the_teacher(self) -> bool:
+        """Its training and the validations in between, which one artefact's bill has under one name."""
+        return any(one.role == "teacher" and one.activity in ("train", "validate") for one in self.kinds)
+
+    @property
+    def is_exam(self) -> bool:
+        """Work that only asks how good the teacher is."""
+        return self.shared and all(one.activity == "evaluate" for one in self.kinds)
+
+    @property
+    def is_students(self) -> bool:
+        return not self.shared and any(one.role == "student" for one in self.kinds)
+
+
+def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
+    """A run's energy in parts that add up to all it used: inherited ones first; idle baselines belong to no bill.
+
+    Setup and repeated work are parts of their own kind. With `repeat` the parts are those of one run of a measured
+    program, with its share of the setup.
+    """
+    inherited = [part for ancestor in record.inherited for part in _ancestor_parts(ancestor, record.policy)]
+    made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
+    stages = [stage for stage in record.stages if not stage.outside_totals and stage.repeat in (None, repeat)]
+    if repeat is None:
+        stages = [stage for stage in record.stages if not stage.outside_totals]
+    own = [_own_part(stage, made.get(stage.name)) for stage in stages]
+    if not inherited and all(part.kind != "work" for part in own):
+        own = [replace(part, kind="work") for part in own]  # a run without stages has nothing else to compare
+    count = 1 if repeat is None else sum(stage.repeat is not None for stage in record.stages)
+    shared = [part if part.kind == "work" else _scaled(part, 1 / count) for part in own]
+    return (*inherited, *shared)
+
+
+def method_parts(parts: Iterable[Part], include_repeated: bool = False) -> tuple[Part, ...]:
+    """The parts that methods are compared by: table, page, verdict and break-even all count these and no others."""
+    return tuple(part for part in parts if part.kind == "work" or (include_repeated and part.kind == "repeated"))
+
+
+def parts_of(record: RunRecord) -> tuple[Part, ...]:
+    return method_parts(all_parts(record))
+
+
+def _own_part(stage: StageRecord, key: str | None) -> Part:
+    kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
+    kinds = (StageKind(stage.role, stage.activity),)
+    figures = stage.best, _scopes(stage.energy, stage.best)
+    return Part(stage.name, False, stage.role == "teacher", *figures, key, kind, kinds)
+
+
+def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
+    """One, or its work, its setup and its repeated work apart."""
+    name, kinds = _AND.join(ancestor.stages) or ancestor.name, kinds_of(ancestor)
+    by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
+    if ancestor.work:
+        apart: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
+            ("work", name, ancestor.work),
+            ("setup", f"{name}, setup", ancestor.setup),
+            ("repeated", f"{name}, repeated", ancestor.repeated),
+        ]
+        by_kind = [
+            (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in apart if energy
+        ]
+    return [
+        Part(title, True, made_by_teacher(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
+        for kind, title, one in by_kind
+        if (figure := ancestor_figure(one, policy))
+    ]
+
+
+def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
+    return {
+        "policy": best.energy_j,
+        "gpu": energy.gpu.energy_j,
+        "all": energy.under_policy("measured").energy_j,
+    }
+
+
+def _scaled(part: Part, factor: float) -> Part:
+    scopes = {name: None if value is None else factor * value for name, value in part.by_scope.items()}
+    return replace(part, figure=part.figure.scaled(factor), by_scope=scopes)
 
 
 @dataclass(frozen=True)
 class RunJoules:
-    """What one run took itself, what it uses of others' work, and both together."""
+    """What one run used itself, what it uses of others' work, and what methods are compared by."""
 
     own: EnergyFigure
+    """Setup and repeated work included."""
     inherited: EnergyFigure | None
     """None where the run used nothing that others paid for."""
+    whole: EnergyFigure
+    """Own and inherited, setup and repeated work included."""
+    mixed_whole: bool
     with_teacher: EnergyFigure
+    """What methods are compared by: without setup and, unless it was asked for, without repeated work."""
     inherited_but_teacher: EnergyFigure | None
     without_teacher: EnergyFigure
     """Whoever paid: which of several seeds made what all of them use is chance, and decides nothing."""
+    setup: EnergyFigure | None
+    repeated: EnergyFigure | None
+    """What is left out of `with_teacher`; None where there is none."""
     teacher_j: float
-    """Joules of `teacher.*` stages, whoever paid for them."""
+    """Energy of the teacher's stages, whoever paid for them."""
     unknown: tuple[str, ...]
     """Ancestors whose joules nobody measured: they are in no sum."""
     unmetered: tuple[str, ...]
@@ -36,40 +158,56 @@ class RunJoules:
     """The same of the sum without the teacher."""
 
 
-def run_joules(record: RunRecord) -> RunJoules:
+def run_joules(record: RunRecord, repeat: int | None = None, include_repeated: bool = False) -> RunJoules:
+    parts = all_parts(record, repeat)
+    counted = method_parts(parts, include_repeated)
     own = record.totals.best if record.totals else missing(NOT_RECORDED)
-    bills = [(ancestor, ancestor_figure(ancestor, record.policy)) for ancestor in record.inherited]
-    known = [figure for _, figure in bills if figure.energy_j is not None]
-    whole = is_teacher(record)  # without the teacher there is nothing to tell of it
-    students = [figure for ancestor, figure in bills if whole or not made_by_teacher(ancestor)]
-    but_teacher = own if whole else _own_but_teacher(record, own)
+    if repeat is not None and own.energy_j is not None:
+        own = known_sum([part.figure for part in parts if not part.inherited])
+    bills = [part.figure for part in parts if part.inherited]
+    no_teacher = is_teacher(record)  # without the teacher there is nothing to tell of it
+    students = [part for part in counted if no_teacher or not part.shared]
+    others = [part.figure for part in students if part.inherited]
+    apart = [part for part in parts if part not in counted]
     return RunJoules(
         own=own,
-        inherited=known_sum([figure for _, figure in bills]) if bills else None,
-        with_teacher=own if own.energy_j is None else known_sum([own, *(figure for _, figure in bills)]),
-        inherited_but_teacher=known_sum(students) if students else None,
-        without_teacher=but_teacher if but_teacher.energy_j is None else known_sum([but_teacher, *students]),
-        teacher_j=_teacher_j(record, bills),
-        unknown=tuple(dict.fromkeys(ancestor.name for ancestor, figure in bills if figure.energy_j is None)),
-        unmetered=tuple(ancestor.name for ancestor, _ in bills if ancestor.kind == UNMETERED),
-        mixed=mixes_methods([own, *known]),
-        mixed_without=mixes_methods([but_teacher, *students]),
+        inherited=known_sum(bills) if bills else None,
+        whole=own if own.energy_j is None else known_sum([own, *bills]),
+        mixed_whole=mixes_methods([own, *bills]),
+        with_teacher=_method_sum(own, counted),
+        inherited_but_teacher=known_sum(others) if others else None,
+        without_teacher=_method_sum(own, students),
+        setup=_sum_of_kind(apart, "setup"),
+        repeated=_sum_of_kind(apart, "repeated"),
+        teacher_j=sum(part.figure.energy_j or 0.0 for part in counted if part.shared),
+        unknown=tuple(dict.fromkeys(_name(record, part) for part in parts if _is_unknown(part))),
+        unmetered=tuple(ancestor.name for ancestor in record.inherited if ancestor.kind == UNMETERED),
+        mixed=mixes_methods(part.figure for part in counted),
+        mixed_without=mixes_methods(part.figure for part in students),
     )
 
 
-def _own_but_teacher(record: RunRecord, own: EnergyFigure) -> EnergyFigure:
-    """The run's overhead stays with the student: nobody can tell whose it is."""
-    stages = [stage for stage in record.stages if not stage.outside_totals]
-    others = [stage.best for stage in stages if not stage.name.startswith(TEACHER_PREFIX)]
-    return own if own.energy_j is None or len(others) == len(stages) else total(others)
+def _method_sum(own: EnergyFigure, parts: Sequence[Part]) -> EnergyFigure:
+    return own if own.energy_j is None or not parts else known_sum([part.figure for part in parts])
+
+
+def _sum_of_kind(parts: Sequence[Part], kind: PartKind) -> EnergyFigure | None:
+    figures = [part.figure for part in parts if part.kind == kind]
+    return known_sum(figures) if figures else None
+
+
+def _is_unknown(part: Part) -> bool:
+    return part.inherited and part.figure.energy_j is None
+
+
+def _name(record: RunRecord, part: Part) -> str:
+    return next(ancestor.name for ancestor in record.inherited if ancestor.key == part.key)
 
 
 def is_teacher(record: RunRecord) -> bool:
     """A run that prepares what students learn from and trains none itself."""
-    names = [stage.name for stage in record.stages]
-    return any(name.startswith(TEACHER_PREFIX) for name in names) and not any(
-        name.startswith("student.") for name in names
-    )
+    roles = {stage.role for stage in record.stages}
+    return "teacher" in roles and "student" not in roles
 
 
 def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
@@ -79,15 +217,9 @@ def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
     return summed.model_copy(update={"lower_bound": any(figure.lower_bound for figure in figures)})
 
 
-def _teacher_j(record: RunRecord, bills: Sequence[tuple[Ancestor, EnergyFigure]]) -> float:
-    own = sum(stage.best.energy_j or 0.0 for stage in record.stages if stage.name.startswith(TEACHER_PREFIX))
-    return own + sum(figure.energy_j or 0.0 for ancestor, figure in bills if made_by_teacher(ancestor))
-
-
 def made_by_teacher(ancestor: Ancestor) -> bool:
     """Also what a teacher did on another machine, which has no stage of ours."""
-    names = (ancestor.name,) if ancestor.kind == UNMETERED else ancestor.stages
-    return any(stage.startswith(TEACHER_PREFIX) for stage in names)
+    return any(kind.role == "teacher" for kind in kinds_of(ancestor))
 
 
 def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:

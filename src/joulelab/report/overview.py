@@ -15,7 +15,6 @@ from joulelab.report.hardware import hardware_text
 from joulelab.report.joules import is_teacher
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
-from joulelab.report.parts import parts_of
 from joulelab.report.quality_table import equal_repeats
 from joulelab.report.served import served
 from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
@@ -91,7 +90,7 @@ def overview(comparison: Comparison, stage_names: list[str]) -> Overview:
         OverviewRow(row.label, row.role, row in front and len(comparison.rows) > 1, tuple(line[key] for key in kept))
         for row, line in zip(comparison.rows, lines, strict=True)
     )
-    parts = [part for row in comparison.rows for run in row.runs for part in parts_of(run.record)]
+    parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
     used = {part.stage for part in parts if part.figure.energy_j is not None}
     domain, colours = stage_scale([*stage_names, *sorted(used)])
     told = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]

@@ -49,14 +49,16 @@ from joulelab.runs.record import RunRecord
 _MOST_INFERENCE_FIGURES = 12
 
 
-def selection_page(selection: Selection, store: Path, wanted: str | None = None) -> Page:
+def selection_page(
+    selection: Selection, store: Path, wanted: str | None = None, include_repeated: bool = False
+) -> Page:
     """A single run's page for one run, a sweep's for a sweep; else a comparison."""
     if selection.group.sweep:
         return sweep_page(selection)
     if len(selection.records) == 1 and selection.group.group_id == "comparison":
         record = selection.records[0]
         return run_page(record, selection.folders[record.run_id])
-    return comparison_page(selection, selection.comparison(store, wanted))
+    return comparison_page(selection, selection.comparison(store, wanted, include_repeated))
 
 
 def comparison_page(selection: Selection, comparison: Comparison) -> Page:
@@ -193,7 +195,7 @@ def run_headline(record: RunRecord) -> str:
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")
     if found.inherited is not None and found.inherited.energy_j is not None:
-        parts.append(f"{labeled_text(found.with_teacher, found.mixed)}, with what it inherited")
+        parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
     return ", ".join(parts) + "."
 
 
@@ -204,7 +206,7 @@ def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSe
     if quality is not None:
         facts.insert(0, quality.text())
     if found.inherited is not None and found.inherited.energy_j is not None:
-        facts.append(f"{labeled_text(found.with_teacher, found.mixed)}, with what it inherited")
+        facts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
     traces = attempt_traces(RunPaths(folder))
     return RunSection(
         run_id=record.run_id,

@@ -5,16 +5,13 @@ The page's charts and table all read this one list, so that a change of scope or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from joulelab.meter.figure_text import is_lower_bound
-from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, Comparison, Row
-from joulelab.report.joules import TEACHER_PREFIX, ancestor_figure, made_by_teacher
-from joulelab.runs.bills import Ancestor
-from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord, components_of
+from joulelab.report.joules import Part
+from joulelab.runs.record import RunRecord
 from joulelab.stats import t_quantile
 
 SCOPES = {
@@ -29,69 +26,12 @@ _NO_SENSOR = {
 }
 
 NOT_METERED = "some of the teacher's work was done where no meter saw it"
-_AND = " + "
-_TEACHERS_MAKING = frozenset({"teacher.train", "teacher.validate"})
-
-
-@dataclass(frozen=True)
-class Part:
-    """One stage's or ancestor's joules; `shared` is the teacher's work, which N students share."""
-
-    stage: str
-    inherited: bool
-    shared: bool
-    figure: EnergyFigure
-    """Under the run's own policy."""
-    by_scope: Mapping[str, float | None]
-    key: str | None = None
-    """Of the artefact that came of it, by which the same work is known again in another run's bill."""
-
-    @property
-    def stages(self) -> list[str]:
-        """One, or all that an inherited artefact was made in."""
-        return self.stage.split(_AND)
-
-    @property
-    def makes_the_teacher(self) -> bool:
-        """Its training and the validations in between, which one artefact's bill has under one name."""
-        return not _TEACHERS_MAKING.isdisjoint(self.stages)
-
-    @property
-    def is_exam(self) -> bool:
-        """Work that only asks how good the teacher is."""
-        return self.shared and all(stage.endswith("evaluate") for stage in self.stages)
-
-
-def parts_of(record: RunRecord) -> tuple[Part, ...]:
-    """Inherited work first, as it came first; idle baselines belong to no bill."""
-    inherited = [_ancestor_part(ancestor, record.policy) for ancestor in record.inherited]
-    made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
-    own = [_own_part(stage, made.get(stage.name)) for stage in record.stages if not stage.outside_totals]
-    return (*inherited, *own)
-
-
-def _own_part(stage: StageRecord, key: str | None) -> Part:
-    shared = stage.name.startswith(TEACHER_PREFIX)
-    return Part(stage.name, False, shared, stage.best, _scopes(stage.energy, stage.best), key)
-
-
-def _ancestor_part(ancestor: Ancestor, policy: str) -> Part:
-    components = components_of(ancestor)
-    figure = ancestor_figure(ancestor, policy)
-    name = _AND.join(ancestor.stages) or ancestor.name
-    return Part(name, True, made_by_teacher(ancestor), figure, _scopes(components, figure), ancestor.key)
-
-
-def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
-    return {
-        "policy": best.energy_j,
-        "gpu": energy.gpu.energy_j,
-        "all": energy.under_policy("measured").energy_j,
-    }
 
 
 def run_name(run: ComparedRun, among: Sequence[ComparedRun]) -> str:
     """`response KD, seed 1`; repeats of one seed are told apart by the end of their id."""
+    if run.repeat is not None:
+        return f"{run.record.label}, repeat {run.repeat} ({run.record.run_id[-4:]})"
     name = f"{run.record.label}, seed {run.seed}"
     twins = [other for other in among if other.record.label == run.record.label and other.seed == run.seed]
     return name if len(twins) == 1 else f"{name} ({run.record.run_id[-4:]})"
@@ -107,7 +47,7 @@ def datasets(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
         for run in row.runs:
             name = run_name(run, everyone)
             runs.append(_run(name, row, run, times))
-            for part in parts_of(run.record):
+            for part in run.parts:
                 if part.figure.energy_j is not None:
                     pieces.append(_piece(name, row, part))
     return {"runs": runs, "parts": pieces}
@@ -138,7 +78,7 @@ def _short(value: float) -> float:
 
 def scope_choices(comparison: Comparison) -> list[dict[str, Any]]:
     """The scopes with the reason where one cannot be chosen."""
-    parts = [part for row in comparison.rows for run in row.runs for part in parts_of(run.record)]
+    parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
     told = [part for part in parts if part.figure.energy_j is not None]
     choices = []
     for scope, title in SCOPES.items():

@@ -19,15 +19,14 @@ from joulelab.report.compare_rows import only_infers
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.differences import CROWDED, pairs_of
 from joulelab.report.held_out_course import TRAIN, Course, is_before
-from joulelab.report.joules import mixes_methods
-from joulelab.report.parts import NOT_METERED, Part, parts_of
+from joulelab.report.joules import Part, mixes_methods
+from joulelab.report.parts import NOT_METERED
 from joulelab.report.served import INFER, Served, served
 from joulelab.report.wording import listed
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Estimate, Payback, payback
 from joulelab.units import count_text
 
-_STUDENT = ("student.", "model.", "policy.")
 _HELD_OUT_LOSS = "clm_loss"
 _TWO_METHODS = "what was spent once is measured and what is saved each time estimated, or the other way round"
 
@@ -108,12 +107,12 @@ def was_taught(row: Row) -> bool:
 
 def student_parts(run: ComparedRun) -> list[Part]:
     """Also what another run paid for: a student that goes on from an earlier one took that one's training too."""
-    return [part for part in parts_of(run.record) if not part.shared and part.stage.startswith(_STUDENT)]
+    return [part for part in run.parts if part.is_students]
 
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
     """What the teacher did for its students; how good it is was asked for the comparison's sake."""
-    return [part for part in parts_of(run.record) if part.shared and not part.is_exam]
+    return [part for part in run.parts if part.shared and not part.is_exam]
 
 
 def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowPayback:
@@ -162,7 +161,7 @@ def _costs_in_full(row: Row, baseline: Row, comparison: Comparison) -> StudentCo
 
 
 def _training_parts(run: ComparedRun) -> list[Part]:
-    return [part for part in parts_of(run.record) if part.stage == TRAIN or is_before(part)]
+    return [part for part in run.parts if part.stage == TRAIN or is_before(part)]
 
 
 def _has_courses(row: Row, baseline: Row, comparison: Comparison) -> bool:
@@ -280,7 +279,7 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
     """What the student took while its teacher existed already: its own stages, and the teacher's work for it."""
-    own_or_lent = [part for part in parts_of(run.record) if not part.inherited or part.shared]
+    own_or_lent = [part for part in run.parts if not part.inherited or part.shared]
     return [part for part in own_or_lent if not part.makes_the_teacher and not part.is_exam]
 
 

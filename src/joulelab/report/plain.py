@@ -55,11 +55,16 @@ def _row(row: Row) -> dict[str, Any]:
         "inherited": _figure(row.inherited),
         "without_teacher": _figure(row.without_teacher),
         "with_teacher": _figure(row.with_teacher),
+        "setup": _figure(row.setup),
+        "repeated": _figure(row.repeated),
+        "all_energy_used": _figure(row.whole),
         "adds_estimates_to_measurements": row.mixed,
         "teacher_share": row.teacher_share,
         "without_teacher_ratio": _ratio(row.student_ratio),
         "with_teacher_ratio": _ratio(row.full_ratio),
-        "stages": [{"name": s.name, "inherited": s.inherited, **(_figure(s.figure) or {})} for s in row.stages],
+        "stages": [
+            {"name": s.name, "inherited": s.inherited, "kind": s.kind, **(_figure(s.figure) or {})} for s in row.stages
+        ],
         "samples_per_s": row.samples_per_s,
         "j_per_sample": row.j_per_sample,
         "unknown": list(row.unknown),

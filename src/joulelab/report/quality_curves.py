@@ -12,10 +12,10 @@ from joulelab.meter.trace import read_lines
 from joulelab.report.attempt_traces import AttemptTrace
 from joulelab.report.comparison import Comparison
 from joulelab.report.figures import Figure, energy_unit, finish, moving
-from joulelab.report.joules import TEACHER_PREFIX, run_joules
+from joulelab.report.joules import run_joules
 from joulelab.report.palette import label_scales
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment
 from joulelab.units import energy_text
 
 _MOST_POINTS = 200
@@ -27,9 +27,10 @@ Point = dict[str, Any]
 def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]) -> list[Point]:
     """A point per line of metrics: joules so far, and every number the line has.
 
-    Joules count from the first stage on that is no idle baseline, with what was inherited and without the teacher's
-    work: which of several seeds paid for what all of them use is chance. A run on several hosts has none: its metrics
-    do not tell on whose clock they are. Nor has one that would add estimates to measurements.
+    Joules count from the first stage on that is no idle baseline, with what was inherited, without setup and repeated
+    work, and without the teacher's: which of several seeds paid for what all of them use is chance. A run on several
+    hosts has none: its metrics do not tell on whose clock they are. Nor has one that would add estimates to
+    measurements.
     """
     if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
         return []
@@ -61,9 +62,11 @@ class _JoulesSoFar:
         self._traces = {placed.attempt: placed for placed in traces}
         inherited = run_joules(record).inherited_but_teacher
         self._inherited_j = (inherited.energy_j or 0.0) if inherited else 0.0
-        self._teaching = [
-            segment for stage in record.stages if stage.name.startswith(TEACHER_PREFIX) for segment in stage.segments
-        ]
+        self._teacher_stages = {stage.name for stage in record.stages if stage.role == "teacher"}
+        stages = [stage for stage in record.stages if not stage.outside_totals]
+        self._apart = [segment for stage in stages if not stage.is_method_work for segment in stage.segments]
+        teaching = [stage for stage in stages if stage.is_method_work and stage.role == "teacher"]
+        self._teaching = [segment for stage in teaching for segment in stage.segments]
         self._starts: dict[int, int] = {}
         for stage in record.stages:
             for segment in stage.segments if not stage.outside_totals else ():
@@ -80,16 +83,18 @@ class _JoulesSoFar:
         attempt = int(line.get("attempt", 1))
         if attempt not in self._starts or attempt not in self._traces:
             return None
-        so_far_j = self._before[attempt] + self._since_start(attempt, int(line["mono_ns"]))
-        if not str(line["stage"]).startswith(TEACHER_PREFIX):
-            so_far_j += self._inherited_j - self._taught(attempt, int(line["mono_ns"]))
+        until_ns = int(line["mono_ns"])
+        so_far_j = self._before[attempt] + self._since_start(attempt, until_ns)
+        so_far_j -= self._spent_in(self._apart, attempt, until_ns)
+        if line["stage"] not in self._teacher_stages:
+            so_far_j += self._inherited_j - self._spent_in(self._teaching, attempt, until_ns)
         return float(f"{so_far_j:.5g}")
 
     def _since_start(self, attempt: int, until_ns: int) -> float:
         return self._between(attempt, self._starts[attempt], until_ns)
 
-    def _taught(self, attempt: int, until_ns: int) -> float:
-        known = [segment for segment in self._teaching if segment.attempt in self._traces]
+    def _spent_in(self, segments: Sequence[Segment], attempt: int, until_ns: int) -> float:
+        known = [segment for segment in segments if segment.attempt in self._traces]
         before = [s for s in known if s.attempt < attempt or (s.attempt == attempt and s.start_ns < until_ns)]
         ends = [min(s.end_ns, until_ns) if s.attempt == attempt else s.end_ns for s in before]
         return sum(self._between(s.attempt, s.start_ns, end_ns) for s, end_ns in zip(before, ends, strict=True))

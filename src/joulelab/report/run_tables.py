@@ -195,7 +195,7 @@ def inherited_grid(record: RunRecord) -> Grid:
         stages = ", ".join(ancestor.stages) or NOTHING
         rows.append((ancestor.name, stages, ancestor.made_by, amount_text(figure), method_text(figure)))
     found = run_joules(record)
-    note = f"Own and inherited together: {labeled_text(found.with_teacher, found.mixed)}."
+    note = f"Own and inherited together: {labeled_text(found.whole, found.mixed_whole)}."
     if found.unknown:
         note += f" Not in it, because unknown: {', '.join(found.unknown)}."
     return make_grid(

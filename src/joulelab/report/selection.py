@@ -36,8 +36,8 @@ class Selection:
     place: Path | None
     """The one run's or group's own folder, where its report belongs; None for a choice of runs."""
 
-    def comparison(self, store: Path, wanted: str | None = None) -> Comparison:
-        return compare(self.group, self.records, store, self.folders, wanted)
+    def comparison(self, store: Path, wanted: str | None = None, include_repeated: bool = False) -> Comparison:
+        return compare(self.group, self.records, store, self.folders, wanted, include_repeated)
 
 
 def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Selection:

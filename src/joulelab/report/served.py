@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from joulelab.report.comparison import ComparedRun
-from joulelab.report.joules import TEACHER_PREFIX
 from joulelab.runs.record import StageRecord
 
 INFER = "infer."
@@ -26,7 +25,7 @@ class Served:
 def served(run: ComparedRun) -> Served | None:
     """The stage in which the run's own model worked: a student's before a teacher's."""
     used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith(INFER)]
-    used.sort(key=lambda stage: stage.name.startswith(TEACHER_PREFIX))
+    used.sort(key=lambda stage: stage.role == "teacher")
     for stage in used:
         if stage.j_per_token is not None and stage.tokens_per_s:
             return Served(run, stage, "token", stage.j_per_token, 1 / stage.tokens_per_s)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from joulelab.meter.figures import EnergyFigure, total
 from joulelab.report.comparison import ComparedRun, StageMean
-from joulelab.report.joules import known_sum
-from joulelab.report.parts import Part, parts_of
+from joulelab.report.joules import Part, PartKind, known_sum
 
 Line = tuple[str, bool]
 """Its name, and whether it is a line of inherited work."""
@@ -20,7 +19,7 @@ def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
     What one seed made and the others inherit is one line: which of them paid is chance. A run without the work counts
     as 0 J of it, and a run without any joules is in no mean, as it is in no sum.
     """
-    bills = [parts_of(run.record) for run in runs]
+    bills = [run.all_parts for run in runs]
     lines: dict[Line, dict[int, list[Part]]] = {}
     joined = _joined(bills)
     for place, parts in enumerate(bills):
@@ -29,7 +28,7 @@ def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
             lines.setdefault(line, {}).setdefault(place, []).append(part)
     billed = [place for place, run in enumerate(runs) if run.joules.with_teacher.energy_j is not None]
     means = [
-        StageMean(name, _all_inherited(by_run), _mean(by_run, billed or range(len(runs))))
+        StageMean(name, _all_inherited(by_run), _mean(by_run, billed or range(len(runs))), _kind(by_run))
         for (name, _), by_run in lines.items()
     ]
     return tuple(sorted(means, key=lambda mean: not mean.inherited))
@@ -45,6 +44,10 @@ def _joined(bills: Sequence[Sequence[Part]]) -> dict[str, str]:
         names, own = ({part.stage for part in bill if part.inherited is paid} for paid in (True, False))
         inherited = {name: stages for name, stages in inherited.items() if name not in names or own.isdisjoint(stages)}
     return {stage: name for name, stages in inherited.items() for stage in stages} | {name: name for name in inherited}
+
+
+def _kind(by_run: Mapping[int, Sequence[Part]]) -> PartKind:
+    return next(iter(by_run.values()))[0].kind
 
 
 def _all_inherited(by_run: Mapping[int, Sequence[Part]]) -> bool:

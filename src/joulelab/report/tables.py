@@ -35,7 +35,7 @@ from joulelab.report.wording import (
 )
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
-from joulelab.units import duration_text
+from joulelab.units import duration_text, energy_text
 
 __all__ = [
     "comparison_grids",
@@ -143,7 +143,20 @@ def _energy_note(comparison: Comparison) -> str:
     scale = " The scale error cancels in the ratios." if cancels else " Ratios between devices include the scale error."
     stated = f"{spread}{scale} " if spread else ""
     pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"
-    return f"{stated}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
+    apart = _apart_note(comparison.rows)
+    return f"{stated}{apart}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
+
+
+def _apart_note(rows: Sequence[Row]) -> str:
+    """What is in no figure of the table, with its size; the table by stage has it line by line."""
+    texts = []
+    for kind, meaning in (("setup", "start-up, imports, compilation, warm-ups"), ("repeated", "after an interruption")):
+        found_j = [figure.energy_j for row in rows if (figure := getattr(row, kind)) and figure.energy_j is not None]
+        if found_j:
+            ends = dict.fromkeys(energy_text(end(found_j)) for end in (min, max))
+            name = "setup" if kind == "setup" else "repeated work"
+            texts.append(f"{name} ({meaning}; {' to '.join(ends)} a run)")
+    return f"Not included: {' and '.join(texts)}. " if texts else ""
 
 
 def stage_grid(comparison: Comparison) -> Grid:
@@ -151,17 +164,20 @@ def stage_grid(comparison: Comparison) -> Grid:
     rows = comparison.rows
     figures = [stage.figure for row in rows for stage in row.stages if stage.figure.energy_j is not None]
     one_method = len({figure.method for figure in figures}) <= 1
-    keys = _stage_order(rows)
+    keys, apart = _stage_order(rows, counted=True), _stage_order(rows, counted=False)
     lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
     taught = any(row.inherited or row.teacher_share for row in rows)
     lines.append(["sum, teacher included" if taught else "sum", *(amount_text(row.with_teacher) for row in rows)])
+    if apart:
+        lines += [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in apart]
+        lines.append(["all energy used", *(amount_text(row.whole) for row in rows)])
     if any(row.samples_per_s for row in rows):
         lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
         lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
     lines += _trust_lines(rows)
     caption = f"Joules by stage, mean per run ({methods_text(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
-    return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, keys))
+    return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, [*keys, *apart]))
 
 
 def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:
@@ -174,10 +190,11 @@ def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:
     return " ".join(notes)
 
 
-def _stage_order(rows: Sequence[Row]) -> list[tuple[str, bool]]:
-    """Inherited work above own work; within each, as the runs went."""
-    keys = list(dict.fromkeys((stage.name, stage.inherited) for row in rows for stage in row.stages))
-    return sorted(keys, key=lambda key: (not key[1], key[0] == "run.overhead"))
+def _stage_order(rows: Sequence[Row], counted: bool) -> list[tuple[str, bool]]:
+    """Inherited work above own work; within each, as the runs went. What no ratio counts comes after the sum."""
+    stages = [stage for row in rows for stage in row.stages if row.counts(stage) is counted]
+    keys = list(dict.fromkeys((stage.name, stage.inherited) for stage in stages))
+    return sorted(keys, key=lambda key: not key[1])
 
 
 def _stage_title(key: tuple[str, bool]) -> str:

@@ -11,7 +11,7 @@ from joulelab.distill.causal.bench import Bench
 from joulelab.distill.logit_cache.manifest import read_manifest
 from joulelab.distill.logit_cache.shards import open_shard, read_entry, shard_files
 from joulelab.errors import ConfigError
-from joulelab.report.compare import compared_run
+from joulelab.report.compare import compared_runs
 from joulelab.report.compare_rows import make_row
 from joulelab.runs.artifacts import read_bill
 from joulelab.runs.bills import with_parts
@@ -89,7 +89,7 @@ def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_o
         # of the lineage every one once: what the shares spent on data is theirs, and one of it is on this bill
         inherited = [one for one in joined.inherited if stage in one.stages]
         assert len(inherited) == 3
-        row = make_row(joined.label, [compared_run(joined, paths.folder, None)], [])
+        row = make_row(joined.label, compared_runs(joined, paths.folder, None), [])
         shown = next(one.figure for one in row.stages if one.name == stage and one.inherited)
         assert shown.energy_j == pytest.approx(spent)
     assert len([one for one in joined.lineage if one.kind == "documents"]) == 1
