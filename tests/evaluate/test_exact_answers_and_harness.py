@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))
 from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.evaluate import language_harness
 from joulelab.evaluate.exact_answers import Question, Scored, mean_log_probabilities, read_questions, right_answers
 from joulelab.evaluate.exact_text import same_answer
-from joulelab.evaluate.language_harness import _require, harness_figures, require_tasks
+from joulelab.evaluate.language_harness import TaskFigure, _require, harness_figures, require_tasks
 from joulelab.zoo.pretrained import load_causal_lm
 
 
@@ -73,6 +75,20 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
         (r"\frac{11}{2}", r"\frac{1}{12}", False),
         ("The Beatles!", "beatles", True),
         ("July 4 1776", "July 4, 1776", True),
+        ("123", "1,2,3", False),
+        ("1,2,3", "123", False),
+        ("1, 2, 3", "1,2,3", True),
+        ("12", "(1,2)", False),
+        ("(1, 2)", "(1,2)", True),
+        ("1,234", "1234", True),
+        ("12,34", "1234", False),
+        ("+5", "5", True),
+        ("5", "+5", True),
+        ("\u22125", "-5", True),
+        ("-5", "\u22125", True),
+        ("5", "\u22125", False),
+        ("x \u2212 5", "x-5", True),
+        ("May 5 2020", "May 5, 2020", True),
     ],
 )
 def test_signs_and_points_count_in_numbers_and_not_in_words(said, true, right):
@@ -116,6 +132,47 @@ def test_a_question_may_hold_what_only_python_takes_for_the_end_of_a_line(tmp_pa
     assert read_questions(str(tmp_path / "questions.jsonl"), 5, chat=False) == [Question("a\u2028b", "x")]
 
 
+def test_standard_errors_and_items_of_the_harness_are_kept(monkeypatch):
+    """What `simple_evaluate` returns for two filters of one task and for a perplexity; both were thrown away."""
+    asked = {}
+    samples = [
+        {"doc_id": 0, "filter": "strict", "exact_match": 1.0},
+        {"doc_id": 1, "filter": "strict", "exact_match": 0.0},
+        {"doc_id": 0, "filter": "flexible", "exact_match": 1.0},
+        {"doc_id": 1, "filter": "flexible", "exact_match": 1.0},
+    ]
+    returned = {
+        "results": {
+            "gsm8k": {
+                "alias": "gsm8k",
+                "exact_match,strict": 0.5,
+                "exact_match_stderr,strict": 0.35,
+                "exact_match,flexible": 1.0,
+                "exact_match_stderr,flexible": 0.0,
+            },
+            "wikitext": {"word_perplexity,none": 12.5, "word_perplexity_stderr,none": "N/A"},
+        },
+        "n-samples": {"gsm8k": {"effective": 2}, "wikitext": {"effective": 1}},
+        "higher_is_better": {"gsm8k": {"exact_match": True}, "wikitext": {"word_perplexity": False}},
+        "samples": {"gsm8k": samples, "wikitext": [{"doc_id": 0, "filter": "none", "word_perplexity": (-3.0, 4)}]},
+    }
+
+    def simple_evaluate(**how):
+        asked.update(how)
+        return returned
+
+    kinds = {"manager": lambda **how: SimpleNamespace(all_tasks=["gsm8k", "wikitext"]), "model": lambda **how: None}
+    monkeypatch.setattr(
+        language_harness, "import_harness", lambda: (SimpleNamespace(simple_evaluate=simple_evaluate), kinds)
+    )
+    how = {"folder": None, "limit": None, "batch_size": 2, "device": torch.device("cpu")}
+    strict, flexible, perplexity = harness_figures(None, None, ["gsm8k", "wikitext"], **how)
+    assert asked["bootstrap_iters"] > 0 and asked["log_samples"] is True
+    assert strict == TaskFigure("gsm8k", "exact_match.strict", 0.5, 2, False, 0.35, {"0": 1.0, "1": 0.0})
+    assert strict.right_or_wrong and flexible.scores == {"0": 1.0, "1": 1.0}
+    assert perplexity == TaskFigure("wikitext", "word_perplexity", 12.5, 1, True, None, {})
+
+
 def test_the_harness_itself_asks_local_tasks(counter, tmp_path):
     pytest.importorskip("lm_eval")
     model, tokenizer = counter
@@ -141,6 +198,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     ask = {"folder": tmp_path, "batch_size": 2, "device": torch.device("cpu")}
     (figure,) = harness_figures(model, tokenizer, ["counting"], limit=2, **ask)
     assert (figure.task, figure.metric, figure.items, figure.lower_is_better) == ("counting", "acc", 2, False)
+    assert figure.standard_error is not None and sum(figure.scores.values()) / 2 == pytest.approx(figure.value)
     endings = [tokenizer(word).input_ids for word in ("w6", "w10")]
     asked_for = [tokenizer(row["question"]).input_ids for row in rows[:2]]
     scores = [mean_log_probabilities(model, [Scored(prompt, ending) for ending in endings]) for prompt in asked_for]

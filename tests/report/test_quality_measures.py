@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,32 @@ def test_runs_without_any_quality_are_compared_by_joules_alone(made, tmp_path: P
         "Against labels only, with the teacher included the methods cost 6.48x to 6.61x the joules."
     )
     assert "Quality" not in comparison_markdown(comparison)
+
+
+def test_tasks_of_the_harness_and_exact_answers_are_paired_item_by_item(made, tmp_path):
+    records = []
+    for label, right in (("labels only", 600), ("response KD", 700)):
+        for seed in (0, 1):
+            run = made.labels_only(seed, 0) if label == "labels only" else made.distilled(label, seed, 0, 131.0)
+            share = Result(value=right / 1000, trials=1000, successes=right, standard_error=0.015)
+            results = {
+                "student.clm_loss": Result(value=3.0 + seed / 100, lower_is_better=True),
+                "student.harness.gsm8k.exact_match.strict.value": share,
+                "student.exact_answers": share,
+            }
+            record = run.model_copy(update={"results": results})
+            records.append(record)
+            place = tmp_path / record.run_id / "artifacts" / "student-quality"
+            place.mkdir(parents=True)
+            scores = {str(item): float(item < right + seed) for item in range(1000)}
+            task = {"task": "gsm8k", "metric": "exact_match.strict", "scores": scores}
+            (place / "harness.json").write_text(json.dumps({"tasks": [task]}))
+            (place / "answers.json").write_text(json.dumps({"right": [bool(score) for score in scores.values()]}))
+    group = made.group_of(records)
+    assert compare(group, records, tmp_path).measure.name == "clm_loss"
+    for wanted in ("harness.gsm8k.exact_match.strict.value", "exact_answers"):
+        difference = compare(group, records, tmp_path, wanted=wanted).row("response KD").difference
+        assert difference.paired.items == 1000 and difference.paired.discordant >= 100
+        assert difference.significant and difference.interval.value == pytest.approx(0.1)
+    agreement = [one.model_copy(update={"results": {"student.agreement": share}}) for one in records]
+    assert compare(group, agreement, tmp_path, wanted="agreement").row("response KD").difference.paired is None

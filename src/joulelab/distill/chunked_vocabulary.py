@@ -20,8 +20,8 @@ from joulelab.distill.chunked_projection import (
     computed_in,
     padded_projection,
 )
-from joulelab.distill.divergences import forward_kl
-from joulelab.distill.vocabulary_losses import NO_TARGET
+from joulelab.distill.divergences import forward_kl, teacher_log_softmax
+from joulelab.distill.vocabulary_losses import NO_TARGET, logits_apart
 
 __all__ = ["Positions", "Projection", "TermWeights", "VocabularyLoss", "chunk_terms", "padded_projection"]
 
@@ -69,12 +69,11 @@ def chunk_terms(
     grad_CV = torch.zeros_like(own_CV)
     T = weights.temperature
     if teacher_CV is not None and weights.kl > 0:
-        said_log_CV, own_log_CV = F.log_softmax(teacher_CV.float() / T, -1), F.log_softmax(own_CV / T, -1)
-        apart_C, slope_CV = forward_kl(own_log_CV, said_log_CV)
+        apart_C, slope_CV = forward_kl(F.log_softmax(own_CV / T, -1), teacher_log_softmax(teacher_CV, T))
         kl = T * T * torch.dot(apart_C, counted_C)
         grad_CV = grad_CV + weights.kl * T * slope_CV
     if teacher_CV is not None and weights.mse > 0:
-        apart_CV = own_CV - teacher_CV.float()
+        apart_CV = logits_apart(own_CV, teacher_CV.float())
         mse = torch.dot(apart_CV.square().sum(-1), counted_C)
         grad_CV = grad_CV + 2 * weights.mse * apart_CV
     grad_CV = grad_CV * counted_C[:, None]

@@ -16,6 +16,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+LOWEST_LOG = -1e4
+"""In place of the log-probability -inf: its exponential is 0 as well, and 0 times it is 0 and not NaN."""
+
+
+def teacher_log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Finite, also where a teacher rules a word out with a logit of -inf; without gradients."""
+    return F.log_softmax(logits.detach().float() / temperature, -1).clamp_(min=LOWEST_LOG)
 
 
 def forward_kl(own_log_CV: Tensor, said_log_CV: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +32,8 @@ def forward_kl(own_log_CV: Tensor, said_log_CV: Tensor) -> tuple[Tensor, Tensor]
 
 
 def reverse_kl(own_log_CV: Tensor, said_log_CV: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(student || teacher): the student says nothing that the teacher would not."""
+    """KL(student || teacher): the student says nothing that the teacher would not. A word that the teacher rules out
+    counts with `LOWEST_LOG`, because the true divergence would be infinite."""
     own_CV, apart_CV = own_log_CV.exp(), own_log_CV - said_log_CV
     divergence_C = (own_CV * apart_CV).sum(-1)
     return divergence_C, own_CV * (apart_CV - divergence_C[:, None])

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from joulelab.distill.divergences import LOWEST_LOG, teacher_log_softmax
+
 
 def cross_entropy_sum(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
     return F.cross_entropy(logits_BC.float(), labels_B, reduction="sum")
@@ -17,8 +19,8 @@ def soft_target_kl_sum(
     student_BC: Tensor, teacher_BC: Tensor, temperature: float, times_T_squared: bool = True
 ) -> Tensor:
     """T^2 KL(teacher || student) at temperature T; T^2 keeps the gradient's size independent of T."""
-    student_log = F.log_softmax(student_BC.float() / temperature, dim=-1)
-    teacher_log = F.log_softmax(teacher_BC.float() / temperature, dim=-1)
+    student_log = F.log_softmax(student_BC.float() / temperature, dim=-1).clamp(min=LOWEST_LOG)
+    teacher_log = teacher_log_softmax(teacher_BC, temperature)
     scale = temperature**2 if times_T_squared else 1.0
     return scale * F.kl_div(student_log, teacher_log, reduction="sum", log_target=True)
 

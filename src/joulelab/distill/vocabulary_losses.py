@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from joulelab.distill.losses import soft_target_kl_sum
+
 NO_TARGET = -100
 """In place of a target where none is asked for; torch's cross-entropy skips it too."""
 
 
 def response_kl_sum(student_NV: Tensor, teacher_NV: Tensor, temperature: float) -> Tensor:
-    """T^2 KL(teacher || student) at temperature T; T^2 keeps the gradient's size independent of T."""
-    student_log = F.log_softmax(student_NV.float() / temperature, dim=-1)
-    teacher_log = F.log_softmax(teacher_NV.float() / temperature, dim=-1)
-    return temperature**2 * F.kl_div(student_log, teacher_log, reduction="sum", log_target=True)
+    return soft_target_kl_sum(student_NV, teacher_NV, temperature)
 
 
 def token_cross_entropy_sum(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
@@ -28,7 +27,12 @@ def token_cross_entropy_sum(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
 
 def logit_mse_sum(student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
     """Squared distance summed over the vocabulary, not averaged: so did DistilBERT's authors."""
-    return (student_NV.float() - teacher_NV.float()).square().sum()
+    return logits_apart(student_NV.float(), teacher_NV.float()).square().sum()
+
+
+def logits_apart(student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
+    """Student minus teacher; 0 where the teacher rules a word out with -inf, from which every logit is equally far."""
+    return torch.where(teacher_NV.isneginf(), 0.0, student_NV - teacher_NV)
 
 
 def cosine_distance_sum(student_ND: Tensor, teacher_ND: Tensor, counted_N: Tensor | None = None) -> Tensor:

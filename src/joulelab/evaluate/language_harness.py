@@ -10,7 +10,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from torch import nn
 
 from joulelab import lookup
 from joulelab.errors import DependencyMissing, JoulelabError
+
+# For metrics whose standard error has no formula (BLEU, F1); the harness's default of 100,000 takes minutes.
+_BOOTSTRAPS = 1_000
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,14 @@ class TaskFigure:
     value: float
     items: int
     lower_is_better: bool
+    standard_error: float | None = None
+    """The harness's own; None where it computes none for this metric."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Item id -> its score, where an item has one number; for the paired comparison of two models."""
+
+    @property
+    def right_or_wrong(self) -> bool:
+        return bool(self.scores) and all(score in (0.0, 1.0) for score in self.scores.values())
 
 
 def harness_figures(
@@ -53,8 +64,8 @@ def harness_figures(
                 tasks=list(tasks),
                 task_manager=manager,
                 limit=limit,
-                bootstrap_iters=0,
-                log_samples=False,
+                bootstrap_iters=_BOOTSTRAPS,
+                log_samples=True,
             )
         except Exception as error:
             tail = " ".join(said.getvalue().split()[-40:])
@@ -81,7 +92,24 @@ def _figures(found: Mapping[str, Any]) -> Iterator[TaskFigure]:
             if not chosen or metric.endswith("_stderr") or isinstance(value, str):
                 continue
             name = metric if chosen == "none" else f"{metric}.{chosen}"
-            yield TaskFigure(task, name, float(value), items, better.get(metric) is False)
+            error = values.get(f"{metric}_stderr,{chosen}")
+            yield TaskFigure(
+                task,
+                name,
+                float(value),
+                items,
+                better.get(metric) is False,
+                standard_error=None if error is None or isinstance(error, str) else float(error),
+                scores=_scores(found.get("samples", {}).get(task, ()), metric, chosen),
+            )
+
+
+def _scores(samples: Sequence[Mapping[str, Any]], metric: str, chosen: str) -> dict[str, float]:
+    """By the item's number in the task; empty where the metric is no number per item, as for a perplexity."""
+    own = [sample for sample in samples if sample.get("filter", chosen) == chosen and metric in sample]
+    if any(not isinstance(sample[metric], int | float) for sample in own):
+        return {}
+    return {str(sample["doc_id"]): float(sample[metric]) for sample in own}
 
 
 def _manager(kind: Any, tasks: Sequence[str], folder: Path | None) -> Any:

@@ -58,7 +58,9 @@ def _by_items(
     ours: Sequence[ComparedRun], theirs: Sequence[ComparedRun], pairs: Sequence[Pair], by_seed: tuple[float, ...]
 ) -> QualityDifference:
     base, method = zip(*pairs, strict=True) if pairs else (theirs, ours)
-    found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs))
+    assert ours[0].quality is not None
+    measure = ours[0].quality.measure.name
+    found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs), measure)
     if found is None:
         return QualityDifference(None, by_seed, "the predictions to pair item by item are missing")
     return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN)

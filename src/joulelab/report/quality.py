@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joulelab.runs.record import Result, RunRecord
-from joulelab.stats import Interval, wilson
+from joulelab.stats import Z95, Interval, wilson
 
 _WHOSE = ("student", "policy", "model", "teacher")
 _SHARES = ("accuracy", "exact_match", "f1", "macro_f1", "win_rate")
@@ -21,7 +21,8 @@ _FALLING = ("loss", "perplexity")
 _NATS = ("mlm_loss", "clm_loss")
 _TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
 # Results that describe the training, the data or another result, and not how good the model is.
-_BESIDE = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases")
+# Tasks of lm-evaluation-harness are compared where one is asked for by name.
+_BESIDE = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases", "harness")
 # `exact_answers` stands beside the held-out loss, which language models are compared by unless it is asked for.
 _NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
 # What a training stage's own objective came to: of the student's, or of the start that it goes on from.
@@ -95,7 +96,10 @@ class Quality:
     @property
     def interval(self) -> Interval | None:
         """The interval of the test set: its items are a sample, however many seeds were trained."""
-        return share_interval(self.result.value, self.result.trials)
+        value, error = self.result.value, self.result.standard_error
+        if self.result.trials is None and error is not None:
+            return Interval(value, value - Z95 * error, value + Z95 * error)
+        return share_interval(value, self.result.trials)
 
     def text(self, with_interval: bool = True) -> str:
         return self.measure.text(self.result.value, self.interval if with_interval else None)

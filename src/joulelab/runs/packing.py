@@ -33,7 +33,7 @@ _OF_A_RUN = (
     *("run.json", "config.yaml", "environment.json", "experiment_summary.json", "metrics.jsonl", "windows.jsonl"),
     *("report.html", "stages/*.json", "events/*.jsonl", "trace/*.jsonl", "trace/*.parquet"),
     *("codecarbon/*.csv", "codecarbon/*.jsonl"),
-    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz")),
+    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz", "answers.json", "harness.json")),
 )
 _READINGS = ("trace/",)
 """Numbers of sensors, too large to be searched for secrets and without a place for one."""

@@ -318,6 +318,8 @@ class Result(Frozen):
     successes: int | None = None
     lower_is_better: bool = False
     """True for a loss: less of it is more quality."""
+    standard_error: float | None = None
+    """Over the test items, where whoever computed the figure states one."""
 
 
 class ErrorRecord(Frozen):

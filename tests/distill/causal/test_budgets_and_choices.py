@@ -61,7 +61,9 @@ def test_a_teacher_that_costs_more_than_the_budget_leaves_nothing_and_that_is_sa
 
 def test_a_teacher_is_asked_again_where_the_files_of_a_task_have_changed(lab, tmp_path, monkeypatch):
     def figures(model, tokenizer, tasks, *, folder, **ignored):
-        return [TaskFigure("mine", "acc", float((folder / "mine.yaml").read_text()), 1, lower_is_better=False)]
+        value = float((folder / "mine.yaml").read_text())
+        scores = {str(number): float(number < 4 * value) for number in range(4)}
+        return [TaskFigure("mine", "acc", value, 4, False, standard_error=0.2, scores=scores)]
 
     for name, stand_in in (("harness_figures", figures), ("require_tasks", print), ("import_harness", dict)):
         monkeypatch.setattr(quality, name, stand_in)
@@ -70,7 +72,9 @@ def test_a_teacher_is_asked_again_where_the_files_of_a_task_have_changed(lab, tm
     for value in (0.25, 0.25, 0.75):
         (tmp_path / "mine.yaml").write_text(str(value))
         record, _ = lab.run(tmp_path.parent / "asked-again", "kd", **asked)
-        found.append((record.results["teacher.harness.mine.acc.value"].value, record.stage("teacher.evaluate") is None))
+        figure = record.results["teacher.harness.mine.acc.value"]
+        assert (figure.standard_error, figure.trials, figure.successes) == (0.2, 4, 4 * value)
+        found.append((figure.value, record.stage("teacher.evaluate") is None))
     assert found == [(0.25, False), (0.25, True), (0.75, False)]
 
 

@@ -155,3 +155,12 @@ def test_unknown_codecs_and_impossible_counts_are_refused():
             codec_named(name)
     with pytest.raises(ConfigError, match="67108865"):
         record_bytes(2**26 + 1)
+
+
+@pytest.mark.parametrize("codec", EVERY)
+def test_words_that_the_teacher_rules_out_leave_a_finite_loss(tmp_path, codec):
+    student_V, teacher_V = two_models()
+    teacher_V[::3] = -torch.inf
+    targets = cached(tmp_path, make_manifest(codec, 1.0, WORDS), teacher_V.expand(20, -1))
+    sums, gradient = against(targets, student_V.expand(20, -1), torch.zeros(20, dtype=torch.long), alpha=0.5)
+    assert sums.loss.isfinite() and sums.kl.isfinite() and gradient.isfinite().all()

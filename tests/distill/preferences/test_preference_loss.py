@@ -101,7 +101,8 @@ def test_in_half_precision_it_is_the_same_within_rounding():
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("length-normalised", math.log(2))]
+    ("kind", "expected"),
+    [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("ipo-sum", 6.25), ("length-normalised", math.log(2))],
 )
 def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tmp_path, kind, expected):
     """Through the one loop, in training mode, with a model that would have dropout."""
@@ -160,6 +161,19 @@ def test_losses_by_hand():
     assert float(ipo_loss(margins, 0.5)) == pytest.approx((3 - 1) ** 2)
     _, normalised = preference_loss("length-normalised", 0.5, policy, reference, tokens)
     assert normalised.tolist() == [2 / 2 + 1 / 4]
+
+
+def test_ipo_takes_mean_log_ratios_as_trl_and_ipo_sum_the_papers_sums():
+    """16 and 25 tokens: TRL's loss is 29.95, the paper's 202.5, which `ipo` gave before."""
+    policy, reference = torch.tensor([[-24.5978, -25.3676]]), torch.tensor([[-20.0, -30.0]])
+    tokens = torch.tensor([[16.0, 25.0]])
+    mean_log_ratios = (policy - reference) / tokens  # trl: all_logps / loss_mask.sum(-1) for loss_type="ipo"
+    by_trl = (mean_log_ratios[:, 0] - mean_log_ratios[:, 1] - 1 / (2 * 0.1)) ** 2
+    loss, margins = preference_loss("ipo", 0.1, policy, reference, tokens)
+    assert float(loss) == pytest.approx(float(by_trl.sum())) == pytest.approx(29.95, abs=0.01)
+    assert margins.tolist() == pytest.approx([-0.47266], abs=1e-4)
+    paper, _ = preference_loss("ipo-sum", 0.1, policy, reference, tokens)
+    assert float(paper) == pytest.approx(202.5, abs=0.01)
 
 
 def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp_path):

@@ -100,8 +100,9 @@ class Preferences(Section):
     """Answers that came to their end are better than those cut off; or: those with the data's own final answer are."""
     tie_margin: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Answers whose scores differ by no more than this make no pair; ties are counted."""
-    loss: Literal["dpo", "ipo", "length-normalised"] = "dpo"
-    """DPO; IPO, whose margin is bounded; or DPO over mean log-probabilities a token."""
+    loss: Literal["dpo", "ipo", "ipo-sum", "length-normalised"] = "dpo"
+    """DPO; IPO, whose margin is bounded, over mean log-ratios per token as in TRL, or over their sums as in the paper
+    (`ipo-sum`); or DPO over mean log-ratios per token."""
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
     """How far the policy may leave its reference: small is far."""
     shared_prompt: bool = True
@@ -109,7 +110,9 @@ class Preferences(Section):
 
     @property
     def loss_name(self) -> str:
-        return {"dpo": "DPO", "ipo": "IPO", "length-normalised": "length-normalised DPO"}[self.loss]
+        return {"dpo": "DPO", "ipo": "IPO", "ipo-sum": "IPO over sums", "length-normalised": "length-normalised DPO"}[
+            self.loss
+        ]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from joulelab.distill.chunked_projection import Projection
-from joulelab.distill.divergences import DIVERGENCES
+from joulelab.distill.divergences import DIVERGENCES, teacher_log_softmax
 from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, times_in_place
 
 
@@ -28,9 +28,8 @@ def dense_chunk(
     """Sums of (CE, T^2 times the divergence), and the gradient of their weighted sum by the logits."""
     T = weights.temperature
     own_CV = F.linear(own_CD, own.weight_VD, own.bias_V).float()
-    teacher_CW = F.linear(said_CE, said.weight_VD, said.bias_V)[:, :vocabulary].float()
-    own_log_CW, said_log_CW = (F.log_softmax(logits / T, -1) for logits in (own_CV[:, :vocabulary], teacher_CW))
-    apart_C, slope_CW = DIVERGENCES[divergence](own_log_CW, said_log_CW)
+    said_log_CW = teacher_log_softmax(F.linear(said_CE, said.weight_VD, said.bias_V)[:, :vocabulary], T)
+    apart_C, slope_CW = DIVERGENCES[divergence](F.log_softmax(own_CV[:, :vocabulary] / T, -1), said_log_CW)
     ce, grad_CV = _label_terms(own_CV, labels, weights.ce)
     padding = own_CV.shape[1] - slope_CW.shape[1]
     grad_CV = grad_CV + F.pad(labels.counted(weights.kl * T) * slope_CW, (0, padding))

@@ -19,6 +19,8 @@ Weigh = Callable[[Tensor, int, float, bool], tuple[Tensor, Tensor | None]]
 Picked = dict[str, Tensor]
 """By name: `entropy` [C], `drawn` [C, n], `rest` [C], `top` [C, K] and `share` [C, K]; of these what the codec has."""
 
+_LOWEST_LOGIT = -1e30
+
 
 def weigh(logits_CV: Tensor, vocabulary: int, temperature: float, entropy: bool) -> tuple[Tensor, Tensor | None]:
     """Probabilities [C, V] and their entropy [C]. Logits of rows that only pad the teacher's head take no part."""
@@ -29,7 +31,8 @@ def weigh(logits_CV: Tensor, vocabulary: int, temperature: float, entropy: bool)
         return share_CV, None
     # with p = exp(z - norm) the entropy is norm - sum p z, and the norm is known from the likeliest word
     norm_C = warm_CV.amax(-1) - share_CV.amax(-1).log()
-    return share_CV, norm_C - (share_CV * warm_CV).sum(-1)
+    # a word that the teacher rules out (-inf) adds nothing: 0 times a finite number
+    return share_CV, norm_C - (share_CV * warm_CV.clamp(min=_LOWEST_LOGIT)).sum(-1)
 
 
 def pick(

@@ -14,7 +14,8 @@ from typing import Literal
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-PreferenceLoss = Literal["dpo", "ipo", "length-normalised"]
+PreferenceLoss = Literal["dpo", "ipo", "ipo-sum", "length-normalised"]
+_OVER_MEANS = ("ipo", "length-normalised")
 
 
 def margins(policy_P2: Tensor, reference_P2: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ def dpo_loss(margins_P: Tensor, beta: float) -> Tensor:
 
 
 def ipo_loss(margins_P: Tensor, beta: float) -> Tensor:
-    """Draws the margin to 1 / (2 beta) and no further, where DPO would go on for ever."""
+    """Draws the margin to 1 / (2 beta) and no further, where DPO would go on for ever (Azar et al. 2023)."""
     return (margins_P - 1 / (2 * beta)).square().sum()
 
 
@@ -36,11 +37,11 @@ def preference_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss summed over pairs, and the margins it was made of.
 
-    Log-probabilities are sums over an answer's tokens. `length-normalised` is DPO over means a token: a sum lets a
-    policy gain by length alone.
+    Log-probabilities are sums over an answer's tokens. `length-normalised` is DPO over means per token: a sum lets a
+    policy gain by length alone. `ipo` takes means per token too, as TRL does; `ipo-sum` is the paper's sum.
     """
-    if kind == "length-normalised":
+    if kind in _OVER_MEANS:
         policy_P2, reference_P2 = policy_P2 / tokens_P2, reference_P2 / tokens_P2
     margins_P = margins(policy_P2, reference_P2)
-    loss = ipo_loss if kind == "ipo" else dpo_loss
+    loss = ipo_loss if kind in ("ipo", "ipo-sum") else dpo_loss
     return loss(margins_P, beta), margins_P

@@ -16,7 +16,7 @@ from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 
 
 class PreferenceObjective:
-    """DPO, IPO or length-normalised DPO against cached figures of the reference, or against a live one.
+    """DPO, IPO (over means or sums) or length-normalised DPO against cached figures of the reference, or a live one.
 
     Parts in the log, each a mean over pairs: `margin` (times beta, as DPO's reward margin), `accuracy` (share of pairs
     with a margin above 0), `chosen` and `rejected` (what each answer gained over the reference, in nats).

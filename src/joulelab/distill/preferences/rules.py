@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from joulelab.evaluate.exact_text import NUMBER, same_answer
+from joulelab.evaluate.exact_text import NUMBER, ascii_minus, same_answer
 from joulelab.infer.generation.answers import Answer
 
 Rule = Callable[[Answer, str | None], float | None]
@@ -30,7 +30,7 @@ def final_answer(text: str) -> str:
     if marks:
         behind = text[marks[-1].end() :].strip()
         return _boxed(behind) if marks[-1].group().startswith("\\") else behind.split("\n")[0].strip()
-    numbers = NUMBER.findall(text)
+    numbers = NUMBER.findall(ascii_minus(text))
     return numbers[-1] if numbers else text.strip()
 
 
