@@ -135,7 +135,7 @@ def measure(row: Row, cost: PaperCost, compiled: str, seconds: float, device: to
     peak = peak_flops(torch.cuda.get_device_name(), numbers_of(workload.model, row.precision))
     mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
     return Measured(
-        row=row, compiled=compiled, parameters=cost.parameters, items_per_s=amount / span_s,
+        row=row, compiled=compiled, parameters=request.size.parameters, items_per_s=amount / span_s,
         amount=amount, window_ns=found.window_ns, mfu=mfu,
         memory_gib=found.peak_gib or 0.0, first_loss=first_loss, last_loss=found.loss,
         ratio=row.beside and amount / span_s / row.beside,

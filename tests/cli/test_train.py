@@ -133,6 +133,6 @@ def test_one_model_is_told_with_its_cost_on_paper():
     done = joulelab_here("zoo", "gpt2", "--size", "tiny", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["on_paper"]["parameters"] == 136_960
+    assert told["on_paper"]["parameters"] == told["on_paper"]["trained_parameters"] == 136_960
     assert told["on_paper"]["training_flops"] == 3 * told["on_paper"]["forward_flops"]
     assert {row["optimizer"] for row in told["on_paper"]["bytes"]} == {"adamw", "sgd", "adafactor"}

@@ -12,6 +12,7 @@ from documents import ROOT, all_documents, document
 
 from joulelab.cli.main import app
 from joulelab.runs.spec import experiment_names
+from joulelab.zoo.registry import all_models
 
 DOCUMENTS = pytest.mark.parametrize("path", all_documents(), ids=lambda path: path.name)
 POINTS = {"M": 8, "D": 8, "F": 7, "L": 12, "T": 7, "P": 6, "R": 8}
@@ -50,3 +51,16 @@ def test_tests_shown_for_a_requirement_exist() -> None:
     shown = re.findall(r"`pytest (\S+)`", document("docs/requirements.md"))
     assert shown
     assert not [path for path in shown if not (ROOT / path).exists()]
+
+
+def test_the_zoos_sizes_in_the_results_are_those_the_zoo_lists() -> None:
+    """Longformer had 127.4 M on the page and 149 M in `joulelab zoo`."""
+    page = document("docs/results.md")
+    table = page[page.index("## The zoo's published sizes") :].split("\n## ")[0]
+    rows = re.findall(r"^\| ([a-z0-9-]+)(?: ([a-z0-9-]+))?(?:,[^|]*)? \| ([\d,.]+) M \|", table, re.MULTILINE)
+    models = {entry.name: entry for entry in all_models()}
+    assert {name for name, *_ in rows} == set(models)
+    for name, size, millions in rows:
+        entry = models[name]
+        parameters = entry.sizes[size or entry.default_size].parameters
+        assert float(millions.replace(",", "")) == round(parameters / 1e6, 1), name

@@ -63,7 +63,10 @@ def paper_grids(cost: Mapping[str, Any], item: str) -> tuple[Grid, ...]:
             ("by", f"matrix products, convolutions and attention, counted on {cost['how']}"),
         ]
     size = f"{cost['size']}, {shape_text(cost['shape'])}"
-    flops = make_grid(f"On paper: {size}", "What!|Value", [("parameters", f"{cost['parameters']:,}"), *rows])
+    parameters = f"{cost['parameters']:,}"
+    if cost["trained_parameters"] != cost["parameters"]:
+        parameters += f", of which {cost['trained_parameters']:,} are trained"
+    flops = make_grid(f"On paper: {size}", "What!|Value", [("parameters", parameters), *rows])
     return (flops, bytes_grid(cost["bytes"]))
 
 

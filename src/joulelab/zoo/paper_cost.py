@@ -156,6 +156,8 @@ def told(request: WorkloadRequest) -> dict[str, Any]:
         "size": request.size_name or request.entry.default_size,
         "shape": request.shape,
         **asdict(cost),
+        "parameters": request.size.parameters,
+        "trained_parameters": cost.parameters,
         "bytes": [
             {"precision": precision, "optimizer": optimizer, "parts": found, "sum": sum(found.values())}
             for (precision, optimizer), found in zip(rows, parts, strict=False)
