@@ -9,13 +9,20 @@ from joulelab.errors import EndedBySignal
 from joulelab.lookup import PIPELINES
 from joulelab.report.compare import compare
 from joulelab.report.parts import datasets
-from joulelab.report.tables import comparison_grids, render_text, to_rich
+from joulelab.report.run_tables import header_grid
+from joulelab.report.selection import select
+from joulelab.report.tables import comparison_grids, render_text, runs_grid, to_rich
 from joulelab.report.verdict import verdict
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import create_group, execute_group, group_records
+from joulelab.runs.index_rows import listed_run, row_of
 from joulelab.runs.listeners import Silent
+from joulelab.runs.measure_result import conclude, result_of
+from joulelab.runs.measure_session import run_all
+from joulelab.runs.measure_spec import MeasureSpec
+from joulelab.runs.measuring import MeasuredRun
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
@@ -112,29 +119,81 @@ def interrupted(tmp_path, machine, monkeypatch):  # noqa: F811
     return [load_record(folder) for folder in sorted(tmp_path.glob("demo-kd-*"))]
 
 
-def row_of(records, store, **options):
-    from joulelab.report.selection import select
-
+def kd_row(records, store, **options):
     return select(store, [record.run_id for record in records], "labels only").comparison(store, **options).row("KD")
 
 
 def test_work_repeated_after_an_interruption_is_in_no_ratio_unless_it_is_asked_for(interrupted, tmp_path):
     """80 steps of which 19 were done twice: 1.35x was printed where 1.1x is right."""
-    row = row_of(interrupted, tmp_path)
+    row = kd_row(interrupted, tmp_path)
     assert row.student_ratio.ratio.value == pytest.approx(1.1, rel=1e-6)
     assert row.repeated.energy_j == pytest.approx(19 * 11, rel=1e-3)
     assert row.whole.energy_j == pytest.approx(row.with_teacher.energy_j + row.setup.energy_j + row.repeated.energy_j)
-    with_repeated = row_of(interrupted, tmp_path, include_repeated=True)
+    with_repeated = kd_row(interrupted, tmp_path, include_repeated=True)
     assert with_repeated.student_ratio.ratio.value == pytest.approx(1.1 * 99 / 80, rel=1e-3)
     assert with_repeated.repeated is None
 
 
 def test_tables_page_and_verdict_come_from_the_same_energy(interrupted, tmp_path):
-    from joulelab.report.selection import select
-
     comparison = select(tmp_path, [r.run_id for r in interrupted], "labels only").comparison(tmp_path)
     text = "\n".join(render_text(to_rich(grid)) for grid in comparison_grids(comparison))
     assert "1.10x" in text and "student.train.repeated" in text and "all energy used" in text
     assert any("1.10x" in sentence for sentence in verdict(comparison).sentences)
     on_page = {part["stage"] for part in datasets(comparison)["parts"]}
     assert on_page == {"student.train"}
+
+
+class Program:
+    """A program of 2 s, its first run in a machine slower; `measure` starts and waits for it."""
+
+    def __init__(self, machine):  # noqa: F811
+        self.machine, self.runs = machine, 0
+
+    def run(self, executable, command):
+        self.runs += 1
+        self.machine.work(5 if self.runs == 1 else 2 + 0.01 * (self.runs % 3))
+        return self
+
+    def check(self, signum):
+        assert signum is None
+
+    def left_over(self):
+        return []
+
+
+def measured(store, name, machine, **settings):  # noqa: F811
+    program = MeasureSpec(name=name, command=("train",), energy=GPU, **settings)
+    measuring = MeasuredRun(store, program)
+    run = measuring.begin()
+    machine.work(1)
+    run_all(run, program, Program(machine), "train", ["train"])
+    machine.work(1)
+    return measuring.amend(conclude(measuring.end("done"), measuring.paths)), measuring.paths.folder
+
+
+def test_repeats_of_a_measured_program_are_repeats_everywhere_and_warm_ups_are_nowhere(tmp_path, machine):  # noqa: F811
+    """One program, measured with 4 repeats and with 16: their sums were compared, which gave 4.06x for such a pair."""
+    short, _ = measured(tmp_path, "short", machine, repeat=4, warmup=1)
+    long, folder = measured(tmp_path, "long", machine, repeat=16, warmup=2)
+    row = select(tmp_path, [short.run_id, long.run_id], "short").comparison(tmp_path).row("long")
+    assert row.student_ratio.ratio.value == pytest.approx(1.0, rel=0.005)
+    assert row.student_ratio.ratio.bounded and not row.student_ratio.significant
+    assert (len(row.runs), row.student_ratio.paired) == (16, False)
+    assert row.with_teacher.energy_j == pytest.approx(201, abs=0.5)
+    assert 16 * row.whole.energy_j == pytest.approx(long.totals.best.energy_j, rel=1e-6), "set-up is shared out"
+    assert row.seeds_text.startswith("repeat 1, repeat 2")
+
+    result = result_of(long, folder, 0)
+    assert (result.summary.count, result.energy.energy_j) == (16, pytest.approx(201, abs=0.5))
+    shown = render_text(to_rich(header_grid(long)))
+    assert "mean of 16 repeats" in shown and "201 J" in shown
+    listed = listed_run(row_of(long)["listing"])
+    assert listed.totals.best.energy_j == pytest.approx(201, abs=0.5)
+    assert "mean of 16" in runs_grid([listed]).rows[0][4]
+
+
+def test_a_program_measured_once_is_compared_without_the_start_of_the_meter(tmp_path, machine):  # noqa: F811
+    once, _ = measured(tmp_path, "once", machine)
+    often, _ = measured(tmp_path, "often", machine, repeat=4)
+    row = select(tmp_path, [once.run_id, often.run_id], "once").comparison(tmp_path).row("often")
+    assert row.student_ratio.ratio.value == pytest.approx((500 * 202 * 200 * 201) ** 0.25 / 500, rel=1e-3)

@@ -43,6 +43,7 @@ from joulelab.report.sweep_table import sweep_data, sweep_grids, sweep_headline
 from joulelab.report.tables import comparison_grids
 from joulelab.report.verdict import provenance, verdict
 from joulelab.runs.groups import GroupRecord
+from joulelab.runs.measure_result import repeat_mean
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
 
@@ -191,6 +192,8 @@ def run_page(record: RunRecord, folder: Path) -> Page:
 def run_headline(record: RunRecord) -> str:
     found, quality = run_joules(record), quality_of(record)
     own = f"{labeled_text(found.own)}, for its own stages" if found.own.energy_j is not None else "energy missing"
+    if repeats := repeat_mean(record):
+        own = f"{labeled_text(repeats.energy)}, mean of {repeats.count} repeats"
     parts = [f"{record.label}: {record.status}", own]
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")

@@ -18,6 +18,7 @@ from joulelab.report.node_tables import node_grids
 from joulelab.report.quality import share_interval
 from joulelab.report.training_table import told_results, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
+from joulelab.runs.measure_result import RepeatMean, repeat_mean
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Totals
 from joulelab.units import duration_text, energy_text, power_text
 
@@ -49,10 +50,16 @@ def header_grid(record: RunRecord) -> Grid:
     ]
     if record.totals:
         rows += _total_rows(record.totals, said_below(record, record.totals.figure))
+        if repeats := repeat_mean(record):
+            rows.append((f"mean of {repeats.count} repeats", f"{figure_text(repeats.energy)}; {_each(repeats)}"))
         rows += _trust_rows(record)
     else:
         rows.append(("energy", "missing: nothing was recorded"))
     return make_grid(f"Run {record.run_id}", "What!|Value", rows)
+
+
+def _each(repeats: RepeatMean) -> str:
+    return f"{duration_text(repeats.duration_s)} each, warm-ups not included"
 
 
 def _status_text(record: RunRecord) -> str:

@@ -23,7 +23,7 @@ from joulelab.runs.store import load_record
 # With more differences than this a label names them no longer; "What differs" does.
 _MOST_IN_A_LABEL = 2
 # Settings that tell repeats apart, or name a run, and make no other method of it.
-_NOT_A_METHOD = ("seed", "label", "energy.", "device")
+_NOT_A_METHOD = ("seed", "label", "energy.", "device", "repeat", "warmup")
 
 
 @dataclass(frozen=True)

@@ -260,4 +260,6 @@ def _total_cells(record: RunRecord) -> tuple[str, str]:
     energy = labeled_text(figure)
     if record.validity.grade and figure.energy_j is not None:
         energy += f", {record.validity.grade}"
+    if repeats := getattr(record, "repeats", None):
+        energy += f", mean of {repeats}"
     return energy, duration_text(record.totals.duration_s)

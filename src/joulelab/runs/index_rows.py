@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
+from joulelab.runs.measure_result import repeat_mean
 from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status
 from joulelab.runs.summary import flat_summary
 
@@ -59,6 +60,13 @@ def _results(record: RunRecord) -> list[tuple[str, float]]:
     return [(name, result.value) for name, result in record.results.items()]
 
 
+def _of_repeats(record: RunRecord, *names: str) -> Any:
+    found: Any = repeat_mean(record)
+    for name in names:
+        found = getattr(found, name, None)
+    return found
+
+
 RUNS: Mapping[str, Column] = _columns(
     ("run_id", TEXT, "run_id", "the run's folder in the store"),
     ("name", TEXT, "name", "what was run"),
@@ -78,6 +86,13 @@ RUNS: Mapping[str, Column] = _columns(
         NUMBER,
         "totals.energy_j",
         "the run's own joules (policy), without what it reused; null: not measured",
+    ),
+    ("repeats", INTEGER, lambda record: _of_repeats(record, "count"), "of `measure --repeat`: how many; else null"),
+    (
+        "energy_per_repeat_j",
+        NUMBER,
+        lambda record: _of_repeats(record, "energy", "energy_j"),
+        "mean over these repeats, without warm-ups",
     ),
     ("shown_energy_j", NUMBER, "totals.best.energy_j", "what tables show: energy_j, else the estimate"),
     ("shown_method", TEXT, "totals.best.method", "counter, integrated, estimated or missing"),
@@ -137,13 +152,19 @@ def row_of(record: RunRecord) -> dict[str, Any]:
 
 
 def _listing(record: RunRecord) -> dict[str, Any]:
-    totals = record.totals
+    totals, repeats = record.totals, repeat_mean(record)
     return {
+        "repeats": repeats.count if repeats else None,
         "record": record.model_dump(include={"run_id", "name", "label", "status", "group", "created_at"}),
         "grade": record.validity.grade,
         "results": {name: result.model_dump() for name, result in record.results.items()},
-        "totals": totals and totals.model_dump(include={"policy", "energy_j", "duration_s"}),
-        "best": totals and totals.best.model_dump(exclude={"reason", "fix"}),
+        "totals": totals
+        and {
+            "policy": totals.policy,
+            "energy_j": repeats.energy.energy_j if repeats else totals.energy_j,
+            "duration_s": repeats.duration_s if repeats else totals.duration_s,
+        },
+        "best": totals and (repeats.energy if repeats else totals.best).model_dump(exclude={"reason", "fix"}),
     }
 
 
@@ -162,7 +183,10 @@ class ListedValidity:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """As much of a record as a list of runs shows; ten thousand whole ones would take seconds to build."""
+    """As much of a record as a list of runs shows; ten thousand whole ones would take seconds to build.
+
+    Of a program that was measured several times the totals are those of one run of it, the mean over `repeats`.
+    """
 
     run_id: str
     name: str
@@ -173,6 +197,7 @@ class ListedRun:
     totals: ListedTotals | None
     results: dict[str, Result]
     validity: ListedValidity
+    repeats: int | None = None
 
 
 def listed_run(listing: str) -> ListedRun:
@@ -183,7 +208,13 @@ def listed_run(listing: str) -> ListedRun:
         figure = {**told["best"], "sources": tuple(told["best"]["sources"]), "reason": None, "fix": None}
         totals = ListedTotals(**told["totals"], best=EnergyFigure.model_construct(**figure))
     results = {name: Result.model_construct(**result) for name, result in told["results"].items()}
-    return ListedRun(**told["record"], totals=totals, results=results, validity=ListedValidity(told["grade"]))
+    return ListedRun(
+        **told["record"],
+        totals=totals,
+        results=results,
+        validity=ListedValidity(told["grade"]),
+        repeats=told["repeats"],
+    )
 
 
 def _stage_row(stage: StageRecord) -> dict[str, Any]:

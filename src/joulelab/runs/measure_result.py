@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 from joulelab.meter.figures import EnergyFigure, Frozen
 from joulelab.meter.series import Gap, Trace, load_trace
@@ -63,6 +64,22 @@ class MeasureResult(Frozen):
 def stage_name(kind: str, number: int, of: int) -> str:
     """`program.run` for a single one, `program.run.3` for the third of several; warm-ups are always numbered."""
     return kind if kind == RUN and of == 1 else f"{kind}.{number}"
+
+
+class RepeatMean(NamedTuple):
+    """What one run of a measured program used, as the mean over its repeats; `energy` has Student's 95 % interval."""
+
+    count: int
+    energy: EnergyFigure
+    duration_s: float
+
+
+def repeat_mean(record: RunRecord) -> RepeatMean | None:
+    """None where the program was not measured several times, or its repeats were measured by different methods."""
+    stages = repetitions(record)
+    summary = summarise(stages)
+    figure = _mean_figure(stages, summary)
+    return None if summary is None or figure is None else RepeatMean(summary.count, figure, summary.mean_s)
 
 
 def repetitions(record: RunRecord) -> list[StageRecord]:
@@ -158,7 +175,8 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
 def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     stages = repetitions(record)
     summary = summarise(stages)
-    measured = [stage.energy_j for stage in stages if stage.energy_j is not None]
+    ended_well = [stage for stage in stages if stage.status == "done"] or stages
+    measured = [stage.energy_j for stage in ended_well if stage.energy_j is not None]
     return MeasureResult(
         run_id=record.run_id,
         folder=str(folder),
@@ -168,7 +186,7 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         exit_code=exit_code,
         error=record.error.message if record.error else None,
         energy_j=sum(measured) / len(measured) if measured else None,
-        duration_s=sum(stage.duration_s for stage in stages) / len(stages) if stages else None,
+        duration_s=sum(stage.duration_s for stage in ended_well) / len(ended_well) if ended_well else None,
         energy=_mean_figure(stages, summary),
         total_energy_j=record.totals.best.energy_j if record.totals else None,
         repetitions=tuple(
@@ -184,6 +202,7 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
 def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> EnergyFigure | None:
     if not stages:
         return None
+    stages = [stage for stage in stages if stage.status == "done"] or stages
     if summary is None:
         return stages[-1].best
     mean = stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")

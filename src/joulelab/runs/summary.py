@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joulelab.runs.carbon import Co2e
+from joulelab.runs.measure_result import repeat_mean
 from joulelab.runs.record import RunRecord
 from joulelab.units import J_PER_KWH
 
@@ -33,6 +34,8 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
         }
         if record.totals.codecarbon.energy_j is not None:
             flat["codecarbon_energy_j"] = record.totals.codecarbon.energy_j
+    if (repeats := repeat_mean(record)) is not None:
+        flat |= {"repeats": repeats.count, "energy_per_repeat_j": repeats.energy.energy_j}
     for stage in record.stages:
         flat |= {
             f"{stage.name}.energy_j": stage.best.energy_j,
