@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from joulelab.meter.figures import EnergyFigure, Frozen
 from joulelab.meter.series import Gap, Trace, load_trace
@@ -66,7 +66,8 @@ def stage_name(kind: str, number: int, of: int) -> str:
     return kind if kind == RUN and of == 1 else f"{kind}.{number}"
 
 
-class RepeatMean(NamedTuple):
+@dataclass(frozen=True)
+class RepeatMean:
     """What one run of a measured program used, as the mean over its repeats; `energy` has Student's 95 % interval."""
 
     count: int
