@@ -207,7 +207,7 @@ def test_a_run_that_has_not_ended_is_not_exported(tmp_path):
     from joulelab.runs.spec import RunSpec
 
     pytest.importorskip("tensorboard")
-    create_run(tmp_path, RunSpec(name="waits", pipeline="measure"), status="queued")
+    create_run(tmp_path, RunSpec(name="waits", pipeline="measure"))
     done = joulelab_here("export", "last", "--to", "tensorboard", "--runs-dir", tmp_path)
     assert done.returncode == 2
     assert "has not ended: it is queued" in done.stderr

@@ -160,7 +160,7 @@ def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkey
             raise JoulelabError("sbatch refused it")
         return "17"
 
-    run = create_run(tmp_path, RunSpec(name="demo", pipeline="measure"), status="queued").folder
+    run = create_run(tmp_path, RunSpec(name="demo", pipeline="measure")).folder
     jobs = plan([Member(run, False)], ("data", "students"), report_on=tmp_path)
     with pytest.raises(JoulelabError, match="refused") as refused:
         submit_plan(jobs, run, tmp_path, "demo", job_settings(None, {}, tmp_path / "none"), submit)

@@ -23,6 +23,7 @@ from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext
 from joulelab.runs.listeners import Silent
+from joulelab.runs.lock import holding
 from joulelab.runs.parts import PartDone, leave_to_later
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec
@@ -116,7 +117,8 @@ def test_a_run_that_goes_on_tells_stage_watts_joules_and_what_is_left(tmp_path):
         trace, ends = paths.trace(host, 1), paths.trace(host, 1).read_text().splitlines()[:-1]
         trace.write_text("\n".join(ends) + "\n")
     write_lines(paths.metrics, [line(10, 0), line(20, 10)])
-    seen = RunWatcher(paths.folder).look()
+    with holding(paths.folder):
+        seen = RunWatcher(paths.folder).look()
     assert (seen.status, seen.stage, seen.hosts) == ("running", "between stages", ("node0001", "node0002"))
     assert seen.energy_j == pytest.approx(400 * 40)
     assert seen.power_w == pytest.approx(400)
@@ -125,7 +127,7 @@ def test_a_run_that_goes_on_tells_stage_watts_joules_and_what_is_left(tmp_path):
 
 
 def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(tmp_path, monkeypatch):
-    runs = [create_run(tmp_path, RunSpec(name=n, pipeline="measure"), status="queued").folder for n in ("a", "b")]
+    runs = [create_run(tmp_path, RunSpec(name=n, pipeline="measure")).folder for n in ("a", "b")]
     jobs = [
         SubmittedJob(key=k, about="", job_id=i, script="", runs=r, after=a, submitted_at=clock.iso(time.time()))
         for k, i, r, a in [("01-data", "31", (), None), ("02-students", "32", (runs[1].name,), "01-data")]
@@ -143,7 +145,7 @@ def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(t
 
 def submitted(store, names, array=False):
     """Queued runs that one job, 41, was submitted for, as the first of them knows."""
-    runs = [create_run(store, RunSpec(name=name, pipeline="measure"), status="queued").folder for name in names]
+    runs = [create_run(store, RunSpec(name=name, pipeline="measure")).folder for name in names]
     job = SubmittedJob(
         key="01-students", about="", job_id="41", script="", runs=[run.name for run in runs], array=array,
         submitted_at=clock.iso(time.time()),
@@ -154,7 +156,7 @@ def submitted(store, names, array=False):
 
 def test_watching_a_run_that_waits_ends_where_no_job_can_begin_it(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: answer(ids))
-    alone = create_run(tmp_path, RunSpec(name="alone", pipeline="measure"), status="queued").folder
+    alone = create_run(tmp_path, RunSpec(name="alone", pipeline="measure")).folder
     answer = lambda ids: {}  # noqa: E731
     assert Watcher(tmp_path, alone.name).look().over, "it was never submitted"
     (run,) = submitted(tmp_path, ["run"])
@@ -264,7 +266,8 @@ def test_submit_watch_and_report_need_neither_torch_nor_a_gpu(tmp_path):
     said = {}
     for verb, rest in words.items():
         command = [sys.executable, "-c", WITHOUT_TORCH, verb, *rest, "--runs-dir", str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        with holding(paths.folder):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
         said[verb] = done.stdout
         assert done.returncode == 0, done.stderr
     assert "#SBATCH --gpus-per-node=h100:1" in said["submit"]

@@ -12,11 +12,11 @@ from joulelab.lookup import PIPELINES
 from joulelab.meter.marks import RingWriter
 from joulelab.report.run_tables import header_grid
 from joulelab.runs import attempt, json_file, storage
-from joulelab.runs.attempt import create_run
+from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.execute import execute
 from joulelab.runs.json_file import write_json
 from joulelab.runs.listeners import Silent
-from joulelab.runs.record import ProcessMark
+from joulelab.runs.lock import holding
 from joulelab.runs.spec import load_spec
 from joulelab.runs.storage import storage_failure
 from joulelab.runs.store import load_record, read_record
@@ -107,11 +107,10 @@ def test_the_command_says_it_and_other_bugs_keep_their_traceback(monkeypatch, ca
 
 def test_a_run_that_never_came_to_a_trace_is_gone_with_its_process(tmp_path):
     paths = create_run(tmp_path / "runs", load_spec("demo-kd"))
-    assert load_record(paths.folder).status == "running"
-    mark = read_record(paths).process
-    assert mark.pid == os.getpid()
-    gone = ProcessMark(host=mark.host, boot_id=mark.boot_id, pid=2**22 + 1)
-    write_json(paths.record, read_record(paths).model_copy(update={"process": gone}))
+    with holding(paths.folder):
+        mark_running(paths)
+        assert load_record(paths.folder).status == "running"
+        assert read_record(paths).process.pid == os.getpid()
     record = load_record(paths.folder)
     assert record.status == "truncated"
     rows = dict(header_grid(record).rows)

@@ -19,6 +19,7 @@ from joulelab.runs.attempt import create_run
 from joulelab.runs.index import INDEX, Told, listed, refresh
 from joulelab.runs.index_rows import LISTING, SUMMARY, listed_run
 from joulelab.runs.json_file import write_json
+from joulelab.runs.lock import holding
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record, read_record
@@ -74,10 +75,11 @@ def test_a_killed_run_is_read_again_when_its_trace_changes_and_a_living_one_alwa
     paths = RunPaths(folder)
     record = read_record(paths)
     write_json(paths.record, record.model_copy(update={"status": "running"}))
-    assert refresh(store, told()).column("status").to_pylist() == ["running"]  # this very process has made it
-    read.clear()
-    refresh(store, told())
-    assert len(read) == 1
+    with holding(folder):
+        assert refresh(store, told()).column("status").to_pylist() == ["running"]
+        read.clear()
+        refresh(store, told())
+        assert len(read) == 1
     trace = paths.traces()[0][2]
     moved = trace.with_name("elsewhere.1.parquet")
     trace.rename(moved)

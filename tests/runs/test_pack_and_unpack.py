@@ -13,6 +13,7 @@ import pytest
 from joulelab.cli.unpack import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.lock import holding
 from joulelab.runs.pack_secrets import without_secrets
 from joulelab.runs.packing import SUMS, TOP, pack
 from joulelab.runs.paths import RunPaths
@@ -183,8 +184,8 @@ def test_mistakes_are_answered(folder, tmp_path):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     with pytest.raises(UsageError, match="there already"):
         unpack(tmp_path / "x.tar.gz", folder)
-    changed(folder, lambda record: record.update(status="running"))  # its process is this one
-    with pytest.raises(UsageError, match="still running"):
+    changed(folder, lambda record: record.update(status="running"))
+    with holding(folder), pytest.raises(UsageError, match="still running"):
         pack([folder], [], tmp_path / "y.zip")
 
 

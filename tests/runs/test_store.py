@@ -1,8 +1,6 @@
 """Finding runs, and telling a dead one from a living one."""
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -10,12 +8,14 @@ import pytest
 from joulelab import clock
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.trace import LineFile, header
-from joulelab.runs.attempt import create_run
+from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.groups import create_group, group_records, queue_members
+from joulelab.runs.json_file import write_json
+from joulelab.runs.lock import holding
 from joulelab.runs.paths import slug
 from joulelab.runs.selection import run_folders_of
 from joulelab.runs.spec import load_spec
-from joulelab.runs.store import STALE_AFTER_S, find_folder, is_alive, load_record, run_folders
+from joulelab.runs.store import find_folder, load_record, read_record, run_folders
 
 
 @pytest.fixture
@@ -23,12 +23,11 @@ def store(tmp_path):
     return tmp_path / "runs"
 
 
-def started(store, pid=None, host=None, boot_id=None):
+def started(store):
     """A run whose trace has a header only, as after the first instant."""
     paths = create_run(store, load_spec("demo-kd"))
-    trace = LineFile(paths.trace("node", 1))
-    head = header(program_pid=os.getpid() if pid is None else pid, devices=[], missing=[], interval_s=0.5)
-    trace.append({**head, "host": host or head["host"], "boot_id": boot_id or head["boot_id"]})
+    mark_running(paths)
+    LineFile(paths.trace("node", 1)).append(header(program_pid=os.getpid(), devices=[], missing=[], interval_s=0.5))
     return paths
 
 
@@ -39,40 +38,33 @@ def test_runs_are_named_by_patterns_too_and_one_that_fits_nothing_is_told(store)
         run_folders_of(store, ["kd-*"])
 
 
-def dead_pid():
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
-    return child.pid
-
-
 def test_a_run_whose_process_lives_is_running_and_has_no_grade_yet(store):
     paths = started(store)
-    record = load_record(paths.folder)
+    with holding(paths.folder):
+        record = load_record(paths.folder)
     assert (record.status, record.validity.grade, record.validity.checks) == ("running", None, ())
     assert {stage.validity.grade for stage in record.stages} <= {None}
     assert not any("cut off" in note.text for note in record.validity.notes)
 
 
 def test_a_run_whose_process_is_gone_is_truncated_though_nobody_closed_it(store):
-    paths = started(store, pid=dead_pid())
+    paths = started(store)
     record = load_record(paths.folder)
     assert (record.status, record.validity.grade) == ("truncated", "C")
     assert any("cut off" in note.text for note in record.validity.notes)
 
 
-def test_a_run_on_another_machine_is_alive_while_its_trace_grows(store):
-    paths = started(store, host="elsewhere")
-    assert is_alive(paths)
-    old = time.time() - STALE_AFTER_S - 1
-    os.utime(paths.trace("node", 1), (old, old))
-    assert not is_alive(paths)
+def test_a_run_that_ends_while_it_is_read_is_not_called_truncated(store, monkeypatch):
+    """Its process writes the record, then unlocks: both may fall between the reader's two looks."""
+    paths = started(store)
 
+    def ends_now(folder):
+        written = read_record(paths)
+        write_json(paths.record, written.model_copy(update={"status": "done"}))
+        return False
 
-def test_a_run_of_an_earlier_boot_is_not_taken_for_a_namesake_process(store):
-    paths = started(store, boot_id="an earlier boot")
-    old = time.time() - STALE_AFTER_S - 1
-    os.utime(paths.trace("node", 1), (old, old))
-    assert load_record(paths.folder).status == "truncated"
+    monkeypatch.setattr("joulelab.runs.store.is_held", ends_now)
+    assert load_record(paths.folder).status == "done"
 
 
 def test_runs_are_found_by_id_part_of_it_path_and_last(store):

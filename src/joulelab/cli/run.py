@@ -229,11 +229,26 @@ def start_run(
     require_inputs([spec])
     if dry_run:
         print_settings(spec.model_dump(mode="json"), as_json)
-    elif run_dir is not None and (run_dir / "run.json").exists():
-        require_same_settings(run_dir, spec)
-        go_on(store, str(run_dir), as_json, part)
     elif not followed(store, spec.pipeline, part):
-        run_folder(create_run(store, spec, folder=run_dir).folder, as_json, part)
+        if run_dir is None:
+            run_folder(create_run(store, spec).folder, as_json, part)
+        else:
+            run_chosen_folder(store, spec, run_dir, as_json, part)
+
+
+def run_chosen_folder(store: Path, spec: RunSpec, run_dir: Path, as_json: bool, part: Part | None) -> None:
+    from joulelab.runs.attempt import create_run
+    from joulelab.runs.lock import holding
+    from joulelab.runs.paths import make_chosen_folder
+
+    if not (run_dir / "run.json").exists():
+        make_chosen_folder(run_dir)
+    with holding(run_dir):  # two processes may be given one folder at the same time
+        if (run_dir / "run.json").exists():
+            require_same_settings(run_dir, spec)
+            go_on(store, str(run_dir), as_json, part)
+        else:
+            run_folder(create_run(store, spec, folder=run_dir).folder, as_json, part)
 
 
 def require_teacher(spec: RunSpec) -> None:
@@ -285,6 +300,7 @@ def require_inputs(specs: list[RunSpec]) -> None:
 
 
 def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> None:
+    from joulelab.runs.lock import holding
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.store import find_folder, load_record
     from joulelab.runs.yaml_text import read_mapping
@@ -297,12 +313,13 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
         return
     if followed(folder.absolute().parent, read_mapping(folder / "config.yaml").get("pipeline", ""), part):
         return
-    record = load_record(folder)
-    if record.status == "done":
-        print(f"{record.run_id} is done already; nothing to resume", file=sys.stderr)
-    elif record.status == "running":  # as derived from the trace: somebody is alive behind it
-        raise UsageError(f"{record.run_id} is still running", "wait for it or end it first")
-    else:
+    if load_record(folder).status == "done":
+        print(f"{folder.name} is done already; nothing to resume", file=sys.stderr)
+        return
+    with holding(folder):
+        if load_record(folder).status == "done":  # by the process that had the lock a moment ago
+            print(f"{folder.name} is done already; nothing to resume", file=sys.stderr)
+            return
         for stage, step in RunPaths(folder).checkpointed_steps().items():
             print(f"{stage} goes on from step {step}, where its last checkpoint is", file=sys.stderr)
         run_folder(folder, as_json, part)

@@ -17,6 +17,7 @@ from joulelab.errors import UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, load_group, member_paths, queue_members
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.lock import FolderLocked, holding, newest_lease
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, check
@@ -44,7 +45,7 @@ class Chosen:
         if self.earlier is not None:
             return Made(self.earlier, self._members(_queued_again(self.earlier)))
         if not self.is_group:
-            paths = create_run(store, self.specs[0], status="queued", folder=run_dir)
+            paths = create_run(store, self.specs[0], folder=run_dir)
             return Made(paths.folder, self._members([paths.folder]))
         group = create_group(
             store, self.specs, name=self.name, about=self.about, baseline=self.baseline, sweep=self.sweep
@@ -80,7 +81,7 @@ def made_shares(store: Path, works: Sequence[Sequence[RunSpec]], home: Path) -> 
     def folder_of(spec: RunSpec) -> Path:
         cut_off = (RunPaths(store / run) for run, held in known.items() if held == spec)
         paths = next((run for run in cut_off if _is_left(run)), None)
-        paths = _queued(paths) if paths else create_run(store, spec, status="queued")
+        paths = _queued(paths) if paths else create_run(store, spec)
         write_home(paths.folder, home)
         return paths.folder.absolute()
 
@@ -138,11 +139,12 @@ def _is_left(run: RunPaths) -> bool:
     """Whether the run is not done; nobody may be at work on it."""
     status = load_record(run.folder).status
     if status == "running":
-        raise UsageError(f"{run.run_id} is still running", "wait for it or end it first: joulelab cancel")
+        raise FolderLocked(run.folder, newest_lease(run.folder)[1])
     return status != "done"
 
 
 def _queued(run: RunPaths) -> RunPaths:
-    record = RunRecord.model_validate(read_json(run.record))
-    write_json(run.record, record.model_copy(update={"status": "queued", "error": None}))
+    with holding(run.folder):
+        record = RunRecord.model_validate(read_json(run.record))
+        write_json(run.record, record.model_copy(update={"status": "queued", "error": None}))
     return run

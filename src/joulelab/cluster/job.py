@@ -12,8 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from joulelab.cluster import slurm
@@ -24,10 +22,11 @@ from joulelab.cluster.waiting_runs import home_of, tell_waiting
 from joulelab.cluster.warned import Warned
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.runs.attempt import close_run
+from joulelab.runs.lock import STALE_S, holding
 from joulelab.runs.parts import PARTS
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import check
-from joulelab.runs.store import STALE_AFTER_S, load_record
+from joulelab.runs.store import load_record
 from joulelab.runs.yaml_text import read_mapping
 
 JOULELAB = (sys.executable, "-m", "joulelab")
@@ -36,13 +35,14 @@ JOULELAB = (sys.executable, "-m", "joulelab")
 def run_in_job(folder: Path, part: str | None, nodes: int, ranks: int, warned: Warned) -> int:
     """One run, or one part of it, as this job's work; the exit code."""
     paths = RunPaths(folder)
-    if _settled(paths) == "done":
-        _say(f"{paths.run_id} is done already")
-        return 0
     try:
-        require_inputs(paths)
+        # Slurm may start a requeued job while the last processes of the one before still end
+        with holding(folder, wait_s=STALE_S):
+            if load_record(folder).status == "done":
+                _say(f"{paths.run_id} is done already")
+                return 0
+            _close_without_inputs(paths)
     except JoulelabError as error:
-        close_run(paths, "failed", error)
         _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
         tell_waiting(folder, f"{paths.run_id}: {error.message}")
         return error.exit_code
@@ -59,17 +59,13 @@ def run_in_job(folder: Path, part: str | None, nodes: int, ranks: int, warned: W
     return code
 
 
-def _settled(paths: RunPaths, sleep: Callable[[float], None] = time.sleep) -> str:
-    """The run's status, once nobody seems to be at work on it: after a node died its trace looks fresh for a while."""
-    give_up = time.monotonic() + 2 * STALE_AFTER_S
-    while (status := load_record(paths.folder).status) == "running" and time.monotonic() < give_up:
-        sleep(1.0)
-    return status
-
-
-def require_inputs(paths: RunPaths) -> None:
-    """Files and samples that the run names, looked for where it will run: exit code 2 before any GPU work."""
-    check(read_mapping(paths.config)).preflight()
+def _close_without_inputs(paths: RunPaths) -> None:
+    """Fail the run if files or samples that it names are missing where it will run: exit code 2 before any GPU work."""
+    try:
+        check(read_mapping(paths.config)).preflight()
+    except JoulelabError as error:
+        close_run(paths, "failed", error)
+        raise
 
 
 def _launch(words: list[str], nodes: int, ranks: int) -> list[str]:

@@ -16,9 +16,9 @@ from joulelab.clock import NS
 from joulelab.meter.live_traces import LiveTraces
 from joulelab.meter.trace import read_lines
 from joulelab.runs.json_file import read_json
+from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
-from joulelab.runs.store import is_alive
 
 # Speeds are taken over the last lines of metrics: long enough to be steady, short enough to show a change.
 SPEED_LINES = 20
@@ -63,8 +63,9 @@ class RunWatcher:
     def look(self) -> LiveRun:
         record = RunRecord.model_validate(read_json(self.paths.record))
         status = record.status
-        if status == "running" and not is_alive(self.paths):
-            status = "truncated"
+        if status == "running" and not is_held(self.paths.folder):
+            record = RunRecord.model_validate(read_json(self.paths.record))  # it may have ended in between
+            status = "truncated" if record.status == "running" else record.status
         if status != "running":
             return _ended(record, status)
         closed = max((attempt.number for attempt in record.attempts), default=0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from joulelab.cluster.jobs_file import FOLDER, read_jobs
 from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.lock import FolderLocked, holding
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
 
@@ -49,9 +51,10 @@ def close_queued(folders: Iterable[Path], status: Status, message: str) -> list[
         paths = RunPaths(folder)
         if not paths.record.exists():
             continue
-        record = RunRecord.model_validate(read_json(paths.record))
-        if record.status == "queued":
-            error = ErrorRecord(kind="NotStarted", message=message, hint=f"joulelab submit --resume {paths.run_id}")
-            write_json(paths.record, record.model_copy(update={"status": status, "error": error}))
-            closed.append(record.run_id)
+        with suppress(FolderLocked), holding(folder):  # a locked one has just begun
+            record = RunRecord.model_validate(read_json(paths.record))
+            if record.status == "queued":
+                error = ErrorRecord(kind="NotStarted", message=message, hint=f"joulelab submit --resume {paths.run_id}")
+                write_json(paths.record, record.model_copy(update={"status": status, "error": error}))
+                closed.append(record.run_id)
     return closed

@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from joulelab.data.splits import Split
 from joulelab.data.text_documents import Documents
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.runs.paths import cache_folder
 
 SMALL_BYTES = 64 * 2**20
 """Text up to this size is tokenised again by every run, in a few seconds."""
@@ -50,12 +51,6 @@ def pack(documents: Documents, split: Split, encoding: Encoding) -> NDArray[Any]
         return np.concatenate([np.empty(0, encoding.dtype), *pieces])
     key = json.dumps([documents.identity, str(split), encoding.name, encoding.end_id])
     return _kept(f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.tokens", pieces, encoding.dtype)
-
-
-def cache_folder() -> Path:
-    """`JOULELAB_CACHE`, else joulelab's folder among the user's caches."""
-    named = os.environ.get("JOULELAB_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "joulelab"
 
 
 def _pieces(texts: Iterator[str], encoding: Encoding) -> Iterator[NDArray[Any]]:

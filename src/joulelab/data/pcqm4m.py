@@ -23,6 +23,7 @@ from joulelab.data.molecules import MoleculeRows, MoleculeTable
 from joulelab.data.sources import content_hash
 from joulelab.data.splits import Split
 from joulelab.errors import ConfigError, DependencyMissing
+from joulelab.runs.paths import cache_folder
 
 SMILES, TARGET = "smiles", "homolumogap"
 HELD_OUT_SHARE = 0.02
@@ -94,8 +95,7 @@ def _offsets(sizes: list[int]) -> NDArray[np.int64]:
 
 def _kept_at(path: Path, rows: Rows, with_positions: bool) -> Path:
     key = hashlib.sha256(f"{_FORMAT} {content_hash(path)} {with_positions} ".encode() + rows.tobytes()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "joulelab" / "molecules" / f"{key[:32]}.npz"
+    return cache_folder() / "molecules" / f"{key[:32]}.npz"
 
 
 def _keep(kept: Path, table: MoleculeTable) -> None:

@@ -11,7 +11,8 @@ import os
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from pathlib import Path
+
+from joulelab.runs.paths import cache_folder
 
 
 @cache
@@ -29,17 +30,13 @@ def chart_library() -> str:
     return script
 
 
-def _folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
-
-
 def _stem() -> str:
     return f"charts-{version('vl-convert-python')}"
 
 
 def _kept() -> str | None:
     with suppress(OSError, RuntimeError, UnicodeDecodeError):  # no home, no right to read, something else in its place
-        for path in _folder().glob(f"{_stem()}-*.js"):
+        for path in cache_folder().glob(f"{_stem()}-*.js"):
             script = path.read_text(encoding="utf-8")
             if path.stem == f"{_stem()}-{_hash(script)}":
                 return script
@@ -47,7 +44,7 @@ def _kept() -> str | None:
 
 
 def _keep(script: str) -> None:
-    folder = _folder()
+    folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{_stem()}.{os.getpid()}.tmp"
     temporary.write_text(script, encoding="utf-8")

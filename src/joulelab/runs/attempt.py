@@ -24,6 +24,7 @@ from joulelab.runs.compaction import compact_run
 from joulelab.runs.context import RunContext
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.listeners import Progress, Trackers
+from joulelab.runs.lock import hold
 from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
 from joulelab.runs.record import ErrorRecord, Note, ProcessMark, RunRecord, Status
@@ -36,12 +37,10 @@ from joulelab.runs.summary import flat_summary
 from joulelab.runs.yaml_text import write_yaml
 
 
-def create_run(
-    store: Path, spec: RunSpec, group: str | None = None, *, status: Status = "running", folder: Path | None = None
-) -> RunPaths:
-    """A folder with the merged config and an opening record; nothing is measured yet.
+def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
+    """A folder with the merged config and an opening record, queued: it is running once a process has locked it.
 
-    `status` is `queued` for a run that a job will begin; `folder` is one the user chose.
+    `folder` is one the user chose.
     """
     paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
@@ -49,11 +48,10 @@ def create_run(
         run_id=paths.run_id,
         name=spec.name,
         label=spec.label or spec.name,
-        status=status,
+        status="queued",
         group=group,
         created_at=clock.iso(clock.now().wall_s),
         spec=settings,
-        process=this_process() if status == "running" else None,
     )
     try:
         write_yaml(paths.config, settings)
@@ -81,6 +79,8 @@ class RunAttempt:
         self._spec = spec
         self._stop = stop
         self._progress = progress
+        self._lock = hold(paths.folder)
+        self._lock.on_taken_over = stop.refuse
         self.part: Part | None = None
         self._beside = ExitStack()
         self._trackers: Trackers | None = None
@@ -125,8 +125,17 @@ class RunAttempt:
     ) -> RunRecord:
         """Stop the meter and write the record; works after a `begin()` that failed too.
 
-        `others` waits for the ranks of other hosts, whose traces belong to the record.
+        `others` waits for the ranks of other hosts, whose traces belong to the record. A run that another node has
+        taken over is that node's to write.
         """
+        try:
+            return self._end(status, error, others)
+        finally:
+            self._lock.release()
+
+    def _end(
+        self, status: Status, error: BaseException | None, others: Callable[[RunContext], None] | None
+    ) -> RunRecord:
         context, self._context = self._context, None
         if context is not None:
             if status == "done":
@@ -139,6 +148,8 @@ class RunAttempt:
             if others is not None:
                 others(context)
         self._beside.close()
+        if self._lock.taken_over is not None:
+            raise self._lock.taken_over
         try:
             record = self._end_trackers(close_run(self._paths, status, error))
         except OSError as trouble:

@@ -11,15 +11,17 @@ import fcntl
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import read_lines
 from joulelab.meter.trace_parquet import SUFFIX, copy_to_parquet
+from joulelab.runs.events import drain_ring
+from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.store import is_alive, run_folders
+from joulelab.runs.store import run_folders
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ def compact_run(paths: RunPaths, dead_before: float = 0) -> Compaction:
             done += _compact(path, over)
         except (JoulelabError, OSError) as error:
             done += Compaction(kept=(f"{path}: {error}",))
+    for (_, attempt), files in paths.event_files().items():
+        for _, events in files if attempt < dead_before else ():
+            with suppress(OSError):  # a reader takes the marks from the ring as well
+                drain_ring(events)
     return done
 
 
@@ -69,8 +75,7 @@ def compact_ended(store: Path) -> Compaction:
         paths = RunPaths(folder)
         if all(path.suffix == SUFFIX for _, _, path in paths.traces()):
             continue
-        # a program goes on after a run of it has ended: with the next of a group, say
-        done += compact_run(paths, 0 if is_alive(paths) else math.inf)
+        done += compact_run(paths, 0 if is_held(folder) else math.inf)
     return done
 
 
@@ -83,6 +88,8 @@ def _compact(path: Path, over: bool) -> Compaction:
         before = path.stat().st_size
         copy = copy_to_parquet(path, read_lines)
         path.unlink()
+        for leftover in (".lock", ".wishes"):
+            path.with_suffix(leftover).unlink(missing_ok=True)
     return Compaction(1, before, copy.stat().st_size)
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joulelab import clock
 from joulelab.meter.integrate import without
 from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseAggregate, PhaseBook
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.bills import Bill
 from joulelab.runs.record import StageKind, kind_by_name
 
@@ -167,3 +168,20 @@ def _take_undrained(book: PhaseBook, path: Path, marks_read: int) -> None:
     ring = path.with_suffix(".ring")
     if ring.exists():
         book.add_marks(RingReader(ring, marks_read).drain())
+
+
+def drain_ring(path: Path) -> None:
+    """Move the marks that a killed recorder left in its ring into the event file, and remove the ring."""
+    ring = path.with_suffix(".ring")
+    if not ring.exists():
+        return
+    drained = [line for line in read_lines(path) if line["kind"] == "phases"]
+    reader = RingReader(ring, drained[-1]["marks_read"] if drained else 0)
+    book = PhaseBook()
+    book.add_marks(reader.drain())
+    if book.rows or reader.lost:
+        file = LineFile(path)
+        lost = reader.lost + (drained[-1]["marks_lost"] if drained else 0)
+        file.append({**clock.now().fields(), **book.to_line(reader.read, lost)}, sync=True)
+        file.close()
+    ring.unlink()

@@ -16,11 +16,12 @@ from joulelab.runs.attempt import create_run
 from joulelab.runs.execute import execute
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.listeners import Progress
+from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
-from joulelab.runs.record import RunRecord, Status
+from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment
 from joulelab.runs.spec_errors import explain
-from joulelab.runs.store import is_alive, load_record
+from joulelab.runs.store import load_record
 
 _KEYS = (
     "a group has about, baseline and members, and a member experiment, seeds and overrides (a label of its own goes "
@@ -163,6 +164,11 @@ def execute_group(paths: GroupPaths, progress: Progress, run_member: RunMember |
 
     `run_member` says how; by default here, and the first failure ends the group.
     """
+    with holding(paths.folder):
+        return _execute_members(paths, progress, run_member)
+
+
+def _execute_members(paths: GroupPaths, progress: Progress, run_member: RunMember | None) -> list[RunRecord]:
     run_here: RunMember = run_member or (lambda run: execute(run, progress))
     group = load_group(paths.folder)
     records = []
@@ -172,10 +178,10 @@ def execute_group(paths: GroupPaths, progress: Progress, run_member: RunMember |
         if record is not None and record.status == "done":
             records.append(record)
             continue
-        if run is not None and record is not None and _is_worked_on(run, record):
-            raise JoulelabError(f"{run.run_id} is still running", "wait for it, or end it, then resume the group")
+        if run is not None and is_held(run.folder):
+            raise FolderLocked(run.folder, newest_lease(run.folder)[1])
         if run is None:
-            group, run = _with_run(paths, group, number, "running")
+            group, run = _with_run(paths, group, number)
         progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
         records.append(run_here(run))
     return records
@@ -183,30 +189,26 @@ def execute_group(paths: GroupPaths, progress: Progress, run_member: RunMember |
 
 def queue_members(paths: GroupPaths) -> list[RunPaths]:
     """The folders of all members, made ahead: jobs of an array begin them at the same time, in any order."""
-    group = load_group(paths.folder)
     found = []
-    for number, member in enumerate(group.members):
-        run = member_paths(paths, member)
-        if run is None:
-            group, run = _with_run(paths, group, number, "queued")
-        found.append(run)
+    with holding(paths.folder):
+        group = load_group(paths.folder)
+        for number, member in enumerate(group.members):
+            run = member_paths(paths, member)
+            if run is None:
+                group, run = _with_run(paths, group, number)
+            found.append(run)
     return found
 
 
-def _with_run(paths: GroupPaths, group: GroupRecord, number: int, status: Status) -> tuple[GroupRecord, RunPaths]:
+def _with_run(paths: GroupPaths, group: GroupRecord, number: int) -> tuple[GroupRecord, RunPaths]:
     """A folder for one member, and the group that knows it."""
     member = group.members[number]
-    run = create_run(paths.store, check(member.spec), group.group_id, status=status)
+    run = create_run(paths.store, check(member.spec), group.group_id)
     members = list(group.members)
     members[number] = member.model_copy(update={"run_id": run.run_id})
     known = group.model_copy(update={"members": tuple(members)})
     write_json(paths.record, known)
     return known, run
-
-
-def _is_worked_on(run: RunPaths, record: RunRecord) -> bool:
-    """A run that ended before its first reading is over, however young its folder is."""
-    return (record.status == "running" or bool(run.traces())) and is_alive(run)
 
 
 def member_paths(group: GroupPaths, member: Member) -> RunPaths | None:

@@ -15,6 +15,7 @@ from joulelab.runs.attempt import RunAttempt, create_run
 from joulelab.runs.context import Stage
 from joulelab.runs.json_file import write_json
 from joulelab.runs.listeners import Progress, Silent
+from joulelab.runs.lock import holding
 from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.stopping import StopRequest
@@ -35,8 +36,9 @@ class MeasuredRun:
 
     def amend(self, record: RunRecord) -> RunRecord:
         """Write the record again with what only the finished figures could tell (a mean over repeats, its spread)."""
-        write_json(self.paths.record, record)
-        write_json(self.paths.summary, flat_summary(record))
+        with holding(self.paths.folder):
+            write_json(self.paths.record, record)
+            write_json(self.paths.summary, flat_summary(record))
         return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import unicodedata
 from contextlib import suppress
@@ -24,6 +25,12 @@ def slug(name: str) -> str:
     kept = "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
     whole = "-".join(kept.split()).encode()[:_LONGEST_SLUG_BYTES].decode(errors="ignore")
     return whole.strip("-.") or "run"
+
+
+def cache_folder() -> Path:
+    """`JOULELAB_CACHE`, else joulelab's folder among the user's caches."""
+    named = os.environ.get("JOULELAB_CACHE")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
 
 
 def make_folder(parent: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from joulelab.errors import EndedBySignal
+from joulelab.errors import EndedBySignal, JoulelabError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A scheduler announces the time limit by the one or the other.
@@ -26,6 +26,7 @@ class StopRequest:
         self._signals = signals
         self._asked_s = 0.0
         self._settling = False
+        self._refusal: JoulelabError | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -48,6 +49,12 @@ class StopRequest:
         """The work is over and its record is being written: a launcher that signals twice must not spoil that."""
         self._settling = True
 
+    def refuse(self, error: JoulelabError) -> None:
+        """End the work at its next safe point with an error of ours."""
+        self._refusal = error
+
     def check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if self.signum is not None:
             raise EndedBySignal(self.signum)

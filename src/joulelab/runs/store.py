@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 from pydantic import ValidationError
 
-from joulelab import clock, lookup
+from joulelab import lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
-from joulelab.meter.trace import read_header, where_now
 from joulelab.runs.assemble import assemble
 from joulelab.runs.bills import ELSEWHERE, PRICE_FIELDS, Ancestor, Bill
 from joulelab.runs.json_file import read_json
+from joulelab.runs.lock import is_held
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import RunRecord
-
-# A recorder writes at least every few seconds; a trace silent for this long has nobody behind it.
-STALE_AFTER_S = 60.0
 
 
 def store_root(given: Path | None) -> Path:
@@ -129,7 +124,10 @@ def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
     """What a record that was never closed must be now."""
     if written.status != "running":
         return written
-    return assemble(paths, "running" if is_alive(paths) else "truncated")
+    if is_held(paths.folder):
+        return assemble(paths, "running")
+    written = read_record(paths)  # its process may have ended in between: it writes the record before it unlocks
+    return assemble(paths, "truncated") if written.status == "running" else written
 
 
 def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
@@ -166,34 +164,3 @@ def settled(bill: Bill, *stores: Path) -> Bill:
     provisional = bill.provisional and artefact is bill.artefact
     ancestry = tuple(price(ancestor) for ancestor in bill.ancestry)
     return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry, "provisional": provisional})
-
-
-def is_alive(paths: RunPaths) -> bool:
-    """Whether somebody still works on the run: its process on this machine, else a fresh trace."""
-    traces = paths.traces()
-    if not traces:
-        return _is_beginning(paths)
-    path = traces[-1][2]
-    head = read_header(path)
-    if head.get("host") == os.uname().nodename and head.get("boot_id") == clock.boot_id():
-        return _is_process(head.get("program_pid", -1), clock.wall_seconds(head["timestamp"]))
-    patience_s = max(STALE_AFTER_S, 5 * float(head.get("interval_s", 0.0)))
-    return time.time() - where_now(path).stat().st_mtime < patience_s
-
-
-def _is_beginning(paths: RunPaths) -> bool:
-    """Of a run without a trace yet: its process where that can be asked, else a fresh record."""
-    written_s = paths.record.stat().st_mtime
-    process = read_record(paths).process
-    if process and (process.host, process.boot_id) == (os.uname().nodename, clock.boot_id()):
-        return _is_process(process.pid, written_s)
-    return time.time() - written_s < STALE_AFTER_S
-
-
-def _is_process(pid: int, alive_at_s: float) -> bool:
-    """The process with this number, provided it is the one that was alive back then and not a later namesake."""
-    try:
-        process = psutil.Process(pid)
-        return process.create_time() <= alive_at_s + 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

@@ -1,0 +1,405 @@
+"""An exclusive lock on the folder of a run or group: one process works on it, others are refused, readers never wait.
+
+Two mechanisms, because neither is enough alone:
+
+- A kernel lock on `.lock`. The kernel releases it with the process, `kill -9` included, and most network file systems
+  pass it on to other nodes. It is an open file description lock (Linux): unlike a POSIX lock it survives another open
+  and close of the file in this process, and forked children close their copy, so they never keep it.
+- A lease, `.lease-<n>`: host, boot id, pid and a heartbeat count. Its exclusive creation decides between nodes whose
+  file system does not pass locks on (NFS with `nolock`, Lustre without `flock`). A node that finds a foreign lease
+  watches the count on its own monotonic clock; only after `STALE_S` without an advance may it create lease n+1. The
+  old holder, should it wake up again, finds that lease with its next heartbeat and stops.
+
+No wall clock is compared anywhere: a lease's `since` is for people.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from joulelab import clock
+from joulelab.errors import JoulelabError, UsageError
+from joulelab.meter.figures import Frozen
+from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.paths import cache_folder
+from joulelab.runs.storage import storage_failure
+
+LOCK = ".lock"
+LEASE = ".lease-"
+BEAT_S = 2.0
+# 30 missed heartbeats: a library that holds the interpreter's lock for long must not look like a dead node.
+STALE_S = 60.0
+_POLL_S = 0.25
+_LEASE_BYTES = 512
+_LOCAL_FILE_SYSTEMS = frozenset(
+    "apfs bcachefs btrfs exfat ext2 ext3 ext4 f2fs hfs jfs ntfs3 overlay ramfs tmpfs vfat xfs zfs".split()  # noqa: SIM905
+)
+_REFUSED = (errno.EAGAIN, errno.EACCES)
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+
+class FolderLocked(UsageError):
+    """Another process works on the run or group."""
+
+    def __init__(self, folder: Path, lease: Lease | None) -> None:
+        if lease is None:
+            super().__init__(f"{folder.name} is in use by another process", "wait for it to end")
+        else:
+            super().__init__(
+                f"{folder.name} is in use by process {lease.pid} on {lease.host} since {lease.since}",
+                f"wait for it to end, or stop it on {lease.host}: kill {lease.pid}",
+            )
+
+
+class Lease(Frozen):
+    """Who works on a folder."""
+
+    token: str
+    host: str
+    boot_id: str
+    pid: int
+    since: str
+    beat: int = 0
+
+    @property
+    def on_this_node(self) -> bool:
+        return (self.host, self.boot_id) == this_node()
+
+
+def this_node() -> tuple[str, str]:
+    return os.uname().nodename, clock.boot_id()
+
+
+class FolderLock:
+    """A held lock; `release()` as often as it was taken by `hold()`."""
+
+    def __init__(self, folder: Path, descriptor: int, number: int, lease: Lease) -> None:
+        self.folder = folder
+        self.taken_over: FolderLocked | None = None
+        """Set when another node took the run over, because this process showed no sign of life for `STALE_S`."""
+        self.on_taken_over: Callable[[FolderLocked], None] | None = None
+        self.thread = threading.get_ident()
+        self.depth = 1
+        self._pid = os.getpid()
+        self._descriptor = descriptor
+        self._number = number
+        self._lease = lease
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep_beating, daemon=True, name="joulelab-lease")
+        self._thread.start()
+
+    def release(self) -> None:
+        """Free the folder; a fork's copy of this object frees nothing."""
+        if self._pid != os.getpid() or self.depth == 0:
+            return
+        self.depth -= 1
+        if self.depth:
+            return
+        self._ended.set()
+        self._thread.join()
+        _held.pop(self.folder, None)
+        if self.taken_over is None:
+            with suppress(OSError):
+                _lease_path(self.folder, self._number).unlink(missing_ok=True)
+            with suppress(OSError):  # while it is still held; whoever waits for this very file finds that it is gone
+                (self.folder / LOCK).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def forget(self) -> None:
+        """In a forked child: the lock is the parent's."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+    def _keep_beating(self) -> None:
+        path, successor = _lease_path(self.folder, self._number), _lease_path(self.folder, self._number + 1)
+        while not self._ended.wait(BEAT_S):
+            if successor.exists() or not path.exists():
+                self.taken_over = FolderLocked(self.folder, newest_lease(self.folder)[1])
+                if self.on_taken_over is not None:
+                    self.on_taken_over(self.taken_over)
+                return
+            self._lease = self._lease.model_copy(update={"beat": self._lease.beat + 1})
+            with suppress(OSError):  # a disk that fails for a while; the next heartbeat counts as well
+                _write_lease(path, self._lease, os.O_WRONLY)
+
+
+_held: dict[Path, FolderLock] = {}
+
+
+def _forget_all() -> None:
+    for lock in _held.values():
+        lock.forget()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+@contextmanager
+def holding(folder: Path, wait_s: float = 0.0) -> Iterator[FolderLock]:
+    lock = hold(folder, wait_s)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def hold(folder: Path, wait_s: float = 0.0) -> FolderLock:
+    """The lock on a folder, raises FolderLocked if another process has it; the holding thread may take it again.
+
+    `wait_s` is the time to wait for a living holder. A lease of another node that shows no heartbeat is watched for up
+    to `STALE_S` in any case. Takes what crashed processes left behind out of the folder.
+    """
+    place = folder.resolve()
+    held = _held.get(place)
+    if held is not None:
+        if held.thread != threading.get_ident():
+            raise FolderLocked(place, newest_lease(place)[1])
+        held.depth += 1
+        return held
+    give_up_s = time.monotonic() + wait_s
+    while True:
+        try:
+            lock = _acquire(place)
+        except FolderLocked:
+            if time.monotonic() >= give_up_s:
+                raise
+        else:
+            if lock is not None:
+                break
+        time.sleep(_POLL_S)
+    _held[place] = lock
+    _remove_leftovers(place)
+    return lock
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process works on the folder, as far as can be known without waiting.
+
+    A lease of another node without a kernel lock counts as held until its heartbeat count has stood still for `STALE_S`
+    on this machine's monotonic clock; what was seen is kept between commands.
+    """
+    number, lease = newest_lease(folder)
+    locked = _is_locked(folder / LOCK)
+    if locked:
+        return True
+    if number == 0:
+        return False
+    return not (_is_dead(folder, lease, kernel_lock_free=locked is False) or _seen_s(lease) >= STALE_S)
+
+
+def newest_lease(folder: Path) -> tuple[int, Lease | None]:
+    """The number of the newest lease, 0 where there is none, and its content; None while it is being written."""
+    numbers = _lease_numbers(folder)
+    if not numbers:
+        return 0, None
+    try:
+        return numbers[-1], Lease.model_validate(json.loads(_lease_path(folder, numbers[-1]).read_bytes()))
+    except (OSError, ValueError, ValidationError):
+        return numbers[-1], None
+
+
+def _lease_numbers(folder: Path) -> list[int]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 (names are all that is wanted, and no pattern)
+    except OSError:
+        return []
+    ends = (name.removeprefix(LEASE) for name in names if name.startswith(LEASE))
+    return sorted(int(end) for end in ends if end.isdigit())
+
+
+def _lease_path(folder: Path, number: int) -> Path:
+    return folder / f"{LEASE}{number}"
+
+
+def _acquire(folder: Path) -> FolderLock | None:
+    """The lock, or None where the holder ended meanwhile and another try is due."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be locked: {error.strerror}", "a run is worked on where its folder can be written"
+        ) from None
+    try:
+        locked = _try_lock(descriptor)
+        if locked is False:
+            raise FolderLocked(folder, newest_lease(folder)[1])
+        if not _is_file(descriptor, folder / LOCK):  # its holder has removed it since
+            os.close(descriptor)
+            return None
+        seen = _lease_numbers(folder)
+        number, lease = newest_lease(folder)
+        gone = not number or _is_dead(folder, lease, kernel_lock_free=bool(locked))
+        if not gone and not _stands_still(folder, number, lease):
+            os.close(descriptor)
+            return None
+        own = _create_lease(folder, number + 1, seen)
+    except OSError as error:
+        os.close(descriptor)
+        raise (storage_failure(error, folder) or error) from None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return FolderLock(folder, descriptor, number + 1, own)
+
+
+def _create_lease(folder: Path, number: int, seen: list[int]) -> Lease:
+    """Lease `number` in place of those seen before; refused if another node created one meanwhile."""
+    host, boot_id = this_node()
+    since = clock.iso(clock.now().wall_s)
+    lease = Lease(token=secrets.token_hex(8), host=host, boot_id=boot_id, pid=os.getpid(), since=since)
+    path = _lease_path(folder, number)
+    try:
+        _write_lease(path, lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        raise FolderLocked(folder, newest_lease(folder)[1]) from None
+    if set(_lease_numbers(folder)) - {*seen, number}:
+        path.unlink(missing_ok=True)
+        raise FolderLocked(folder, newest_lease(folder)[1])
+    for old in seen:
+        _lease_path(folder, old).unlink(missing_ok=True)
+    return lease
+
+
+def _is_dead(folder: Path, lease: Lease | None, *, kernel_lock_free: bool) -> bool:
+    """Whether the lease's holder is certainly gone, without watching it.
+
+    A free kernel lock proves that where this kernel would have to know of it: the holder ran under it, or under an
+    earlier boot of this machine on a disk of its own.
+    """
+    if lease is None:
+        return kernel_lock_free and _is_local(folder)
+    host, boot_id = this_node()
+    if lease.on_this_node:
+        return kernel_lock_free or not psutil.pid_exists(lease.pid)
+    return kernel_lock_free and (lease.boot_id == boot_id or lease.host == host) and _is_local(folder)
+
+
+def _stands_still(folder: Path, number: int, lease: Lease | None) -> bool:
+    """Watch a foreign lease: True once its count stood still for `STALE_S`, False if it is gone; raises if it beats."""
+    host = lease.host if lease else "another node"
+    print(f"{folder.name} was in use on {host}: watching its heartbeat for up to {STALE_S:g} s", file=sys.stderr)
+    began_s = time.monotonic()
+    while max(_seen_s(lease), time.monotonic() - began_s) < STALE_S:
+        time.sleep(_POLL_S)
+        found, now = newest_lease(folder)
+        if found != number:
+            return False
+        if lease is not None and now is not None and now != lease:
+            raise FolderLocked(folder, now)
+        lease = lease or now
+    return True
+
+
+def _write_lease(path: Path, lease: Lease, flags: int) -> None:
+    """In one write of constant size, so that a reader never finds half a count."""
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        os.write(descriptor, lease.model_dump_json().encode().ljust(_LEASE_BYTES - 1) + b"\n")
+        if not _is_local(path.parent):
+            os.fsync(descriptor)  # the server, and so other nodes, see it now
+    finally:
+        os.close(descriptor)
+
+
+def _whole_file(kind: int) -> bytes:
+    """`struct flock` of 64-bit Linux."""
+    return struct.pack("hhqqi", kind, os.SEEK_SET, 0, 0, 0)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """True: locked; False: another process has it; None: the file system has no locks."""
+    try:
+        if sys.platform == "linux":
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _REFUSED:
+            return False
+        if error.errno in _UNSUPPORTED:
+            return None
+        raise
+    return True
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Whether a process holds the kernel lock; None where that cannot be asked. Locks nothing on Linux."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        if sys.platform == "linux":
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+            return int(struct.unpack_from("h", found)[0]) != fcntl.F_UNLCK
+        locked = _try_lock(descriptor)
+        return None if locked is None else not locked
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_local(folder: Path) -> bool:
+    """Whether the folder is on a file system that only this machine mounts."""
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    place = folder.resolve()
+    kind = next((mounts[parent] for parent in (place, *place.parents) if parent in mounts), "")
+    return kind in _LOCAL_FILE_SYSTEMS
+
+
+def _seen_s(lease: Lease | None) -> float:
+    """Seconds since this machine first saw the lease at its present count. Kept in the user's cache, by boot: the
+    monotonic clock is one for all processes of a boot, so commands that end at once can tell together."""
+    if lease is None:
+        return 0.0
+    file = cache_folder() / f"leases-{clock.boot_id()}.json"
+    known = {}
+    with suppress(OSError, JoulelabError):
+        known = read_json(file)
+    now_s = time.monotonic()
+    seen = known.get(lease.token)
+    if seen is not None and seen[0] == lease.beat:
+        return float(now_s - seen[1])
+    known[lease.token] = [lease.beat, now_s]
+    with suppress(OSError):
+        write_json(file, {token: seen for token, seen in known.items() if now_s - seen[1] < 30 * 24 * 3600})
+    return 0.0
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Delete unfinished files of crashed processes, by names that joulelab gives: a user may have chosen the folder."""
+    own = [folder, *(folder / name for name in ("trace", "stages"))]
+    found = [path for place in own for path in place.glob(".*.tmp")]
+    for name in ("artifacts", "checkpoints"):
+        found += [*(folder / name).rglob(".*.tmp"), *(folder / name).rglob("step-*.tmp")]
+    for path in found:
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
