@@ -2,8 +2,9 @@
 
 `repeat` is `measure --repeat 2 --warmup 1` with the CPU estimate, `demo-kd` a distillation with its own teacher and
 cache, `two-cards` a program next to two simulated GPUs (0.4 s waves between 80 and 600 W, in step), and `resumed` a
-student that was killed in step 5 and resumed, with the run `demo-kd` whose teacher and cache it reused. They were
-packed without their report pages, to be small.
+student that was killed in step 5 and resumed, with the run `demo-kd` whose teacher and cache it reused. In
+`samples-failed` the 20 ms samples of a card at 250 W stopped after 1.4 of 4.3 s: 347.6 J were recorded of 1,093. They
+were packed without their report pages, to be small.
 """
 
 from pathlib import Path
@@ -31,7 +32,7 @@ def store(tmp_path_factory):
 
 
 def test_the_recorded_archives_are_small():
-    assert len(ARCHIVES) == 4
+    assert len(ARCHIVES) == 5
     assert sum(path.stat().st_size for path in ARCHIVES) < 150_000
 
 

@@ -15,6 +15,7 @@ from joulelab.runs.attempt import create_run
 from joulelab.runs.execute import execute
 from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
+from joulelab.runs.verification import verify_runs
 
 FILES = Path(__file__).parent.parent / "data" / "squad"
 
@@ -79,6 +80,7 @@ def test_teacher_and_student_are_trained_evaluated_and_billed(tmp_path, models):
     assert set(said) == set(listed) == set(context)
     assert all(text in context[identity] for identity, text in said.items())
     assert load_qa_model(str(paths.artifacts / "final_model"), 0, require_head=True) is not None
+    assert [check for check in verify_runs([paths.folder]) if not check.good] == []
 
 
 def test_answers_alone_train_no_teacher_and_learn_a_few_questions_by_heart(tmp_path, models):

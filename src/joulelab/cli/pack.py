@@ -28,7 +28,7 @@ def pack(
     """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
 
     The same runs give the same bytes. What looks like a secret is replaced, and told. `joulelab unpack --verify` opens
-    it and computes every joule again from the traces.
+    it and recomputes every figure from traces and marks.
 
     Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz
     """

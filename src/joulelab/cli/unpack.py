@@ -23,7 +23,8 @@ def unpack(
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Compute every joule again from the traces; exit code 4 if one differs.")
+        bool,
+        typer.Option("--verify", help="Recompute every figure from traces and marks; exit code 4 if one differs."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +55,7 @@ def unpack(
         names = ", ".join(f"{check.run_id}: {check.figure}" for check in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise InvalidMeasurement(
-            f"{len(wrong)} of {len(checks)} figures do not follow from the traces ({names}{more})",
+            f"{len(wrong)} of {len(checks)} figures do not follow from traces and marks ({names}{more})",
             f"the archive was opened all the same: {folder}",
         )
 
@@ -68,22 +69,57 @@ def print_json(folder: Path, runs: list[Path], checks: list[FigureCheck] | None)
 
 
 def print_checks(checks: list[FigureCheck]) -> None:
+    """A line per kind of figure, then every figure that is not simply right."""
     from joulelab.cli.console import print_grid
     from joulelab.report.grid import make_grid
 
     for run_id in dict.fromkeys(check.run_id for check in checks):
         mine = [check for check in checks if check.run_id == run_id]
-        rows = [(check.figure, _joules(check.recorded), _joules(check.recomputed), _verdict(check)) for check in mine]
-        print_grid(make_grid(run_id, "Figure|Recorded, J>|Recomputed, J>|Verdict", rows))
+        rows = []
+        for subject in dict.fromkeys(check.subject for check in mine):
+            found = [check.verdict for check in mine if check.subject == subject]
+            counts = [found.count("matches"), found.count("newer method"), sum(v in WRONG for v in found)]
+            other = len(found) - sum(counts)
+            rows.append((subject, *(str(count or "-") for count in (*counts, other))))
+        print_grid(make_grid(run_id, "Figures|Match>|Newer method>|Wrong>|Not checked>", rows))
+        print_rows("Figures that do not follow from the evidence", [check for check in mine if not check.good])
+        energy = [check for check in mine if check.verdict == "newer method" and check.figure in HEADLINES]
+        print_rows("Computed by a newer method since", energy)
+        unchecked = [check for check in mine if check.verdict in ("redacted", "no evidence", "not in the archive")]
+        print_rows("Not checked", unchecked)
     good = sum(check.verdict == "matches" for check in checks)
-    beyond = sum(check.verdict == "not in the archive" for check in checks)
-    elsewhere = f"; {beyond} were inherited from runs that are not in the archive" if beyond else ""
-    print(f"{good} of {len(checks) - beyond} figures were computed again from the traces and match{elsewhere}")
+    newer = sum(check.verdict == "newer method" for check in checks)
+    unchecked_count = sum(check.verdict in ("redacted", "no evidence", "not in the archive") for check in checks)
+    print(f"{good} of {len(checks) - unchecked_count} figures were computed again and match")
+    if newer:
+        print(f"{newer} differ because this version computes them by a newer method")
+
+
+WRONG = ("differs", "cannot be recomputed")
+HEADLINES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
+MOST_ROWS = 12
+
+
+def print_rows(caption: str, checks: list[FigureCheck]) -> None:
+    from joulelab.cli.console import print_grid
+    from joulelab.report.grid import make_grid
+
+    if not checks:
+        return
+    rows = [(check.figure, _value(check.recorded), _value(check.recomputed), _verdict(check)) for check in checks]
+    print_grid(make_grid(caption, "Figure|Recorded>|Recomputed>|Verdict", rows[:MOST_ROWS]))
+    if len(rows) > MOST_ROWS:
+        print(f"and {len(rows) - MOST_ROWS} more (--json has all)")
 
 
 def _verdict(check: FigureCheck) -> str:
-    return check.verdict + (f" ({check.reason})" if check.reason else "")
+    words: str = check.verdict
+    if check.verdict == "newer method" and check.recomputed is not None:
+        words = f"newer method: {_value(check.recorded)} to {_value(check.recomputed)}"
+    return words + (f" ({check.reason})" if check.reason else "")
 
 
-def _joules(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
+def _value(value: float | str | bool | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]

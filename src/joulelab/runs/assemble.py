@@ -36,6 +36,7 @@ from joulelab.runs.notes import notes_on
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
+    METHOD_VERSION,
     SCHEMA_VERSION,
     EnergyByComponent,
     ErrorRecord,
@@ -95,6 +96,7 @@ def assemble(
     return opened.model_copy(
         update={
             "schema_version": SCHEMA_VERSION,
+            "method_version": METHOD_VERSION,
             "status": status,
             "attempts": tuple(attempt_record(attempt, len(attempts) <= MANY_HOSTS) for attempt in attempts),
             "stages": stages,

@@ -27,7 +27,7 @@ from joulelab.runs.listeners import Progress, Trackers
 from joulelab.runs.lock import hold
 from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
-from joulelab.runs.record import ErrorRecord, Note, ProcessMark, RunRecord, Status
+from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status
 from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
@@ -107,7 +107,8 @@ class RunAttempt:
         self._start_trackers(self._paths.trace(host, attempt))
         meter = Meter(self._paths.trace(host, attempt), self._paths.events(host, 0, attempt), self._spec.energy)
         meter.start()
-        meter.event("run", edge="begin")
+        known = {"method_version": METHOD_VERSION, "environment": environment.digests(facts)}
+        meter.event("run", edge="begin", **known)
         self._context = RunContext(self._paths, self._spec, meter, self._stop, attempt, self._progress)
         self._context.part = self.part
         self._context.trackers = self._trackers

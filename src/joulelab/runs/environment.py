@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 import re
@@ -55,6 +57,13 @@ def snapshot() -> dict[str, Any]:
         "code": commit(Path.cwd()),
         "slurm": {name: value for name, value in variables().items() if name.startswith("SLURM")},
         "variables": variables(),
+    }
+
+
+def digests(facts: dict[str, Any]) -> dict[str, str]:
+    """SHA-256 of every entry of a snapshot, shortened: the marks keep it, so that a later change is found."""
+    return {
+        key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] for key, value in facts.items()
     }
 
 

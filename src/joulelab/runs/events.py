@@ -50,6 +50,12 @@ class AttemptEvents:
 
     begin_ns: int = 0
     end_ns: int | None = None
+    end_status: str | None = None
+    """How the attempt ended; None after a kill, and from a rank that follows another."""
+    method_version: int = 1
+    """Of the program that began the attempt."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Digests of the environment's snapshot; empty in the first release, and from a rank that follows another."""
     windows: dict[str, list[Window]] = field(default_factory=dict)
     open_stages: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, StageKind] = field(default_factory=dict)
@@ -98,8 +104,10 @@ def read_events(path: Path) -> AttemptEvents:
         if kind == "run":
             if line["edge"] == "begin":
                 events.begin_ns = line["mono_ns"]
+                events.method_version = line.get("method_version", 1)
+                events.environment = line.get("environment", {})
             else:
-                events.end_ns = line["mono_ns"]
+                events.end_ns, events.end_status = line["mono_ns"], line.get("status")
         elif kind == "stage":
             _take_edge(events, line)
         elif kind == "stage_closed":

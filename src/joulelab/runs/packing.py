@@ -31,9 +31,10 @@ TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "
 FORMAT = 1
 _OF_A_RUN = (
     *("run.json", "config.yaml", "environment.json", "experiment_summary.json", "metrics.jsonl", "windows.jsonl"),
-    *("report.html", "stages/*.json", "events/*.jsonl", "trace/*.jsonl", "trace/*.parquet"),
+    *("report.html", "stages/*.json", "events/*.jsonl", "events/*.ring", "trace/*.jsonl", "trace/*.parquet"),
     *("codecarbon/*.csv", "codecarbon/*.jsonl"),
-    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz", "answers.json", "harness.json")),
+    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz")),
+    *(f"artifacts/*/{name}" for name in ("answers.json", "harness.json", "scores.json")),
 )
 _READINGS = ("trace/",)
 """Numbers of sensors, too large to be searched for secrets and without a place for one."""
@@ -41,7 +42,7 @@ _TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
 _README = """This archive was made by `joulelab pack` (joulelab {version}).
 
 Check that it is whole:      sha256sum -c SHA256SUMS
-Recompute every joule:       pip install joulelab, then: joulelab unpack --verify ARCHIVE
+Recompute every figure:      pip install joulelab, then: joulelab unpack --verify ARCHIVE
 Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
 
 run.json holds the record of a run, trace/ what the sensors said, events/ the marks of its stages, config.yaml its

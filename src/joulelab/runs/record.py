@@ -15,6 +15,9 @@ from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 2
+METHOD_VERSION = 2
+"""Grows whenever the same trace and marks give other figures or grades; 1 is the first release. `unpack --verify`
+compares a record of an older version with its recomputation as `newer method: X to Y`."""
 Status = Literal["queued", "running", "done", "failed", "truncated"]
 Grade = Literal["A", "B", "C"]
 StageRole = Literal["data", "teacher", "student", "evaluation", "inference", "setup", "idle"]
@@ -339,6 +342,8 @@ class ProcessMark(Frozen):
 
 class RunRecord(Frozen):
     schema_version: int = SCHEMA_VERSION
+    method_version: int = 1
+    """By which rules its figures were computed."""
     run_id: str
     name: str
     label: str

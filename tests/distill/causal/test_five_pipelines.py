@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from joulelab.runs.artifacts import read_bill
+from joulelab.runs.verification import verify_runs
 
 STAGES = {
     "sft": ["data.preprocess", "student.train", "student.evaluate"],
@@ -119,3 +120,8 @@ def test_kept_answers_carry_the_joules_of_all_of_them(finished):
     reasons = ("truncated", "too_short", "too_long", "duplicates", "unjudged", "low_score")
     dropped = sum(results[f"synthetic.{reason}"].value for reason in reasons)
     assert results["synthetic.kept"].value + dropped == results["synthetic.answers"].value == 24
+
+
+def test_every_figure_of_every_pipeline_follows_from_its_folder(finished):
+    for record, paths in finished.values():
+        assert [check for check in verify_runs([paths.folder]) if not check.good] == [], record.label
