@@ -63,7 +63,7 @@ class QualityDifference:
     reason: str = ""
     over_seeds: Interval | None = None
     needed: int | None = None
-    """Repeats that would tell a difference of this size, where the repeats are the sample."""
+    """Repeats that would show a difference of this size and spread; more where the test items vary too."""
 
     @property
     def interval(self) -> Interval | None:

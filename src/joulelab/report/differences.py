@@ -63,7 +63,8 @@ def _by_items(
     found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs), measure)
     if found is None:
         return QualityDifference(None, by_seed, "the predictions to pair item by item are missing")
-    return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN)
+    needed = repeats_needed(by_seed)
+    return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN, needed=needed)
 
 
 def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:

@@ -67,6 +67,8 @@ def _evidence(difference: QualityDifference, measure: Measure) -> str:
     if difference.paired:
         test = "exact McNemar " if difference.models_only else ""
         parts.append(f"{test}{p_value(difference.paired.p_value)}")
+        if not difference.significant and (difference.needed or 0) > difference.paired.runs:
+            parts.append(f"would need at least {difference.needed} seeds")
     elif not difference.significant:
         if difference.reason:
             parts.append(difference.reason)
