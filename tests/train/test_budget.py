@@ -1,11 +1,17 @@
 """Budgets: whichever is used up first ends the training, the schedule follows it, and the end can be replayed."""
 
+from dataclasses import asdict
+from itertools import pairwise
+
 import pytest
 import torch
 from pydantic import ValidationError
 from ragged_language import language_trainer
 
 from joulelab.errors import EndedBySignal
+from joulelab.meter.live import LiveJoules
+from joulelab.meter.sensors import Device
+from joulelab.meter.trace import LineFile, header
 from joulelab.train.budget import Budget, EarlyStopping
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
@@ -74,6 +80,88 @@ def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
     assert replay.position == first.position
     for a, b in zip(first.model.parameters(), replay.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+class Machine:
+    """A GPU of given power, a recorder that reads power every 0.5 s and the counter every second, and a clock."""
+
+    def __init__(self, trace, power_w):
+        self.power_w, self.now_s, self.used_j, self._written_s = power_w, 1000.0, 0.0, 999.5
+        self._trace = LineFile(trace)
+        device = asdict(Device(device="gpu:0", component="gpu", name="simulated", refresh_s=0.1, gain_error_rel=0.05))
+        self._trace.append(header(devices=[device], missing=[]))
+        self.monotonic_ns = lambda: round(self.now_s * 1e9)
+        self.work(2.0)
+
+    def work(self, duration_s):
+        while duration_s > 1e-9:
+            span_s = min(duration_s, self._written_s + 0.5 - self.now_s)
+            self.used_j += span_s * self.power_w(self.now_s)
+            self.now_s, duration_s = self.now_s + span_s, duration_s - span_s
+            if self.now_s >= self._written_s + 0.5 - 1e-9:
+                self._written_s += 0.5
+                line = {"kind": "gpu", "device": "gpu:0", "mono_ns": self.monotonic_ns()}
+                counter = {"energy_counter_j": self.used_j} if self._written_s % 1 == 0 else {}
+                self._trace.append({**line, "power_watts": self.power_w(self.now_s), **counter})
+
+
+@pytest.mark.parametrize("budget_j", [100.0, 300.0, 1000.0])
+@pytest.mark.parametrize("step_s", [0.02, 0.11, 0.4])
+@pytest.mark.parametrize("wave", ["steady", "square"])
+def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
+    tmp_path, monkeypatch, budget_j, step_s, wave
+):
+    """It was passed by up to 16 % and more, the first steps were made at rate 0, and the warm-up was one jump."""
+    power_w = (lambda at_s: 250.0) if wave == "steady" else (lambda at_s: 400.0 if at_s % 3 < 1.5 else 100.0)
+    machine = Machine(tmp_path / "trace.jsonl", power_w)
+    monkeypatch.setattr("joulelab.meter.live.time", machine)
+    live = LiveJoules(tmp_path / "trace.jsonl")
+    rates, spent = [], []
+    around = Surroundings(
+        energy_j=live.read_now,
+        report=lambda report: (rates.append(report.learning_rate), spent.append(machine.used_j)),
+    )
+    trainer = language_trainer(
+        8, around, max_steps=None, max_energy_j=budget_j, warmup_share=0.3, learning_rate=1.0, log_every_steps=1
+    )
+    trainer.budget.clock_s = lambda: machine.now_s
+    forward = trainer.forward
+    trainer.forward = lambda batch: (machine.work(step_s), forward(batch))[1]
+    before_j = machine.used_j
+    trainer.train()
+    sensor_delay_s, most_w = 0.5, 250.0 if wave == "steady" else 400.0
+    allowed_j = most_w * step_s + (0.0 if wave == "steady" else most_w * sensor_delay_s)
+    overshoot_j = machine.used_j - before_j - budget_j
+    assert -allowed_j <= overshoot_j <= allowed_j + 1e-6
+    assert all(rate > 0 for rate in rates)
+    if wave == "steady":
+        middles = [(after_j - before_j - most_w * step_s / 2) / budget_j for after_j in spent]
+        share = most_w * step_s / budget_j
+        assert rates == pytest.approx([rate_factor("linear", at, 0.3) for at in middles], abs=0.02 + share)
+        assert max((abs(b - a) for a, b in pairwise(rates)), default=0.0) <= 1.5 * share / 0.3 + 0.02
+
+
+@pytest.mark.parametrize(("max_tokens", "batch_size"), [(1500, 8), (20_000, 4), (100, 8)])
+def test_no_step_of_a_token_budget_has_rate_0(max_tokens, batch_size):
+    """The first step was made at rate 0, and so was a last step whose middle lay beyond the budget."""
+    rates = []
+    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    trainer = language_trainer(
+        batch_size, around, max_steps=None, max_tokens=max_tokens, warmup_share=0.2, log_every_steps=1
+    )
+    trainer.train()
+    assert len(rates) == trainer.position.step
+    assert min(rates) > 0
+
+
+def test_the_rates_of_a_step_budget_are_those_of_before():
+    """Middle of the step over all steps, to the bit."""
+    rates = []
+    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    trainer = language_trainer(8, around, max_steps=7, warmup_share=0.2, learning_rate=0.3, log_every_steps=1)
+    trainer.train()
+    schedule = trainer.config.schedule
+    assert rates == [0.3 * rate_factor(schedule, min(1.0, (step + 0.5) / 7), 0.2) for step in range(7)]
 
 
 class Ticking:

@@ -1,13 +1,14 @@
 """Joules while they are being spent, from the trace's tail: each new line is read once.
 
 A budget asks every second for hours; reading the whole trace each time would cost more and more. The figure is the sum
-of the devices' counters (or of polled power where a card has none) and lags by a second or so; what ends up in the
-record is computed afterwards, from everything.
+of the devices' counters (or of polled power where a card has none) and lags by a second or so, which `read_now` fills
+with the last power; what ends up in the record is computed afterwards, from everything.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,13 @@ class LiveJoules:
         self._take_new_lines()
         chosen = self._chosen(estimates)
         return sum(joules.energy_j for joules in chosen) if chosen else None
+
+    def read_now(self, estimates: bool = False) -> float | None:
+        """The same up to this moment: what the sensors have not reported yet is counted at their last power."""
+        self._take_new_lines()
+        now_ns = time.monotonic_ns()
+        chosen = self._chosen(estimates)
+        return sum(joules.energy_at(now_ns) for joules in chosen) if chosen else None
 
     def power_w(self, estimates: bool = False) -> float | None:
         """The latest power of the same devices, as far as the lines were read."""

@@ -1,7 +1,8 @@
 """How much training is allowed: in steps, epochs, tokens, seconds or joules, whichever is used up first.
 
-Steps, epochs and tokens follow from the position alone. Seconds and joules are looked at about once a second; what was
-seen is noted with its step, so that the run can be replayed elsewhere with the same learning rates and the same end.
+Steps, epochs and tokens follow from the position alone. Seconds and joules are looked at once a second, and more often
+towards the end; what was seen is noted with its step, so that the run can be replayed elsewhere with the same learning
+rates and the same end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from joulelab.train.config import TrainingConfig
 from joulelab.train.position import Position
 
 LOOK_EVERY_S = 1.0
+LOOK_SHARE = 0.1
+"""Of the time that is left, at most, between two looks: a budget is not passed by a second's worth."""
+SMALLEST = 1e-3
+"""Share that counts as spent while neither clock nor meter has advanced."""
 Look = tuple[int, float]
 
 
@@ -26,22 +31,37 @@ class Budget:
     micro_batches_per_step: int
     """Over all ranks."""
     energy_j: Callable[[], float | None] = lambda: None
-    """Joules that training has taken in this attempt, as far as a sensor has told."""
+    """Joules that the job has used so far, from any origin; None where no sensor reports."""
     note: Callable[[int, float], None] = lambda step, fraction: None
     replayed: Sequence[Look] | None = None
     """Looks of an earlier run, in the order of their steps."""
     clock_s: Callable[[], float] = time.monotonic
+    overshoot_j: float = 0.0
+    """Energy beyond the joule budget when training stopped; negative where something else ended it."""
     _began_s: float = 0.0
+    _began_j: float = 0.0
     _looked_s: float = -math.inf
+    _look_every_s: float = 0.0
     _seen: float = 0.0
+    _seen_at: float = 0.0
+    """Steps that were done when `_seen` was read."""
+    _seen_below_1: float = 0.0
+    _per_step: float = 0.0
+    """Rise of `_seen` per step between the last two readings."""
     _earlier: dict[str, float] = field(default_factory=lambda: {"time_s": 0.0, "energy_j": 0.0})
 
     def __post_init__(self) -> None:
         self._began_s = self.clock_s()
 
     def start(self) -> None:
-        """Time counts from here; setting up is not training."""
+        """Time and energy count from here; setting up is not training."""
         self._began_s = self.clock_s()
+        if self.config.max_energy_j is not None and self.replayed is None:
+            self._began_j = self.energy_j() or 0.0
+
+    def stop(self) -> None:
+        if self.config.max_energy_j is not None and self.replayed is None:
+            self.overshoot_j = self.state()["energy_j"] - self.config.max_energy_j
 
     @property
     def steps(self) -> int | None:
@@ -53,15 +73,36 @@ class Budget:
         known = [limit for limit in (by_epochs, config.max_steps) if limit]
         return min(known) if known else None
 
-    def fraction(self, position: Position, ahead: float = 0.0) -> float:
-        """The largest share that any limit has of itself spent; `ahead` counts part of the step that is under way."""
+    def fraction(self, position: Position) -> float:
+        """The largest share that any limit has of itself spent."""
         shares = [self._seen]
         if self.steps:
-            shares.append((position.step + ahead) / self.steps)
+            shares.append(position.step / self.steps)
         if self.config.max_tokens:
-            a_step = position.tokens / position.step if position.step else 0.0
-            shares.append((position.tokens + ahead * a_step) / self.config.max_tokens)
+            shares.append(position.tokens / self.config.max_tokens)
         return max(shares)
+
+    def fraction_amid(self, position: Position, tokens: int) -> float:
+        """The same in the middle of the step under way, of so many tokens: above 0 in the first step and below 1 in the
+        last, so that no step is made at learning rate 0.
+
+        Between two readings of clock and meter the share advances by what the steps before took. That depends on noted
+        readings and step numbers only, so a replay has the same learning rates.
+        """
+        shares = []
+        if self.steps:
+            shares.append((position.step + 0.5) / self.steps)
+        if limit := self.config.max_tokens:
+            shares.append((position.tokens + min(position.tokens + tokens, limit)) / 2 / limit)
+        if self._is_looked_at:
+            reached = self._seen + (position.step + 0.5 - self._seen_at) * self._per_step
+            shares.append(min(max(reached, SMALLEST), (1 + self._seen_below_1) / 2))
+        return min(1.0, max(shares))
+
+    @property
+    def _is_looked_at(self) -> bool:
+        limits = (self.replayed, self.config.max_time_s, self.config.max_energy_j)
+        return any(limit is not None for limit in limits)
 
     def over(self, position: Position) -> bool:
         return self.fraction(position) >= 1
@@ -70,9 +111,9 @@ class Budget:
         """Read clock and meter if a look is due, and note what is newly known; the share of them that is spent."""
         if self.replayed is not None:
             return max((seen for step, seen in self.replayed if step <= position.step), default=0.0)
-        if self.config.max_time_s is None and self.config.max_energy_j is None:
+        if not self._is_looked_at:
             return 0.0
-        if self.clock_s() - self._looked_s < min(LOOK_EVERY_S, 0.01 * (self.config.max_time_s or math.inf)):
+        if self.clock_s() - self._looked_s < self._look_every_s:
             return self._seen
         self._looked_s = self.clock_s()
         spent = self.state()
@@ -80,17 +121,28 @@ class Budget:
             (spent["time_s"], self.config.max_time_s),
             (spent["energy_j"], self.config.max_energy_j),
         )
-        return max(self._seen, max(value / limit for value, limit in shares if limit))
+        share = max(self._seen, max(value / limit for value, limit in shares if limit))
+        # closer and closer to the end, where every step counts; every step while nothing is known yet
+        left_s = spent["time_s"] * (1 - share) / share if share > 0 else 0.0
+        self._look_every_s = min(LOOK_EVERY_S, LOOK_SHARE * left_s)
+        return share
 
     def see(self, position: Position, seen: float) -> None:
         """What all ranks go by from here on."""
-        if seen != self._seen:
-            self.note(position.step, seen)
-        self._seen = seen
+        if seen == self._seen:
+            return
+        self.note(position.step, seen)
+        # a reading comes after the backward pass, nearly at the end of its step
+        done = position.step + 1
+        if done > self._seen_at:
+            self._per_step = max(0.0, seen - self._seen) / (done - self._seen_at)
+        self._seen, self._seen_at = seen, done
+        if seen < 1:
+            self._seen_below_1 = seen
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is spent meanwhile is not training's; joules are told with a lag of a second, so to within that."""
+        """What is spent meanwhile is not training's."""
         before = self.state()
         yield
         after = self.state()
@@ -101,13 +153,22 @@ class Budget:
         """Spent over all attempts, for a checkpoint."""
         return {
             "time_s": self._earlier["time_s"] + self.clock_s() - self._began_s,
-            "energy_j": self._earlier["energy_j"] + (self.energy_j() or 0.0),
+            "energy_j": self._earlier["energy_j"] + self._energy_of_attempt_j(),
             "seen": self._seen,
+            "seen_at": self._seen_at,
+            "per_step": self._per_step,
         }
+
+    def _energy_of_attempt_j(self) -> float:
+        if self.config.max_energy_j is None or self.replayed is not None:
+            return 0.0
+        now_j = self.energy_j()
+        return 0.0 if now_j is None else now_j - self._began_j
 
     def load_state(self, state: dict[str, float]) -> None:
         self._earlier = {"time_s": state["time_s"], "energy_j": state["energy_j"]}
-        self._seen = state["seen"]
+        self._seen = self._seen_below_1 = state["seen"]
+        self._seen_at, self._per_step = state.get("seen_at", 0.0), state.get("per_step", 0.0)
 
 
 class EarlyStopping:

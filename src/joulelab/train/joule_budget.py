@@ -27,7 +27,7 @@ def joules_so_far(run: RunContext, live: LiveJoules, config: TrainingConfig) -> 
     """What the sensors that count towards a budget have told; where there are none, the run ends here."""
     patience_s = max(_PATIENCE_S, 2 * run.spec.energy.sample_interval_s)
     begun_s = time.monotonic()
-    while (told_j := live.read(config.budget_counts_estimates)) is None:
+    while (told_j := live.read_now(config.budget_counts_estimates)) is None:
         if time.monotonic() - begun_s > patience_s:
             raise ConfigError(
                 "a joule budget was set and no sensor tells joules here",

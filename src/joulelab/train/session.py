@@ -32,7 +32,6 @@ from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import Bench, StatsList
 from joulelab.train.stats.meter import MeterStats
 from joulelab.train.stats.registry import load_tracker
-from joulelab.train.stats.window_energy import wait_for_trace
 from joulelab.train.surroundings import StepReport, Surroundings
 from joulelab.units import energy_text
 from joulelab.zoo.objective import Objective
@@ -178,20 +177,16 @@ class _Session:
             self.run.progress.stage(self.task.stage, self.trainer.total_steps)
 
     def _tell_overshoot(self, trainer: SimpleTrainer[Any]) -> None:
-        """A step is never cut in two, and joules are told a second late: by how much the budget was passed."""
-        limit_j = self.task.config.max_energy_j
-        if limit_j is None:
-            return
-        wait_for_trace(self.run.meter.trace_path, clock.now().mono_ns)
-        over_j = trainer.budget.state()["energy_j"] - limit_j
-        if over_j <= 0:
+        """Report by how much the budget was passed: a step is never cut in two."""
+        limit_j, over_j = self.task.config.max_energy_j, trainer.budget.overshoot_j
+        if limit_j is None or over_j <= 0:
             return
         name = f"{self.task.stage}.budget_overshoot_j"
         self.run.result(name, Result(value=over_j))
         self.run.progress.say(
-            f"{self.task.stage}: its budget was {energy_text(limit_j)}; by the live reading the last steps passed it "
-            f"by about {energy_text(over_j)} ({100 * over_j / limit_j:.0f} %): joules are looked at once a second, "
-            "after a step. The stage's joules in the record come from the whole trace, and may differ from both"
+            f"{self.task.stage}: the budget of {energy_text(limit_j)} was passed by about {energy_text(over_j)} "
+            f"({100 * over_j / limit_j:.0f} %) by the live reading: training ends after a whole step. The energy in "
+            "the record is computed from the whole trace and may differ"
         )
 
     def _evaluate(self) -> float:
@@ -209,8 +204,8 @@ class _Session:
         if config.max_energy_j is None:
             return lambda: None
         live = self.run.meter.live()
-        before = joules_so_far(self.run, live, config)
-        return lambda: (live.read(config.budget_counts_estimates) or before) - before
+        joules_so_far(self.run, live, config)
+        return lambda: live.read_now(config.budget_counts_estimates)
 
     def _replayed(self) -> list[Look] | None:
         name = self.task.config.replay_budget_of

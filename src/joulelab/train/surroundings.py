@@ -42,7 +42,7 @@ class Surroundings:
     evaluate: Callable[[], float] | None = None
     """Held-out loss, computed in a stage of its own."""
     energy_j: Callable[[], float | None] = lambda: None
-    """Joules that training has taken so far in this attempt."""
+    """Joules that the job has used so far, from any origin; None where no sensor reports."""
     budget_look: Callable[[int, float], None] = lambda step, fraction: None
     replayed_looks: Sequence[Look] | None = None
     warn: Callable[[str], None] = lambda text: None

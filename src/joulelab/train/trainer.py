@@ -104,6 +104,7 @@ class Trainer(ABC, Generic[B]):
                     self.save()
                 if self._stop is not None:
                     self._leave_off(self._stop)
+            self.budget.stop()
             self.stats.stop_train()
         self.close()
         return loss
@@ -120,7 +121,6 @@ class Trainer(ABC, Generic[B]):
     def step(self) -> None:
         """One optimiser step over `accumulate` micro-batches on every rank."""
         self.stats.start_step()
-        self._set_learning_rate()
         count, samples, tokens = 0, 0, 0
         for number in range(self.config.accumulate):
             self.stats.start_input()
@@ -136,6 +136,7 @@ class Trainer(ABC, Generic[B]):
             self._tally.add(output)
             count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
         count, samples, tokens = self._agree(count, samples, tokens)
+        self._set_learning_rate(tokens)
         self.stats.start_optimiser_step()
         self.optimizer_step(count)
         self.objective.after_step(self.model)
@@ -280,9 +281,9 @@ class Trainer(ABC, Generic[B]):
         self.budget.load_state(light["budget"])
         self.early_stopping.load_state(light["early_stopping"])
 
-    def _set_learning_rate(self) -> None:
-        # the middle of the step: the first one has a rate above 0, and so has the last
-        fraction = min(1.0, self.budget.fraction(self.position, ahead=0.5))
+    def _set_learning_rate(self, tokens: int) -> None:
+        """For the step under way, of so many tokens."""
+        fraction = self.budget.fraction_amid(self.position, tokens)
         factor = rate_factor(self.config.schedule, fraction, self.config.warmup_share)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor

@@ -55,6 +55,13 @@ class Joules:
         self._polled = (mono_ns, power_w)
         self._show(power_w)
 
+    def energy_at(self, mono_ns: int) -> float:
+        """Energy up to a moment near the last reading, at the last known power: a counter may be a second old."""
+        last = self._counter or self._polled
+        if last is None or self.power_w is None:
+            return self.energy_j
+        return self.energy_j + self.power_w * (mono_ns - last[0]) / NS
+
     def _show(self, power_w: float) -> None:
         self.power_w = power_w
         self.history_w.append(power_w)
