@@ -7,7 +7,6 @@ import pytest
 from joulelab.data.inputs import find_bill, input_bill
 from joulelab.data.sources import content_hash
 from joulelab.distill.prepare_delivery import deliver
-from joulelab.runs import store
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import RunRecord
@@ -141,8 +140,7 @@ def provisional(model):
     write_json(paths / "run.json", opened | {"process": None})
 
 
-def test_the_bill_of_a_killed_run_is_what_its_record_states(play, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "is_alive", lambda paths: False)
+def test_the_bill_of_a_killed_run_is_what_its_record_states(play, model, tmp_path):
     price_j = settled_j(model)
     copied = shutil.copytree(model, tmp_path / "copied")
     provisional(model)

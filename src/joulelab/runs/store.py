@@ -142,8 +142,9 @@ def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
         if folder not in made:
             made[folder] = {}
             with suppress(JoulelabError, OSError, ValueError, KeyError):  # a run that cannot be read states nothing
-                record = settle(RunPaths(folder), read_record(RunPaths(folder)))
-                if record.status != "running":
+                written = read_record(RunPaths(folder))
+                if written.status != "running" or not is_held(folder):  # while a run works it has settled nothing
+                    record = settle(RunPaths(folder), written)
                     made[folder] = {one.key: one for one in record.lineage if one.key in record.made}
         return made[folder]
 
