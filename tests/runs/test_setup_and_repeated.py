@@ -191,3 +191,35 @@ def test_an_artifact_has_one_price_however_often_it_was_interrupted(play):
     assert price.setup["gpu"].energy_j == pytest.approx(300)
     assert price.repeated["gpu"].energy_j == pytest.approx(1550)
     assert price.energy["gpu"].energy_j == pytest.approx(4200 + 300 + 1550)
+
+
+def test_a_first_step_that_was_setup_has_its_tokens_outside_the_rates(play):
+    """100 steps of 1 s, the first of 6 s; the attempt that kept nothing takes its first step along."""
+
+    def story(first, last, killed=False):
+        def steps(run):
+            with run.stage("student.train", role="student", activity="train") as stage:
+                begin_ns = play.machine.now_ns
+                for step in range(first, last + 1):
+                    play.machine.work(6 if step == first else 1)
+                    stage.count(tokens=1000 * step)
+                    if step == first:
+                        run.note_setup("warmup", begin_ns, play.machine.now_ns)
+                        stage.count_as_setup(tokens=1000)
+                if killed:
+                    raise EndedBySignal(15)
+
+        return steps
+
+    with pytest.raises(EndedBySignal):
+        play(story(1, 8, killed=True))
+    record = play.again(story(1, 100))
+    trained, setup = record.stage("student.train"), record.stage("student.train.setup")
+    assert (trained.tokens, trained.tokens_per_s) == (99_000, pytest.approx(1000))
+    assert trained.j_per_token == pytest.approx(0.1)
+    assert (setup.tokens, setup.tokens_per_s, setup.j_per_token) == (1000, None, None)
+    assert joules(record) == {
+        "student.train": 9900,
+        "student.train.setup": 1200,
+        "student.train.repeated": 700,
+    }

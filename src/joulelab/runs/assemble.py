@@ -181,9 +181,10 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     peaks = _peaks_w(parts, best)
-    samples, tokens = _most(parts, name, "samples"), _most(parts, name, "tokens")
-    mean_w = _divide(best.energy_j, duration_s)
     kind = _kind(name, parts)
+    samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
+    rated = kind.role != "setup"
+    mean_w = _divide(best.energy_j, duration_s)
     return StageRecord(
         name=name,
         **kind._asdict(),
@@ -201,10 +202,10 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
         samples=samples,
         tokens=tokens,
-        j_per_sample=_divide(best.energy_j, samples),
-        j_per_token=_divide(best.energy_j, tokens),
-        samples_per_s=_divide(samples, duration_s),
-        tokens_per_s=_divide(tokens, duration_s),
+        j_per_sample=_divide(best.energy_j, samples if rated else None),
+        j_per_token=_divide(best.energy_j, tokens if rated else None),
+        samples_per_s=_divide(samples if rated else None, duration_s),
+        tokens_per_s=_divide(tokens if rated else None, duration_s),
         phases=_phases(parts, name),
         co2e=co2e(best, frame.grid, frame.pue),
         core_use=most_crowded([attempt.core_use(windows) for attempt, windows in parts]),
@@ -261,12 +262,22 @@ def _peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
     return list(by_attempt.values())
 
 
-def _most(parts: Parts, stage: str, what: str) -> int | None:
-    """Counts are cumulative over a stage. Where an attempt's work was lost, a later one counted it again."""
-    found = [attempt.events.counts.get(stage, {}).get(what) for attempt, _ in parts]
-    known = [count for count in found if count is not None]
-    lost = any(repeated_name(stage) in attempt.windows for attempt, _ in parts)
-    return (known[-1] if lost else max(known)) if known else None
+def _count(parts: Parts, stage: str, kind: StageKind, what: str) -> int | None:
+    """What went through a stage in its own time: of a setup stage, what was counted in the time split from another."""
+    attempts = leading([attempt for attempt, _ in parts])
+    if kind.role == "setup" and kind.part_of is not None:
+        return _counted_as_setup(attempts, kind.part_of, what) or None
+    known = [count for attempt in attempts if (count := attempt.events.counts.get(stage, {}).get(what)) is not None]
+    if not known:
+        return None
+    # counts are cumulative over the attempts; where work was lost, a later attempt counted it again
+    lost = any(repeated_name(stage) in attempt.windows for attempt in attempts)
+    return (known[-1] if lost else max(known)) - _counted_as_setup(attempts, stage, what)
+
+
+def _counted_as_setup(attempts: list[AttemptData], stage: str, what: str) -> int:
+    openings = [opening for attempt in attempts for opening in attempt.events.openings.get(stage, [])]
+    return sum(opening.setup_counts.get(what, 0) for opening in openings)
 
 
 def _peak_w(trace: Trace, best: EnergyFigure, windows: list[Window]) -> float | None:

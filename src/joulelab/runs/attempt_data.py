@@ -112,6 +112,8 @@ def _split_repeated(attempts: Sequence[AttemptData]) -> None:
                     _move_lost(attempt, (lost_ns, end_ns))
                     if lost_ns > opening.begin_ns:
                         kept = opening
+                    else:
+                        opening.setup_counts.clear()
             later = kept or later  # where nothing was kept, the same resume also judges the attempts before
 
 

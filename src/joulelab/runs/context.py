@@ -15,6 +15,7 @@ from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
 from joulelab.runs.artifacts import Artifact, find_artifacts, find_parts, fresh_folder, read_bill, write_bill
 from joulelab.runs.bills import Ancestor, Bill, artefact_key, code_version, with_parts
+from joulelab.runs.events import STARTUP
 from joulelab.runs.listeners import Progress, Trackers
 from joulelab.runs.making import Making, spent_between
 from joulelab.runs.parts import Part, leave_to_later
@@ -46,6 +47,10 @@ class Stage:
     @property
     def counts(self) -> Mapping[str, int]:
         return self._counts
+
+    def count_as_setup(self, **counts: int) -> None:
+        """Of what was counted, so much was done in time that was noted as setup: it is in no rate of this stage."""
+        self._meter.event("setup_counts", stage=self.name, counts=counts)
 
     def checkpointed(self, at: int) -> None:
         """The work so far is safe: a later attempt that resumes at `at` (a step) repeats nothing of it."""
@@ -141,7 +146,7 @@ class RunContext:
 
     def note_setup(self, activity: str, begin_ns: int, end_ns: int) -> None:
         """Take time that was setup (an import, a compilation) out of the open stage."""
-        if self._open:
+        if self._open and (self._open[-1].kind.role != "setup" or activity == STARTUP):
             self.meter.exclude(begin_ns, end_ns)
             self.meter.event("setup", stage=self._open[-1].name, activity=activity, begin_ns=begin_ns, end_ns=end_ns)
 

@@ -40,6 +40,8 @@ class Opening:
     """At which of their checkpoints (a step); None: all of their work was kept."""
     checkpoints: list[tuple[int, int]] = field(default_factory=list)
     """(how far the work was, when) at each point that a later attempt can resume from."""
+    setup_counts: dict[str, int] = field(default_factory=dict)
+    """What was counted in time that was setup."""
     artifact: bool = False
     """What it was opened for was finished, so that no later attempt does it again."""
 
@@ -117,8 +119,12 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "setup":
             stage, activity = line["stage"], line["activity"]
             events.setups.append((stage, activity, (line["begin_ns"], line["end_ns"])))
-            if activity != STARTUP:
+            known = events.kinds.get(setup_name(stage))
+            if activity != STARTUP and (known is None or activity == "compile"):
                 events.kinds[setup_name(stage)] = StageKind("setup", activity, part_of=stage)
+        elif kind == "setup_counts":
+            for opening in events.openings.get(line["stage"], [])[-1:]:
+                opening.setup_counts.update(line["counts"])
         elif kind in ("checkpoint", "resumed"):
             _take_position(events, line)
         elif kind == "progress":

@@ -97,7 +97,7 @@ class _Session:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
         compiling = compilation_marks(task.config.compile, run.note_setup)
-        with self._rows(), self._training_stage() as stage, _explained(task), compiling:
+        with self._rows(), compiling, self._training_stage() as stage, _explained(task):
             self.began_ns = clock.now().mono_ns
             trainer = self.trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
@@ -130,6 +130,7 @@ class _Session:
             advance=lambda position: self._advance(stage, position),
             saved=lambda position: stage.checkpointed(position.step),
             resumed=lambda position: self._resumed(stage, position),
+            warmed_up=lambda began, position: self._warmed_up(stage, began, position),
             evaluate=self._evaluate if task.evaluate else None,
             energy_j=self._energy(),
             budget_look=lambda step, fraction: run.log(step, stage=task.stage, budget_fraction=fraction),
@@ -144,6 +145,10 @@ class _Session:
         """Start-up of a second attempt is setup: all from the stage's begin to here."""
         stage.resumed(position.step)
         self.run.note_setup("load", self.began_ns, clock.now().mono_ns)
+
+    def _warmed_up(self, stage: Stage, began: Position, position: Position) -> None:
+        self.run.note_setup("warmup", self.began_ns, clock.now().mono_ns)
+        stage.count_as_setup(samples=position.samples - began.samples, tokens=position.tokens - began.tokens)
 
     def _make_checkpoints(self) -> Checkpoints:
         folder = self.run.paths.checkpoints / self.task.stage

@@ -39,6 +39,8 @@ class Surroundings:
     """A checkpoint of this position was taken."""
     resumed: Callable[[Position], None] = lambda position: None
     """Training goes on from the checkpoint of this position."""
+    warmed_up: Callable[[Position, Position], None] = lambda began, position: None
+    """The first step of this attempt is done, from one position to the other, and was setup."""
     evaluate: Callable[[], float] | None = None
     """Held-out loss, computed in a stage of its own."""
     energy_j: Callable[[], float | None] = lambda: None

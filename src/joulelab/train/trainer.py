@@ -35,6 +35,8 @@ from joulelab.train.tally import Tally
 from joulelab.zoo.objective import Objective, ObjectiveOutput
 
 B = TypeVar("B", bound=TrainingBatch)
+# The first step is left out of rates and comparisons where it is at most this part of the training.
+WARM_UP_SHARE = 0.02
 
 
 class Trainer(ABC, Generic[B]):
@@ -94,8 +96,11 @@ class Trainer(ABC, Generic[B]):
         with matrix_products(self.config.precision):
             self.budget.start()
             self.stats.start_train()
+            began = self.position
             while not self.over:
                 self.step()
+                if self.position.step == began.step + 1:
+                    self._end_warm_up(began)
                 if self._due(self.config.log_every_steps):
                     loss = self.log()
                 if self.around.evaluate and self._due(self.config.evaluate_every_steps):
@@ -108,6 +113,13 @@ class Trainer(ABC, Generic[B]):
             self.stats.stop_train()
         self.close()
         return loss
+
+    def _end_warm_up(self, began: Position) -> None:
+        """The first step allocates, initializes libraries and loads kernels; where it is a small part, it is setup."""
+        if self.budget.fraction(self.position) - self.budget.fraction(began) <= WARM_UP_SHARE:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # what the step left to the device belongs to it
+            self.around.warmed_up(began, self.position)
 
     @property
     def over(self) -> bool:
