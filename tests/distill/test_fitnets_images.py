@@ -23,7 +23,7 @@ def test_a_small_cnn_is_led_to_the_maps_of_a_resnet_and_learns(tmp_path):
     }  # fmt: skip
     paths = create_run(tmp_path, check(chosen))
     record = execute(paths, Silent())
-    names = [stage.name for stage in record.stages if stage.name != "run.overhead"]
+    names = [stage.name for stage in record.stages if stage.is_method_work]
     assert names == [
         "teacher.train", "teacher.validate", "teacher.evaluate", "student.hint", "student.train", "student.validate",
         "student.evaluate",

@@ -27,7 +27,7 @@ STAGES = {
 
 
 def stages(record):
-    return [stage.name for stage in record.stages if not stage.name.startswith(("run.", "idle."))]
+    return [stage.name for stage in record.stages if stage.is_method_work]
 
 
 @pytest.mark.parametrize("name", STAGES)
