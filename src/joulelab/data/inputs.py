@@ -26,10 +26,13 @@ from joulelab.runs.store import settled, store_root
 
 def input_bill(run: RunContext, name: str, source: str, kind: str) -> Bill:
     """The bill of the model or data set `source`, recorded in the run's lineage under `name`."""
-    path = sources.parse(source).path
-    bill = None if path is None else find_bill(path, (run.paths.folder.parent, store_root(None)), run.warn)
+    place = sources.parse(source)
+    bill = None
+    if place.path is not None and place.kind != "sample":  # samples are pinned wheels, no run made them
+        bill = find_bill(place.path, (run.paths.folder.parent, store_root(None)), run.warn)
     if bill is None:
-        bill = external(source, kind, _identity(source, path))
+        identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
+        bill = external(source, kind, identity)
     return run.uses(name, bill)
 
 
@@ -46,10 +49,6 @@ def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = 
 def origin_note(path: Path) -> Path:
     """The file that tells which artifact `path` is a copy of."""
     return path.with_name(path.name + ".origin.json")
-
-
-def _identity(source: str, path: Path | None) -> str:
-    return source if path is None else f"{source}@{sources.content_hash(path)[:16]}"
 
 
 _Found = tuple[Path, Bill]
