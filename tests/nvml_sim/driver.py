@@ -135,6 +135,11 @@ class NvmlSim:
     def env(self) -> dict[str, str]:
         return {CONTROL_VARIABLE: str(self.control), "LD_LIBRARY_PATH": str(self.built.parent)}
 
+    def limit_w(self, gpu: int = 0) -> float:
+        """The power limit that is set now, whichever process set it."""
+        file = self.control.with_name(f"{self.control.name}.limit-{self.gpus[gpu].uuid}")
+        return int(file.read_text()) / 1000 if file.exists() else 700.0
+
     def true_energy_j(self, start_ns: int, end_ns: int, gpu: int = 0) -> float:
         wave = self.gpus[gpu].wave
         return wave.energy_j((end_ns - self.origin_ns) / 1e9) - wave.energy_j((start_ns - self.origin_ns) / 1e9)

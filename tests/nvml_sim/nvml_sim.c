@@ -332,6 +332,38 @@ int nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *limit_mw) {
     *limit_mw = card_of(handle)->limit_w * 1000;
     return SUCCESS;
 }
+/* A limit that was set holds for all processes, as the driver's does: it is kept beside the control file. */
+static void limit_path(char *path, size_t size, void *handle) {
+    snprintf(path, size, "%s.limit-%s", getenv("JOULELAB_NVML_SIM"), card_of(handle)->uuid);
+}
+int nvmlDeviceGetPowerManagementLimit(void *handle, unsigned *limit_mw) {
+    ENTER("limit"); CARD_ONLY();
+    char path[512];
+    limit_path(path, sizeof path, handle);
+    *limit_mw = card_of(handle)->limit_w * 1000;
+    FILE *file = fopen(path, "r");
+    if (file) {
+        if (fscanf(file, "%u", limit_mw) != 1) *limit_mw = 0;
+        fclose(file);
+    }
+    return SUCCESS;
+}
+int nvmlDeviceGetPowerManagementLimitConstraints(void *handle, unsigned *low_mw, unsigned *high_mw) {
+    ENTER("limit"); CARD_ONLY();
+    *low_mw = 200000, *high_mw = 700000;
+    return SUCCESS;
+}
+int nvmlDeviceSetPowerManagementLimit(void *handle, unsigned limit_mw) {
+    ENTER("set_limit"); CARD_ONLY();
+    char path[512], fresh[520];
+    limit_path(path, sizeof path, handle);
+    snprintf(fresh, sizeof fresh, "%s.new", path);
+    FILE *file = fopen(fresh, "w");
+    if (!file) return NOT_SUPPORTED;
+    fprintf(file, "%u", limit_mw);
+    fclose(file);
+    return rename(fresh, path) ? NOT_SUPPORTED : SUCCESS;
+}
 int nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, process_t *processes) {
     ENTER("processes");
     struct gpu *g = card_of(handle);

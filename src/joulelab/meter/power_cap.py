@@ -2,55 +2,134 @@
 
 A cap changes what is measured, so it is never a default: `energy.power_cap_w` asks for it, the driver may refuse (it
 usually wants root), and the cap that was in force is in every trace's header either way.
+
+The limits from before are written into the run folder before the cap is set. The program restores them at its end; if
+it is killed, the recorder does; if both are killed, the next process that works on the run does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+from joulelab import clock
 from joulelab.errors import ConfigError, SensorMissing
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import permitted_cards
+from joulelab.meter.trace import LineFile, read_lines
 
 
 @contextmanager
-def power_cap(config: EnergyConfig, nvml: Any = None) -> Iterator[None]:
-    """Inside, the job's GPUs have the cap; what they had before comes back at the end, also after an error."""
+def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[None]:
+    """Inside, the job's GPUs have the cap; what they had before comes back at the end, also after an error.
+
+    `saved` is the file that keeps the limits from before while the cap is set.
+    """
     if config.power_cap_w is None:
         yield
         return
-    if nvml is None:
-        import pynvml
-
-        nvml = pynvml
+    nvml = nvml or _pynvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise SensorMissing(f"energy.power_cap_w: NVML does not answer ({error})", "leave the cap out") from None
-    before: list[tuple[Any, int]] = []
     try:
-        for handle in _job_handles(nvml, config):
-            limit_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
-            _set(nvml, handle, round(1000 * config.power_cap_w))
-            before.append((handle, limit_mw))
-        yield
+        cap_mw = round(1000 * config.power_cap_w)
+        handles = _job_handles(nvml, config)
+        before_mw = {uuid: nvml.nvmlDeviceGetPowerManagementLimit(handle) for uuid, handle in handles.items()}
+        _save(saved, cap_mw, before_mw)
+        try:
+            for handle in handles.values():
+                _set(nvml, handle, cap_mw)
+            yield
+        finally:
+            restore_power_limits(saved, nvml)
     finally:
-        for handle, limit_mw in before:
-            with suppress(nvml.NVMLError):  # a card that was lost keeps what it has
-                nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
         nvml.nvmlShutdown()
 
 
-def _job_handles(nvml: Any, config: EnergyConfig) -> list[Any]:
+def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
+    """Give the GPUs back the limits that were saved before a cap was set; what was done, a sentence per GPU.
+
+    The file is removed once nothing is left to do. A limit that someone has changed since is left alone, and so is one
+    from before the machine was restarted: the driver has forgotten the cap then.
+    """
+    with _alone_with(saved) as alone:
+        if not alone:
+            return []
+        found = list(read_lines(saved))
+        if not found or found[-1]["boot_id"] != clock.boot_id():
+            saved.unlink()
+            return []
+        said, whole = _restore(found[-1]["cap_mw"], found[-1]["limits_mw"], nvml or _pynvml())
+        if whole:
+            saved.unlink()
+    return said
+
+
+def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[str], bool]:
+    """What was done, and whether nothing is left to do."""
+    said, whole = [], True
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [f"The power limits of {', '.join(limits_mw)} were not restored: NVML does not answer ({error})"], False
+    for uuid, limit_mw in limits_mw.items():
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            if nvml.nvmlDeviceGetPowerManagementLimit(handle) == cap_mw != limit_mw:
+                nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
+                said.append(f"The power limit of {uuid} was set back from {cap_mw / 1000:g} to {limit_mw / 1000:g} W")
+        except nvml.NVMLError as error:
+            by_hand = f"sudo nvidia-smi -i {uuid} -pl {limit_mw // 1000}"
+            said.append(f"The power limit of {uuid} was not restored ({error}); by hand: {by_hand}")
+            whole = False
+    with suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
+    return said, whole
+
+
+@contextmanager
+def _alone_with(saved: Path) -> Iterator[bool]:
+    """Whether the file is there, locked meanwhile: a recorder and the next process may restore at the same time, and
+    the later of them must not undo the cap that the next process sets after that."""
+    try:
+        descriptor = os.open(saved, os.O_RDWR)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield saved.exists()
+    finally:
+        os.close(descriptor)
+
+
+def _save(saved: Path, cap_mw: int, limits_mw: dict[str, int]) -> None:
+    file = LineFile(saved)
+    file.append({"boot_id": clock.boot_id(), "cap_mw": cap_mw, "limits_mw": limits_mw}, sync=True)
+    file.close()
+
+
+def _pynvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+def _job_handles(nvml: Any, config: EnergyConfig) -> dict[str, Any]:
+    """By UUID."""
     handles = permitted_cards(nvml)
     chosen = select_gpus(list(handles), config.gpus, os.environ).cards
     if not chosen:
         raise SensorMissing("energy.power_cap_w: no GPU was given to this job", "leave the cap out, or see energy.gpus")
-    return [handles[card] for card in chosen]
+    return {card.uuid: handles[card] for card in chosen}
 
 
 def _set(nvml: Any, handle: Any, cap_mw: int) -> None:

@@ -53,6 +53,8 @@ class Job:
     marks_read: int
     config: dict[str, Any]
     sensors: tuple[str, ...]
+    power_limits: str = ""
+    """File with the limits to restore if the program cannot; empty where the recorder has nothing to do with them."""
 
 
 class _Scheduled:
@@ -88,6 +90,13 @@ class Recorder:
         self._wishes_due_ns = 0
 
     def run(self) -> None:
+        reason = GONE
+        try:
+            reason = self._record()
+        finally:
+            self._restore_power_limits(reason)
+
+    def _record(self) -> str:
         self._serve_if_elected()
         if self._trace is None:
             self._leave_wishes()
@@ -102,6 +111,18 @@ class Recorder:
         self._read_due(everything=True)
         self._drain_marks(write=True)
         self._close(reason)
+        return reason
+
+    def _restore_power_limits(self, reason: str) -> None:
+        """Program and recorder may both be ended at any moment, so whichever ends first does it."""
+        if not self._job.power_limits:
+            return
+        from joulelab.meter.power_cap import restore_power_limits
+
+        for text in restore_power_limits(Path(self._job.power_limits)):
+            if reason == GONE:
+                said = f"{text}; the recorder did that, because the program was killed"
+                self._events.append({"kind": "warning", **clock.now().fields(), "text": said}, sync=True)
 
     def _serve_if_elected(self) -> None:
         if self._trace is not None:

@@ -48,8 +48,10 @@ def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
 class Meter:
     """One program of one attempt on one host, measured from `start()` to `stop()`."""
 
-    def __init__(self, trace: Path, events: Path, config: EnergyConfig) -> None:
+    def __init__(self, trace: Path, events: Path, config: EnergyConfig, power_limits: Path | None = None) -> None:
+        """`power_limits` is where `power_cap` saves what the recorder restores if this program is killed."""
         self._config = config
+        self._power_limits = power_limits
         self._trace_path = trace
         self._ring_path = events.with_suffix(".ring")
         self._events = LineFile(events)
@@ -82,6 +84,7 @@ class Meter:
             marks_read=marks_read,
             config=self._config.model_dump(),
             sensors=sensors_for(self._config),
+            power_limits=str(self._power_limits or ""),
         )
         return subprocess.Popen(
             [sys.executable, "-m", "joulelab.meter.recorder", json.dumps(asdict(job))],

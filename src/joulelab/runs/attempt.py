@@ -15,7 +15,7 @@ from pathlib import Path
 
 from joulelab import clock, lookup
 from joulelab.errors import EndedBySignal, JoulelabError
-from joulelab.meter.power_cap import power_cap
+from joulelab.meter.power_cap import power_cap, restore_power_limits
 from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
@@ -102,10 +102,13 @@ class RunAttempt:
         write_json(self._paths.environment, facts)
         attempt, host = self._paths.next_attempt(), environment.node_name()
         beside = lookup.BESIDE.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
-        self._beside.enter_context(power_cap(self._spec.energy))
         self._beside.enter_context(beside)  # before the meter: its own start-up is nobody's bill
         self._start_trackers(self._paths.trace(host, attempt))
-        meter = Meter(self._paths.trace(host, attempt), self._paths.events(host, 0, attempt), self._spec.energy)
+        restored = restore_limits(self._paths, host)
+        limits = self._paths.power_limits(host, attempt)
+        self._beside.enter_context(power_cap(self._spec.energy, limits))
+        trace, events = self._paths.trace(host, attempt), self._paths.events(host, 0, attempt)
+        meter = Meter(trace, events, self._spec.energy, limits)
         meter.start()
         known = {"method_version": METHOD_VERSION, "environment": environment.digests(facts)}
         meter.event("run", edge="begin", **known)
@@ -113,6 +116,8 @@ class RunAttempt:
         self._context.part = self.part
         self._context.trackers = self._trackers
         self._context.tell_problems()
+        for text in restored:
+            self._context.warn(text)
         if metering is not None:
             metering(self._context)
         idle(self._context, "idle.before", self._spec.energy.idle_before_s)
@@ -193,6 +198,17 @@ def idle(run: RunContext, name: str, duration_s: float) -> None:
             run.stop.check()
             time.sleep(0.1)
             run.progress.advance(second // 10)
+
+
+def restore_limits(paths: RunPaths, host: str) -> list[str]:
+    """Take back the power caps of attempts whose program and recorder were both killed; what was done about them."""
+    said = []
+    for name, saved in paths.saved_power_limits():
+        if name == host:
+            said += [f"{text}; an earlier attempt and its recorder were killed" for text in restore_power_limits(saved)]
+        else:
+            said.append(f"GPUs on {name} may still have the power cap of an attempt that was killed there: see {saved}")
+    return said
 
 
 def mark_running(paths: RunPaths) -> None:

@@ -134,6 +134,14 @@ class RunPaths:
     def stages(self) -> Path:
         return self.folder / "stages"
 
+    def power_limits(self, host: str, attempt: int) -> Path:
+        return self.folder / f"power_limits.{host}.{attempt}.jsonl"
+
+    def saved_power_limits(self) -> list[tuple[str, Path]]:
+        """(host, file) of every power cap that was not taken back."""
+        found = sorted(self.folder.glob("power_limits.*.jsonl"))
+        return [(path.stem.removeprefix("power_limits.").rpartition(".")[0], path) for path in found]
+
     def trace(self, host: str, attempt: int) -> Path:
         return self.folder / "trace" / f"{host}.{attempt}.jsonl"
 
