@@ -9,21 +9,21 @@ BYTES_PER_MB = 1024.0**2  # operators' `memory_used_MB` has always meant MiB
 _SI_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
-def three_digits(value: float) -> str:
-    """Three significant digits without an exponent: more would pretend to a precision no sensor here has."""
+def three_digits(value: float, more: int = 0) -> str:
+    """Three significant digits without an exponent; `more` only where the value is known better than to 0.5 %."""
     if value == 0:
         return "0"
     magnitude = abs(value)
     decimals = 0 if magnitude >= 99.95 else 1 if magnitude >= 9.995 else 2 if magnitude >= 0.9995 else 3
-    return f"{value:.{decimals}f}"
+    return f"{value:.{decimals + more}f}"
 
 
-def with_prefix(value: float, unit: str) -> str:
-    """4,200 J -> '4.20 kJ'; 0.0042 J -> '4.20 mJ'."""
+def with_prefix(value: float, unit: str, more: int = 0) -> str:
+    """4,200 J -> '4.20 kJ'; 0.0042 J -> '4.20 mJ'; one more digit: '4.200 kJ'."""
     for factor, prefix in _SI_STEPS:
         # 0.9995 rounds to '1000' of the smaller unit, so the step is taken a little early.
         if abs(value) >= factor * 0.9995:
-            return f"{three_digits(value / factor)} {prefix}{unit}"
+            return f"{three_digits(value / factor, more)} {prefix}{unit}"
     return f"0 {unit}" if value == 0 else f"{value:.2g} {unit}"
 
 

@@ -1,5 +1,6 @@
 """A whole inference run over the simulated driver: 400 W whatever happens, so joules are time."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -38,7 +39,8 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     monkeypatch.setitem(SHAPES, "deit-t", small)
     nvml_sim.gpus = [SimGpu(wave=constant(400))]
     nvml_sim.write()
-    idle = ["energy.idle_before_s=1.5", "energy.idle_after_s=1.5", "rounds=2"]
+    # the model runs on the CPU of a machine without a GPU; its joules are those of the simulated card
+    idle = ["energy.idle_before_s=1.5", "energy.idle_after_s=1.5", "rounds=2", "energy.total_energy_policy=gpu_only"]
     record = run(
         tmp_path, "deit-t", norm="pre-ln,pre-rms", min_run_time=2.4, target_ci="80%", max_time=10.0, overrides=idle
     )
@@ -62,6 +64,33 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     assert rows[0].items_per_s == pytest.approx(record.stage(rows[0].stage).samples_per_s, rel=0.02), "one rate"
     assert "Against the first row, in turns" in captions
     assert joules_against_latency(record) is not None
+
+
+def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
+    """Issue 18, item 7: a card that idles at 80 W, no RAPL. Before: 80 W times the time of an item, as its energy."""
+    small = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
+    monkeypatch.setitem(SHAPES, "deit-t", small)
+    nvml_sim.gpus = [SimGpu(wave=constant(80), settings={"utilization": "0 0"})]
+    nvml_sim.write()
+    quick = ["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1", f"energy.rapl_root={tmp_path / 'none'}"]
+    for estimate in (False, True):
+        record = run(
+            tmp_path, "deit-t", min_run_time=1.2, overrides=[*quick, f"energy.estimate_cpu={str(estimate).lower()}"]
+        )  # fmt: skip
+        (row,) = inference_rows(record)
+        stage = record.stage(row.stage)
+        assert stage.unused_gpu_w == pytest.approx(80, rel=0.05)
+        text = "\n".join(f"{' '.join(map(' '.join, grid.rows))} {grid.note}" for grid in run_grids(record))
+        assert "not used by this model and not included; energy is that of the CPU" in text
+        assert "J ±" in text and "of it is the GPU, which the models did not use" in text
+        if estimate:
+            item_s = row.values["seconds"] / row.values["calls"]
+            assert row.energy.method == "estimated" and row.energy.gross_j < 0.5 * 80 * item_s
+            assert stage.j_per_sample == pytest.approx(row.energy.gross_j, rel=0.1)
+            assert re.search(r" m?J ±\d\d %, estimated \(CPU\)", text)
+        else:
+            assert row.energy is None and stage.j_per_sample is None
+            assert "cpu: " in row.values["why_no_energy"] and "gpu" not in row.values["why_no_energy"].lower()
 
 
 def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(tmp_path):
@@ -98,7 +127,10 @@ def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sur
     nvml_sim.write()
     record = run(
         tmp_path, language_model, generate=True, prompt_tokens=8, new_tokens=5, batch_size="2", min_run_time=0.3,
-        target_ci="80%", max_time=9.0, overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1"],
+        target_ci="80%", max_time=9.0,
+        overrides=[
+            "energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1", "energy.total_energy_policy=gpu_only",
+        ],
     )  # fmt: skip
     (found,) = generation_rows(record)
     for row, tokens in ((found.prefill, None), (found.decode, 4), (found.whole, 5)):

@@ -79,11 +79,11 @@ def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
     """While it is decided the trace runs late, so an interval told then is not the one that the table has."""
     rows = [row(1, gross_j=0.165, half_j=0.185, stopped="time"), row(8, half_j=0.02, stopped="time"), row(32)]
     (table, *_) = inference_grids(record(rows, idle_w=()))
-    assert "165 ± 185" in table.rows[0]
-    assert "Ended by: time: batch 1, eager, bf16 (± 112 %); batch 8, eager, bf16 (± 10 %)." in table.note
+    assert "165 mJ ±185 mJ" in table.rows[0]
+    assert "Ended by: time: batch 1, eager, bf16 (±112 %); batch 8, eager, bf16 (±10 %)." in table.note
     parts = [generated(part, stopped="time") for part in PARTS]
     note = inference_grids(record(parts, tracker=TEXT))[1].note
-    assert "Ended by: time: batch 1, eager, bf16, prefill (± 1 %); batch 1, eager, bf16, decode (± 1 %);" in note
+    assert "Ended by: time: batch 1, eager, bf16, prefill (±1 %); batch 1, eager, bf16, decode (±1 %);" in note
     old = [{key: value for key, value in part.items() if key != "stopped"} for part in parts]
     assert "Ended" not in inference_grids(record(old, tracker=TEXT))[1].note
 
@@ -97,10 +97,12 @@ def test_one_round_tells_a_ratio_and_no_interval():
 def test_estimates_and_the_memory_of_a_whole_process_are_called_so(of):
     made = of(device="cpu")
     for one in made:
-        one["energy"]["method"] = "estimated"
+        one["energy"] |= {"method": "estimated", "gain_error_rel": 0.7}
     grids = inference_grids(record(made, tracker=TEXT if "part" in made[0] else "inference"))
     notes = " ".join(grid.note for grid in grids)
-    assert "Joules are estimated from CPU time, not measured" in notes
+    assert "Energy is estimated from CPU time, not measured; ±: total uncertainty" in notes
+    cells = " ".join(cell for grid in grids for line in grid.rows for cell in line)
+    assert "±70 %" in cells and "±1 %" not in cells, "1 % of them is random"
     assert "Memory: the most the whole process ever held." in notes
     assert "Net: less" not in notes
 
@@ -120,7 +122,7 @@ def test_compared_inference_runs_stand_side_by_side_per_item(tmp_path):
         ("one, seed 0", "batch 8, eager, bf16"),
         ("two, seed 0", "batch 1, 256 + 128 tokens, eager, bf16"),
     ]
-    assert grid.rows[0][5:] == ("200.0 ± 2.0 mJ / image", "139.0 ± 2.2 mJ")
+    assert grid.rows[0][5:] == ("200 mJ ±1 % / image", "139 mJ ±1.6 %")
     assert grid.rows[2][5].endswith("/ response")
 
 

@@ -143,5 +143,5 @@ def test_live_without_a_terminal_is_plain_lines(nvml_sim, tmp_path):
     done = monitor("--live", "--interval", 0.2, "--duration", 0.4, cwd=tmp_path)
     line = next(line for line in done.stderr.splitlines() if line.startswith("GPU 0 "))
     assert "100 W" in line
-    assert "so far (counter)" in line
+    assert "so far, energy counter" in line
     assert "\x1b" not in done.stderr

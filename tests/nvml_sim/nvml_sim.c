@@ -60,7 +60,7 @@ static void start_gpu(struct gpu *g, const char *uuid, unsigned minor) {
     snprintf(g->uuid, sizeof g->uuid, "%s", uuid);
     snprintf(g->name, sizeof g->name, "NVIDIA H200");
     g->minor = minor;
-    g->temperature_c = 40;
+    g->temperature_c = 40, g->utilization[0] = 50, g->utilization[1] = 20; /* at work, unless a test says otherwise */
     g->clock_mhz[1] = 1980, g->clock_mhz[2] = 3201;
     g->memory[0] = 1ull << 30, g->memory[1] = 141ull << 30;
     g->limit_w = 700, g->base_j = 1000;

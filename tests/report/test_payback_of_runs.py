@@ -51,7 +51,7 @@ def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Pat
     for each in ("student", "sample"):
         assert after[each].found.spent.value == pytest.approx(before[each].found.spent.value)
     texts = [comparison_markdown(compare(made.group_of(one), one, tmp_path)) for one in (plain, examined)]
-    assert "The teacher's exam (82.0 J) is in the bill of KD: it was asked for the comparison's sake" in texts[1]
+    assert "The teacher's exam (82.0 J ±" in texts[1]
     assert "exam is not counted" in texts[1] and "exam" not in texts[0]
     # a baseline beside which the teacher was only examined had no teacher
     for place in (1, 2, 3):

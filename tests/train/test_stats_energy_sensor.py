@@ -33,7 +33,7 @@ class Sleeper(SimpleTrainer):
 def test_phases_through_the_recorder_have_the_joules_of_their_time(nvml_sim, tmp_path):  # noqa: F811
     nvml_sim.gpus = [SimGpu(wave=constant(400))]
     nvml_sim.write()
-    meter = Meter(tmp_path / "trace.jsonl", tmp_path / "events.jsonl", EnergyConfig())
+    meter = Meter(tmp_path / "trace.jsonl", tmp_path / "events.jsonl", EnergyConfig(total_energy_policy="gpu_only"))
     meter.start()
     results = {}
     stats = EnergyStats(warmup_steps=4, plan=LoopPlan(window_s=0.8, settle_s=0.1, rounds=2))

@@ -8,9 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from joulelab.meter.figure_text import amount_text, method_text
 from joulelab.meter.monitoring.tally import Joules, Tally, sparkline
 from joulelab.report.grid import Grid, make_grid, to_rich
-from joulelab.units import duration_text, energy_text, power_text
+from joulelab.units import duration_text, power_text
 
 TITLES = "Device!|Power>|Energy so far>|Method!|GPU use>|Memory>|Temperature>|Power over time!"
 
@@ -28,8 +29,8 @@ def _row(joules: Joules) -> tuple[str, ...]:
     return (
         name,
         power_text(joules.power_w) if joules.power_w is not None else "-",
-        energy_text(joules.energy_j),
-        joules.method,
+        amount_text(joules.figure),
+        method_text(joules.figure),
         _with_unit(latest.get("gpu_utilization_percent"), "%"),
         _with_unit(latest.get("memory_used_MB"), "MiB"),
         _with_unit(latest.get("temperature_C"), "°C"),
@@ -64,7 +65,7 @@ class PlainView:
         for joules in tally.devices.values():
             if joules.device.counted:
                 name, power, energy, method, use, memory, *_ = _row(joules)
-                text = f"{name}: {power}, {energy} so far ({method})"
+                text = f"{name}: {power}, {energy} so far, {method}"
                 print(text if use == "-" else f"{text}, use {use}, memory {memory}", file=sys.stderr)
         print(_host_text(tally), file=sys.stderr, flush=True)
 

@@ -23,7 +23,7 @@ class Bench:
 
     @cached_property
     def device(self) -> torch.device:
-        return device_of(self.spec.device, self.run.note_setup)
+        return device_of(self.spec.device, self.run)
 
     @cached_property
     def classes(self) -> int:

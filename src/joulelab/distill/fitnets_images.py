@@ -67,7 +67,7 @@ class _Lab:
 
     @cached_property
     def device(self) -> torch.device:
-        return device_of(self.spec.device, self.run.note_setup)
+        return device_of(self.spec.device, self.run)
 
     @cached_property
     def train_images(self) -> Images:

@@ -65,7 +65,7 @@ class _Lab:
         self.run = run
         self.spec = spec
         self.ranks = ranks
-        self.device = device_of(spec.device, self.run.note_setup)
+        self.device = device_of(spec.device, self.run)
         self.corpus_folder = Path()
         self.looked = 0
         self.last_looks: dict[str, LmQuality] = {}

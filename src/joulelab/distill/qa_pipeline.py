@@ -53,7 +53,7 @@ class _Lab:
     def __init__(self, run: RunContext, spec: SquadSpec) -> None:
         self.run = run
         self.spec = spec
-        self.device = device_of(spec.device, self.run.note_setup)
+        self.device = device_of(spec.device, self.run)
 
     def windows(self) -> Artifact:
         data, student = self.spec.data, self.spec.student.init

@@ -38,7 +38,7 @@ PARTS = ("prefill", "decode", "infer")
 
 
 def run_generation(run: RunContext, spec: InferSpec) -> None:
-    device = device_of(spec.device, run.note_setup)
+    device = device_of(spec.device, run)
     with run.stage(PREPARE, role="setup", activity="load"):
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
@@ -121,7 +121,7 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
     for number in range(spec.rounds):
         for part in parts if number % 2 == 0 else reversed(parts):
             one_round(part, spec.min_run_time_s / spec.rounds)
-    until_tight(parts, run.meter, spec, one_round)
+    until_tight(parts, run.meter, spec, device.type, one_round)
     for part in parts:
         part.call = _measured  # the decoder and its cache go
     return parts
@@ -140,7 +140,7 @@ def _again_and_decode(decoder: Decoder) -> Callable[[], None]:
 
 
 def _tell(run: RunContext, spec: InferSpec, parts: list[_Part], device: torch.device) -> None:
-    read = reader_of(run.meter, max(part.rounds[-1].end_ns for part in parts))
+    read = reader_of(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
     for part in parts:
         energy, why_not = per_inference(part.turns, read)
         item = "response" if part.name == "infer" else part.name

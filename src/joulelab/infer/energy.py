@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from joulelab.meter.figures import EnergyFigure, Frozen
+from joulelab.meter.figures import COVERED, EnergyFigure, Frozen, Method
 from joulelab.stats import mean_t
 
 Window = tuple[int, int]
@@ -40,7 +40,12 @@ class PerInference(Frozen):
     net_half_width_j: float | None = None
     power_w: float
     idle_power_w: float | None = None
-    method: str
+    method: Method
+    gain_error_rel: float | None = None
+    coverage: float = 1.0
+    """Share of the windows with readings: the figures are of that time."""
+    sources: tuple[str, ...] = ()
+    """Devices whose energy this is; empty in older records."""
 
     @property
     def relative(self) -> float:
@@ -50,9 +55,27 @@ class PerInference(Frozen):
     def estimated(self) -> bool:
         return self.method == "estimated"
 
+    def gross(self, items: float = 1.0) -> EnergyFigure:
+        """As an energy figure; per `items` in one, such as the tokens of a response."""
+        return self._figure(self.gross_j, self.gross_half_width_j).scaled(1 / items)
+
+    def net(self, items: float = 1.0) -> EnergyFigure | None:
+        if self.net_j is None or self.net_half_width_j is None:
+            return None
+        return self._figure(self.net_j, self.net_half_width_j).scaled(1 / items)
+
+    def _figure(self, energy_j: float, half_width_j: float) -> EnergyFigure:
+        return EnergyFigure(
+            energy_j=energy_j,
+            half_width_j=half_width_j,
+            method=self.method,
+            gain_error_rel=self.gain_error_rel,
+            sources=self.sources,
+        )
+
     def above(self, idle: IdlePower) -> PerInference:
         """With its net joules: less the idle power over the time of one item."""
-        item_s = self.gross_j / self.power_w
+        item_s = self.gross_j / self.power_w if self.power_w else 0.0
         return self.model_copy(
             update={
                 "net_j": self.gross_j - idle.power_w * item_s,
@@ -69,13 +92,25 @@ def per_inference(turns: Sequence[Turn], read: Reader) -> tuple[PerInference | N
     if figure.energy_j is None or not items:
         return None, f"{figure.reason or 'nothing was measured'}" + (f" ({figure.fix})" if figure.fix else "")
     duration_s = sum(end - begin for begin, end in windows) / _NS
-    power_w = figure.energy_j / max(figure.coverage, 1e-9) / duration_s  # an unseen part is taken to be as the rest
+    power_w = figure.mean_power_w(duration_s) or 0.0
     own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
     relative = max(own, _spread_of_seconds(windows, read), _spread_of_turns(turns, read))
+    if figure.coverage < COVERED and not any(error.name == "missing time" for error in figure.errors):
+        # no limit of the device is known: unseen time may have taken nothing, or twice as much
+        relative = math.hypot(relative, (1 - figure.coverage) / max(figure.coverage, 1e-9))
     item_s = duration_s / items
     gross_j = power_w * item_s
     half_j = relative * gross_j
-    return PerInference(gross_j=gross_j, gross_half_width_j=half_j, power_w=power_w, method=figure.method), ""
+    found = PerInference(
+        gross_j=gross_j,
+        gross_half_width_j=half_j,
+        power_w=power_w,
+        method=figure.method,
+        gain_error_rel=figure.gain_error_rel,
+        coverage=figure.coverage,
+        sources=figure.sources,
+    )
+    return found, ""
 
 
 def _spread_of_seconds(windows: Sequence[Window], read: Reader) -> float:

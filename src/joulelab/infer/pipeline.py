@@ -79,7 +79,7 @@ class _Lab:
     def __init__(self, run: RunContext, spec: InferSpec) -> None:
         self.run = run
         self.spec = spec
-        self.device = device_of(spec.device, self.run.note_setup)
+        self.device = device_of(spec.device, self.run)
         self.shelf = Shelf(spec, self.device)
         self.rows: list[_Row] = []
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
@@ -130,7 +130,7 @@ class _Lab:
         for number in range(self.spec.rounds):
             for row in rows if number % 2 == 0 else reversed(rows):
                 self._round(row, seconds)
-        until_tight(rows, self.run.meter, self.spec, self._round)
+        until_tight(rows, self.run.meter, self.spec, self.device.type, self._round)
         for row in rows:
             with inference(row.case.dtype):
                 row.waited_s = waited_for(row.call, self.device)
@@ -147,7 +147,7 @@ class _Lab:
 
     def tell(self) -> None:
         """The figures, once the trace covers the last window."""
-        read = reader_of(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows))
+        read = reader_of(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows), self.device.type)
         for row in self.rows:
             energy, why_not = per_inference(row.turns, read)
             latency = Latency.of(row.rounds)

@@ -33,17 +33,19 @@ class Timed(Protocol):
 T = TypeVar("T", bound=Timed)
 
 
-def until_tight(rows: Sequence[T], meter: Meter, spec: InferSpec, go_on: Callable[[T, float], None]) -> None:
+def until_tight(
+    rows: Sequence[T], meter: Meter, spec: InferSpec, device: str, go_on: Callable[[T, float], None]
+) -> None:
     """`go_on` runs a row for so many seconds more. Rows take turns as before, as long as they are open."""
     if spec.target_ci is None:
         return
-    if why_no_joules(meter) is not None:
+    if why_no_joules(meter, device) is not None:
         for row in rows:
             row.ended = "no joules"
         return
     seconds, still_open = max(spec.min_run_time_s / spec.rounds, PIECE_S), list(rows)
     while still_open:
-        read = reader_of(meter, 0)  # what the trace covers by now; waiting would let the card cool down
+        read = reader_of(meter, 0, device)  # what the trace covers by now; waiting would let the card cool down
         for row in still_open:
             row.ended = _why_enough(row, read, spec.target_ci, spec.limit_s)
         still_open = [row for row in still_open if not row.ended]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 
 from joulelab.meter.figures import COVERED, EnergyFigure, Method
-from joulelab.units import energy_text
+from joulelab.units import energy_text, with_prefix
 
 CODECARBON = "codecarbon"
 """The source of figures that CodeCarbon reported."""
@@ -29,10 +29,19 @@ def amount_text(figure: EnergyFigure | None) -> str:
         return "-"
     if figure.energy_j is None:
         return "missing"
-    bound = is_lower_bound(figure)
     spread = uncertainty_text(figure)
+    number = with_prefix(figure.energy_j, "J", _more_digits(figure) if spread else 0)
     covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
-    return f"{'≥ ' if bound else ''}{energy_text(figure.energy_j)}{f' {spread}' if spread else ''}{covered}"
+    return f"{'≥ ' if is_lower_bound(figure) else ''}{number}{f' {spread}' if spread else ''}{covered}"
+
+
+def _more_digits(figure: EnergyFigure) -> int:
+    """One digit beyond the usual three where rounding to three could leave the printed interval."""
+    if not figure.energy_j or not figure.measured:
+        return 0
+    size = abs(figure.energy_j)
+    rounding_j = 0.005 * 10 ** math.floor(math.log10(size))
+    return int((figure.half_width_j or 0.0) < rounding_j)
 
 
 def labeled_text(figure: EnergyFigure, mixed: bool = False) -> str:
@@ -64,8 +73,10 @@ def uncertainty_text(figure: EnergyFigure) -> str:
         return ""
     if not figure.energy_j:
         return f"±{energy_text(figure.half_width_j)}" if figure.half_width_j else ""
-    random = figure.half_width_j / abs(figure.energy_j)
-    return f"±{relative_text(random if figure.measured else figure.total_error_rel or random)}"
+    relative = figure.half_width_j / abs(figure.energy_j)
+    if not figure.measured:
+        relative = figure.total_error_rel or relative
+    return f"±{relative_text(relative) if relative <= 1 else energy_text(relative * abs(figure.energy_j))}"
 
 
 def gain_text(figures: Iterable[EnergyFigure]) -> str:
@@ -92,6 +103,13 @@ def uncertainty_note(figures: Iterable[EnergyFigure], with_gain: bool = True) ->
     if not measured:
         return "±: total uncertainty of the estimate."
     return f"±: random 95 % interval of measured energy{gain}; total uncertainty of estimates."
+
+
+def estimate_note(figures: Iterable[EnergyFigure]) -> str:
+    """Below a table of sums and differences without ±: how uncertain they are where they are estimates; else empty."""
+    spreads = {uncertainty_text(figure) for figure in figures if not figure.measured and figure.energy_j is not None}
+    spread = max((text for text in spreads if text), default="")
+    return f"Energy is estimated, {spread}; the scale error cancels in ratios and counts." if spread else ""
 
 
 def method_text(figure: EnergyFigure, mixed: bool = False) -> str:

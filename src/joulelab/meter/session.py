@@ -126,6 +126,10 @@ class Meter:
         self._ring.close()
         self._events.close()
 
+    @property
+    def policy(self) -> str:
+        return self._config.total_energy_policy
+
     def event(self, kind: str, **fields: Any) -> clock.Stamp:
         """A durable line in the event file: a stage's edge, a result, a warning."""
         stamp = clock.now()

@@ -110,6 +110,13 @@ def training_stage(record: RunRecord) -> StageRecord | None:
     return next((found for name in TRAINING_STAGES if (found := record.stage(name))), None)
 
 
+def training_energy(runs: Sequence[ComparedRun], item: Literal["sample", "token"]) -> EnergyFigure | None:
+    """Energy of one item, mean over the runs' main training stage; None where no run counted items."""
+    stages = [training_stage(run.record) for run in runs]
+    found = [figure for stage in stages if stage and (figure := stage.energy_per(item)) is not None]
+    return mean_figure(found) if found else None
+
+
 def training_mean(runs: list[ComparedRun] | tuple[ComparedRun, ...], what: Rate) -> float | None:
     """Mean over the runs' main training stage."""
     stages = [training_stage(run.record) for run in runs]

@@ -14,11 +14,11 @@ from typing import Any
 
 import altair as alt
 
+from joulelab.meter.figure_text import amount_text, labeled_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison
 from joulelab.report.palette import stage_scale
 from joulelab.runs.record import RunRecord
-from joulelab.units import energy_text
 
 Spec = dict[str, Any]
 Datasets = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -125,7 +125,7 @@ def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
             "row": folded(stage.name),
             "stage": stage.name,
             "energy": float(f"{(stage.best.energy_j or 0.0) / factor:.5g}"),
-            "joules": energy_text(stage.best.energy_j),
+            "joules": labeled_text(stage.best),
         }
         for stage in known
     ]
@@ -141,7 +141,7 @@ def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
         )
     )
     height = 34 * len(known) + 20
-    described = [f"{stage.name} {energy_text(stage.best.energy_j)}" for stage in known]
+    described = [f"{stage.name} {amount_text(stage.best)}" for stage in known]
     return Figure(
         "Where the joules went",
         finish(chart, height),

@@ -7,7 +7,7 @@ from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_alike import length_text, rows_in_use
 from joulelab.report.inference_notes import Named, crowd_notes, energy_notes
 from joulelab.report.inference_rows import InferenceRow
-from joulelab.report.inference_words import with_doubt
+from joulelab.report.inference_words import energy_cell
 from joulelab.report.parts import run_name
 from joulelab.report.wording import NOTHING
 from joulelab.units import count_text, three_digits
@@ -37,8 +37,5 @@ def _cells(name: str, row: InferenceRow) -> tuple[str, ...]:
     time = (name, how, f"{1000 * row.latency_s:.4g}", rate)
     if energy is None:
         return (*time, "missing", "missing", NOTHING)
-    net = NOTHING
-    if energy.net_j is not None and energy.net_half_width_j is not None:
-        net = with_doubt(energy.net_j, energy.net_half_width_j)
-    gross = with_doubt(energy.gross_j, energy.gross_half_width_j)
-    return (*time, three_digits(energy.power_w), f"{gross} / {row.values['item']}", net)
+    gross = f"{energy_cell(energy)} / {row.values['item']}"
+    return (*time, three_digits(energy.power_w), gross, energy_cell(energy, net=True))

@@ -7,12 +7,13 @@ from typing import Any
 
 import altair as alt
 
+from joulelab.meter.figure_text import amount_text, labeled_text
 from joulelab.report.figures import Figure, energy_unit, finish
 from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, why_no_front
 from joulelab.report.palette import label_scales
 from joulelab.runs.record import RunRecord
-from joulelab.units import energy_text, with_prefix
+from joulelab.units import with_prefix
 
 HEIGHT = 300
 
@@ -59,7 +60,7 @@ def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) 
         "energy": float(f"{energy:.5g}"),
         "low": float(f"{energy - half:.5g}"),
         "high": float(f"{energy + half:.5g}"),
-        "joules": energy_text(row.energy.gross_j),
+        "joules": labeled_text(row.energy.gross()),
         "time": with_prefix(row.latency_s, "s"),
         "front": on_front,
     }
@@ -83,7 +84,7 @@ def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
 
 
 def _described(row: InferenceRow) -> str:
-    joules = energy_text(row.energy.gross_j if row.energy else None)
+    joules = amount_text(row.energy.gross()) if row.energy else "missing"
     return f"{_name(row)}: {joules} in {with_prefix(row.latency_s, 's')}"
 
 

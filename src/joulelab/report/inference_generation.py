@@ -9,9 +9,17 @@ from typing import Any
 
 from joulelab.infer.energy import PerInference
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.inference_notes import Named, crowd_notes, ended_notes, energy_notes, memory_notes, missing_notes
+from joulelab.report.inference_notes import (
+    Named,
+    crowd_notes,
+    ended_notes,
+    energy_notes,
+    memory_notes,
+    missing_notes,
+    unused_gpu_notes,
+)
 from joulelab.report.inference_rows import InferenceRow, inference_rows
-from joulelab.report.inference_words import energy_unit, plus_minus, where_text
+from joulelab.report.inference_words import energy_cell, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, size_text, three_digits
@@ -122,69 +130,35 @@ def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
 
 def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
     how, told = _how(rows)
-    prompt, response = _Unit.of(rows, lambda row: (row.prefill, 1)), _Unit.of(rows, lambda row: (row.whole, 1))
-    token = _Unit.of(rows, lambda row: (row.decode, row.decoded))
     cells = [
         (
             *told(row),
-            _power(row.prefill.energy),
-            _power(row.decode.energy),
-            prompt.gross(row),
-            token.gross(row),
-            token.net(row),
-            response.gross(row),
-            response.net(row),
+            f"{_power(row.prefill.energy)}, {_power(row.decode.energy)}",
+            energy_cell(row.prefill.energy),
+            energy_cell(row.decode.energy, row.decoded),
+            energy_cell(row.decode.energy, row.decoded, net=True),
+            energy_cell(row.whole.energy),
+            energy_cell(row.whole.energy, net=True),
             _agreement(row),
         )
         for row in rows
     ]
     titles = (
-        f"{how}|Prefill\nW>|Decode\nW>|{prompt.name} per\nprompt>|{token.name} per\noutput token>|net\n{token.name}>|"
-        f"{response.name} per\nresponse>|net\n{response.name}>|Prefill + decode"
+        f"{how}|W prefill,\ndecode>|Energy per\nprompt>|Energy per\noutput token>|net>|"
+        "Energy per\nresponse>|net>|Sum of\nparts"
     )
     parts = [found for _, found in _named(rows)]
     notes = missing_notes(parts, record) or [
-        "Prefill, decode and whole responses were run apart; the last column is by how much the sum of the first "
-        "two differs from whole responses, and whether the intervals allow that."
+        "Prefill, decode and whole responses were measured separately. Sum of parts: difference of prefill + decode "
+        "to whole responses, and whether it is within the intervals."
     ]
+    notes += unused_gpu_notes(parts, record)
     note = " ".join([*notes, *energy_notes(parts), *ended_notes(_named(rows))])
     return make_grid("Joules of generation", titles, cells, note)
 
 
 def _power(energy: PerInference | None) -> str:
     return "missing" if energy is None else three_digits(energy.power_w)
-
-
-Part = Callable[[GenerationRow], tuple[InferenceRow, int]]
-"""A part of a row, and over how many its joules are divided."""
-
-
-@dataclass(frozen=True)
-class _Unit:
-    """Of a column, for all its rows."""
-
-    part: Part
-    factor: float
-    name: str
-
-    @classmethod
-    def of(cls, rows: Sequence[GenerationRow], part: Part) -> _Unit:
-        found = [part(row) for row in rows]
-        return cls(part, *energy_unit([one.energy.gross_j / over for one, over in found if one.energy]))
-
-    def gross(self, row: GenerationRow) -> str:
-        energy, each = self._energy(row)
-        return "missing" if energy is None else plus_minus(energy.gross_j / each, energy.gross_half_width_j / each)
-
-    def net(self, row: GenerationRow) -> str:
-        energy, each = self._energy(row)
-        if energy is None or energy.net_j is None or energy.net_half_width_j is None:
-            return NOTHING
-        return plus_minus(energy.net_j / each, energy.net_half_width_j / each)
-
-    def _energy(self, row: GenerationRow) -> tuple[PerInference | None, float]:
-        one, over = self.part(row)
-        return one.energy, over * self.factor
 
 
 def _agreement(row: GenerationRow) -> str:

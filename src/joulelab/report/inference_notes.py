@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulelab.meter.core_use import most_crowded
+from joulelab.meter.figure_text import relative_text, uncertainty_note
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.runs.record import RunRecord
-from joulelab.units import three_digits
+from joulelab.units import power_text, three_digits
 
 Named = Sequence[tuple[str, InferenceRow]]
 """Rows under the names that tell them apart in their table."""
@@ -30,7 +31,8 @@ def ended_notes(rows: Named) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, row in rows:
         if reason := row.values.get("stopped"):  # older records of generations have none
-            tight = f" (± {100 * row.energy.relative:.3g} %)" if row.energy else ""
+            # of an estimate only the total uncertainty is printed, and no run time makes that smaller
+            tight = f" (±{relative_text(row.energy.relative)})" if row.energy and not row.energy.estimated else ""
             by_reason.setdefault(reason, []).append(f"{name}{tight}")
     return [f"Ended by: {reason}: {'; '.join(names)}." for reason, names in by_reason.items()]
 
@@ -44,17 +46,19 @@ def energy_notes(rows: Sequence[InferenceRow]) -> list[str]:
     notes = []
     if len(measured) < len(told):
         where = f"In {len(told) - len(measured)} of {len(told)} rows: " if measured else ""
-        notes = [f"{where}Joules are estimated from CPU time, not measured; above idle there is then nothing to tell."]
+        notes = [f"{where}Energy is estimated from CPU time, not measured; ±: total uncertainty; no net energy."]
     if not measured:
         return notes
     idle_w = [energy.idle_power_w for energy in measured if energy.idle_power_w is not None]
     if not idle_w:
-        return [*notes, "No idle baseline was measured, so there are no net joules."]
+        spread = uncertainty_note(energy.gross() for energy in measured)
+        return [*notes, *([spread] if spread else []), "No idle baseline was measured, so there is no net energy."]
     powers = " to ".join(dict.fromkeys(three_digits(power_w) for power_w in (min(idle_w), max(idle_w))))
     return [
         *notes,
         f"Net: less the idle power of {powers} W, of before and after by their length; half their difference is in the "
-        "interval. ±: 95 %, without the sensor's scale error, which cancels in ratios on one card.",
+        f"interval. {uncertainty_note(energy.gross() for energy in measured)} The gain error cancels in ratios on one "
+        "card.",
     ]
 
 
@@ -72,3 +76,13 @@ def missing_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:
     if told and all(told in reason or reason in told for reason in reasons):
         return ["Not measured: joules and watts; the run's line `energy` says why."]
     return [f"Not measured: joules and watts. {'; '.join(reasons)}."]
+
+
+def unused_gpu_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:
+    """The power of GPUs that were measured while the model ran on the CPU; the energy of an item leaves it out."""
+    stages = [record.stage(row.stage) for row in rows]
+    powers = [stage.unused_gpu_w for stage in stages if stage and stage.unused_gpu_w is not None]
+    if not powers:
+        return []
+    text = " to ".join(dict.fromkeys(power_text(power_w) for power_w in (min(powers), max(powers))))
+    return [f"GPU: {text}, not used by this model and not included; energy is that of the CPU."]

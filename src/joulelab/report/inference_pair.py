@@ -17,7 +17,7 @@ from joulelab.report.inference_alike import doubt_about_maker, rows_run_alike
 from joulelab.report.inference_notes import crowd_notes
 from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow
-from joulelab.report.inference_words import with_doubt
+from joulelab.report.inference_words import energy_cell
 from joulelab.report.joules import mixes_methods, parts_of
 from joulelab.report.parts import NOT_METERED
 from joulelab.report.wording import NOTHING
@@ -142,8 +142,7 @@ def _cells(row: InferenceRow, over: int) -> tuple[str, str, str, str, str]:
     energy, latency = row.energy, f"{1000 * row.latency_s / over:.4g}"
     if energy is None:
         return latency, "missing", "missing", NOTHING, NOTHING
-    each = with_doubt(energy.gross_j / over, energy.gross_half_width_j / over)
-    return latency, three_digits(energy.power_w), each, NOTHING, NOTHING
+    return latency, three_digits(energy.power_w), energy_cell(energy, over), NOTHING, NOTHING
 
 
 def _saved(one: Pair) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from joulelab.infer.energy import IdlePower, PerInference
 from joulelab.meter.core_use import CoreUse
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import CPU_WORK, RunRecord
 from joulelab.stats import Interval, ratio_paired
 
 TRACKER = "inference"
@@ -57,36 +57,59 @@ class InferenceRow:
 
 def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[InferenceRow, ...]:
     """As they were asked for, which is the order of their first rounds; findings come as each stage first says any."""
-    idle = idle_of(record)
     begun = [stage.name for stage in record.stages]
     cores = {stage.name: stage.core_use for stage in record.stages}
     found = {stage: values[tracker] for stage, values in record.findings.items() if tracker in values}
     in_order = sorted(found, key=lambda stage: begun.index(stage) if stage in begun else len(begun))
     return tuple(
-        InferenceRow(stage, found[stage], _with_net(found[stage], idle), cores.get(stage)) for stage in in_order
+        InferenceRow(stage, found[stage], _with_net(found[stage], record), cores.get(stage)) for stage in in_order
     )
 
 
-def idle_of(record: RunRecord) -> IdlePower | None:
-    """Of the baselines before and after; half their range is doubt about which one holds."""
-    baselines = record.totals.idle if record.totals else ()
-    if not baselines:
+def idle_of(record: RunRecord, cpu_work: bool = False) -> IdlePower | None:
+    """Of the baselines before and after; half their range is doubt about which one holds.
+
+    `cpu_work`: of the processor and its memory alone, where GPUs were measured that the model did not use.
+    """
+    found = _cpu_idle(record) if cpu_work else _idle(record)
+    if not found:
         return None
-    powers = [baseline.power_w for baseline in baselines]
-    own = [2 * (b.spread_rel or 0.0) * b.power_w / math.sqrt(max(b.duration_s, 1.0)) for b in baselines]
+    powers, durations, own = zip(*found, strict=True)
     return IdlePower(
-        power_w=sum(b.power_w * b.duration_s for b in baselines) / sum(b.duration_s for b in baselines),
+        power_w=sum(power * duration for power, duration in zip(powers, durations, strict=True)) / sum(durations),
         half_width_w=math.hypot((max(powers) - min(powers)) / 2, max(own)),
     )
 
 
-def _with_net(values: Mapping[str, Any], idle: IdlePower | None) -> PerInference | None:
+def _idle(record: RunRecord) -> list[tuple[float, float, float]]:
+    """Power, duration and half-width of the power of each baseline."""
+    baselines = record.totals.idle if record.totals else ()
+    return [
+        (b.power_w, b.duration_s, 2 * (b.spread_rel or 0.0) * b.power_w / math.sqrt(max(b.duration_s, 1.0)))
+        for b in baselines
+    ]
+
+
+def _cpu_idle(record: RunRecord) -> list[tuple[float, float, float]]:
+    stages = [stage for stage in record.stages if stage.role == "idle" and stage.duration_s > 0]
+    figures = [(stage.energy.under_policy(CPU_WORK), stage.duration_s) for stage in stages]
+    return [
+        (figure.mean_power_w(duration_s) or 0.0, duration_s, (figure.half_width_j or 0.0) / duration_s)
+        for figure, duration_s in figures
+        if figure.measured
+    ]
+
+
+def _with_net(values: Mapping[str, Any], record: RunRecord) -> PerInference | None:
     if values["energy"] is None:
         return None
     found = PerInference.model_validate(values["energy"])
-    if idle is None or found.estimated:
-        return found
-    return found.above(idle)
+    if found.gain_error_rel is None and record.totals:  # of a record older than this field
+        known = record.totals.cpu_estimate if found.estimated else record.totals.figure
+        found = found.model_copy(update={"gain_error_rel": known.gain_error_rel})
+    without_gpu = bool(found.sources) and not any(source.startswith("gpu:") for source in found.sources)
+    idle = None if found.estimated else idle_of(record, without_gpu)
+    return found if idle is None else found.above(idle)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,17 @@ from typing import Any
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_generation import generation_grids
-from joulelab.report.inference_notes import crowd_notes, ended_notes, energy_notes, memory_notes, missing_notes
+from joulelab.report.inference_notes import (
+    crowd_notes,
+    ended_notes,
+    energy_notes,
+    memory_notes,
+    missing_notes,
+    unused_gpu_notes,
+)
 from joulelab.report.inference_ratios import input_text, ratio_grid
 from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios, why_no_front
-from joulelab.report.inference_words import energy_unit, plus_minus, where_text
+from joulelab.report.inference_words import energy_cell, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, percent_text, size_text, three_digits, with_prefix
@@ -23,7 +30,7 @@ def inference_grids(record: RunRecord) -> list[Grid]:
     rows = inference_rows(record)
     if not rows:
         return generation_grids(record)
-    grids = [rows_grid(rows, missing_notes(rows, record)), cost_grid(rows)]
+    grids = [rows_grid(rows, [*missing_notes(rows, record), *unused_gpu_notes(rows, record)]), cost_grid(rows)]
     if any(row.values["state"]["readings"] for row in rows):
         grids.append(card_grid(rows))
     ratios = row_ratios(rows)
@@ -34,7 +41,6 @@ def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
     """Time and joules; a column that says the same in every row stands in the caption."""
     item = rows[0].values["item"]
     front = pareto(rows)
-    factor, unit = energy_unit([row.energy.gross_j for row in rows if row.energy])
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
         ("Latency\nmedian\nms>", lambda row: _ms(row.latency_s)),
@@ -44,8 +50,8 @@ def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
     if any(row.energy for row in rows):
         columns += [
             ("W\nmean>", lambda row: three_digits(row.energy.power_w) if row.energy else "missing"),
-            (f"{unit} per\n{item}\ngross>", lambda row: _energy(row, "gross", factor)),
-            (f"{unit} per\n{item}\nnet>", lambda row: _energy(row, "net", factor)),
+            (f"Energy per\n{item}\ngross>", lambda row: energy_cell(row.energy)),
+            ("\n\nnet>", lambda row: energy_cell(row.energy, net=True)),
         ]
         if len(rows) > 1 and front:
             columns.append(("Pareto!", lambda row: "yes" if row in front else ""))
@@ -116,16 +122,6 @@ def _rate(items_per_s: float) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.4g}"
-
-
-def _energy(row: InferenceRow, which: str, factor: float) -> str:
-    energy = row.energy
-    if energy is None:
-        return "missing"
-    value, half = (
-        (energy.gross_j, energy.gross_half_width_j) if which == "gross" else (energy.net_j, energy.net_half_width_j)
-    )
-    return NOTHING if value is None or half is None else plus_minus(value / factor, half / factor)
 
 
 def _flops(row: InferenceRow) -> str:

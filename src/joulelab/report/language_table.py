@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from joulelab.meter.figure_text import amount_text, estimate_note
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.exam import exam_note
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.held_out_course import TRAIN
+from joulelab.report.joules import mean_figure
 from joulelab.report.payback import RowPayback, StudentCosts, paybacks, student_costs, times_text, was_taught
 from joulelab.report.wording import NOTHING
-from joulelab.units import energy_text, three_digits
+from joulelab.units import energy_text
 
 _LOSS = "student.clm_loss"
 
@@ -32,7 +34,7 @@ def language_grid(comparison: Comparison) -> Grid | None:
             equal = (*_cost_cells(student_costs(row, baseline, comparison)), "had no teacher")
         cells.append((*_own_cells(row), *equal))
     titles = (
-        "Method|Held-out\nloss, nats>|Training\ntokens/s>|Training\nJ/token>|Teacher\nshare>|"
+        "Method|Held-out\nloss, nats>|Training\ntokens/s>|Energy\nper token>|Teacher\nshare>|"
         "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
     )
     beyond = f" beyond that of {baseline.label}'s" if baseline and was_taught(baseline) else ""
@@ -41,6 +43,8 @@ def language_grid(comparison: Comparison) -> Grid | None:
         f"N*: students after which the teacher's energy{beyond} breaks even, from student stages alone."
         + exam_note(rows)
     )
+    if doubt := estimate_note(row.with_teacher for row in rows):
+        note += f" {doubt}"
     return make_grid("Language models at equal held-out loss", titles, cells, note)
 
 
@@ -48,12 +52,12 @@ def _own_cells(row: Row) -> tuple[str, ...]:
     loss = _mean([run.record.results[_LOSS].value for run in row.runs])
     stages = [stage for run in row.runs if (stage := run.record.stage(TRAIN))]
     speed = _mean([stage.tokens_per_s for stage in stages if stage.tokens_per_s])
-    price = _mean([stage.j_per_token for stage in stages if stage.j_per_token])
+    each = [figure for stage in stages if (figure := stage.energy_per("token")) is not None]
     return (
         row.label,
         NOTHING if loss is None else f"{loss:.3f}",
         NOTHING if speed is None else f"{speed:,.0f}",
-        NOTHING if price is None else three_digits(price) if price >= 0.01 else f"{price:.2g}",
+        amount_text(mean_figure(each)) if each else NOTHING,
         row.teacher_share_text,
     )
 

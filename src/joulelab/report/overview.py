@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.meter.figure_text import is_lower_bound, labeled_text, method_text, uncertainty_text
-from joulelab.report.compare_rows import training_mean, training_stage
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare_rows import training_energy, training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.hardware import hardware_text
-from joulelab.report.joules import is_teacher
+from joulelab.report.joules import is_teacher, mean_figure
 from joulelab.report.palette import stage_scale
 from joulelab.report.pareto import pareto_rows
 from joulelab.report.quality_table import equal_repeats
 from joulelab.report.served import served
 from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
 from joulelab.runs.store import age
-from joulelab.units import duration_text, energy_text, power_text, with_prefix
+from joulelab.units import duration_text, power_text, with_prefix
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
             full.ratio.value if full and full.ratio else 1.0,
             "times",
         ),
-        "token": _rate(training_mean(row.runs, "j_per_token"), "J"),
+        "token": _item(training_energy(row.runs, "token")),
         "speed": _rate(training_mean(row.runs, "tokens_per_s"), ""),
         "inference": _inference(row),
         "co2e": _co2e(row),
@@ -180,6 +181,10 @@ def _against_teacher(row: Row, teacher: Row | None, comparison: Comparison) -> C
     return Cell(f"{comparison.measure.change(change)}{f' {unit}' if unit else ''}", comparison.measure.sign * change)
 
 
+def _item(each: EnergyFigure | None) -> Cell:
+    return Cell(NOTHING) if each is None or each.energy_j is None else Cell(labeled_text(each), each.energy_j)
+
+
 def _rate(value: float | None, unit: str) -> Cell:
     return Cell(NOTHING) if value is None else Cell(with_prefix(value, unit).strip(), value)
 
@@ -188,8 +193,8 @@ def _inference(row: Row) -> Cell:
     found = [one for run in row.runs if (one := served(run))]
     if not found:
         return Cell(NOTHING)
-    mean = sum(one.j_per_item for one in found) / len(found)
-    return Cell(f"{energy_text(mean)}/{found[0].item}", mean)
+    mean = mean_figure(one.energy for one in found)
+    return Cell(f"{labeled_text(mean)}, per {found[0].item}", mean.energy_j)
 
 
 def _co2e(row: Row) -> Cell:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from joulelab.meter.figure_text import amount_text
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.wording import listed
-from joulelab.units import energy_text
 
 # Means of a few repeats that differ by less are one spending.
 _EQUAL_ENERGY_REL = 0.05
@@ -103,6 +103,6 @@ def _equal_energy(comparison: Comparison) -> str:
     if not (best.difference and best.difference.significant):
         told = "no significant difference"
     return (
-        f"At equal energy ({comparison.baseline}'s {energy_text(baseline.with_teacher.energy_j)} and at most "
+        f"At equal energy ({comparison.baseline}'s {amount_text(baseline.with_teacher)} and at most "
         f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {told}."
     )

@@ -287,9 +287,7 @@ def _per_item(found: Sequence[Served]) -> Estimate:
     """Over repeats; a single run has its sensor's interval."""
     if len(found) > 1:
         return Estimate.of_repeats([one.j_per_item for one in found])
-    best = found[0].stage.best
-    relative = (best.half_width_j or 0.0) / best.energy_j if best.energy_j else 0.0
-    return Estimate.of_half_width(found[0].j_per_item, relative * found[0].j_per_item)
+    return Estimate.of_half_width(found[0].j_per_item, found[0].energy.half_width_j or 0.0)
 
 
 def _quality_words(row: Row, comparison: Comparison) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import altair as alt
 
+from joulelab.meter.figure_text import labeled_text
 from joulelab.meter.integrate import both_paths, power_curve
 from joulelab.report.attempt_traces import AttemptTrace
 from joulelab.report.figures import Figure, finish
@@ -110,7 +111,7 @@ def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -
         facts = {
             "stage": stage.name,
             "took": duration_text(stage.duration_s),
-            "joules": energy_text(stage.best.energy_j),
+            "joules": labeled_text(stage.best),
         }
         merged: list[list[float]] = []
         for segment in stage.segments if stage.name != "run.overhead" else ():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from joulelab.meter.figure_text import (
     amount_text,
     figure_text,
@@ -49,7 +51,8 @@ def header_grid(record: RunRecord) -> Grid:
         ("attempts", _attempts_text(record)),
     ]
     if record.totals:
-        rows += _total_rows(record.totals, said_below(record, record.totals.figure))
+        brief = said_below(record, record.totals.figure)
+        rows += _total_rows(record.totals, brief or figure_text(record.totals.figure) + _unused_gpu(record))
         if repeats := repeat_mean(record):
             rows.append((f"mean of {repeats.count} repeats", f"{figure_text(repeats.energy)}; {_each(repeats)}"))
         rows += _trust_rows(record)
@@ -87,8 +90,17 @@ def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
     return rows
 
 
-def _total_rows(totals: Totals, brief: str = "") -> list[tuple[str, str]]:
-    energy = brief or figure_text(totals.figure)
+def _unused_gpu(record: RunRecord) -> str:
+    """Measured energy of GPUs is not that of models on the CPU, and the line that has it says so."""
+    unused = any(stage.unused_gpu_w is not None for stage in record.stages)
+    if not unused or record.totals is None or record.totals.gpu.energy_j is None:
+        return ""
+    whole = record.totals.gpu.energy_j == record.totals.figure.energy_j
+    part = "all of it" if whole else f"{amount_text(record.totals.gpu)} of it"
+    return f"; {part} is the GPU, which the models did not use"
+
+
+def _total_rows(totals: Totals, energy: str) -> list[tuple[str, str]]:
     rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
     if totals.cpu_estimate.energy_j is not None:
         rows.append(("CPU estimate", figure_text(totals.cpu_estimate)))
@@ -129,11 +141,14 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
 
 def stages_grid(record: RunRecord) -> Grid:
     graded = any(stage.validity.grade for stage in record.stages)
+    item: Literal["sample", "token"]
     item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
     titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
     rows = [(*_stage_cells(stage, item), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
     idle = any(stage.outside_totals for stage in record.stages)
     notes = [uncertainty_note((stage.best for stage in record.stages), with_gain=False)]
+    unused = [stage for stage in record.stages if stage.unused_gpu_w is not None]
+    notes += [f"Energy includes the GPU, J per {item} does not: the models ran on the CPU."] if unused else []
     notes += ["Idle baselines are not part of the totals."] if idle else []
     return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
@@ -168,7 +183,7 @@ def _grams(stage: StageRecord, pue: bool = False) -> str:
     return gram_cell(found.co2e_g_low, found.co2e_g_high, bound)
 
 
-def _stage_cells(stage: StageRecord, item: str) -> tuple[str, ...]:
+def _stage_cells(stage: StageRecord, item: Literal["sample", "token"]) -> tuple[str, ...]:
     best = stage.best
     return (
         stage.name,
@@ -179,8 +194,16 @@ def _stage_cells(stage: StageRecord, item: str) -> tuple[str, ...]:
         rate(stage.mean_power_w, ""),
         rate(stage.peak_power_w, ""),
         rate(stage.tokens_per_s if item == "token" else stage.samples_per_s, ""),
-        rate(stage.j_per_token if item == "token" else stage.j_per_sample, "J"),
+        _item_cell(stage, item),
     )
+
+
+def _item_cell(stage: StageRecord, item: Literal["sample", "token"]) -> str:
+    """Uncertainty and method are those of the row, unless the work did not use the GPU that the row contains."""
+    if stage.item_energy is None:
+        return rate(stage.j_per_token if item == "token" else stage.j_per_sample, "J")
+    each = stage.energy_per(item)
+    return NOTHING if each is None else f"{labeled_text(each)} (CPU)"
 
 
 def results_grid(record: RunRecord) -> Grid:

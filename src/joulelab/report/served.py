@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun
 from joulelab.runs.record import StageRecord
 
 INFER = "infer."
 _USES = (".evaluate", ".infer", ".generate", ".serve")
+_ITEMS: tuple[tuple[Literal["token", "sample"], str], ...] = (("token", "tokens_per_s"), ("sample", "samples_per_s"))
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,13 @@ class Served:
     run: ComparedRun
     stage: StageRecord
     item: str
-    j_per_item: float
+    energy: EnergyFigure
+    """Of one item."""
     s_per_item: float
+
+    @property
+    def j_per_item(self) -> float:
+        return self.energy.energy_j or 0.0
 
 
 def served(run: ComparedRun) -> Served | None:
@@ -27,8 +35,8 @@ def served(run: ComparedRun) -> Served | None:
     used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith(INFER)]
     used.sort(key=lambda stage: stage.role == "teacher")
     for stage in used:
-        if stage.j_per_token is not None and stage.tokens_per_s:
-            return Served(run, stage, "token", stage.j_per_token, 1 / stage.tokens_per_s)
-        if stage.j_per_sample is not None and stage.samples_per_s:
-            return Served(run, stage, "sample", stage.j_per_sample, 1 / stage.samples_per_s)
+        for item, per_s in _ITEMS:
+            each, rate = stage.energy_per(item), getattr(stage, per_s)
+            if each is not None and each.energy_j is not None and rate:
+                return Served(run, stage, item, each, 1 / rate)
     return None

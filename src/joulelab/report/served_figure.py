@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import altair as alt
 
+from joulelab.meter.figure_text import labeled_text
 from joulelab.report.comparison import Comparison
 from joulelab.report.figures import Figure, energy_unit, finish, moving
 from joulelab.report.palette import label_scales
 from joulelab.report.served import served
-from joulelab.units import energy_text, with_prefix
+from joulelab.units import with_prefix
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -32,7 +33,7 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
             "stage": one.stage.name,
             "time_per_item": float(f"{one.s_per_item / time_factor:.5g}"),
             "energy": float(f"{one.j_per_item / factor:.5g}"),
-            "joules": energy_text(one.j_per_item),
+            "joules": labeled_text(one.energy),
             "time": with_prefix(one.s_per_item, "s"),
         }
         for label, one in found
@@ -52,7 +53,7 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
             tooltip=["run:N", "stage:N", "time:N", "joules:N"],
         )
     )
-    described = [f"{label} {energy_text(one.j_per_item)} in {with_prefix(one.s_per_item, 's')}" for label, one in found]
+    described = [f"{label} {labeled_text(one.energy)} in {with_prefix(one.s_per_item, 's')}" for label, one in found]
     stages = " and ".join(dict.fromkeys(one.stage.name for _, one in found))
     return Figure(
         title=f"Joules against time per {item}",

@@ -104,7 +104,7 @@ def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, s
         mfu=_results(done, "model.train.mfu"),
         peak_memory_bytes=_results(done, "model.peak_memory_bytes"),
         total=mean_figure(run_joules(record).own for record in done) if done else missing("no run of it is done"),
-        mixed=mixes_methods(stage.best for stage in stages),
+        mixed=mixes_methods(stage.item_energy or stage.best for stage in stages),
         **_busy(busy),
         phase_s=_mean_by_name([phase_times(record) for record in done]),
         phase_j=_mean_by_name([{n: v["energy_j"] for n, v in phase_joules(record).items()} for record in done]),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from joulelab.meter.figure_text import amount_text, labeled_text, methods_text
+from joulelab.meter.figure_text import amount_text, estimate_note, labeled_text, methods_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import training_stage
 from joulelab.report.grid import Grid, make_grid, to_rich
@@ -53,6 +53,8 @@ def configuration_grid(sweep: Sweep) -> Grid:
     ]
     titles = f"{_point_titles(sweep)}|Runs>|{sweep.item}s/s>|J per {sweep.item}>|Mean W>"
     note = "Of the training stage. Mean over the runs [95 % t interval over repeats]; one run alone has no interval."
+    if doubt := estimate_note(_figures(sweep)):
+        note += f" {doubt}"
     return make_grid(f"Sweep {sweep.name} ({methods_text(_figures(sweep))})", titles, rows, note)
 
 
@@ -141,7 +143,8 @@ def interval_text(interval: Interval | None, text: Text_of) -> str:
 
 
 def _figures(sweep: Sweep) -> list[EnergyFigure]:
-    return [stage.best for row in sweep.rows for record in row.done if (stage := training_stage(record))]
+    stages = [stage for row in sweep.rows for record in row.done if (stage := training_stage(record))]
+    return [stage.item_energy or stage.best for stage in stages]
 
 
 def _point_titles(sweep: Sweep) -> str:

@@ -17,6 +17,7 @@ from joulelab.meter.figure_text import (
     uncertainty_note,
 )
 from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare_rows import training_energy, training_stage
 from joulelab.report.comparison import Comparison, Row
 from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
 from joulelab.report.inference_compare import use_grid
@@ -173,11 +174,18 @@ def stage_grid(comparison: Comparison) -> Grid:
         lines.append(["all energy used", *(amount_text(row.whole) for row in rows)])
     if any(row.samples_per_s for row in rows):
         lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
-        lines.append(["training, J/sample", *(rate(row.j_per_sample, "J") for row in rows)])
+        lines.append(["training, J/sample", *(_item_cell(row) for row in rows)])
     lines += _trust_lines(rows)
     caption = f"Joules by stage, mean per run ({methods_text(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
     return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, [*keys, *apart]))
+
+
+def _item_cell(row: Row) -> str:
+    """Its method where it is not that of the stage: the CPU's energy where the GPU was measured and not used."""
+    each = training_energy(row.runs, "sample")
+    stages = [training_stage(run.record) for run in row.runs]
+    return labeled_text(each) if each and any(stage and stage.item_energy for stage in stages) else amount_text(each)
 
 
 def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:

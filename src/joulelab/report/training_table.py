@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from joulelab.meter.figure_text import amount_text, method_text
+from joulelab.meter.figure_text import amount_text, figure_text, method_text
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.joules import said_below
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.units import (
     count_text,
-    energy_text,
     flops_text,
     percent_text,
     power_text,
@@ -84,12 +84,14 @@ def _speed(record: RunRecord, stage: StageRecord) -> str:
 
 
 def _energy(record: RunRecord, stage: StageRecord) -> str:
-    if stage.j_per_sample is None or not stage.best.energy_j:
-        return said_below(record, stage.best) or f"missing: {stage.best.reason or 'nothing was measured'}"
-    each = stage.best.scaled(stage.j_per_sample / stage.best.energy_j)
+    figure = stage.item_energy or stage.best
+    each = stage.energy_per("sample")
+    unused = f"; GPU: {power_text(stage.unused_gpu_w)}, not used and not included" if stage.unused_gpu_w else ""
+    if each is None or each.energy_j is None:
+        return figure_text(figure) + unused if unused else said_below(record, figure) or figure_text(figure)
+    power_w = figure.mean_power_w(stage.duration_s)
     return (
-        f"{amount_text(each)} per {item_name(record)}, {method_text(stage.best)}; "
-        f"mean power {power_text(stage.mean_power_w)}"
+        f"{amount_text(each)} per {item_name(record)}, {method_text(figure)}; mean power {power_text(power_w)}{unused}"
     )
 
 
@@ -129,14 +131,16 @@ def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
     if not names:
         return None
     whole_j = sum(row["energy_j"] for row in joules.values())
+    sensed = _sensed(record, stage)
     rows = []
     for name in names:
-        cells = _joule_cells(joules.get(name), whole_j) if joules else ()
+        cells = _joule_cells(joules.get(name), whole_j, sensed) if joules else ()
         rows.append((name.replace("_", " "), *_time_cells(name, times), *cells))
         if name == "forward" and joules:
-            rows += [(f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j)) for part, row in parts.items()]
+            for part, row in parts.items():
+                rows.append((f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j, sensed)))
     titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
-    titles += "|J per\nstep>|±>|Of the\njoules>|Method" if joules else ""
+    titles += "|Energy\nper step>|Of the\njoules>|Method" if joules else ""
     whose = "" if stage == TRAIN else f" of {stage}"
     caption = f"Phases of a step{whose} ({phase_clock(record, stage)} time)"
     return make_grid(caption, titles, rows, _held_up(record, stage))
@@ -161,11 +165,19 @@ def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
     return f"{1000 * times[name]:.2f}", percent_text(times[name] / whole_s, 0)
 
 
-def _joule_cells(found: Mapping[str, Any] | None, whole_j: float) -> tuple[str, str, str, str]:
+def _sensed(record: RunRecord, stage: str) -> EnergyFigure | None:
+    """How the tracker's energy was obtained: method and gain error. Energy of a step is that of covered time."""
+    found = record.findings.get(stage, {}).get("energy", {}).get("figure")
+    return EnergyFigure.model_validate(found | {"coverage": 1.0, "lower_bound": False}) if found else None
+
+
+def _joule_cells(found: Mapping[str, Any] | None, whole_j: float, sensed: EnergyFigure | None) -> tuple[str, str, str]:
     if found is None:
-        return NOTHING, NOTHING, NOTHING, NOTHING
+        return NOTHING, NOTHING, NOTHING
     share = percent_text(found["energy_j"] / whole_j, 0) if whole_j else NOTHING
-    return energy_text(found["energy_j"]), energy_text(found["half_width_j"]), share, str(found["method"])
+    known = sensed or EnergyFigure(energy_j=None, method="counter")
+    how = f", {method_text(sensed)}" if sensed else ""
+    return amount_text(known.with_interval(found["energy_j"], found["half_width_j"])), share, f"{found['method']}{how}"
 
 
 def phase_clock(record: RunRecord, stage: str = TRAIN) -> str:

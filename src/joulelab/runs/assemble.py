@@ -53,6 +53,7 @@ from joulelab.runs.record import (
     add_components,
     components_of,
     kind_by_name,
+    work_policy,
 )
 from joulelab.runs.validity import grade
 
@@ -185,6 +186,8 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
     rated = kind.role != "setup"
     mean_w = _divide(best.energy_j, duration_s)
+    item_energy = _item_energy(energy, kind, parts, frame.policy) if rated and (samples or tokens) else None
+    work_j = (item_energy or best).energy_j
     return StageRecord(
         name=name,
         **kind._asdict(),
@@ -202,8 +205,9 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
         samples=samples,
         tokens=tokens,
-        j_per_sample=_divide(best.energy_j, samples if rated else None),
-        j_per_token=_divide(best.energy_j, tokens if rated else None),
+        j_per_sample=_divide(work_j, samples if rated else None),
+        j_per_token=_divide(work_j, tokens if rated else None),
+        item_energy=item_energy,
         samples_per_s=_divide(samples if rated else None, duration_s),
         tokens_per_s=_divide(tokens if rated else None, duration_s),
         phases=_phases(parts, name),
@@ -217,6 +221,21 @@ def _kind(name: str, parts: Parts) -> StageKind:
     """As its latest attempt declared it."""
     declared = [kind for attempt, _ in parts if (kind := attempt.events.kinds.get(name))]
     return declared[-1] if declared else kind_by_name(name)
+
+
+def _item_energy(energy: EnergyByComponent, kind: StageKind, parts: Parts, policy: str) -> EnergyFigure | None:
+    """The energy of work on the CPU where GPUs were measured, too; None where all measured energy is that of the work.
+
+    A teacher's server may use the GPU for a run whose own models work on the CPU: the GPU's utilization shows it.
+    """
+    device = next((attempt.events.device for attempt, _ in reversed(parts) if attempt.events.device), None)
+    own = work_policy(policy, device)
+    if own == policy or energy.gpu.energy_j is None:
+        return None
+    readings = [state.utilization_percent for attempt, windows in parts for state in attempt.vitals.during(windows)]
+    if kind.role != "inference" and any(readings):
+        return None
+    return energy.best(own)
 
 
 def _stage_validity(name: str, parts: Parts, best: EnergyFigure, frame: _Frame) -> Validity:

@@ -89,6 +89,7 @@ class RunContext:
         self._making: list[Making] = []
         self._told: set[str] = set()
         """Keys of the artefacts that were said to be reused: several stages may ask for one."""
+        self._device: str | None = None
         self.part: Part | None = None
         """What this attempt is to do of the run; None: all that is left."""
 
@@ -149,6 +150,12 @@ class RunContext:
         if self._open and (self._open[-1].kind.role != "setup" or activity == STARTUP):
             self.meter.exclude(begin_ns, end_ns)
             self.meter.event("setup", stage=self._open[-1].name, activity=activity, begin_ns=begin_ns, end_ns=end_ns)
+
+    def note_device(self, device: str) -> None:
+        """Record where the models of the run work (`cpu`, `cuda`): energy per item is that of this device."""
+        if device != self._device:
+            self._device = device
+            self.meter.event("device", device=device)
 
     def _enter(self, stage: Stage, opened: bool = False) -> None:
         self._open.append(stage)

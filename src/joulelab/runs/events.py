@@ -74,6 +74,8 @@ class AttemptEvents:
     """What trackers of the training loop found: by stage, then by tracker."""
     bills: dict[str, Bill] = field(default_factory=dict)
     """Of what was made or used, by key: two inputs may have the same name."""
+    device: str | None = None
+    """Where the models of the run work (`cpu`, `cuda`); None where nothing declared it."""
     warnings: list[str] = field(default_factory=list)
     phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
     marks_lost: int = 0
@@ -141,6 +143,8 @@ def read_events(path: Path) -> AttemptEvents:
             for stage in bill.artefact.stages:
                 for opening in events.openings.get(stage, []):
                     opening.artifact = True
+        elif kind == "device":
+            events.device = line["device"]
         elif kind == "warning":
             events.warnings.append(line["text"])
         elif kind == "name":

@@ -24,6 +24,8 @@ StageRole = Literal["data", "teacher", "student", "evaluation", "inference", "se
 """Whose work a stage is. `student` is also any model or program under study that has no teacher; `setup` is start-up,
 imports, loading, compilation and warm-ups, which are in totals and in no comparison of methods."""
 MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
+CPU_WORK = "cpu_work"
+"""Like a total_energy_policy, of work on the CPU: what the processor and its memory used."""
 NO_CODECARBON = missing("CodeCarbon did not run beside this run", "energy.codecarbon=true")
 
 
@@ -132,7 +134,15 @@ class EnergyByComponent(Frozen):
 
 
 def policy_components(policy: str) -> tuple[str, ...]:
-    return ("gpu",) if policy == "gpu_only" else MEASURED_COMPONENTS
+    return {"gpu_only": ("gpu",), CPU_WORK: ("cpu", "dram")}.get(policy, MEASURED_COMPONENTS)
+
+
+def work_policy(policy: str, device: str | None) -> str:
+    """Which components did the work: a model on the CPU leaves the GPUs idle, and their energy is not its own.
+
+    `gpu_only` and `codecarbon` were chosen by the user and stay.
+    """
+    return CPU_WORK if policy == "measured" and device == "cpu" else policy
 
 
 def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> EnergyByComponent:
@@ -223,6 +233,8 @@ class StageRecord(Frozen):
     tokens: int | None = None
     j_per_sample: float | None = None
     j_per_token: float | None = None
+    item_energy: EnergyFigure | None = None
+    """What joules per item are computed from where it is not `best`: the CPU's energy of work that used no GPU."""
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     phases: dict[str, PhaseRecord] = {}
@@ -231,6 +243,19 @@ class StageRecord(Frozen):
     core_use: CoreUse | None = None
     """Who used the CPU cores meanwhile; null where nobody looked, as in older runs and very short stages."""
     validity: Validity = Validity()
+
+    def energy_per(self, item: Literal["sample", "token"]) -> EnergyFigure | None:
+        """Energy of one item with its uncertainty and method; None where no items were counted."""
+        value = self.j_per_token if item == "token" else self.j_per_sample
+        figure = self.item_energy or self.best
+        if value is None or not figure.energy_j:
+            return figure if figure.energy_j is None and (self.tokens if item == "token" else self.samples) else None
+        return figure.scaled(value / figure.energy_j)
+
+    @property
+    def unused_gpu_w(self) -> float | None:
+        """Mean power of the measured GPUs where the work of this stage did not use them."""
+        return None if self.item_energy is None else self.energy.gpu.mean_power_w(self.duration_s)
 
     @property
     def is_method_work(self) -> bool:

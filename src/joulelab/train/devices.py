@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from joulelab import clock
 from joulelab.errors import ConfigError
+from joulelab.runs.context import RunContext
 from joulelab.runs.events import STARTUP
 
 
-def device_of(name: str, note_setup: Callable[[str, int, int], None]) -> torch.device:
-    """`auto`, `cpu` or `cuda`, started; a GPU that is not there is told before anything is loaded.
+def device_of(name: str, run: RunContext) -> torch.device:
+    """`auto`, `cpu` or `cuda`, started and noted in the run; a GPU that is not there is told before anything is loaded.
 
     Starting a device takes a second, once in a process; it is start-up, whichever stage asks first.
     """
@@ -20,9 +19,10 @@ def device_of(name: str, note_setup: Callable[[str, int, int], None]) -> torch.d
         raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or set device=cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    run.note_device(name)
     device, begin_ns = torch.device(name), clock.now().mono_ns
     if _start(device):
-        note_setup(STARTUP, begin_ns, clock.now().mono_ns)
+        run.note_setup(STARTUP, begin_ns, clock.now().mono_ns)
     return device
 
 

@@ -57,7 +57,7 @@ class _Lab:
         self.run = run
         self.spec = spec
         self.ranks = ranks
-        self.device = device_of(spec.device, self.run.note_setup)
+        self.device = device_of(spec.device, self.run)
 
     @cached_property
     def workload(self) -> Workload:

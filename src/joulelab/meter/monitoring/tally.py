@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulelab.clock import NS
+from joulelab.meter.figures import EnergyFigure, Method, missing
 from joulelab.meter.sensors import Device, Line
 
 HISTORY = 60
@@ -23,7 +24,7 @@ class Joules:
     """Energy of one device since its first reading."""
 
     device: Device
-    method: str = "integrated"
+    method: Method = "integrated"
     energy_j: float = 0.0
     power_w: float | None = None
     latest: Line = field(default_factory=dict)
@@ -36,6 +37,20 @@ class Joules:
     def told(self) -> bool:
         """Whether its sensor has said anything at all."""
         return self._counter is not None or self._polled is not None
+
+    @property
+    def figure(self) -> EnergyFigure:
+        """Energy so far; the interval of measured energy comes from the whole trace, which is not read here."""
+        if not self.told:
+            return missing("no reading yet")
+        estimated = self.device.component == "cpu_estimate"
+        return EnergyFigure(
+            energy_j=self.energy_j,
+            method="estimated" if estimated else self.method,
+            half_width_j=0.0 if estimated else None,
+            gain_error_rel=self.device.gain_error_rel,
+            sources=(self.device.device,),
+        )
 
     def take_counter(self, mono_ns: int, counter_j: float) -> None:
         self.method = "counter"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from joulelab.meter.figure_text import method_text
 from joulelab.train.stats.energy_text import HEAD, row_text
 from joulelab.train.stats.hooks import Bench, TrainerStats
 from joulelab.train.stats.phase_times import PhaseTimes
@@ -59,7 +60,7 @@ class AveragedEnergyStats(TrainerStats):
         self._times.harvest()
         pieces = self._stretches.pieces
         until_ns = max((window[1] for piece in pieces for window in piece.windows), default=0)
-        found = energy_per_step(pieces, reader_of(self._bench.meter, until_ns))
+        found = energy_per_step(pieces, reader_of(self._bench.meter, until_ns, self._bench.device.type))
         phases = by_time(found.step, self._times.shares()) if found.step else {}
         self._bench.result(
             "averaged-energy",
@@ -79,5 +80,5 @@ def _text(found: Found, phases: dict[str, PerStep]) -> str:
     if found.step is None:
         return f"averaged energy: missing. {found.problem}"
     steps = f"{found.steps} steps in {duration_text(found.duration_s)}"
-    rows = [row_text(phase, row, found.step) for phase, row in {"step": found.step, **phases}.items()]
-    return "\n".join([f"averaged energy ({found.figure.method}) over {steps}", HEAD, *rows])
+    rows = [row_text(phase, row, found.step, found.figure) for phase, row in {"step": found.step, **phases}.items()]
+    return "\n".join([f"averaged energy ({method_text(found.figure)}) over {steps}", HEAD, *rows])

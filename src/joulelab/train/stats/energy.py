@@ -92,7 +92,7 @@ class EnergyStats(TrainerStats):
 
     def _isolate(self) -> None:
         bench = self._bench
-        self._not_isolated = why_no_joules(bench.meter) or ""
+        self._not_isolated = why_no_joules(bench.meter, bench.device.type) or ""
         # ranks repeat together or not at all; one with a sensor is enough
         if not bench.trainer.ranks.sum([not self._not_isolated])[0]:
             return
@@ -125,7 +125,7 @@ class EnergyStats(TrainerStats):
     def log_stats(self) -> str:
         self._wait()
         self._times.harvest()
-        read = reader_of(self._bench.meter, self._last_ns())
+        read = reader_of(self._bench.meter, self._last_ns(), self._bench.device.type)
         found = self._findings(read)
         self._bench.result("energy", found.values())
         return found.text()

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.meter.figure_text import amount_text, coverage_text, gain_text, method_text
+from joulelab.meter.figures import COVERED, EnergyFigure
 from joulelab.train.stats.differences import Isolated
 from joulelab.train.stats.step_energy import Found, PerStep, agrees, as_values
-from joulelab.units import duration_text, energy_text, percent_text, power_text, three_digits
+from joulelab.units import duration_text, energy_text, percent_text, power_text
 
-HEAD = f"{'phase':<18}{'J per step':>12}{'±':>9}{'power':>10}{'share':>9}  method"
+HEAD = f"{'phase':<18}{'energy per step':>20}{'power':>10}{'share':>9}  method"
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,29 @@ class EnergyFindings:
 
     @property
     def sensor(self) -> str:
-        figure = self.isolated.figure if self.isolated else self.step.figure
-        return f"{figure.method}: {', '.join(figure.sources)}"
+        figure = self._sensed
+        covered = coverage_text(figure.coverage) if figure.coverage < COVERED else ""
+        parts = [method_text(figure), gain_text([figure]), ", ".join(figure.sources), covered]
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def _sensed(self) -> EnergyFigure:
+        return self.isolated.figure if self.isolated else self.step.figure
 
     def _rows(self) -> Iterator[str]:
+        sensed = self._sensed
         if self.isolated is not None:
             whole = self.isolated.step
             for phase, row in self.isolated.phases.items():
-                yield row_text(phase, row, whole)
+                yield row_text(phase, row, whole, sensed)
                 if phase == "forward":
-                    yield from (row_text(f"  {part}", inner, whole) for part, inner in self.isolated.parts.items())
-            yield row_text("step", whole, whole)
+                    for part, inner in self.isolated.parts.items():
+                        yield row_text(f"  {part}", inner, whole, sensed)
+            yield row_text("step", whole, whole, sensed)
         if self.step.step is not None:
-            yield row_text("step", self.step.step, self.step.step)
-            yield from (row_text(phase, row, self.step.step) for phase, row in self.long_phases.items())
-            yield from (row_text(phase, row, self.step.step) for phase, row in self.time_shares.items())
+            yield row_text("step", self.step.step, self.step.step, sensed)
+            yield from (row_text(phase, row, self.step.step, sensed) for phase, row in self.long_phases.items())
+            yield from (row_text(phase, row, self.step.step, sensed) for phase, row in self.time_shares.items())
 
     def _remarks(self) -> Iterator[str]:
         if self.step.step is None:
@@ -106,8 +116,10 @@ class EnergyFindings:
         }
 
 
-def row_text(phase: str, row: PerStep, whole: PerStep) -> str:
+def row_text(phase: str, row: PerStep, whole: PerStep, sensed: EnergyFigure) -> str:
     share = percent_text(row.energy_j / whole.energy_j) if whole.energy_j else "-"
     power = "-" if row.power_w is None else power_text(row.power_w)
-    joules = f"{three_digits(row.energy_j):>12}{three_digits(row.half_width_j):>9}"
-    return f"{phase:<18}{joules}{power:>10}{share:>9}  {row.method}"
+    # energy of a step is that of covered time, and no lower bound
+    each = sensed.model_copy(update={"coverage": 1.0, "lower_bound": False})
+    energy = amount_text(each.with_interval(row.energy_j, row.half_width_j))
+    return f"{phase:<18}{energy:>20}{power:>10}{share:>9}  {row.method}"

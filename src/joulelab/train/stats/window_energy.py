@@ -12,7 +12,7 @@ from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.integrate import COMPONENTS, Window, component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.runs.record import EnergyByComponent
+from joulelab.runs.record import EnergyByComponent, work_policy
 
 # The recorder reads the driver's buffer every 0.5 to 2 s and the buffer itself runs late.
 LAG_NS = int(2.2 * NS)
@@ -22,30 +22,33 @@ NO_METER = missing("this training runs without a meter", "train inside a run: `j
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 
 
-def reader_of(meter: Meter | None, until_ns: int) -> Reader:
-    """A function from windows to joules, after waiting until the trace covers them."""
+def reader_of(meter: Meter | None, until_ns: int, device: str) -> Reader:
+    """A function from windows to the joules of work on `device`, after waiting until the trace covers them."""
     if meter is None:
         return lambda windows: NO_METER
     path = meter.trace_path
     wait_for_trace(path, until_ns + LAG_NS)
     trace = load_trace(path)
+    # the trace has no readings of CodeCarbon's
+    policy = work_policy("gpu_only" if meter.policy == "gpu_only" else "measured", device)
 
     def read(windows: Sequence[Window]) -> EnergyFigure:
         """What sensors measured, else the estimate under its own label, else why there is nothing."""
         figures = {name: component_energy(trace, name, windows) for name in COMPONENTS}
-        return EnergyByComponent(**figures).best("measured")
+        return EnergyByComponent(**figures).best(policy)
 
     return read
 
 
-def why_no_joules(meter: Meter | None) -> str | None:
-    """The reason where no sensor, and no estimate, will ever tell joules here."""
+def why_no_joules(meter: Meter | None, device: str) -> str | None:
+    """The reason where no sensor, and no estimate, will ever measure work on `device` here."""
     if meter is None:
         return NO_METER.reason
     trace = load_trace(meter.trace_path)
-    if any(series.counted and series.component in COMPONENTS for series in trace.devices):
+    sensors = [series for series in trace.devices if series.counted and series.component in COMPONENTS]
+    if any(device != "cpu" or meter.policy == "gpu_only" or series.component != "gpu" for series in sensors):
         return None
-    return reader_of(meter, 0)([(trace.first_ns, trace.last_ns + 1)]).reason
+    return reader_of(meter, 0, device)([(trace.first_ns, trace.last_ns + 1)]).reason
 
 
 def wait_for_trace(trace: Path, moment_ns: int) -> None:
