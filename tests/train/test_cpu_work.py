@@ -43,7 +43,8 @@ def test_training_on_the_cpu_leaves_the_idle_gpu_out_of_energy_per_item(nvml_sim
     stage, line = estimated.stage("model.train"), energy_line(estimated)
     assert stage.item_energy.method == "estimated"
     assert stage.j_per_sample == pytest.approx(stage.energy.cpu_estimate.energy_j / stage.samples)
-    assert " per sequence, estimated; mean power" in line and re.search(r"GPU: 80\.\d W, not used and not included", line)
+    assert " per sequence, estimated; mean power" in line
+    assert re.search(r"GPU: 80\.\d W, not used and not included", line)
     assert "±7" in line, "total uncertainty of the estimate"
 
 
