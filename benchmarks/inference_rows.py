@@ -104,7 +104,7 @@ class Lab:
         if not self.pending:
             return
         waiting, self.pending = self.pending, []
-        read = reader_of(self.meter, max(until for until, _ in waiting))
+        read = reader_of(self.meter, max(until for until, _ in waiting), DEVICE.type)
         for _, tell in waiting:
             self.write(tell(read))
 
@@ -392,7 +392,7 @@ def main() -> None:
         run_parts(lab)
         lab.rest(options.idle_s)
         lab.settle()
-        read = reader_of(meter, time.monotonic_ns())
+        read = reader_of(meter, time.monotonic_ns(), DEVICE.type)
         idle = [read([window]) for window in lab.idle_windows]
         watts = [
             None if figure.energy_j is None else figure.energy_j / ((end - begin) / 1e9)

@@ -186,7 +186,7 @@ def solo_energies(
             kernels[name]()
         wait()
         windows[name].append((begin_ns, time.monotonic_ns()))
-    read = reader_of(meter, time.monotonic_ns())
+    read = reader_of(meter, time.monotonic_ns(), DEVICE.type)
     figures = {name: read(pairs) for name, pairs in windows.items()}
     return {
         name: (None, None)

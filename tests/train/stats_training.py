@@ -150,6 +150,8 @@ class Machine:
 
 
 class MachineMeter:
+    policy = "gpu_only"  # the model itself runs on the CPU
+
     def __init__(self, machine, path, component, reason):
         self._machine, self._path, self._component, self._reason = machine, path, component, reason
         self.events = []

@@ -172,7 +172,7 @@ def test_without_a_sensor_nothing_is_taken_apart_and_nothing_is_zero(machine):
     assert found["direct"]["step"] is None
     assert found["isolated"]["step"] is None
     assert phases(found, "time-share") == {}
-    assert text == "energy per phase: missing. gpu: no NVIDIA GPU (buy one); cpu: no sensor for it was found"
+    assert text == "energy per phase: missing. gpu: no NVIDIA GPU (buy one)"
 
 
 def test_without_a_meter_it_says_so():
