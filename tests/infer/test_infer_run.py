@@ -87,7 +87,7 @@ def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nv
             item_s = row.values["seconds"] / row.values["calls"]
             assert row.energy.method == "estimated" and row.energy.gross_j < 0.5 * 80 * item_s
             assert stage.j_per_sample == pytest.approx(row.energy.gross_j, rel=0.1)
-            assert re.search(r" m?J ±\d\d %, estimated \(CPU\)", text)
+            assert re.search(r" [mµ]?J ±\d\d %, estimated \(CPU\)", text)
         else:
             assert row.energy is None and stage.j_per_sample is None
             assert "cpu: " in row.values["why_no_energy"] and "gpu" not in row.values["why_no_energy"].lower()
