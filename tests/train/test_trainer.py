@@ -276,5 +276,5 @@ def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
     warnings = []
     around = Surroundings(checkpoints=Full(tmp_path), warn=warnings.append)
     trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=1).train()
-    assert len(warnings) == 4
+    assert len(warnings) == 3, "none after the last step, when the model is about to become an artifact"
     assert "No space left" in warnings[0]

@@ -105,8 +105,8 @@ class Trainer(ABC, Generic[B]):
                     loss = self.log()
                 if self.around.evaluate and self._due(self.config.evaluate_every_steps):
                     self.evaluate()
-                if self._due(self.config.checkpoint_every_steps):
-                    self.save()
+                if self._due(self.config.checkpoint_every_steps) and not self.over:
+                    self.save()  # after the last step the model is about to become an artifact
                 if self._stop is not None:
                     self._leave_off(self._stop)
             self.budget.stop()
