@@ -156,3 +156,28 @@ def test_a_hidden_model_gets_the_middle_of_its_family(family_name):
 def test_the_whole_table_s_range_is_stated_right():
     watts = [row.rated_w / row.threads for row in TABLE if row.threads > 1]
     assert f"({min(watts):.1f} to {max(watts):.1f} W per thread)" in cpu_estimate.UNKNOWN.source
+
+
+BURN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass\n"
+
+
+def test_every_recorder_is_left_out_also_after_it_was_waited_for(tmp_path):
+    """Of a program that measures with joulelab itself: its recorder is neither work while it lives nor afterwards."""
+    (tmp_path / "recorder.py").write_text(BURN.format(seconds=0.5) + "print(flush=True)\ninput()\n")
+    recorder = f"import sys, runpy; runpy.run_path({str(tmp_path / 'recorder.py')!r})"
+    code = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {recorder!r}, 'joulelab.meter.recorder'],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(flush=True); input(); child.communicate(b'x\\n'); print(flush=True); input()"
+    )
+    program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    program.stdout.readline()
+    busy = BusyTime(program.pid)
+    alive_s = busy.seconds()
+    assert alive_s < 0.3, "the recorder's half second is not the program's"
+    assert tell(program) == b"\n"
+    times = psutil.Process(program.pid).cpu_times()
+    assert times.children_user + times.children_system > 0.4, "the kernel counts it as the program's now"
+    assert [busy.seconds() for _ in range(3)][-1] < alive_s + 0.2
+    program.communicate(b"\n")

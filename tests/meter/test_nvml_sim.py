@@ -1,5 +1,6 @@
 """The simulated driver behaves as the H200 of FACTS.md did, and the sensor reads it through the real nvidia-ml-py."""
 
+import csv
 import itertools
 import os
 import subprocess
@@ -9,7 +10,7 @@ from contextlib import suppress
 
 import pynvml
 import pytest
-from nvml_sim.driver import GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, Points, SimGpu, constant, ramp, square
+from nvml_sim.driver import GPU_IS_LOST, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, Points, SimGpu, constant, ramp, square
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import SensorUnavailable
@@ -188,6 +189,35 @@ def test_telemetry_reads_on_after_the_sensor_that_chose_its_cards_was_closed(sim
     assert ",100.0," in (tmp_path / "power.csv").read_text()
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
+
+
+def test_telemetry_never_puts_the_average_in_place_of_instant_power(sim, tmp_path):
+    """Half a second after a step from 100 to 700 W the average is at about 400 W; a failing field leaves a blank."""
+    t = (time.monotonic_ns() - sim.origin_ns) / 1e9
+    gpu = SimGpu(wave=Points(((0.0, 100.0), (t + 0.1, 100.0), (t + 0.1001, 700.0))))
+    world(sim, gpu)
+    pynvml.nvmlShutdown()
+    with Telemetry(tmp_path / "power.csv") as telemetry:
+        time.sleep(0.6)
+        for errors in ({}, {"instant": UNKNOWN}, {"fields": UNKNOWN}, {}):
+            gpu.errors = errors
+            sim.write()
+            telemetry.log_once()
+    with (tmp_path / "power.csv").open() as file:
+        _, *power = [row["power_watts"] for row in csv.DictReader(file)]
+    assert power == ["700.0", "", "", "700.0"]
+
+
+def test_telemetry_that_begins_while_the_instant_field_fails_waits_for_it(sim, tmp_path):
+    gpu = SimGpu(wave=constant(300), errors={"instant": UNKNOWN})
+    world(sim, gpu)
+    pynvml.nvmlShutdown()
+    with Telemetry(tmp_path / "power.csv") as telemetry:
+        gpu.errors = {}
+        sim.write()
+        telemetry.log_once()
+    with (tmp_path / "power.csv").open() as file:
+        assert [row["power_watts"] for row in csv.DictReader(file)] == ["", "300.0"]
 
 
 def test_a_mig_slice_is_metered_by_its_card_and_labelled_shared(sim, monkeypatch):

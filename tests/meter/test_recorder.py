@@ -14,6 +14,8 @@ import pytest
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
+from joulelab.meter.recorder import ended_recorders_s
+from joulelab.meter.sensors.process_tree import is_recorder
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_lines
@@ -309,3 +311,19 @@ def test_a_step_of_the_wall_clock_changes_no_joule(tmp_path, rapl_tree):
         line["timestamp"] = "2020-01-01T00:00:00+00:00"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert component_energy(load_trace(path), "cpu", [(begin, end)]) == straight
+
+
+def test_a_recorder_that_was_replaced_bills_none_of_its_cpu_time_to_the_program(tmp_path):
+    """The program sleeps while its recorder is killed five times; starting one takes some tenths of a CPU second."""
+    meter = meter_in(tmp_path, gpus="none", estimate_cpu=True, sample_interval_s=0.05)
+    meter.start()
+    for number in range(2, 7):
+        time.sleep(0.2)
+        next(child for child in psutil.Process().children() if is_recorder(child)).kill()
+        while sum(line["kind"] == "header" for line in read_lines(tmp_path / "trace.jsonl")) < number:
+            time.sleep(0.05)
+    meter.stop()
+    busy_s = [line["busy_thread_s"] for line in read_lines(tmp_path / "trace.jsonl") if line["kind"] == "estimate"]
+    recorders_s = sum(ended_recorders_s(tmp_path / "trace.jsonl").values())
+    assert recorders_s > 0.5
+    assert busy_s[-1] - busy_s[0] < 0.3 * recorders_s

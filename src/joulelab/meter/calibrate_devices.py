@@ -25,6 +25,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.load import burning
 from joulelab.meter.profile import DeviceProfile
 from joulelab.meter.sensors import Device, SensorUnavailable
+from joulelab.meter.sensors.nvml_card import power_field, power_w
 
 BURN_S = 6.0
 REST_S = 12.0
@@ -35,7 +36,6 @@ _POLL_S = 0.002
 _COUNTER_EVERY_S = 0.02
 # The load's first second has a start-up overshoot; the counter's share of it is compared from then on.
 _WARM_S = 1.0
-POWER_INSTANT_FIELD = 186
 
 
 @dataclass
@@ -101,8 +101,8 @@ def record_card(nvml: Any, uuid: str, burn_s: float = BURN_S, rest_s: float = RE
 def _poll(nvml: Any, handle: Any, readings: CardReadings, until_s: float, counter: bool = True) -> None:
     due_s = 0.0
     while (now := time.monotonic()) < until_s:
-        readings.take("average", lambda: _quietly(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000))
-        readings.take("instant", lambda: _instant_w(nvml, handle))
+        readings.take("average", lambda: _quietly(nvml, lambda: power_w(nvml, handle, "average")))
+        readings.take("instant", lambda: _quietly(nvml, lambda: power_w(nvml, handle, "instant")))
         if counter and now >= due_s:
             due_s = now + _COUNTER_EVERY_S
             readings.take(
@@ -113,21 +113,13 @@ def _poll(nvml: Any, handle: Any, readings: CardReadings, until_s: float, counte
 
 def _rest(nvml: Any, handle: Any, readings: CardReadings, seconds: float) -> None:
     end = time.monotonic() + seconds
+    field = power_field(nvml, handle)
     while time.monotonic() < end:
-        power_w = _instant_w(nvml, handle)
-        if power_w is None:
-            power_w = _quietly(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000)
+        watts = _quietly(nvml, lambda: power_w(nvml, handle, field))
         clock = _quietly(nvml, lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
-        if power_w is not None:
-            readings.rest.append((time.monotonic(), power_w, clock))
+        if watts is not None:
+            readings.rest.append((time.monotonic(), watts, clock))
         time.sleep(0.1)
-
-
-def _instant_w(nvml: Any, handle: Any) -> float | None:
-    values = _quietly(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT_FIELD]))
-    if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
-        return None
-    return float(values[0].value.uiVal) / 1000
 
 
 def _quietly(nvml: Any, call: Callable[[], Any]) -> Any:

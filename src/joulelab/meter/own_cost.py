@@ -11,9 +11,9 @@ import psutil
 
 from joulelab.meter.calibrate import CallCost, call_cost
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sensors.cpu_estimate import cpu_seconds
+from joulelab.meter.sensors.process_tree import is_recorder
 from joulelab.meter.session import Meter
-
-_RECORDER = "joulelab.meter.recorder"
 
 
 def fsync_cost(folder: Path, writes: int = 20) -> CallCost | None:
@@ -58,11 +58,5 @@ def recorder_cpu_share(config: EnergyConfig, seconds: float = 3.0) -> float | No
 
 
 def _recorder_seconds() -> float | None:
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if _RECORDER in child.cmdline():
-                times = child.cpu_times()
-                return float(times.user + times.system)
-        except psutil.Error:
-            continue
-    return None
+    children = psutil.Process().children(recursive=True)
+    return next((cpu_seconds(child) for child in children if is_recorder(child)), None)

@@ -31,7 +31,7 @@ from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseBook
 from joulelab.meter.rank_wishes import RankWishes
 from joulelab.meter.sensors import Line, Sensor, SensorUnavailable
-from joulelab.meter.trace import LineFile, header, open_trace
+from joulelab.meter.trace import LineFile, header, open_trace, read_lines
 
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
@@ -40,6 +40,7 @@ STANDBY_S = 0.5
 READY = "ready"
 STOP = "stop"
 GONE = "the measured program is gone"
+ENDED_SUFFIX = ".recorders"
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ class Recorder:
         missing: list[dict[str, str]] = []
         for name in self._job.sensors:
             sensor: Sensor = SENSORS.resolve(name)(self._config, self._job.pid)
+            if (exclude := getattr(sensor, "exclude", None)) is not None:
+                exclude(ended_recorders_s(Path(self._job.trace)))
             try:
                 devices += [asdict(device) for device in sensor.open()]
             except SensorUnavailable as gone:
@@ -257,6 +260,22 @@ class Recorder:
             except OSError:
                 return  # kept, and written with the next ones
             self._phases = PhaseBook()
+
+
+def note_ended(trace: Path, program: int, cpu_s: float) -> None:
+    """CPU seconds of a recorder of this trace that has ended, before its program waits for it."""
+    file = LineFile(trace.with_suffix(ENDED_SUFFIX))
+    file.append({"program": program, "cpu_s": round(cpu_s, 4)}, sync=True)
+    file.close()
+
+
+def ended_recorders_s(trace: Path) -> dict[int, float]:
+    """CPU seconds of recorders that were killed and replaced, by program."""
+    found: dict[int, float] = {}
+    path = trace.with_suffix(ENDED_SUFFIX)
+    for line in read_lines(path) if path.exists() else ():
+        found[line["program"]] = found.get(line["program"], 0.0) + line["cpu_s"]
+    return found
 
 
 def main() -> None:

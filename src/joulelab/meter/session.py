@@ -9,9 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from joulelab import clock
 from joulelab.errors import JoulelabError
@@ -20,8 +23,10 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.live import LiveJoules
 from joulelab.meter.marks import Phase, RingWriter
-from joulelab.meter.recorder import READY, STOP, Job
+from joulelab.meter.recorder import READY, STOP, Job, note_ended
 from joulelab.meter.sensors import amd, apple
+from joulelab.meter.sensors.cpu_estimate import cpu_seconds
+from joulelab.meter.sensors.process_tree import RECORDER_MODULE
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import LineFile, header, read_lines
 
@@ -87,7 +92,7 @@ class Meter:
             power_limits=str(self._power_limits or ""),
         )
         return subprocess.Popen(
-            [sys.executable, "-m", "joulelab.meter.recorder", json.dumps(asdict(job))],
+            [sys.executable, "-m", RECORDER_MODULE, json.dumps(asdict(job))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -99,10 +104,23 @@ class Meter:
         """Sleeps until the recorder ends; one that was killed is replaced, and the loss is said."""
         for _ in range(RESTARTS):
             recorder = self._recorder
-            if recorder is None or recorder.wait() == 0 or self._stopping:
+            if recorder is None:
+                return
+            self._note_cpu_time(recorder)
+            if recorder.wait() == 0 or self._stopping:
                 return
             self.event("warning", text="the recorder was killed and started again; readings paused meanwhile")
             self._recorder = self._spawn(marks_read=self._marks_drained())
+
+    def _note_cpu_time(self, recorder: subprocess.Popen[bytes]) -> None:
+        """Wait for the recorder's end and note its CPU time while the kernel still lists it: once it was reaped, that
+        time is in this program's, and the next recorder must not take it for the program's work."""
+        if not hasattr(os, "waitid"):  # macOS before Python 3.13
+            return
+        with suppress(ChildProcessError):  # `stop()` has waited for it
+            os.waitid(os.P_PID, recorder.pid, os.WEXITED | os.WNOWAIT)
+            if not self._stopping and (seconds := cpu_seconds(psutil.Process(recorder.pid))) is not None:
+                note_ended(self._trace_path, os.getpid(), seconds)
 
     def _marks_drained(self) -> int:
         lines = (line for line in read_lines(self._events.path) if line["kind"] == "phases")

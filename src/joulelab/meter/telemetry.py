@@ -21,6 +21,7 @@ from typing import Any
 
 from joulelab import clock, lookup
 from joulelab.errors import UsageError
+from joulelab.meter.sensors.nvml_card import power_field, power_w
 from joulelab.units import BYTES_PER_MB
 
 COLUMNS = (
@@ -37,7 +38,6 @@ COLUMNS = (
     "cpu_utilization_percent",
 )
 FILE_NAME = "distill_power.csv"
-POWER_INSTANT_FIELD = 186  # the plain power call is a 1 s average on recent cards
 log = logging.getLogger("joulelab")
 
 Row = dict[str, object]
@@ -124,6 +124,7 @@ class _Gpu:
         self._index = index
         self._name = name
         self._handle = _nvml().nvmlDeviceGetHandleByIndex(index)
+        self._field = power_field(_nvml(), self._handle)
 
     def read(self, attempt: Callable[[str, Callable[[], Any]], Any]) -> Row:
         """Each value by itself: a card that has lost one sensor still shows the others."""
@@ -133,7 +134,7 @@ class _Gpu:
         return {
             "gpu_index": self._index,
             "gpu_name": self._name,
-            "power_watts": attempt(f"{where}: no power reading", lambda: _power_w(nvml, handle)),
+            "power_watts": attempt(f"{where}: no power reading", lambda: power_w(nvml, handle, self._field)),
             "memory_used_MB": None if memory is None else round(memory.used / BYTES_PER_MB, 1),
             "memory_total_MB": None if memory is None else round(memory.total / BYTES_PER_MB, 1),
             "gpu_utilization_percent": None if use is None else use.gpu,
@@ -142,16 +143,6 @@ class _Gpu:
                 f"{where}: no temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
             ),
         }
-
-
-def _power_w(nvml: Any, handle: Any) -> float:
-    try:
-        value = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT_FIELD])[0]
-        if value.nvmlReturn == nvml.NVML_SUCCESS:
-            return float(value.value.uiVal) / 1000
-    except nvml.NVMLError:
-        pass
-    return float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000
 
 
 def _nvml() -> Any:

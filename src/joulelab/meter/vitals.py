@@ -12,20 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.meter.core_use import CoreUse, mean_use
+from joulelab.meter.sensors.nvml_card import THROTTLE_REASONS
 from joulelab.meter.trace import read_lines
 
 Window = tuple[int, int]
-
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, by NVIDIA's nvml.h. Idle, clocks set by the user, sync boost and
-# display clocks are states, not throttling.
-_THROTTLE_BITS = {
-    0x04: "power limit",
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
-POWER_LIMIT = _THROTTLE_BITS[0x04]
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ def _gpu_state(line: dict[str, Any], mono_ns: int) -> GpuState:
 def throttle_words(reasons: object) -> tuple[str, ...]:
     """NVML's bits, or words that a sensor has made of them already, as the names used here."""
     if isinstance(reasons, int):
-        return tuple(name for bit, name in _THROTTLE_BITS.items() if reasons & bit)
+        return tuple(words for bit, (_, words) in THROTTLE_REASONS.items() if words and reasons & bit)
     if isinstance(reasons, list | tuple):
         return tuple(str(reason) for reason in reasons)
     return ()

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from joulelab.errors import EndedBySignal, JoulelabError
+from joulelab.meter.sensors.process_tree import is_recorder
 from joulelab.runs import measure_guard
 from joulelab.runs.measure_command import NOT_EXECUTABLE, NOT_FOUND, CannotStart
 from joulelab.runs.measure_signals import ENDING, SignalRelay
@@ -169,7 +170,7 @@ class Guarded:
         found = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                ours = child.pid in self._strangers or "joulelab.meter.recorder" in child.cmdline()
+                ours = child.pid in self._strangers or is_recorder(child)
                 if not ours and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
         return found

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.vitals import POWER_LIMIT
+from joulelab.meter.sensors.nvml_card import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
 from joulelab.units import energy_text

@@ -1,6 +1,6 @@
 """CPU joules by a model, for machines whose sensors are out of reach: CPU time x watts per busy hardware thread.
 
-The measured program's CPU time (children and other ranks of its launch on this host included, this recorder not) is
+The measured program's CPU time (children and other ranks of its launch on this host included, recorders not) is
 exact; the watts are not. They are the maker's rated power divided by hardware threads, and a thread of the same
 processor may draw half or twice that, depending on clocks, neighbours and load. That factor is stated as the figure's
 gain error. Idle power of the machine, memory and everything else is left out rather than guessed: there is no constant
@@ -11,9 +11,9 @@ On request the same model is applied to all of the machine's busy threads: a sec
 
 from __future__ import annotations
 
-import os
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,10 +94,16 @@ class CpuEstimateSensor:
         self._with_machine = config.estimate_machine
         self._pid = pid
         self._ranks: list[BusyTime] = []
+        self._ended_s: Mapping[int, float] = {}
+
+    def exclude(self, ended_s: Mapping[int, float]) -> None:
+        """Before `open()`: CPU seconds of recorders that have ended already, by the program that waited for them."""
+        self._ended_s = ended_s
 
     def open(self) -> list[Device]:
         # one recorder serves all ranks of a host, so what they compute is told here or nowhere
-        self._ranks = [BusyTime(self._pid), *(BusyTime(pid) for pid in fellow_ranks(self._pid))]
+        pids = [self._pid, *fellow_ranks(self._pid)]
+        self._ranks = [BusyTime(pid, self._ended_s.get(pid, 0.0)) for pid in pids]
         ranks = f", {len(self._ranks)} ranks of one launch" if len(self._ranks) > 1 else ""
         devices = [_describe(PROGRAM, f"the program and its children{ranks}")]
         if self._with_machine:
@@ -115,10 +121,16 @@ class CpuEstimateSensor:
 
 
 class BusyTime:
-    """CPU seconds of a program, its living descendants and those it waited for; never falling."""
+    """CPU seconds of a program, its living descendants and those it waited for, recorders excepted; never falling.
 
-    def __init__(self, pid: int) -> None:
-        self._tree = ProcessTree(pid, without=frozenset({os.getpid()}))
+    The kernel adds the time of a child that was waited for to its parent's. So a recorder that ends is subtracted from
+    then on, by what it had used at the last look.
+    """
+
+    def __init__(self, pid: int, ended_recorders_s: float = 0.0) -> None:
+        self._tree = ProcessTree(pid, without_recorders=True)
+        self._recorders_s: dict[psutil.Process, float] = {}
+        self._ended_recorders_s = ended_recorders_s
         self._departed_s = 0.0
         self._highest_s = 0.0
         self._fell = False
@@ -135,14 +147,23 @@ class BusyTime:
         return self._highest_s
 
     def _sum(self) -> float:
-        seconds = 0.0
-        for process in self._tree.members():
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            seconds += times.user + times.system + times.children_user + times.children_system
-        return seconds
+        members = self._tree.members()
+        for recorder in {*self._tree.recorders, *self._recorders_s}:
+            seconds = cpu_seconds(recorder)
+            if seconds is None:
+                self._ended_recorders_s += self._recorders_s.pop(recorder, 0.0)
+            else:
+                self._recorders_s[recorder] = seconds
+        return sum(cpu_seconds(process) or 0.0 for process in members) - self._ended_recorders_s
+
+
+def cpu_seconds(process: psutil.Process) -> float | None:
+    """Of the process and the children that it waited for; None once it is gone."""
+    try:
+        times = process.cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 def machine_busy_s() -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from joulelab.meter.sensors import Device, Line
 from joulelab.meter.sensors.gpu_selection import Listed
@@ -30,22 +30,51 @@ AVERAGE_ONLY_GAIN_ERROR_REL = 0.10
 SAMPLE_BIAS_REL = 0.01
 COUNTER_TRIALS = 5
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, by the names nvidia-smi gives them.
+PowerField = Literal["instant", "average"]
+# NVML's codes for a field that card or driver does not know: invalid argument, not supported, function not found.
+_FIELD_UNKNOWN = (2, 3, 13)
+
+POWER_LIMIT = "power limit"
+# Bits of nvmlDeviceGetCurrentClocksEventReasons: nvidia-smi's name, and what it means where it is throttling. Idle,
+# clocks set by the user, sync boost and display clocks are states and have no second name.
 THROTTLE_REASONS = {
-    0x001: "gpu_idle",
-    0x002: "applications_clocks_setting",
-    0x004: "sw_power_cap",
-    0x008: "hw_slowdown",
-    0x010: "sync_boost",
-    0x020: "sw_thermal_slowdown",
-    0x040: "hw_thermal_slowdown",
-    0x080: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
+    0x001: ("gpu_idle", ""),
+    0x002: ("applications_clocks_setting", ""),
+    0x004: ("sw_power_cap", POWER_LIMIT),
+    0x008: ("hw_slowdown", "hardware slowdown"),
+    0x010: ("sync_boost", ""),
+    0x020: ("sw_thermal_slowdown", "software thermal slowdown"),
+    0x040: ("hw_thermal_slowdown", "hardware thermal slowdown"),
+    0x080: ("hw_power_brake_slowdown", "power brake"),
+    0x100: ("display_clock_setting", ""),
 }
 
 
 def throttle_names(mask: int) -> list[str]:
-    return [THROTTLE_REASONS.get(1 << bit, f"bit_{bit}") for bit in range(mask.bit_length()) if mask >> bit & 1]
+    bits = [bit for bit in range(mask.bit_length()) if mask >> bit & 1]
+    return [THROTTLE_REASONS.get(1 << bit, (f"bit_{bit}", ""))[0] for bit in bits]
+
+
+def power_field(nvml: Any, handle: Any) -> PowerField:
+    """The field that power is read from, decided once per card: `average` only where the card has no instant field.
+
+    A card whose instant field fails for another reason has it, and its readings are missing until it answers again.
+    """
+    try:
+        power_w(nvml, handle, "instant")
+    except nvml.NVMLError as error:
+        return "average" if error.value in _FIELD_UNKNOWN else "instant"
+    return "instant"
+
+
+def power_w(nvml: Any, handle: Any, field: PowerField) -> float:
+    """Power by this field and no other: after a step the two differ by hundreds of watts. Raises NVMLError."""
+    if field == "average":
+        return float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000
+    (value,) = nvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT_FIELD])
+    if value.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(value.nvmlReturn)
+    return float(value.value.uiVal) / 1000
 
 
 class Card:
@@ -59,7 +88,7 @@ class Card:
         self.counter_call_s = self._time_counter()
         self.has_counter = self.counter_call_s is not None
         self.has_buffer = self._probe(self._buffer.read) not in (None, {})
-        self.power_field = "average" if self._probe(self._instant_power_w) is None else "instant"
+        self.power_field = power_field(nvml, handle)
 
     def replace_handle(self, handle: Any) -> None:
         """After a driver restart the old handle is dead; the card is the same."""
@@ -132,7 +161,7 @@ class Card:
 
     def _vital_signs(self) -> Line:
         nvml, handle = self._nvml, self._handle
-        power_w = self._power_w()
+        watts = power_w(nvml, handle, self.power_field)
         memory = self._probe(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         use = self._probe(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         limit_mw = self._probe(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -143,7 +172,7 @@ class Card:
             "gpu_uuid": self.listed.uuid,
             "gpu_index": self.listed.index,
             "gpu_name": self.listed.name,
-            "power_watts": power_w,
+            "power_watts": watts,
             "memory_used_MB": memory and round(memory.used / BYTES_PER_MB, 1),
             "memory_total_MB": memory and round(memory.total / BYTES_PER_MB, 1),
             "gpu_utilization_percent": use and use.gpu,
@@ -155,18 +184,6 @@ class Card:
             "throttle_reasons": throttle,
             "throttle_names": None if throttle is None else throttle_names(throttle),
         }
-
-    def _power_w(self) -> float:
-        if self.power_field == "average":
-            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
-        # where it fails, never the average in its place: the two differ by hundreds of watts after a step
-        return self._instant_power_w()
-
-    def _instant_power_w(self) -> float:
-        (value,) = self._nvml.nvmlDeviceGetFieldValues(self._handle, [POWER_INSTANT_FIELD])
-        if value.nvmlReturn != self._nvml.NVML_SUCCESS:
-            raise self._nvml.NVMLError(value.nvmlReturn)
-        return float(value.value.uiVal) / 1000
 
     def _counter(self) -> Line:
         before = time.monotonic_ns()

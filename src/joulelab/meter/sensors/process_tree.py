@@ -15,12 +15,15 @@ from pathlib import Path
 import psutil
 
 RESCAN_SHARE = 0.001
+RECORDER_MODULE = "joulelab.meter.recorder"
 
 
 class ProcessTree:
-    def __init__(self, root_pid: int, without: frozenset[int] = frozenset()) -> None:
+    def __init__(self, root_pid: int, without_recorders: bool = False) -> None:
         self._root = psutil.Process(root_pid)
-        self._without = without
+        self._without_recorders = without_recorders
+        self.recorders: list[psutil.Process] = []
+        """Recorders that were found in the tree and left out of its members."""
         self._members: list[psutil.Process] = [self._root]
         self._rescan_at_s = 0.0
 
@@ -37,19 +40,29 @@ class ProcessTree:
         children = children_of(self._root.pid)
         if children is None:
             slowly = self._root.children(recursive=True)
-            return [self._root, *(child for child in slowly if child.pid not in self._without)]
-        known = {member.pid: member for member in self._members}
-        walked = [known.get(pid) or _process(pid) for pid in self._walk(children)]
-        return [member for member in walked if member is not None]
-
-    def _walk(self, children: list[int]) -> list[int]:
-        pids = [self._root.pid]
-        queue = children
+            self.recorders = [process for process in slowly if self._is_left_out(process)]
+            return [self._root, *(process for process in slowly if process not in self.recorders)]
+        known = {process.pid: process for process in (*self._members, *self.recorders)}
+        found, recorders, queue = [self._root], [], children
         while queue:
-            fresh = [pid for pid in queue if pid not in self._without]
-            pids += fresh
-            queue = [child for pid in fresh for child in children_of(pid) or ()]
-        return pids
+            processes = [process for pid in queue if (process := known.get(pid) or _process(pid)) is not None]
+            fresh = [process for process in processes if not self._is_left_out(process)]
+            found += fresh
+            recorders += [process for process in processes if process not in fresh]
+            queue = [child for process in fresh for child in children_of(process.pid) or ()]
+        self.recorders = recorders
+        return found
+
+    def _is_left_out(self, process: psutil.Process) -> bool:
+        """One that has ended has no command line any more, but is known."""
+        return self._without_recorders and (process in self.recorders or is_recorder(process))
+
+
+def is_recorder(process: psutil.Process) -> bool:
+    try:
+        return RECORDER_MODULE in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 def children_of(pid: int) -> list[int] | None:
