@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from made_logs import every, old_monitor
 
+from joulelab.meter.foreign.busy_idle import IdleGiven
 from joulelab.meter.foreign.energy import device_energy
 from joulelab.meter.foreign.gather import TimeRule
 from joulelab.meter.foreign.recognise import read_power_log
+from joulelab.meter.foreign.summary import figures
 from joulelab.meter.foreign.times import put_in_order
+from joulelab.report.log_tables import log_grid
 
 
 def logged(tmp_path, rows, zone=None):
@@ -107,11 +110,14 @@ def test_stamps_in_whole_seconds_of_faster_readings_are_averaged(tmp_path):
 
 def test_a_hole_is_left_out_and_shown(tmp_path):
     stamps = every(1, 11) + every(1, 11, "2026-03-02T12:05:00")
-    _, energy = logged(tmp_path, constant(stamps))
+    log, energy = logged(tmp_path, constant(stamps))
     assert energy.trapezoid_j == pytest.approx(2000, rel=1e-3)
     assert energy.seen_s == 20
     ((begin, end),) = energy.holes
     assert end - begin == 290
+    grid = log_grid(log, figures(log, IdleGiven()))
+    assert grid.rows[0][4:7:2] == ("100.0", "≥ 2,000.2"), "watts of covered time, joules as a lower bound"
+    assert "more energy was used than was seen" in grid.note
 
 
 def session(boot, offset_s, mono_s, wall_of):

@@ -7,6 +7,7 @@ import pytest
 from joulelab.meter.figure_text import (
     amount_text,
     coverage_text,
+    estimate_note,
     figure_text,
     gain_text,
     labeled_text,
@@ -91,3 +92,21 @@ def test_mean_power_is_energy_over_covered_time():
     assert found.mean_power_w(6.74) == pytest.approx(1.45 / (0.31 * 6.74))
     assert amount_text(found) == "≥ 1.45 J (31 % covered)"
     assert missing("no sensor").mean_power_w(6.74) is None
+
+
+def test_digits_are_as_many_as_the_interval_deserves():
+    """1.23 kJ ±0.1 % would be off by up to 0.4 % from rounding alone."""
+    assert amount_text(MEASURED.with_interval(1846.2, 1.9)) == "1.846 kJ ±0.1 %"
+    assert amount_text(MEASURED.with_interval(0.1475, 0.0005)) == "147.5 mJ ±0.3 %"
+    assert amount_text(MEASURED.with_interval(12.0, 0.6)) == "12.0 J ±5 %"
+    assert amount_text(ESTIMATED) == "146 J ±70 %"
+
+
+def test_an_uncertainty_beyond_the_figure_is_printed_in_joules():
+    assert amount_text(MEASURED.with_interval(0.165, 0.185)) == "165 mJ ±185 mJ"
+    assert amount_text(MEASURED.with_interval(-0.04, 0.38)) == "-40.0 mJ ±380 mJ"
+
+
+def test_a_table_of_estimates_without_intervals_has_a_note():
+    assert estimate_note([ESTIMATED]) == "Energy is estimated, ±70 %; the scale error cancels in ratios and counts."
+    assert estimate_note([MEASURED]) == ""

@@ -12,6 +12,8 @@ from joulelab.cluster.jobs_file import SubmittedJob, folder_of_job, read_jobs
 from joulelab.cluster.live_run import LiveRun, RunWatcher
 from joulelab.cluster.waiting_runs import home_of
 from joulelab.errors import JoulelabError
+from joulelab.meter.figure_text import relative_text
+from joulelab.meter.sensors.cpu_estimate import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
@@ -131,9 +133,17 @@ def watch_grids(watched: Watched) -> tuple[Grid, ...]:
 def _runs_grid(watched: Watched) -> Grid:
     titles = "Run|Status!|Stage|Loss>|Now>|So far>|tokens\nper s>|Done>|Time\nleft>|Energy\nleft>"
     estimated = any(run.estimated for run in watched.runs)
-    note = "Joules are ESTIMATED where no sensor told any." if estimated else ""
+    scale = f"±{relative_text(KNOWN_MODEL_GAIN_ERROR_REL)} to ±{relative_text(FAMILY_GAIN_ERROR_REL)}"
+    note = f"Estimated: from CPU time, {scale}; no sensor measured it." if estimated else ""
     reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
     return make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
+
+
+def _energy_cell(run: LiveRun) -> str:
+    """Without an interval: that takes the whole trace, which is not read while the run goes on."""
+    if run.energy_j is None:
+        return NOTHING
+    return f"{energy_text(run.energy_j)}, estimated" if run.estimated else energy_text(run.energy_j)
 
 
 def _cells(run: LiveRun) -> tuple[str, ...]:
@@ -143,7 +153,7 @@ def _cells(run: LiveRun) -> tuple[str, ...]:
         run.stage or NOTHING,
         NOTHING if run.loss is None else f"{run.loss:.4f}",
         NOTHING if run.power_w is None else power_text(run.power_w),
-        energy_text(run.energy_j) if run.energy_j is not None else NOTHING,
+        _energy_cell(run),
         rate(run.tokens_per_s or run.samples_per_s, "") if run.tokens_per_s or run.samples_per_s else NOTHING,
         percent_text(run.fraction, 0) if run.fraction is not None else NOTHING,
         NOTHING if run.left_s is None else duration_text(run.left_s),

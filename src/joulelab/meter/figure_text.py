@@ -41,7 +41,7 @@ def _more_digits(figure: EnergyFigure) -> int:
         return 0
     size = abs(figure.energy_j)
     rounding_j = 0.005 * 10 ** math.floor(math.log10(size))
-    return int((figure.half_width_j or 0.0) < rounding_j)
+    return int((figure.half_width_j or 0.0) < 1.01 * rounding_j)
 
 
 def labeled_text(figure: EnergyFigure, mixed: bool = False) -> str:

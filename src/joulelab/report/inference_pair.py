@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from joulelab.meter.figure_text import estimate_note
 from joulelab.report.differences import CROWDED
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.inference_alike import doubt_about_maker, rows_run_alike
@@ -125,8 +126,9 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         "where the student is good enough."
     )
     note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
-    if any(row.energy and row.energy.estimated for one in found for row in (one.student, one.teacher)):
-        note += " The joules are estimated from CPU time, not measured."
+    energies = [row.energy for one in found for row in (one.student, one.teacher) if row.energy]
+    if doubt := estimate_note(energy.gross() for energy in energies):
+        note += f" {doubt}"
     of = found[0].item if found[0].over > 1 else "call"
     titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
     return make_grid("Student against teacher in use", titles, rows, note)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from joulelab.meter.figure_text import relative_text
+from joulelab.meter.figures import COVERED
 from joulelab.meter.foreign.busy_idle import Inference, Level
 from joulelab.meter.foreign.codecarbon import CodeCarbonLog
+from joulelab.meter.foreign.energy import DeviceEnergy
 from joulelab.meter.foreign.power_log import PowerLog
 from joulelab.meter.foreign.summary import DeviceFigures
+from joulelab.meter.sensors.cpu_estimate import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.grid import Grid, make_grid
 from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
 
@@ -19,7 +23,10 @@ _METHODS = "trapezoid: over the power readings. counter: difference of the devic
 def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
     cells = [line for row in rows for line in _lines(row)]
     estimated = any(row.energy.component == "cpu_estimate" for row in rows)
-    note = f"{_METHODS} model: estimated from CPU time, not measured." if estimated else _METHODS
+    low, high = (relative_text(error) for error in (KNOWN_MODEL_GAIN_ERROR_REL, FAMILY_GAIN_ERROR_REL))
+    note = f"{_METHODS} model: estimated from CPU time, ±{low} to ±{high}, not measured." if estimated else _METHODS
+    if any(_is_lower_bound(row.energy) for row in rows):
+        note += " ≥: readings are missing, and more energy was used than was seen."
     return make_grid(f"{log.format}: energy of each device", TITLES, cells, note)
 
 
@@ -42,8 +49,17 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
             if position == 0
             else ("", way, "", "", "", "")
         )
-        lines.append((*shared, *_forms(energy_j), "-" if above_j is None else f"{above_j:,.1f}", covered))
+        joules, *others = _forms(energy_j)
+        bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
+        above = "-" if above_j is None else f"{above_j:,.1f}"
+        lines.append((*shared, f"{bound}{joules}", *others, above, covered))
     return lines
+
+
+def _is_lower_bound(energy: DeviceEnergy, way: str = "") -> bool:
+    """Holes are not in the trapezoid; what a counter counted just before it began anew is not in its difference."""
+    holes = way != "counter" and energy.trapezoid_j is not None and energy.seen_s < COVERED * energy.duration_s
+    return holes or (way != "trapezoid" and bool(energy.counter_restarts))
 
 
 def _w(power_w: float | None) -> str:

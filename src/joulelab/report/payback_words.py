@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from joulelab.meter.figure_text import estimate_note
 from joulelab.report.comparison import Comparison
 from joulelab.report.exam import exam_note
 from joulelab.report.grid import Grid, make_grid
@@ -88,6 +89,8 @@ def payback_grid(comparison: Comparison) -> Grid | None:
         + exam_note([row for row in comparison.rows if row.role != "teacher"])
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
+    if doubt := estimate_note(row.with_teacher for row in comparison.rows):
+        note += f" {doubt}"
     return make_grid("Break-even", "Method|Against|Spent\nonce>|Saved by\neach>|Breaks even after|95 %!", rows, note)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from joulelab.meter.figure_text import is_lower_bound
+from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.measure_result import repeat_mean
 from joulelab.runs.record import RunRecord
@@ -26,6 +28,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "total_energy_kwh": _kwh(record.totals.energy_j),
             "shown_energy_j": record.totals.best.energy_j,
             "shown_energy_method": record.totals.best.method,
+            **_errors("shown_energy_", record.totals.best),
             "duration_s": record.totals.duration_s,
             "idle_power_w": record.totals.idle_power_w,
             "above_idle_j": record.totals.above_idle_j,
@@ -41,6 +44,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             f"{stage.name}.energy_j": stage.best.energy_j,
             f"{stage.name}.energy_kwh": _kwh(stage.best.energy_j),
             f"{stage.name}.method": stage.best.method,
+            **_errors(f"{stage.name}.", stage.best),
             f"{stage.name}.duration_s": stage.duration_s,
             f"{stage.name}.mean_power_w": stage.mean_power_w,
             f"{stage.name}.peak_power_w": stage.peak_power_w,
@@ -53,6 +57,16 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
         }
     flat |= {name: result.value for name, result in record.results.items()}
     return flat
+
+
+def _errors(prefix: str, figure: EnergyFigure) -> dict[str, Any]:
+    """Random half-width and gain error separately: which of them counts depends on what is compared."""
+    return {
+        f"{prefix}half_width_j": figure.half_width_j,
+        f"{prefix}gain_error_rel": figure.gain_error_rel,
+        f"{prefix}coverage": figure.coverage,
+        f"{prefix}lower_bound": is_lower_bound(figure),
+    }
 
 
 def _grams(of: str, found: Co2e | None) -> dict[str, Any]:
