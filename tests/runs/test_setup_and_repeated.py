@@ -7,6 +7,7 @@ from simulated_machine import machine  # noqa: F401 (a fixture)
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
+from joulelab.report.energy_bill import find_bill
 from joulelab.runs.store import load_record
 
 GPU = {"energy": {"total_energy_policy": "gpu_only"}}
@@ -191,6 +192,10 @@ def test_an_artifact_has_one_price_however_often_it_was_interrupted(play):
     assert price.setup["gpu"].energy_j == pytest.approx(300)
     assert price.repeated["gpu"].energy_j == pytest.approx(1550)
     assert price.energy["gpu"].energy_j == pytest.approx(4200 + 300 + 1550)
+    bill = find_bill(play.folder().parent, f"{interrupted.run_id}/model")
+    lines = {line.name: round(line.figure.energy_j) for line in bill.own}
+    assert lines == {"model": 4200, "model, setup": 300, "model, repeated": 1550}
+    assert bill.whole.energy_j == pytest.approx(6050)
 
 
 def test_a_first_step_that_was_setup_has_its_tokens_outside_the_rates(play):

@@ -68,7 +68,7 @@ def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
         title=artefact.name,
         kind=artefact.kind,
         made_by=artefact.made_by,
-        own=(_ancestor_line(artefact, policy),),
+        own=_own_lines(artefact, policy),
         inherited=tuple(_ancestor_line(ancestor, policy) for ancestor in bill.ancestry),
         roots=artefact.parents,
         students=students,
@@ -80,6 +80,7 @@ def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
 
 
 def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
+    teachers = {stage.name for stage in record.stages if stage.role == "teacher"}
     own = tuple(
         BillLine(
             key=stage.name,
@@ -89,7 +90,7 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
             figure=stage.best,
             components={name: getattr(stage.energy, name) for name in COMPONENTS},
             parents=(),
-            shared=stage.role == "teacher",
+            shared=(stage.part_of or stage.name) in teachers,
         )
         for stage in record.stages
         if not stage.outside_totals
@@ -155,6 +156,18 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
         provisional=any(record.status == "running" for record in records),
         duration_s=sum(record.totals.duration_s for record in records if record.totals),
         **_carbon(records),
+    )
+
+
+def _own_lines(artefact: Ancestor, policy: str) -> tuple[BillLine, ...]:
+    """One; where making it had setup or repeated work, these are lines of their own."""
+    if not artefact.work:
+        return (_ancestor_line(artefact, policy),)
+    kinds = ((artefact.name, "work"), (f"{artefact.name}, setup", "setup"), (f"{artefact.name}, repeated", "repeated"))
+    return tuple(
+        _ancestor_line(artefact.model_copy(update={"name": name, "energy": energy}), policy)
+        for name, kind in kinds
+        if (energy := getattr(artefact, kind))
     )
 
 

@@ -116,7 +116,7 @@ class RunContext:
         kind = StageKind(checked_role(role) if role else by_name.role, activity or by_name.activity, repeat)
         if not self._open:  # inside another stage its loop asks, at a point where it can save
             self.stop.check()
-            leave_to_later(name, self.part)
+            leave_to_later(name, kind, self.part)
         stage = self._closed.pop(name, None) or Stage(self.meter, name, kind)
         if self._making and name not in self._making[-1].stages:
             self._making[-1].stages.append(name)

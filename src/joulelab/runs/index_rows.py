@@ -113,6 +113,8 @@ STAGES: Mapping[str, Column] = _columns(
     ("stage", TEXT, "name", "name of the stage: <who>.<what>"),
     ("role", TEXT, "role", "whose work: data, teacher, student, evaluation, inference, setup or idle"),
     ("activity", TEXT, "activity", "what is done: train, evaluate, cache, generate, judge, infer, load, ..."),
+    ("part_of", TEXT, "part_of", "the stage that this setup or repeated work was split from"),
+    ("repeated", YES_NO, "repeated", "work that an interruption lost and a later attempt did again"),
     ("repeat", INTEGER, "repeat", "number of this run of a measured program; null for everything else"),
     ("number", INTEGER, "number", "its place in the run"),
     ("status", TEXT, "status", "running, done, failed or truncated"),

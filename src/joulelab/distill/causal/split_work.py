@@ -23,6 +23,7 @@ from joulelab.runs.bills import Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.shares import ALL, PART, Share
+from joulelab.train.compiling import compilation_marks
 
 _LOOK_S = 0.2
 
@@ -102,8 +103,9 @@ def _whole(bench: Bench, work: SplitWork) -> Artifact:
 def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:
     place = bench.kept_work(work.stage)
     own = share.among(bench.ranks.rank, bench.ranks.world)
+    compiling = compilation_marks(bench.spec.training.compile, bench.run.note_setup)
     # looking for prompts and loading are part of the work, and of its bill
-    with bench.run.stage(work.stage, role=work.role, activity=work.activity) as stage:
+    with compiling, bench.run.stage(work.stage, role=work.role, activity=work.activity) as stage:
         resumed, began_ns = any(place.glob("*")), clock.now().mono_ns
         begun = work.begin(place, own, others)
         if resumed:  # every unit was kept when it was done; what is loaded once more is start-up
