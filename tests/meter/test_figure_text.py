@@ -110,3 +110,10 @@ def test_an_uncertainty_beyond_the_figure_is_printed_in_joules():
 def test_a_table_of_estimates_without_intervals_has_a_note():
     assert estimate_note([ESTIMATED]) == "Energy is estimated, ±70 %; the scale error cancels in ratios and counts."
     assert estimate_note([MEASURED]) == ""
+
+
+def test_a_short_part_without_data_hardly_lowers_the_coverage_of_a_sum():
+    """Bills add stages without their durations: half of 0.1 J is 0.01 % of 512 J."""
+    short = EnergyFigure(energy_j=0.1, method="counter", coverage=0.5)
+    assert total([MEASURED, short]).coverage > 0.9998
+    assert total([MEASURED, short], [9.0, 1.0]).coverage == pytest.approx(0.95)

@@ -8,7 +8,9 @@ from types import ModuleType
 
 import pytest
 
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import Comparison, Row, compare
+from joulelab.report.joules import why_incomplete
 from joulelab.report.plain import comparison_data
 from joulelab.report.predictions import correct_by_item
 from joulelab.report.tables import energy_grid
@@ -218,3 +220,11 @@ def test_the_students_predictions_are_taken_where_the_teachers_lie_beside_them(m
     (tmp_path / "other" / "artifacts" / "student-predictions").rename(folder / "artifacts" / "a-predictions")
     correct = correct_by_item(folder)
     assert correct is not None and sum(correct.values()) == 790
+
+
+def test_incomplete_readings_give_a_reason_instead_of_a_ratio() -> None:
+    whole = EnergyFigure(energy_j=512.0, method="counter")
+    for coverage, reason in ((0.72, "readings are missing (72 % covered)"), (0.985, ""), (1.0, "")):
+        assert why_incomplete([whole, whole.model_copy(update={"coverage": coverage})]) == reason
+    unmetered = whole.model_copy(update={"lower_bound": True})
+    assert why_incomplete([whole, unmetered]) == "some of the work was not metered"

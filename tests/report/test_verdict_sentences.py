@@ -112,7 +112,7 @@ def test_an_estimate_without_a_note_is_declared_all_the_same(made) -> None:
     bare = made.labels_only(0, 790).model_copy(update={"validity": Validity()})
     measured = made.labels_only(1, 790, measured=True)
     assert provenance([bare, measured]) == (
-        "Joules are ESTIMATED, not measured; the scale may be off by ±70 %.",
+        "Joules are ESTIMATED, not measured, ±70 %.",
         "This holds for 1 of 2 runs.",
     )
 

@@ -150,18 +150,25 @@ def missing(reason: str, fix: str | None = None) -> EnergyFigure:
     return EnergyFigure(energy_j=None, method="missing", coverage=0.0, reason=reason, fix=fix)
 
 
+def _energy_weights(parts: Sequence[EnergyFigure]) -> list[float]:
+    """Shares of the energy, where durations are not known; a missing part weighs as much as the mean of the others."""
+    sizes = [abs(part.energy_j) for part in parts if part.energy_j is not None]
+    mean_j = sum(sizes) / len(sizes) if any(sizes) else 1.0
+    return [mean_j if part.energy_j is None or not any(sizes) else abs(part.energy_j) for part in parts]
+
+
 def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None = None) -> EnergyFigure:
     """Sum of figures: energies add, errors by component (`add_errors`), gains by energy, coverage by duration.
 
-    A part that is missing lowers the coverage of the sum instead of counting as 0 J.
+    Where durations are not known coverage goes by energy. A part that is missing lowers the coverage of the sum instead of counting as 0 J.
     """
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
     if not present:
         return parts[0] if parts else missing("nothing to add")
-    weights = list(durations_s) if durations_s is not None else [1.0] * len(parts)
-    weight_sum = sum(weights) or 1.0
     energy_j = sum(part.energy_j or 0.0 for part in present)
+    weights = list(durations_s) if durations_s is not None else _energy_weights(parts)
+    weight_sum = sum(weights) or 1.0
     gains = [(part.gain_error_rel or 0.0) * abs(part.energy_j or 0.0) for part in present]
     reasons = list(dict.fromkeys(part.reason for part in parts if part.reason))
     errors = add_errors(error for part in present for error in part.error_components)

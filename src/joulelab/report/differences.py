@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, EnergyRatio, QualityDifference
-from joulelab.report.joules import RunJoules, mixes_methods
+from joulelab.report.joules import RunJoules, mixes_methods, why_incomplete
 from joulelab.report.predictions import predicted_difference
 from joulelab.stats import (
     Interval,
@@ -87,8 +87,8 @@ def energy_ratio(
     count = min(len(ours), len(theirs))
     named = [[of(run.joules) for run in side] for side in (ours, theirs)]
     figures = [[figure for figure, _ in side] for side in named]
-    if any(figure.lower_bound for side in figures for figure in side):
-        return EnergyRatio(None, count, "some of the teacher's work was not metered")
+    if incomplete := why_incomplete(figure for side in figures for figure in side):
+        return EnergyRatio(None, count, incomplete)
     if mixes_methods(figure for side in figures for figure in side):
         return EnergyRatio(None, count, "one side is measured and the other estimated")
     if any(mixed for side in named for _, mixed in side):

@@ -19,7 +19,7 @@ from joulelab.report.inference_notes import crowd_notes
 from joulelab.report.inference_ratios import input_text
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.report.inference_words import energy_cell
-from joulelab.report.joules import mixes_methods, parts_of
+from joulelab.report.joules import mixes_methods, parts_of, why_incomplete
 from joulelab.report.parts import NOT_METERED
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
@@ -71,8 +71,10 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
         parts = [part for part in parts_of(student) if part.inherited]
     figures = [part.figure for part in parts if not part.makes_the_teacher]
     known = [figure for figure in figures if figure.energy_j is not None]
-    if any(figure.lower_bound for figure in figures):
+    if any(figure.lower_bound and figure.energy_j is None for figure in figures):
         return _Spent(None, NOT_METERED)
+    if incomplete := why_incomplete(known):
+        return _Spent(None, incomplete)
     if not known:
         source = "that run" if made_by is not None else "the student's lineage"
         return _Spent(None, f"{source} has no joules of distillation (name its run with --distilled-by)")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.meter.figure_text import coverage_text, is_lower_bound
+from joulelab.meter.figures import COVERED, EnergyFigure, missing, total
 from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.record import (
     EnergyByComponent,
@@ -18,6 +19,7 @@ from joulelab.runs.record import (
 )
 
 NOT_RECORDED = "the run has no recorded joules"
+COVERED_FOR_RATIOS = 0.98
 
 PartKind = Literal["work", "setup", "repeated"]
 _AND = " + "
@@ -242,6 +244,18 @@ def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
     return total(present).scaled(1 / len(present)) if present else total(parts)
+
+
+def why_incomplete(figures: Iterable[EnergyFigure]) -> str:
+    """Why no ratio is formed with these figures; empty where they have all energy that belongs to them.
+
+    Time without readings up to 2 % biases a ratio by no more than that; the table marks such figures with ≥.
+    """
+    bounds = [figure for figure in figures if is_lower_bound(figure)]
+    least = min((figure.coverage for figure in bounds), default=1.0)
+    if least < COVERED_FOR_RATIOS:
+        return f"readings are missing ({coverage_text(least)})"
+    return "some of the work was not metered" if any(figure.coverage >= COVERED for figure in bounds) else ""
 
 
 def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:

@@ -232,11 +232,11 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowPayback:
     each = ours[0].item if ours else "item"
     if not ours:
         return RowPayback(row.label, teacher.label, each, None, "there is no run in which both models were used alike")
-    if mixes_methods(one.stage.best for one in (*ours, *theirs)):
+    if mixes_methods(one.energy for one in (*ours, *theirs)):
         return RowPayback(row.label, teacher.label, each, None, "one side is measured and the other estimated")
     if row.unmetered:
         return RowPayback(row.label, teacher.label, each, None, NOT_METERED)
-    figures = [one.stage.best for one in (*ours, *theirs)]
+    figures = [one.energy for one in (*ours, *theirs)]
     figures += [part.figure for run in row.runs for part in _beyond_the_teacher(run)]
     if mixes_methods(figures):
         return RowPayback(row.label, teacher.label, each, None, _TWO_METHODS)

@@ -159,5 +159,5 @@ def provenance(records: Sequence[RunRecord]) -> tuple[str, ...]:
 
 def _plain_warning(figures: Sequence[EnergyFigure]) -> str:
     worst = max((figure.gain_error_rel or 0.0 for figure in figures), default=0.0)
-    scale = f"; the scale may be off by ±{100 * worst:.0f} %" if worst else ""
+    scale = f", ±{100 * worst:.0f} %" if worst else ""
     return f"joules are {_ESTIMATE_MARK}, not measured{scale}"

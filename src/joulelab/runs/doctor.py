@@ -115,7 +115,7 @@ def _state(component: str, sensed: Sensed) -> ComponentState:
 
 def _how(device: Device) -> str:
     refresh = f"refreshes every {1000 * device.refresh_s:g} ms" if device.refresh_s else "refresh not known"
-    scale = f", scale ±{100 * device.gain_error_rel:g} %" if device.gain_error_rel else ""
+    scale = f", gain ±{100 * device.gain_error_rel:g} %" if device.gain_error_rel else ""
     remark = f"; {device.facts['reason']}" if device.facts.get("reason") else ""
     return f"{refresh}{scale}{remark}"
 
