@@ -160,7 +160,8 @@ def _energy_weights(parts: Sequence[EnergyFigure]) -> list[float]:
 def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None = None) -> EnergyFigure:
     """Sum of figures: energies add, errors by component (`add_errors`), gains by energy, coverage by duration.
 
-    Where durations are not known coverage goes by energy. A part that is missing lowers the coverage of the sum instead of counting as 0 J.
+    Where durations are not known, coverage goes by energy. A part that is missing lowers the coverage of the sum
+    instead of counting as 0 J.
     """
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
