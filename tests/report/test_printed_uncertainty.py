@@ -1,0 +1,68 @@
+"""The printed uncertainty covers the printed number, in every table, page and export (issue 18, items 4 and 5)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from joulelab.report.bill_tables import bill_markdown
+from joulelab.report.compare import compare
+from joulelab.report.energy_bill import run_bill
+from joulelab.report.page_builders import run_headline
+from joulelab.report.tables import comparison_markdown, render_text, run_view, runs_table
+from joulelab.runs.record import RunRecord
+from joulelab.runs.summary import flat_summary
+
+# Of the made estimates 0.2 to 15 % are random, and 70 % the scale.
+SMALL = re.compile(r"[kmµ]?J ± ?(<0\.1|0\.\d+|[1-9](\.\d)?|1\d) %")
+
+
+def incomplete(value: Any) -> Any:
+    """A record whose sensors were seen for 72 % of the time, with half-widths that know nothing of it."""
+    if isinstance(value, dict):
+        changed = {key: incomplete(inner) for key, inner in value.items()}
+        if "energy_j" in value and "half_width_j" in value and value["energy_j"] is not None:
+            changed |= {"coverage": 0.72, "half_width_j": 0.0, "errors": []}
+        return changed
+    return [incomplete(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def texts(records: list[RunRecord], made: Any, store: Path, measured: bool) -> dict[str, str]:
+    made.write_group(store, records, measured)
+    student = records[3]
+    return {
+        "show": render_text(run_view(student), 140),
+        "runs": render_text(runs_table(records), 140),
+        "compare": comparison_markdown(compare(made.group_of(records), records, store)),
+        "bill": bill_markdown(run_bill(student)),
+        "page": run_headline(student),
+    }
+
+
+def test_no_output_prints_the_random_part_of_an_estimate(made, tmp_path: Path) -> None:
+    for name, text in texts(made.demo_records(), made, tmp_path, measured=False).items():
+        assert "±70 %" in text, name
+        assert not SMALL.search(text), (name, SMALL.search(text))
+
+
+@pytest.mark.parametrize("measured", [False, True], ids=["estimated", "measured"])
+def test_no_output_prints_a_tight_interval_at_72_percent_coverage(made, tmp_path: Path, measured: bool) -> None:
+    whole = made.demo_records(measured)
+    records = [RunRecord.model_validate(incomplete(record.model_dump(mode="json"))) for record in whole]
+    for name, text in texts(records, made, tmp_path, measured).items():
+        assert re.search(r"≥ \d+(\.\d+)? J( ±70 %)? \(72 % covered\)", text), name
+        assert not SMALL.search(text), (name, SMALL.search(text))
+    compared = comparison_markdown(compare(made.group_of(records), records, tmp_path))
+    assert "readings are missing (72 % covered)" in compared, "no ratio of lower bounds"
+
+
+def test_machine_readable_fields_keep_random_half_width_and_gain_error_apart(made) -> None:
+    record = made.demo_records()[3]
+    flat, best = flat_summary(record), record.totals.best
+    assert flat["shown_energy_half_width_j"] == best.half_width_j
+    assert flat["shown_energy_gain_error_rel"] == best.gain_error_rel == pytest.approx(0.7)
+    assert flat["shown_energy_coverage"] == 1.0 and flat["shown_energy_lower_bound"] is False
+    assert flat["student.train.half_width_j"] == record.stage("student.train").best.half_width_j
