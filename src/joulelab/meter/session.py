@@ -117,7 +117,7 @@ class Meter:
         time is in this program's, and the next recorder must not take it for the program's work."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return
-        with suppress(ChildProcessError):  # `stop()` has waited for it
+        with suppress(OSError, psutil.Error):  # `stop()` has waited for it, or the disk is full
             os.waitid(os.P_PID, recorder.pid, os.WEXITED | os.WNOWAIT)
             if not self._stopping and (seconds := cpu_seconds(psutil.Process(recorder.pid))) is not None:
                 note_ended(self._trace_path, os.getpid(), seconds)

@@ -112,7 +112,7 @@ class FolderLock:
         if self.depth:
             return
         self._ended.set()
-        self._thread.join()
+        self._thread.join(timeout=BEAT_S)  # a hung file system must not hang the end
         _held.pop(self.folder, None)
         if self.taken_over is None:
             with suppress(OSError):
