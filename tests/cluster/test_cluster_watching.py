@@ -25,7 +25,7 @@ from joulelab.runs.context import RunContext
 from joulelab.runs.listeners import Silent
 from joulelab.runs.lock import holding
 from joulelab.runs.parts import PartDone, leave_to_later
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, kind_by_name
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import JOB_SIGNALS, StopRequest
 
@@ -207,11 +207,11 @@ def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path,
 
 def test_a_part_ends_where_a_stage_of_the_next_one_begins():
     for stage in ("idle.before", "data.preprocess", "teacher.train", "teacher.evaluate"):
-        leave_to_later(stage, "teacher")
+        leave_to_later(stage, kind_by_name(stage), "teacher")
     for stage, part in [("teacher.train", "data"), ("student.train", "teacher"), ("model.evaluate", "train")]:
         with pytest.raises(PartDone):
-            leave_to_later(stage, part)
-    leave_to_later("student.evaluate", None)
+            leave_to_later(stage, kind_by_name(stage), part)
+    leave_to_later("student.evaluate", kind_by_name("student.evaluate"), None)
 
 
 def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_left_in_peace(monkeypatch):
