@@ -154,8 +154,8 @@ class RunAttempt:
             if others is not None:
                 others(context)
         self._beside.close()
-        if self._lock.taken_over is not None:
-            raise self._lock.taken_over
+        if (taken_over := self._lock.taken_over) is not None:
+            raise taken_over
         try:
             record = self._end_trackers(close_run(self._paths, status, error))
         except OSError as trouble:

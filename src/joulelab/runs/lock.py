@@ -91,8 +91,6 @@ class FolderLock:
 
     def __init__(self, folder: Path, descriptor: int, number: int, lease: Lease) -> None:
         self.folder = folder
-        self.taken_over: FolderLocked | None = None
-        """Set when another node took the run over, because this process showed no sign of life for `STALE_S`."""
         self.on_taken_over: Callable[[FolderLocked], None] | None = None
         self.thread = threading.get_ident()
         self.depth = 1
@@ -103,6 +101,14 @@ class FolderLock:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep_beating, daemon=True, name="joulelab-lease")
         self._thread.start()
+
+    @property
+    def taken_over(self) -> FolderLocked | None:
+        """Who has taken the folder over, because this process showed no sign of life for `STALE_S`."""
+        successor = _lease_path(self.folder, self._number + 1)
+        if _lease_path(self.folder, self._number).exists() and not successor.exists():
+            return None
+        return FolderLocked(self.folder, newest_lease(self.folder)[1])
 
     def release(self) -> None:
         """Free the folder; a fork's copy of this object frees nothing."""
@@ -127,12 +133,11 @@ class FolderLock:
             os.close(self._descriptor)
 
     def _keep_beating(self) -> None:
-        path, successor = _lease_path(self.folder, self._number), _lease_path(self.folder, self._number + 1)
+        path = _lease_path(self.folder, self._number)
         while not self._ended.wait(BEAT_S):
-            if successor.exists() or not path.exists():
-                self.taken_over = FolderLocked(self.folder, newest_lease(self.folder)[1])
+            if (taken_over := self.taken_over) is not None:
                 if self.on_taken_over is not None:
-                    self.on_taken_over(self.taken_over)
+                    self.on_taken_over(taken_over)
                 return
             self._lease = self._lease.model_copy(update={"beat": self._lease.beat + 1})
             with suppress(OSError):  # a disk that fails for a while; the next heartbeat counts as well
