@@ -115,7 +115,7 @@ def test_without_samples_the_step_in_which_the_counter_was_set_back_is_unknown(n
     nvml_sim.write()
     trace, window = recorded(tmp_path, 3.0, lambda: set_back_after(nvml_sim, 1.2), counter_interval_s=0.5)
     figure = component_energy(trace, "gpu", [window])
-    (lost,) = trace.devices[0].set_back_windows
+    ((*lost, _),) = trace.devices[0].counter_faults
     lost_s = (lost[1] - lost[0]) / 1e9
     assert 0.2 < lost_s < 1.0
     assert figure.coverage == pytest.approx(1 - lost_s / 3.0, abs=0.02)

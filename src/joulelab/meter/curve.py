@@ -1,41 +1,78 @@
 """Energy as a function of time for one device: the best curve that counter, samples and polled power allow together.
 
-A curve is a row of cells, each with its joules. Inside a cell the energy is taken as even; how wrong that can be is the
-edge error of a window that begins or ends there. Cells that nobody saw are marked unknown and lower the coverage. So
-are those in which the counter fell, because it was set back: what it had counted until then is lost.
+A curve is a row of cells, each with its joules, and a model of its errors. Every stretch of time takes the best signal
+that it has: 20 ms samples at the counter's scale, the counter alone where samples are missing, samples alone where the
+counter was set back or jumped. The curve never loses joules that the counter recorded. Time that no signal covers is
+marked unknown.
 
-With counter and 20 ms samples the curve has the samples' shape and the counter's scale. The counter is read late by an
-unknown part of its refresh period, so single readings are not knots of the curve: they set one scale for the whole
-trace and a slow correction, averaged over `TREND_S`. On a simulated H200 this places windows of 10 s within 1 % and 95
-of 100 windows of 1 s within 1.5 %; with knots at every reading that was 3.6 %.
+How counter and samples are joined (`joined_curve`):
+
+- `alignment.py` places each counter reading on the time axis of the samples.
+- Counter minus scaled samples is a random walk: the samples' noise adds up, and their scale drifts with the load. Each
+  reading observes it with an error of its own (how old the counter's value was). This is the local-level model of time
+  series (Durbin and Koopman, Time Series Analysis by State Space Methods, ch. 2). Its two variances come from the
+  autocovariance of the differences; its smoother is a two-sided exponential kernel.
+- Between two readings the error is a Brownian bridge: pinned at both, largest in the middle. Windows that cover the
+  fraction p of an interval have the variance W p (1 - p) there, so windows that tile a run have no error inside it.
+
+Errors are 95 % half-widths by cause (`figures.ErrorComponent`), computed for a whole set of windows at once, because
+the edges of adjacent windows cancel and the lag of the samples moves all edges together.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.clock import NS
+from joulelab.meter.alignment import SAMPLE_S, SCALE, SCALE_SD, Evidence, Lag, align
+from joulelab.meter.figures import ErrorComponent, ErrorName
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Stamps = NDArray[np.int64]
 
-# Of the driver's buffer, measured on an H200: a step of power reaches half its height in the samples 17 ms later and
-# all of it after about 40 ms, as if a sample told the mean of 20 ms that ended about 10 ms before its stamp.
-SAMPLE_S = 0.02
-SAMPLE_LAG_S = 0.01
-SAMPLE_LAG_ERROR_S = 0.01
-# Samples agree with the counter within about 1 % (always a little higher); another card's may agree less well.
-SAMPLE_SCALE = 0.99
-SAMPLE_SCALE_ERROR = 0.02
+Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
-TREND_S = 5.0
+# Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
+# simulated waves of about 20 ms, which samples of 20 ms hardly show.
+FAST_CHANGE = 1.2
+FLUCTUATION_BLOCK = 60
+# Of the refresh period: a reading less certain than this may be from either side of a refresh.
+AMBIGUOUS = 0.1
+STEP_REL = 0.1
+STEP_BLUR = 0.3
+# The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
+PRIOR_DIFFERENCES = 8
+# Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of
+# that over longer times. Used until there are enough readings to see it.
+WALK_REL_PER_SQRT_S = 0.003
 # Polled power further apart than this many usual steps has a hole in it.
 HOLE_FACTOR = 3.0
-_NEIGHBOURS = 3
+# The lag's error is evaluated at these multiples of its 95 % half-width; power may go up and down within it.
+LAG_SCENARIOS = (-1.0, -2 / 3, -1 / 3, 1 / 3, 2 / 3, 1.0)
+_KERNEL_END = 1e-3
+# Keeps the walk strictly ascending, so that it can be inverted.
+_TINY_J2_PER_S = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """Counter readings that pin a curve: where they are and how far the curve may be off there."""
+
+    at_s: Floats
+    sd_j: Floats
+    """Per reading: standard deviation of the curve at it."""
+    correlation: float
+    """Between the errors of two neighbors, from smoothing; further apart it falls off geometrically."""
+    common_j: Floats
+    """Per reading: how far the curve moves there if all readings are a standard deviation later than assumed."""
+    broken: Bools
+    """Per interval: the counter was set back or jumped, so its readings say nothing about this interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,191 +80,416 @@ class EnergyCurve:
     edges_s: Floats
     """Borders of the cells, ascending, in seconds after `origin_ns`."""
     cell_j: Floats
-    known: NDArray[np.bool_]
+    known: Bools
     origin_ns: int
-    edge_error_j: Floats
-    """Per cell: 95 % half-width of placing an edge in the middle of it."""
-    even_error_j: Floats
-    """Per cell: further half-width that does not shrink towards the cell's borders."""
-    noise_j: float = 0.0
-    """95 % half-width of the slow correction, for windows of `TREND_S` and more; shorter ones have their share."""
-    scale_error_rel: float = 0.0
-    """95 % half-width of the scale where it had to be assumed, as for traces of a few seconds."""
+    walk_j2: Floats
+    """Per cell: variance of its joules before the anchors pin them."""
+    sampled: Bools
+    """Per cell: whether it is one sample, or a part of one."""
+    shape_j: Floats
+    """Per cell: 95 % half-width of the joules up to somewhere inside it, taken as even."""
+    anchors: Anchors | None = None
+    scale_sd_rel: float = 0.0
+    """Standard deviation of the scale where no pair of anchors pins it."""
+    pinned_s: tuple[float, float] = (0.0, 0.0)
+    """Between these times anchors pin the scale."""
+    lag_error_s: float = 0.0
+    """95 % half-width of the lag of the samples, which is the same for all cards of a driver."""
+    limit_w: float | None = None
+    """The most power the device can draw, which bounds what happened in unknown time."""
 
-    def energy(self, start_ns: int, end_ns: int) -> tuple[float, float, float]:
-        """Joules of a window, their random 95 % half-width, and the seconds of the window that were seen."""
-        start, end = ((stamp - self.origin_ns) / NS for stamp in (start_ns, end_ns))
-        energy_j = float(np.diff(np.interp([start, end], self.edges_s, self._cumulative(self.cell_j)))[0])
-        seen_s = float(np.diff(np.interp([start, end], self.edges_s, self._cumulative(self._known_s())))[0])
-        trend_j = self.noise_j * min(1.0, (end - start) / TREND_S)
-        parts = [self._edge_j(start), self._edge_j(end), trend_j, self.scale_error_rel * energy_j]
-        return energy_j, math.sqrt(sum(part**2 for part in parts)), seen_s
+    def energy(self, windows: Sequence[tuple[int, int]]) -> tuple[float, tuple[ErrorComponent, ...], float]:
+        """Joules of disjoint windows, their errors by cause, and the seconds that were covered."""
+        spans_s = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
+        energy_j = self._joules(spans_s)
+        covered_s = self._sum_over(spans_s, np.where(self.known, np.diff(self.edges_s), 0.0))
+        missing_s = max(0.0, float(np.diff(spans_s).sum()) - covered_s)
+        latch_j2, walk_j2 = self._variances(spans_s)
+        scale_j = self.scale_sd_rel * (energy_j - self._joules(np.clip(spans_s, *self.pinned_s)))
+        causes: list[tuple[ErrorName, tuple[float, ...]]] = [
+            ("counter latch", (Z95 * math.sqrt(latch_j2),)),
+            ("scale", (Z95 * math.hypot(math.sqrt(walk_j2), scale_j),)),
+            ("shape", (self._shape_error_j(spans_s),)),
+            ("sample lag", tuple(self._joules(spans_s + k * self.lag_error_s) - energy_j for k in LAG_SCENARIOS)),
+            ("missing time", (missing_s * self.limit_w if self.limit_w else 0.0,)),
+        ]
+        errors = tuple(
+            ErrorComponent(name=name, joules=joules, shared=name in ("sample lag", "missing time"))
+            for name, joules in causes
+            if any(joules)
+        )
+        return energy_j, errors, covered_s
 
-    def _known_s(self) -> Floats:
-        return np.where(self.known, np.diff(self.edges_s), 0.0)
+    def _sum_over(self, spans_s: Floats, cells: Floats) -> float:
+        return float(np.diff(np.interp(spans_s, self.edges_s, cumulative(cells))).sum())
 
-    @staticmethod
-    def _cumulative(values: Floats) -> Floats:
-        return np.concatenate([[0.0], np.cumsum(values)])
+    def _joules(self, spans_s: Floats) -> float:
+        return self._sum_over(spans_s, self.cell_j)
 
-    def _edge_j(self, moment_s: float) -> float:
-        if not self.edges_s[0] < moment_s < self.edges_s[-1]:
-            return 0.0
-        cell = int(np.searchsorted(self.edges_s, moment_s, side="right")) - 1
-        share = (moment_s - self.edges_s[cell]) / (self.edges_s[cell + 1] - self.edges_s[cell])
-        middle = 2 * min(share, 1 - share) * float(self.edge_error_j[cell])
-        return math.hypot(middle, float(self.even_error_j[cell]))
+    def _shape_error_j(self, spans_s: Floats) -> float:
+        """An edge inside a cell splits its joules; edges that two windows share cancel."""
+        moments, count = np.unique(spans_s, return_counts=True)
+        moments = moments[(count == 1) & (moments > self.edges_s[0]) & (moments < self.edges_s[-1])]
+        cell = np.searchsorted(self.edges_s, moments, side="right") - 1
+        fraction = (moments - self.edges_s[cell]) / (self.edges_s[cell + 1] - self.edges_s[cell])
+        near_middle = np.minimum(1.0, 4 * np.minimum(fraction, 1 - fraction))
+        return float(np.sqrt(np.sum((near_middle * self.shape_j[cell]) ** 2)))
+
+    def _variances(self, spans_s: Floats) -> tuple[float, float]:
+        """From the anchors' own errors, and from the random walk between them."""
+        walk = cumulative(self.walk_j2 + _TINY_J2_PER_S * np.diff(self.edges_s))
+        spans = np.interp(spans_s, self.edges_s, walk)
+        covered = cumulative(np.diff(spans, axis=1).ravel())
+        within_j2 = self._within_cells_j2(spans_s)
+        if self.anchors is None or len(self.anchors.at_s) < 2:
+            return 0.0, max(0.0, float(covered[-1]) - within_j2)
+        knots = np.interp(self.anchors.at_s, self.edges_s, walk)
+        # how much of the walk the windows cover up to each anchor: it rises inside a window and rests between two
+        up_to = np.interp(knots, spans.ravel(), np.repeat(covered, 2)[1:-1])
+        inside, width = np.diff(up_to), np.maximum(np.diff(knots), 1e-300)
+        part = np.where(self.anchors.broken, 0.0, inside / width)
+        walk_j2 = np.where(self.anchors.broken, inside, width * part * (1 - part)).sum()
+        outside_j2 = covered[-1] - inside.sum()
+        use = np.diff(np.concatenate([[0.0], part, [0.0]]))
+        weight = use * self.anchors.sd_j
+        smoothed = weight if self.anchors.correlation <= 0 else _convolve(weight, self.anchors.correlation)
+        latch_j2 = max(0.0, float(weight @ smoothed)) + float(use @ self.anchors.common_j) ** 2
+        return latch_j2, max(0.0, float(walk_j2 + outside_j2) - within_j2)
+
+    def _within_cells_j2(self, spans_s: Floats) -> float:
+        """What the walk counts too much: a part f of a sample has f^2 of its variance, not f."""
+        inside = spans_s[(spans_s > self.edges_s[0]) & (spans_s < self.edges_s[-1])]
+        cells = np.unique(np.searchsorted(self.edges_s, inside, side="right") - 1)
+        cells = cells[self.sampled[cells]]
+        begins, ends = self.edges_s[cells], self.edges_s[cells + 1]
+        up_to = np.repeat(cumulative(np.diff(spans_s, axis=1).ravel()), 2)[1:-1]
+        covered_s = np.interp(ends, spans_s.ravel(), up_to) - np.interp(begins, spans_s.ravel(), up_to)
+        part = covered_s / (ends - begins)
+        return float(np.sum(self.walk_j2[cells] * part * (1 - part)))
 
 
-def counter_curve(
-    counter_ns: Stamps, counter_j: Floats, refresh_s: float, max_gap_s: float | None, tick_j: float = 0.0
-) -> EnergyCurve:
-    """Cells between readings. A reading is late by up to one refresh.
+def cumulative(values: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(values)])
 
-    A gap in which a wrap may hide is unknown, and so is a step in which the counter fell. `tick_j` is the counter's
-    smallest step, where that is large enough to matter.
+
+def _convolve(values: Floats, ratio: float) -> Floats:
+    """Sum of the values around each, weighted by ratio^distance."""
+    reach = min(len(values) - 1, math.ceil(math.log(_KERNEL_END) / math.log(ratio)))
+    kernel = ratio ** np.abs(np.arange(-reach, reach + 1))
+    found: Floats = np.convolve(values, kernel, mode="same" if len(values) >= len(kernel) else "full")
+    if len(found) > len(values):
+        found = found[reach : reach + len(values)]
+    return found
+
+
+def counter_curve(readings: Readings, limit_w: float | None, tick_j: float = 0.0) -> EnergyCurve:
+    """Cells between readings, each reading as old as half a refresh on average.
+
+    `tick_j` is the counter's smallest step, where that is large enough to matter.
     """
-    origin = int(counter_ns[0])
-    edges = (counter_ns - origin) / NS - refresh_s / 2
-    steps_s, steps_j = np.diff(edges), np.diff(counter_j)
-    known = (steps_s <= (max_gap_s or math.inf)) & (steps_j >= 0)
-    cell_j = np.where(known, steps_j, 0.0)
-    latch_j = 1.96 * refresh_s / math.sqrt(12) * cell_j / np.maximum(steps_s, 1e-9)
-    return EnergyCurve(edges, cell_j, known, origin, cell_j / 2, np.hypot(latch_j, tick_j))
+    origin = int(readings.at_ns[0])
+    edges = (readings.at_ns - origin) / NS - readings.refresh_s / 2
+    cell_j = np.where(readings.known, np.diff(readings.joules), 0.0)
+    timing_s = np.hypot(readings.refresh_s / math.sqrt(12), readings.call_s / math.sqrt(12))
+    sd_j = np.hypot(timing_s * _power_around(edges, cell_j), tick_j / Z95)
+    return EnergyCurve(
+        edges,
+        cell_j,
+        readings.known,
+        origin,
+        walk_j2=_walk_of_unknown_shape(cell_j, np.diff(edges), limit_w),
+        sampled=np.zeros(len(cell_j), dtype=bool),
+        shape_j=np.zeros(len(cell_j)),
+        anchors=Anchors(edges, sd_j, 0.0, np.zeros(len(edges)), ~readings.known),
+        pinned_s=(float(edges[0]), float(edges[-1])),
+        limit_w=limit_w,
+    )
 
 
-def polled_curve(power_ns: Stamps, power_w: Floats) -> EnergyCurve:
+def _walk_of_unknown_shape(cell_j: Floats, cell_s: Floats, limit_w: float | None) -> Floats:
+    """The variance W of a cell of which only the joules are known.
+
+    Up to its middle lie at most what the device can draw in half of the time, at least what the other half leaves: a
+    uniform distribution of half-width m, whose variance m^2 / 3 is W / 4 of a Brownian bridge.
+    """
+    most_j = np.abs(cell_j) if limit_w is None else np.minimum(np.abs(cell_j), limit_w * cell_s / 2)
+    half_range_j = np.clip(most_j - np.abs(cell_j) / 2, 0.0, np.abs(cell_j) / 2)
+    walk_j2: Floats = 4 / 3 * half_range_j**2
+    return walk_j2
+
+
+def polled_curve(power_ns: Stamps, power_w: Floats, limit_w: float | None) -> EnergyCurve:
     """Trapezoids between polls; holes are not filled in."""
     origin = int(power_ns[0])
     edges = (power_ns - origin) / NS
     steps_s = np.diff(edges)
     known = steps_s <= HOLE_FACTOR * float(np.median(steps_s))
     cell_j = np.where(known, (power_w[1:] + power_w[:-1]) / 2 * steps_s, 0.0)
-    # what happens between two polls is unseen; the spread of the polls tells how much that can be
-    spread_j = 1.96 * float(np.std(power_w)) * math.sqrt(float(np.median(steps_s)) * TREND_S)
-    return EnergyCurve(edges, cell_j, known, origin, cell_j / 2, np.zeros_like(cell_j), noise_j=spread_j)
+    # what happens between two polls is unseen; the spread of the polls shows how much that can be
+    walk_j2 = np.where(known, (float(np.std(power_w)) * steps_s) ** 2, 0.0)
+    sampled, shape_j = np.zeros(len(cell_j), dtype=bool), np.zeros(len(cell_j))
+    return EnergyCurve(edges, cell_j, known, origin, walk_j2, sampled, shape_j, limit_w=limit_w)
 
 
-def sample_curve(samples_ns: Stamps, samples_w: Floats) -> EnergyCurve:
-    """The 20 ms samples alone, where no counter gives their scale."""
-    origin = int(samples_ns[0])
-    edges, cell_j, known = _sample_cells(origin, samples_ns, samples_w)
-    return _with_sample_errors(edges, cell_j, known, origin, 0.0, 2 * SAMPLE_SCALE_ERROR)
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The 20 ms samples as cells on their own time axis, with one more for every hole between them."""
+
+    edges_s: Floats
+    cell_j: Floats
+    sampled: Bools
+    shape_j: Floats
+    """Per cell: 95 % half-width of the joules up to somewhere inside it, taken as even."""
+
+    @property
+    def noise_j2(self) -> Floats:
+        """Per cell: energy squared by time, which the variance of the samples' noise is proportional to."""
+        return self.cell_j**2 / np.maximum(np.diff(self.edges_s), 1e-9)
+
+    def energy_at(self, moments_s: Floats) -> Floats:
+        found: Floats = np.interp(moments_s, self.edges_s, cumulative(self.cell_j))
+        return found
 
 
-def shaped_curve(
-    samples_ns: Stamps, samples_w: Floats, counter_ns: Stamps, counter_j: Floats, refresh_s: float
-) -> EnergyCurve:
-    """The samples' shape at the counter's scale. Where the counter was set back the samples alone carry the curve."""
-    origin = int(samples_ns[0])
-    edges, cell_j, known = _sample_cells(origin, samples_ns, samples_w)
-    read_s = (counter_ns - origin) / NS - refresh_s / 2
-    edges, cell_j, known = _fill_holes(edges, cell_j, known, read_s, counter_j)
-    inside = (read_s >= edges[0]) & (read_s <= edges[-1])
-    read_s, counter_j = read_s[inside], counter_j[inside]
-    if len(read_s) < 2:
-        return _with_sample_errors(edges, cell_j, known, origin, 0.0, 2 * SAMPLE_SCALE_ERROR)
-    scale, scale_error = _scale(edges, cell_j, read_s, counter_j, refresh_s)
-    cell_j = cell_j * scale
-    correction, noise_j = _slow_correction(edges, cell_j, read_s, counter_j)
-    seen = known | _counted(edges, read_s, counter_j)
-    cell_j = np.where(seen, cell_j + np.diff(correction), 0.0)
-    return _with_sample_errors(edges, cell_j, seen, origin, noise_j, scale_error)
-
-
-def _counted(edges: Floats, read_s: Floats, counter_j: Floats) -> NDArray[np.bool_]:
-    """Per cell: whether its middle lies between two readings of a counter that was not set back meanwhile."""
-    rising = np.concatenate([[False], np.diff(counter_j) >= 0, [False]])
-    counted: NDArray[np.bool_] = rising[np.searchsorted(read_s, (edges[1:] + edges[:-1]) / 2)]
-    return counted
-
-
-def _sample_cells(origin: int, samples_ns: Stamps, samples_w: Floats) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """One cell per sample, and one for every hole between samples."""
-    ends = (samples_ns - origin) / NS - SAMPLE_LAG_S
+def sample_cells(origin_ns: int, samples_ns: Stamps, samples_w: Floats) -> Cells:
+    """A sample is the mean since the one before it; after a hole, of the 20 ms before its stamp."""
+    ends = (samples_ns - origin_ns) / NS
     gaps = np.diff(ends)
     holes = gaps > SAMPLES_HOLE_S
-    widths = np.concatenate([[SAMPLE_S], np.where(holes, SAMPLE_S, gaps)])
     places = np.flatnonzero(holes) + 1
     edges = np.concatenate([[ends[0] - SAMPLE_S], np.insert(ends, places, ends[places] - SAMPLE_S)])
-    cell_j = np.insert(samples_w * widths, places, 0.0)
-    known = np.insert(np.ones(len(ends), dtype=bool), places, False)
-    return edges, cell_j, known
+    watts, sampled = np.insert(samples_w, places, 0.0), np.insert(np.ones(len(ends), dtype=bool), places, False)
+    shape_j = np.where(sampled, FAST_CHANGE * _fluctuation_w(watts) * np.diff(edges), 0.0)
+    return _with_steps(edges, watts, sampled, shape_j)
 
 
-def _fill_holes(
-    edges: Floats, cell_j: Floats, known: NDArray[np.bool_], read_s: Floats, counter_j: Floats
-) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """Where samples are missing the counter went on counting: its readings cut the hole into cells of their own."""
-    if known.all() or len(read_s) < 2:
-        return edges, cell_j, known
-    place = np.clip(np.searchsorted(edges, read_s) - 1, 0, len(known) - 1)
-    cuts = read_s[~known[place] & (read_s > edges[0]) & (read_s < edges[-1])]
-    finer = np.unique(np.concatenate([edges, cuts]))
-    old = np.clip(np.searchsorted(edges, (finer[1:] + finer[:-1]) / 2) - 1, 0, len(known) - 1)
-    rises_j = np.maximum(np.diff(counter_j), 0.0)
-    by_counter = np.diff(np.interp(finer, read_s, EnergyCurve._cumulative(rises_j))) / SAMPLE_SCALE
-    return finer, np.where(known[old], cell_j[old], by_counter), known[old]
+def _fluctuation_w(watts: Floats) -> Floats:
+    """Standard deviation of power from one sample to the next, per block of samples.
 
-
-def _scale(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats, refresh_s: float) -> tuple[float, float]:
-    """Counter over samples for the whole trace, leaning on the usual ratio where the trace is short."""
-    rises_j = np.diff(counter_j)
-    rising = rises_j >= 0
-    by_samples = float(_by_samples(edges, cell_j, read_s)[rising].sum())
-    by_counter = float(rises_j[rising].sum())
-    length_s = max(float(np.diff(read_s)[rising].sum()), 1e-9)
-    if by_samples <= 0 or by_counter <= 0:
-        return SAMPLE_SCALE, 2 * SAMPLE_SCALE_ERROR
-    pieces = 1 + int((~rising).sum())
-    error = refresh_s * math.sqrt(pieces / 6) / length_s
-    weight = SAMPLE_SCALE_ERROR**2 / (SAMPLE_SCALE_ERROR**2 + error**2)
-    scale = weight * by_counter / by_samples + (1 - weight) * SAMPLE_SCALE
-    return scale, 1.96 * math.sqrt(1 - weight) * SAMPLE_SCALE_ERROR if length_s < TREND_S else 0.0
-
-
-def _by_samples(edges: Floats, cell_j: Floats, read_s: Floats) -> Floats:
-    """The samples' joules between each two readings of the counter."""
-    return np.diff(np.interp(read_s, edges, EnergyCurve._cumulative(cell_j)))
-
-
-def _slow_correction(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats) -> tuple[Floats, float]:
-    """Counter minus samples, averaged over `TREND_S` at a time: drift stays, the latch's jitter goes.
-
-    A step in which the counter was set back says nothing; there the two count as agreeing.
+    What changes within 20 ms cannot be seen, but it also makes neighboring samples differ. A low quantile of the
+    differences leaves out the edges of a slower wave.
     """
-    rises_j, sampled_j = np.diff(counter_j), _by_samples(edges, cell_j, read_s)
-    rest = EnergyCurve._cumulative(np.where(rises_j >= 0, rises_j - sampled_j, 0.0))
-    bins = max(1, round(float(read_s[-1] - read_s[0]) / TREND_S))
-    number = np.minimum(((read_s - read_s[0]) / (read_s[-1] - read_s[0]) * bins).astype(int), bins - 1)
-    counts = np.maximum(np.bincount(number, minlength=bins), 1)
-    centres = np.bincount(number, read_s, bins) / counts
-    means = np.bincount(number, rest, bins) / counts
-    filled = np.bincount(number, minlength=bins) > 0
-    centres, means, counts = centres[filled], means[filled], counts[filled]
-    jitter_j = float(np.std(rest - np.interp(read_s, centres, means))) if len(rest) > 2 else 0.0
-    latch_j = 1.96 * math.sqrt(2) * jitter_j / math.sqrt(float(np.median(counts)))
-    # the samples' scale changes a little with the load; where in a stretch it changed is not known
-    drift_j = 1.96 * float(np.std(np.diff(means))) / math.sqrt(2) if len(means) > 2 else 0.0
-    return np.interp(edges, centres, means), math.hypot(latch_j, drift_j)
+    count = -(-len(watts) // FLUCTUATION_BLOCK) * FLUCTUATION_BLOCK
+    changes = np.abs(np.diff(np.pad(watts, (1, count - len(watts)), mode="edge"))).reshape(-1, FLUCTUATION_BLOCK)
+    place = FLUCTUATION_BLOCK // 10
+    quantile = np.partition(changes, place, axis=1)[:, place]
+    # the 10 % quantile of |x - y| for normal x and y is 0.178 of their standard deviation
+    return np.repeat(quantile / 0.178, FLUCTUATION_BLOCK)[: len(watts)]
 
 
-def _with_sample_errors(
-    edges: Floats, cell_j: Floats, known: NDArray[np.bool_], origin: int, noise_j: float, scale_error: float
-) -> EnergyCurve:
-    """An edge is uncertain by half a sample, and by the lag's error times the change of power around it."""
-    watts = cell_j / np.maximum(np.diff(edges), 1e-9)
-    window = np.lib.stride_tricks.sliding_window_view(np.pad(watts, _NEIGHBOURS, mode="edge"), 2 * _NEIGHBOURS + 1)
-    lag_j = SAMPLE_LAG_ERROR_S * (window.max(axis=1) - window.min(axis=1))
-    half_j = np.minimum(np.abs(cell_j), SAMPLE_S * np.abs(watts)) / 2
+def _with_steps(edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -> Cells:
+    """A sample between two clearly different levels is a step from one to the other: cut where its mean puts the step.
+
+    Spread evenly it would err in the same direction on all cards that run in step. Real steps are less sharp, so part
+    of the difference between the two shapes remains as an error.
+    """
+    around = np.pad(watts, 1, mode="edge")
+    before, after = around[:-2], around[2:]
+    whole = np.pad(sampled, 1, mode="edge")
+    step = (np.abs(after - before) > STEP_REL * np.maximum(before, after)) & whole[:-2] & whole[2:] & sampled
+    step &= (np.minimum(before, after) < watts) & (watts < np.maximum(before, after))
+    fraction = np.where(step, (watts - after) / np.where(step, before - after, 1.0), 0.0)
+    step &= (fraction > 0.01) & (fraction < 0.99)
+    fraction = np.where(step, fraction, 0.0)
+    widths = np.diff(edges)
+    blurred_j = STEP_BLUR * np.abs(after - before) * fraction * (1 - fraction) * widths
+    shape_j = np.where(step, np.hypot(shape_j, blurred_j), shape_j)
+    places = np.flatnonzero(step)
+    first_j = np.where(step, before * fraction, watts) * widths
+    second_j = (after * (1 - fraction) * widths)[places]
+    return Cells(
+        edges_s=np.insert(edges, places + 1, (edges[:-1] + fraction * widths)[places]),
+        cell_j=np.insert(first_j, places + 1, second_j),
+        sampled=np.insert(sampled, places + 1, True),
+        shape_j=np.insert(shape_j, places + 1, shape_j[places]),
+    )
+
+
+def sample_curve(samples_ns: Stamps, samples_w: Floats, lag: Lag, limit_w: float | None) -> EnergyCurve:
+    """The 20 ms samples alone, where no counter gives their scale."""
+    origin = int(samples_ns[0])
+    cells = sample_cells(origin, samples_ns, samples_w)
     return EnergyCurve(
-        edges,
-        cell_j,
+        cells.edges_s - lag.mean_s,
+        cells.cell_j,
+        cells.sampled,
+        origin,
+        walk_j2=WALK_REL_PER_SQRT_S**2 * cells.noise_j2,
+        sampled=cells.sampled,
+        shape_j=cells.shape_j,
+        scale_sd_rel=SCALE_SD,
+        lag_error_s=lag.half_width_s,
+        limit_w=limit_w,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Counter readings: when, how many joules, over which intervals the counter can be trusted, how exact each is."""
+
+    at_ns: Stamps
+    joules: Floats
+    known: Bools
+    """Per interval between two readings."""
+    call_s: Floats
+    """Per reading: how long the call took; the value is of some moment in it."""
+    refresh_s: float
+
+    def only(self, chosen: Bools) -> Readings:
+        """Without some readings; an interval is known if all the intervals that it joins are."""
+        kept = np.flatnonzero(chosen)
+        unknown = cumulative((~self.known).astype(float))
+        known = np.diff(unknown[kept]) == 0
+        return Readings(self.at_ns[kept], self.joules[kept], known, self.call_s[kept], self.refresh_s)
+
+    def compared_with(self, cells: Cells, origin_ns: int) -> Evidence:
+        """Readings and samples together; the counter's steps count where samples cover all of their time."""
+        read_s = (self.at_ns - origin_ns) / NS
+        begin, end = read_s[:-1] - self.refresh_s, read_s[1:] + SAMPLES_HOLE_S
+        missing_s = cumulative(np.where(cells.sampled, 0.0, np.diff(cells.edges_s)))
+        missing = np.interp(end, cells.edges_s, missing_s) - np.interp(begin, cells.edges_s, missing_s)
+        covered = (begin >= cells.edges_s[0]) & (end <= cells.edges_s[-1]) & (missing <= 0) & self.known
+        steps_j = np.where(covered, np.diff(self.joules), np.nan)
+        return Evidence(cells.edges_s, cells.cell_j, cells.shape_j, read_s, steps_j, self.call_s, self.refresh_s)
+
+
+def joined_curve(
+    samples_ns: Stamps, samples_w: Floats, readings: Readings, lag: Lag, limit_w: float | None
+) -> EnergyCurve:
+    """The samples' shape at the counter's scale; the counter alone where samples are missing, and the reverse."""
+    origin = int(samples_ns[0])
+    cells = sample_cells(origin, samples_ns, samples_w)
+    evidence = readings.compared_with(cells, origin)
+    alignment = align(evidence, lag)
+    # a reading that may be from either side of a refresh would bend the curve; its neighbors are enough
+    clear = alignment.sd_s <= AMBIGUOUS * readings.refresh_s
+    if not clear.all() and clear.sum() >= 3:
+        readings, alignment = readings.only(clear), alignment.only(clear)
+        evidence = readings.compared_with(cells, origin)
+    at_s = np.maximum.accumulate(alignment.at_s) + 1e-9 * np.arange(len(alignment.at_s))
+    timing_s = np.hypot(alignment.sd_s, readings.call_s / math.sqrt(12))
+    steps_j, compared = evidence.steps_j, np.isfinite(evidence.steps_j)
+    counted_j = np.where(readings.known, np.diff(readings.joules), 0.0)
+    noise = _SampleNoise.of(cells, at_s, timing_s, steps_j, compared)
+    cells = _with_counter_cells(cells, at_s, counted_j, readings.known, noise.scale)
+    sampled_j2 = noise.walk_rel**2 * cells.noise_j2
+    unknown_shape_j2 = _walk_of_unknown_shape(cells.cell_j, np.diff(cells.edges_s), limit_w)
+    walk_j2 = np.where(cells.sampled, sampled_j2, unknown_shape_j2) + _TINY_J2_PER_S * np.diff(cells.edges_s)
+    # what the counter adds to the cells between each two readings, smoothed over readings that samples connect
+    rest = cumulative(np.where(readings.known, counted_j - np.diff(cells.energy_at(at_s)), 0.0))
+    smooth = _smooth(rest, compared, noise.correlation)
+    walk = cumulative(walk_j2)
+    correction = np.interp(walk, np.interp(at_s, cells.edges_s, walk), smooth)
+    known = cells.sampled | _between_known(cells.edges_s, at_s, readings.known)
+    # an interval that the counter cannot tell has the samples' joules, at a scale of which only the usual one is known
+    in_broken = ~_between_known(cells.edges_s, at_s, readings.known) & cells.sampled
+    walk_j2 = np.where(in_broken, walk_j2 + noise.scale_sd * SCALE_SD * np.abs(cells.cell_j) ** 2, walk_j2)
+    linked = np.concatenate([[False], compared]) | np.concatenate([compared, [False]])
+    sd_j = np.where(linked, noise.anchor_sd_j, timing_s * _power_around(at_s, counted_j))
+    power_w = (cells.energy_at(at_s + SAMPLE_S / 4) - cells.energy_at(at_s - SAMPLE_S / 4)) / (SAMPLE_S / 2)
+    common_j = alignment.common_sd_s * _smooth(power_w, compared, noise.correlation)
+    reach = math.floor(noise.correlation / (1 - noise.correlation))
+    pinned = (at_s[reach], at_s[-1 - reach]) if len(at_s) > 2 * reach + 1 else (at_s[0], at_s[0])
+    return EnergyCurve(
+        cells.edges_s - lag.mean_s,
+        np.where(known, cells.cell_j + np.diff(correction), 0.0),
         known,
         origin,
-        # inside a hole the placement is as uncertain as the hole is long
-        edge_error_j=np.where(np.diff(edges) > SAMPLES_HOLE_S, np.abs(cell_j) / 2, 0.0),
-        even_error_j=np.hypot(half_j, lag_j),
-        noise_j=noise_j,
-        scale_error_rel=scale_error,
+        walk_j2=walk_j2,
+        sampled=cells.sampled,
+        # the samples' own noise also makes neighbors differ, and is in the walk already
+        shape_j=np.sqrt(np.maximum(cells.shape_j**2 - FAST_CHANGE**2 * np.where(cells.sampled, walk_j2, 0.0), 0.0)),
+        anchors=Anchors(at_s - lag.mean_s, sd_j, noise.correlation, common_j, ~readings.known),
+        scale_sd_rel=noise.scale_sd,
+        pinned_s=(float(pinned[0] - lag.mean_s), float(pinned[1] - lag.mean_s)),
+        lag_error_s=lag.half_width_s,
+        limit_w=limit_w,
     )
+
+
+@dataclass(frozen=True)
+class _SampleNoise:
+    """How samples and counter differ: scale, random walk, and the readings' own errors."""
+
+    scale: float
+    scale_sd: float
+    walk_rel: float
+    """Standard deviation of the walk in a second, relative to the energy of that second."""
+    anchor_sd_j: float
+    correlation: float
+
+    @classmethod
+    def of(cls, cells: Cells, at_s: Floats, timing_s: Floats, steps_j: Floats, compared: Bools) -> _SampleNoise:
+        sampled_j = np.diff(cells.energy_at(at_s))[compared]
+        noise_j2 = np.diff(np.interp(at_s, cells.edges_s, cumulative(cells.noise_j2)))[compared]
+        counted_j, count = steps_j[compared], int(compared.sum())
+        if count == 0 or sampled_j.sum() <= 0 or counted_j.sum() <= 0:
+            return cls(SCALE, SCALE_SD, WALK_REL_PER_SQRT_S, 0.0, 0.0)
+        power_w = counted_j / np.diff(at_s)[compared]
+        timing = (np.hypot(timing_s[1:], timing_s[:-1]) / math.sqrt(2))[compared]
+        cell = np.clip(np.searchsorted(cells.edges_s, at_s) - 1, 0, len(cells.shape_j) - 1)
+        reading_j2 = float(np.mean((timing * power_w) ** 2) + np.mean(cells.shape_j[cell] ** 2) / Z95**2)
+        by_counter, by_samples = float(counted_j.sum()), float(sampled_j.sum())
+        walk_rel2 = WALK_REL_PER_SQRT_S**2
+        ratio_var = 12 * reading_j2 / (count + 1) / by_counter**2 + 1.2 * walk_rel2 * noise_j2.sum() / by_samples**2
+        weight = SCALE_SD**2 / (SCALE_SD**2 + ratio_var)
+        scale = weight * by_counter / by_samples + (1 - weight) * SCALE
+        scale_sd = SCALE_SD * math.sqrt(1 - weight)
+        # the differences vary by the walk and by twice the reading errors, which alone correlate neighbors
+        differences = counted_j - scale * sampled_j
+        variance = float(np.mean((differences - differences.mean()) ** 2))
+        neighbors = np.flatnonzero(compared[1:] & compared[:-1])
+        if len(neighbors) >= 4:
+            place = np.cumsum(compared) - 1
+            products = differences[place[neighbors]] * differences[place[neighbors] + 1]
+            chance = 2 * variance / math.sqrt(len(neighbors))
+            reading_j2 = max(reading_j2, -float(products.mean()) - chance)
+            seen_rel2 = max(variance - 2 * reading_j2, variance / 4) / float(noise_j2.mean())
+            count = len(neighbors)
+            walk_rel2 = (PRIOR_DIFFERENCES * walk_rel2 + count * seen_rel2) / (PRIOR_DIFFERENCES + count)
+            # Student's t instead of the normal distribution, for a variance from so few differences
+            walk_rel2 *= 1 + 4 / (PRIOR_DIFFERENCES + count)
+        step_j2 = max(walk_rel2 * float(noise_j2.mean()), 1e-12)
+        ratio = step_j2 / max(reading_j2, 1e-12)
+        correlation = min(0.98, (ratio + 2 - math.sqrt(ratio**2 + 4 * ratio)) / 2)
+        anchor_sd_j = math.sqrt(reading_j2 * (1 - correlation) / (1 + correlation))
+        return cls(scale, scale_sd, math.sqrt(walk_rel2), anchor_sd_j, correlation)
+
+
+def _with_counter_cells(cells: Cells, at_s: Floats, counted_j: Floats, known: Bools, scale: float) -> Cells:
+    """Samples at the counter's scale. Holes, and time before and after the samples, are cut by the readings in them."""
+    begin, end = min(cells.edges_s[0], at_s[0]), max(cells.edges_s[-1], at_s[-1])
+    more = (int(begin < cells.edges_s[0]), int(end > cells.edges_s[-1]))
+    outer = np.concatenate([[begin] * more[0], cells.edges_s, [end] * more[1]])
+    sampled, cell_j = np.pad(cells.sampled, more), np.pad(cells.cell_j, more)
+    place = np.clip(np.searchsorted(outer, at_s, side="right") - 1, 0, len(sampled) - 1)
+    finer = np.unique(np.concatenate([outer, at_s[~sampled[place]]]))
+    old = np.clip(np.searchsorted(outer, (finer[1:] + finer[:-1]) / 2, side="right") - 1, 0, len(sampled) - 1)
+    by_counter = np.diff(np.interp(finer, at_s, cumulative(counted_j)))
+    shape_j = np.where(sampled[old], scale * np.pad(cells.shape_j, more)[old], 0.0)
+    return Cells(finer, np.where(sampled[old], scale * cell_j[old], by_counter), sampled[old], shape_j)
+
+
+def _between_known(edges_s: Floats, at_s: Floats, known: Bools) -> Bools:
+    """Per cell: whether its middle is between two readings over which the counter can be trusted."""
+    between = np.concatenate([[False], known, [False]])
+    found: Bools = between[np.searchsorted(at_s, (edges_s[1:] + edges_s[:-1]) / 2)]
+    return found
+
+
+def _power_around(at_s: Floats, counted_j: Floats) -> Floats:
+    watts = counted_j / np.maximum(np.diff(at_s), 1e-9)
+    found: Floats = np.maximum(np.concatenate([watts[:1], watts]), np.concatenate([watts, watts[-1:]]))
+    return found
+
+
+def _smooth(rest: Floats, compared: Bools, correlation: float) -> Floats:
+    """Two-sided exponential smoothing within runs of readings that samples connect."""
+    if correlation <= 0:
+        return rest
+    found = rest.copy()
+    cuts = np.flatnonzero(~compared) + 1
+    for piece in np.split(np.arange(len(rest)), cuts):
+        if len(piece) > 1:
+            found[piece] = _convolve(rest[piece], correlation) / _convolve(np.ones(len(piece)), correlation)
+    return found

@@ -14,8 +14,8 @@ import numpy as np
 
 from joulelab.clock import NS
 from joulelab.meter.curve import EnergyCurve
-from joulelab.meter.figures import EnergyFigure, Method, missing, total
-from joulelab.meter.series import SET_BACK, Array, DeviceSeries, Trace
+from joulelab.meter.figures import COVERED, EnergyFigure, Method, combined_half_width_j, missing, total
+from joulelab.meter.series import Array, DeviceSeries, Trace
 
 COMPONENTS = ("gpu", "cpu", "dram", "cpu_estimate")
 NO_READING = "the trace has no reading in this window"
@@ -66,15 +66,16 @@ def both_paths(trace: Trace, component: str, windows: Sequence[Window]) -> TwoPa
     devices = [series for series in counted if series.counter_path and series.power_path]
     if not devices or not windows:
         return None
-    told = [(series, _told_windows(series, windows)) for series in devices]
+    counted_only = [(series, _without_faults(series, windows)) for series in devices]
     return TwoPaths(
-        counter=total(_over_windows(series, series.counter_path, "counter", left) for series, left in told),
-        integrated=total(_over_windows(series, series.power_path, "integrated", left) for series, left in told),
+        counter=total(_over_windows(series, series.counter_path, "counter", left) for series, left in counted_only),
+        integrated=total(_over_windows(series, series.power_path, "integrated", left) for series, left in counted_only),
     )
 
 
-def _told_windows(series: DeviceSeries, windows: Sequence[Window]) -> list[Window]:
-    return [piece for window in windows for piece in without(window, series.set_back_windows)]
+def _without_faults(series: DeviceSeries, windows: Sequence[Window]) -> list[Window]:
+    faults = [(begin, end) for begin, end, _ in series.counter_faults]
+    return [piece for window in windows for piece in without(window, faults)]
 
 
 def without(whole: Window, holes: Sequence[Window]) -> list[Window]:
@@ -96,34 +97,35 @@ def _over_windows(
         return missing("the stage never ran")
     if curve is None:
         return missing(NO_READING)
-    durations = [(end - start) / NS for start, end in windows]
-    return total((_window(series, curve, method, window) for window in windows), durations)
-
-
-def _window(series: DeviceSeries, curve: EnergyCurve, method: Method, window: Window) -> EnergyFigure:
-    energy_j, half_width_j, seen_s = curve.energy(*window)
-    duration_s = (window[1] - window[0]) / NS
-    if seen_s <= 0 or duration_s <= 0:
-        return missing(SET_BACK if _was_set_back(series, window) else NO_READING)
+    energy_j, errors, covered_s = curve.energy(windows)
+    duration_s = sum(end - start for start, end in windows) / NS
+    faults = _faults(series, windows)
+    if covered_s <= 0 or duration_s <= 0:
+        return missing("; ".join(faults) or NO_READING)
+    reasons = [str(series.facts["reason"]), *faults] if series.facts.get("reason") else faults
+    coverage = min(1.0, covered_s / duration_s)
     return EnergyFigure(
         energy_j=energy_j,
         method=method,
-        coverage=min(1.0, seen_s / duration_s),
-        half_width_j=half_width_j,
+        coverage=coverage,
+        half_width_j=combined_half_width_j(errors),
+        errors=errors,
         gain_error_rel=series.gain_error_rel,
         sources=(series.device,),
-        reason="; ".join(_remarks(series, window)) or None,
+        reason="; ".join(reasons) or None,
+        lower_bound=coverage < COVERED,
     )
 
 
-def _remarks(series: DeviceSeries, window: Window) -> list[str]:
-    """What is wrong with a figure that is there: the device's own flaw, and what befell its counter in the window."""
-    remarks = [str(series.facts["reason"])] if series.facts.get("reason") else []
-    return [*remarks, SET_BACK] if _was_set_back(series, window) else remarks
-
-
-def _was_set_back(series: DeviceSeries, window: Window) -> bool:
-    return any(start < window[1] and end > window[0] for start, end in series.set_back_windows)
+def _faults(series: DeviceSeries, windows: Sequence[Window]) -> list[str]:
+    """What happened to the counter during the windows."""
+    return list(
+        dict.fromkeys(
+            reason
+            for begin, end, reason in series.counter_faults
+            if any(begin < window[1] and end > window[0] for window in windows)
+        )
+    )
 
 
 def power_curve(series: DeviceSeries) -> tuple[Array, Array]:

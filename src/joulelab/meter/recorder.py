@@ -37,6 +37,8 @@ PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
 SETTLE_S = 0.2
 STANDBY_S = 0.5
+# A sensor whose reading takes longer than this has a gap: its buffers may have run over meanwhile.
+HUNG_S = 1.0
 READY = "ready"
 STOP = "stop"
 GONE = "the measured program is gone"
@@ -221,12 +223,16 @@ class Recorder:
         """One reading; the first and the last are edges of the trace, for which a sensor may want to read more."""
         late_s = (time.monotonic_ns() - scheduled.due_ns) / clock.NS
         read = getattr(scheduled.sensor, "read_edge", scheduled.sensor.read) if edge else scheduled.sensor.read
+        begin_ns = time.monotonic_ns()
         try:
-            lines: list[Line] = read()
+            lines: list[Line] = list(read())
         except Exception as error:  # logged as a gap and retried at the next deadline
             scheduled.failing = True
             gap = {"kind": "gap", **clock.now().fields(), "device": scheduled.name}
             return [{**gap, "reason": f"{type(error).__name__}: {error}"}]
+        took_s = (time.monotonic_ns() - begin_ns) / clock.NS
+        if took_s > max(HUNG_S, 2 * scheduled.sensor.interval_s):
+            lines.append({"kind": "gap", "device": scheduled.name, "reason": f"did not answer for {took_s:.1f} s"})
         stamp = clock.now().fields()
         kind_first = [{"kind": line["kind"], **stamp, **line} for line in lines]
         if kind_first and late_s > scheduled.sensor.interval_s:

@@ -1,8 +1,13 @@
-"""A trace as arrays: per device the counter, the polled power and the 20 ms samples, on the monotonic clock."""
+"""A trace as arrays: per device the counter, the polled power and the 20 ms samples, on the monotonic clock.
+
+What a counter says is judged here, interval by interval: it may wrap, be set back, jump, or not be read for so long
+that a wrap may hide. An interval over which it cannot be trusted says nothing; the others keep their joules.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.clock import NS
-from joulelab.meter.curve import EnergyCurve, counter_curve, polled_curve, sample_curve, shaped_curve
+from joulelab.meter.alignment import Lag, estimate_lag, lag_log_likelihood
+from joulelab.meter.curve import (
+    EnergyCurve,
+    Readings,
+    counter_curve,
+    joined_curve,
+    polled_curve,
+    sample_cells,
+    sample_curve,
+)
 from joulelab.meter.figures import Method
 from joulelab.meter.trace import read_lines, where_now
 from joulelab.meter.trace_columns import Pieces, read_rare_lines, read_readings
@@ -21,6 +35,15 @@ Array = NDArray[Any]
 # A wrapping counter that fell is taken as wrapped unless that needed this many times the power `max_gap_s` stands for.
 WRAP_MARGIN = 100.0
 SET_BACK = "the energy counter was set back"
+JUMPED = "the energy counter jumped by more than the device can draw"
+# A rise that needs this many times the device's limit is a jump: cards overshoot their limit by 30 % for milliseconds.
+JUMP_FACTOR = 3.0
+# No single device on sale in 2026 draws as much; for those that do not tell their limit.
+ANY_DEVICE_W = 5000.0
+# A reading that took longer was of an unknown moment; the next one makes up for it.
+SLOW_READ_S = 0.05
+# A gap in which a wrap may hide is still followed where that wrap would need this many times the most power seen.
+HIDDEN_WRAP_FACTOR = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,40 +67,105 @@ class DeviceSeries:
     samples_ns: Array
     samples_w: Array
     facts: dict[str, Any] = field(default_factory=dict)
+    counter_read_s: Array | None = None
+    """How long each reading of the counter took; None in traces that do not say."""
+    driver: SharedLag | None = None
+    """All devices that the same driver samples; None for one on its own."""
+
+    @cached_property
+    def readings(self) -> Readings | None:
+        """The counter as far as it can be used; None with fewer than two readings."""
+        usable = np.ones(len(self.counter_ns), dtype=bool)
+        if self.counter_read_s is not None:
+            usable = self.counter_read_s <= SLOW_READ_S
+        if usable.sum() < 2:
+            usable[:] = True
+        at_ns, joules = self.counter_ns[usable], self.counter_j[usable]
+        if len(at_ns) < 2:
+            return None
+        call_s = np.zeros(len(at_ns)) if self.counter_read_s is None else self.counter_read_s[usable]
+        return Readings(at_ns, joules, self._known(at_ns, joules), call_s, self.refresh_s)
+
+    def _known(self, at_ns: Array, joules: Array) -> Array:
+        """Per interval between two readings: whether the counter can be trusted over it."""
+        steps_s, steps_j = np.maximum(np.diff(at_ns) / NS, 1e-9), np.diff(joules)
+        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
+        known: Array = steps_j >= 0
+        if self.component != "cpu_estimate":
+            known &= steps_j <= most_w * (steps_s + self.refresh_s)
+        if max_gap_s := self.facts.get("max_gap_s"):
+            followed = known & (steps_s <= max_gap_s)
+            wrap_j = self.facts.get("wrap_j", math.inf)
+            seen_w = float((steps_j / steps_s)[followed].max(initial=0.0))
+            known &= followed | (wrap_j / steps_s > HIDDEN_WRAP_FACTOR * max(seen_w, 1.0))
+        return known
+
+    @property
+    def limit_w(self) -> float | None:
+        """The most the device can draw for long; None where it does not tell."""
+        limit: float | None = self.facts.get("power_limit_w")
+        return limit
 
     @cached_property
     def counter_path(self) -> EnergyCurve | None:
-        if len(self.counter_ns) < 2:
-            return None
         # CPU time comes in whole clock ticks, however little of it there is
         tick_j = self.refresh_s * self.facts["w_per_thread"] if self.component == "cpu_estimate" else 0.0
-        return counter_curve(self.counter_ns, self.counter_j, self.refresh_s, self.facts.get("max_gap_s"), tick_j)
+        return None if self.readings is None else counter_curve(self.readings, self.limit_w, tick_j)
 
     @cached_property
     def power_path(self) -> EnergyCurve | None:
         if len(self.samples_ns) > 2:
-            return sample_curve(self.samples_ns, self.samples_w)
-        return polled_curve(self.power_ns, self.power_w) if len(self.power_ns) > 1 else None
+            return sample_curve(self.samples_ns, self.samples_w, self.lag, self.limit_w)
+        return polled_curve(self.power_ns, self.power_w, self.limit_w) if len(self.power_ns) > 1 else None
 
     @cached_property
     def best_path(self) -> EnergyCurve | None:
         """The samples' shape at the counter's scale where there are both, else what there is."""
-        if self.counter_path and len(self.samples_ns) > 2:
-            return shaped_curve(self.samples_ns, self.samples_w, self.counter_ns, self.counter_j, self.refresh_s)
+        if self.readings is not None and len(self.samples_ns) > 2:
+            return joined_curve(self.samples_ns, self.samples_w, self.readings, self.lag, self.limit_w)
         return self.counter_path or self.power_path
 
+    @property
+    def lag(self) -> Lag:
+        return self.driver.lag if self.driver is not None else estimate_lag([self.lag_likelihood])
+
     @cached_property
-    def set_back_windows(self) -> list[tuple[int, int]]:
-        """Between which readings the counter was set back; readings tell of half a refresh before them."""
-        late_ns = round(self.refresh_s / 2 * NS)
-        places = np.flatnonzero(np.diff(self.counter_j) < 0)
-        return [(int(self.counter_ns[k]) - late_ns, int(self.counter_ns[k + 1]) - late_ns) for k in places]
+    def lag_likelihood(self) -> Array:
+        """What this device's samples and counter say about the lag of the driver's samples."""
+        if self.readings is None or len(self.samples_ns) <= 2:
+            return np.zeros(1)
+        origin = int(self.samples_ns[0])
+        cells = sample_cells(origin, self.samples_ns, self.samples_w)
+        return lag_log_likelihood(self.readings.compared_with(cells, origin))
+
+    @cached_property
+    def counter_faults(self) -> list[tuple[int, int, str]]:
+        """Between which moments the counter was set back or jumped; readings are of half a refresh before them."""
+        if self.readings is None:
+            return []
+        at_ns, steps_j = self.readings.at_ns - round(self.refresh_s / 2 * NS), np.diff(self.readings.joules)
+        steps_s = np.diff(at_ns) / NS
+        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
+        jumped = (steps_j > most_w * (steps_s + self.refresh_s)) & (self.component != "cpu_estimate")
+        places = np.flatnonzero(~self.readings.known & ((steps_j < 0) | jumped))
+        return [(int(at_ns[k]), int(at_ns[k + 1]), SET_BACK if steps_j[k] < 0 else JUMPED) for k in places]
 
     @property
     def method(self) -> Method:
         if self.component == "cpu_estimate":
             return "estimated"
         return "counter" if len(self.counter_ns) > 1 else "integrated"
+
+
+class SharedLag:
+    """The lag of one driver's samples, estimated from all its devices together when it is first needed."""
+
+    def __init__(self) -> None:
+        self.devices: list[DeviceSeries] = []
+
+    @cached_property
+    def lag(self) -> Lag:
+        return estimate_lag([series.lag_likelihood for series in self.devices])
 
 
 @dataclass(frozen=True)
@@ -120,7 +208,12 @@ def load_trace(path: Path) -> Trace:
         return collector.trace()
     for line in read_rare_lines(path):
         collector.take(line)
-    collector.pieces = {"counters": readings.counters, "powers": readings.powers, "samples": readings.samples}
+    collector.pieces = {
+        "counters": readings.counters,
+        "powers": readings.powers,
+        "samples": readings.samples,
+        "read_times": readings.read_times,
+    }
     collector.stamps += readings.stamps
     return collector.trace()
 
@@ -131,6 +224,7 @@ class _Collector:
         self.counters: dict[str, list[tuple[int, float]]] = {}
         self.powers: dict[str, list[tuple[int, float]]] = {}
         self.samples: dict[str, list[tuple[int, float]]] = {}
+        self.read_times: dict[str, list[tuple[int, float]]] = {}
         self.pieces: dict[str, Pieces] = {}
         """The same three as arrays, where the trace has columns."""
         self.gaps: list[Gap] = []
@@ -150,6 +244,7 @@ class _Collector:
             if line.get("energy_counter_j") is not None:
                 stamp = line.get("counter_mono_ns", mono_ns)
                 self.counters.setdefault(line["device"], []).append((stamp, line["energy_counter_j"]))
+                self.read_times.setdefault(line["device"], []).append((stamp, line.get("counter_read_s", 0.0)))
         elif kind == "samples":
             self._take_samples(line)
         elif kind == "rapl":
@@ -189,7 +284,11 @@ class _Collector:
 
     def trace(self) -> Trace:
         head = self.header
-        devices = tuple(self._note_set_backs(self._series(device)) for device in head.get("devices", ()))
+        driver = SharedLag()
+        devices = tuple(replace(self._series(device), driver=driver) for device in head.get("devices", ()))
+        driver.devices += [series for series in devices if series.component == "gpu"]
+        for series in devices:
+            self._note_faults(series)
         return Trace(
             header=head,
             devices=devices,
@@ -202,11 +301,10 @@ class _Collector:
             offset_s=head.get("wall_minus_mono_s", 0.0),
         )
 
-    def _note_set_backs(self, series: DeviceSeries) -> DeviceSeries:
-        """What a counter had counted before it was set back (a driver reload, say) is a gap like any other."""
-        for place in np.flatnonzero(np.diff(series.counter_j) < 0):
-            self.gaps.append(Gap(series.device, int(series.counter_ns[place + 1]), SET_BACK))
-        return series
+    def _note_faults(self, series: DeviceSeries) -> None:
+        """Where a counter was set back (a driver reload, say) or jumped: a gap like any other."""
+        for _, end_ns, reason in series.counter_faults:
+            self.gaps.append(Gap(series.device, end_ns + round(series.refresh_s / 2 * NS), reason))
 
     def _series(self, device: dict[str, Any]) -> DeviceSeries:
         name = device["device"]
@@ -217,6 +315,7 @@ class _Collector:
             counter_j = unwrap(counter_ns, counter_j, device["wrap_j"], device.get("facts", {}).get("max_gap_s"))
         power_ns, power_w = self._readings("powers", name)
         samples_ns, samples_w = self._readings("samples", name)
+        _, read_times = self._readings("read_times", name)
         order = np.lexsort((samples_w, samples_ns))
         samples_ns, samples_w = samples_ns[order], samples_w[order]
         return DeviceSeries(
@@ -232,7 +331,8 @@ class _Collector:
             power_w=power_w,
             samples_ns=samples_ns,
             samples_w=samples_w,
-            facts=device.get("facts", {}),
+            facts=device.get("facts", {}) | ({"wrap_j": device["wrap_j"]} if device.get("wrap_j") else {}),
+            counter_read_s=read_times if len(read_times) == len(counter_ns) else None,
         )
 
     def _readings(self, what: str, device: str) -> tuple[Array, Array]:

@@ -23,8 +23,8 @@ Pieces = dict[str, list[tuple[Array, Array]]]
 READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host", "cores")
 _RARE_COLUMNS = ["kind", "timestamp", "mono_ns", "device", REST]
 _READING_COLUMNS = [
-    *("kind", "mono_ns", "device", "power_watts", "energy_counter_j", "counter_mono_ns", "busy_thread_s"),
-    *("sample_us", "sample_mw", "wall_us", "wall_us_mono_ns", "rapl", "counters_j", MISFIT),
+    *("kind", "mono_ns", "device", "power_watts", "energy_counter_j", "counter_mono_ns", "counter_read_s"),
+    *("busy_thread_s", "sample_us", "sample_mw", "wall_us", "wall_us_mono_ns", "rapl", "counters_j", MISFIT),
 ]
 
 
@@ -33,6 +33,7 @@ class Readings:
     counters: Pieces = field(default_factory=dict)
     powers: Pieces = field(default_factory=dict)
     samples: Pieces = field(default_factory=dict)
+    read_times: Pieces = field(default_factory=dict)
     stamps: list[int] = field(default_factory=list)
     """First and last stamp of each piece of the trace."""
     misfit: bool = False
@@ -77,12 +78,17 @@ def _take(found: Readings, columns: dict[str, Any]) -> None:
     power_w, has_power = numbers_in(columns["power_watts"], float)
     counter_j, has_counter = numbers_in(columns["energy_counter_j"], float)
     counter_ns, has_stamp = numbers_in(columns["counter_mono_ns"], np.int64)
+    read_s = np.zeros(len(counter_j))
+    if "counter_read_s" in columns:  # traces of the first release do not have it
+        read_s = np.nan_to_num(numbers_in(columns["counter_read_s"], float)[0])
     busy_s, has_busy = numbers_in(columns["busy_thread_s"], float)
     gpu, estimate, samples = is_kind("gpu"), is_kind("estimate"), is_kind("samples")
     for number, device in enumerate(devices):
         mine = device_codes == number
         _add(found.powers, device, mono_ns, power_w, mine & gpu & has_power)
-        _add(found.counters, device, np.where(has_stamp, counter_ns, mono_ns), counter_j, mine & gpu & has_counter)
+        counted, stamps_ns = mine & gpu & has_counter, np.where(has_stamp, counter_ns, mono_ns)
+        _add(found.counters, device, stamps_ns, counter_j, counted)
+        _add(found.read_times, device, stamps_ns, read_s, counted)
         _add(found.counters, device, mono_ns, busy_s, mine & estimate & has_busy)
         _take_samples(found, device, columns, np.flatnonzero(mine & samples))
     _take_map(found, columns["rapl"], np.flatnonzero(is_kind("rapl")), mono_ns, "rapl:")

@@ -28,7 +28,7 @@ MISFIT = "misfit"
 TEXTS = ("kind", "timestamp", "device", "gpu_uuid", "gpu_name")
 INTEGERS = ("mono_ns", "counter_mono_ns", "wall_us", "wall_us_mono_ns", "gpu_index", "throttle_reasons")
 NUMBERS = (
-    *("power_watts", "energy_counter_j", "power_limit_w", "busy_thread_s", "late_s"),
+    *("power_watts", "energy_counter_j", "counter_read_s", "power_limit_w", "busy_thread_s", "late_s"),
     *("gpu_utilization_percent", "memory_utilization_percent", "cpu_utilization_percent"),
     *("memory_used_MB", "memory_total_MB", "host_memory_used_MB", "temperature_C"),
     *("sm_clock_MHz", "memory_clock_MHz"),
@@ -190,6 +190,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
         with pq.ParquetFile(path) as file:
             if REST not in file.schema_arrow.names:
                 raise JoulelabError(f"{path} is a Parquet file, and not a trace of joulelab")
-            yield from file.iter_batches(batch_size=_ROWS, columns=columns)
+            known = [name for name in columns if name in file.schema_arrow.names] if columns else None
+            yield from file.iter_batches(batch_size=_ROWS, columns=known)
     except (pa.ArrowInvalid, OSError) as error:
         raise JoulelabError(f"{path} cannot be read: {error}", "restore it from a copy") from None

@@ -25,6 +25,9 @@ from joulelab.units import BYTES_PER_MB
 COUNTER_SHARE = 0.01
 # Without the 20 ms buffer the instant field is polled at its refresh period instead.
 POLL_WITHOUT_BUFFER_S = 0.1
+# Readings this much further apart than asked for meet the 100 ms refresh at every phase in turn, which tells how old
+# each value is (alignment.py); in step with it, their age would be one unknown number.
+OUT_OF_STEP = 1.027
 # The buffer goes back 2.4 s: read less often, it would leave holes.
 BUFFER_HOLDS_S = 2.0
 # A driver that was restarted answers only to those who ask anew.
@@ -37,8 +40,8 @@ class NoCardAnswers(Exception):
 
 class NvmlSensor:
     def __init__(self, config: EnergyConfig, pid: int, nvml: Any = None) -> None:
-        self.interval_s = config.sample_interval_s
-        self._counter_interval_s = config.counter_interval_s
+        self.interval_s = OUT_OF_STEP * config.sample_interval_s
+        self._counter_interval_s = OUT_OF_STEP * config.counter_interval_s
         self._wanted = config.gpus
         self._nvml = nvml
         self._cards: list[Card] = []

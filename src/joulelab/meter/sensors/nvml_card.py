@@ -186,9 +186,15 @@ class Card:
         }
 
     def _counter(self) -> Line:
+        """The value is of some moment within the call, which takes milliseconds, or seconds where the driver hangs."""
         before = time.monotonic_ns()
         energy_mj = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        return {"energy_counter_j": energy_mj / 1000, "counter_mono_ns": (before + time.monotonic_ns()) // 2}
+        after = time.monotonic_ns()
+        return {
+            "energy_counter_j": energy_mj / 1000,
+            "counter_mono_ns": (before + after) // 2,
+            "counter_read_s": round((after - before) / 1e9, 6),
+        }
 
     def _time_counter(self) -> float | None:
         """Mean seconds of one counter call; None where the card has no counter."""

@@ -1,0 +1,220 @@
+"""When a counter reading is of, on the time axis of the 20 ms samples; and by how much the samples lag.
+
+A GPU's energy counter is refreshed every 100 ms, so a reading tells the energy at the last refresh before it: its age
+is between 0 and one refresh period. A sample tells the mean power up to some milliseconds before its stamp: the lag.
+Both are unknown and both move energy between neighboring windows.
+
+They show in the data. For a phase of the refresh clock and a lag, the counter's steps must equal the samples' integral
+between the same moments. Readings whose ages differ (the recorder reads out of step with the refresh, `nvml.py`) then
+single out the phase, and with it the lag. The refresh clock of an H200 kept its phase within 3 ms over 100 s, so it is
+fitted per `CHUNK` of readings; the lag belongs to the driver and is one number for all cards of a trace.
+
+The posterior is evaluated on a grid. Where the data say little (a short trace, readings in step with the refresh) the
+prior remains: a lag between 0 and 20 ms. All times are relative to the counter: if the counter itself follows the load
+late, this cannot show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+SAMPLE_S = 0.02
+LAG_PRIOR_S = (0.0, 0.02)
+LAG_PRIOR_TAIL_S = 0.003
+LAGS_S = np.arange(-0.010, 0.0301, 0.001)
+PHASES = 50
+CHUNK = 256
+# Half a step of the phase's grid and some jitter of the clock.
+CLOSE_S = 0.0015
+# Chunks that the lag is estimated from; more would add little and take long for a day's trace.
+LAG_CHUNKS = 4
+BLOCK = 16
+# Residuals have heavier tails than normal, neighbors are correlated, and the model is not exact: a Student likelihood
+# of reduced weight, and a floor for the error of the lag. Both were set by simulation (scripts/audit_intervals.py).
+STUDENT_DF = 5.0
+TEMPER = 0.3
+LAG_MODEL_SD_S = 0.0008
+# Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
+SCALE = 0.99
+SCALE_SD = 0.02
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Of the samples against the counter: mean and 95 % half-width."""
+
+    mean_s: float
+    half_width_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One card's samples and counter readings, in seconds on the samples' time axis.
+
+    `steps_j` is what the counter rose by between each two readings, NaN where samples do not cover that time.
+    """
+
+    edges_s: Floats
+    cell_j: Floats
+    shape_j: Floats
+    """Per cell: 95 % half-width of the joules up to somewhere inside it."""
+    read_s: Floats
+    steps_j: Floats
+    call_s: Floats
+    """Per reading: how long the call took."""
+    refresh_s: float
+
+    def chunks(self) -> list[slice]:
+        """Of about `CHUNK` readings each; a few left over go with the others."""
+        number = max(1, round(len(self.read_s) / CHUNK))
+        edges = np.linspace(0, len(self.read_s), number + 1).astype(int)
+        return [slice(int(a), int(b)) for a, b in pairwise(edges) if b - a >= 2]
+
+    def moments(self, chunk: slice, lags_s: Floats) -> tuple[Floats, Floats]:
+        """[phase, lag, reading] -> the time on the samples' axis that the reading is of, and the integral up to it.
+
+        The call to read takes milliseconds, and when in it the value was taken is unknown. A reading that close to a
+        refresh may be from the other side of it, a whole period off. The sides are chosen that leave the smallest
+        differences between the counter's steps and the samples': the cheapest path through the readings (Viterbi).
+        """
+        phases = (np.arange(PHASES) + 0.5) / PHASES * self.refresh_s
+        read_s, close_s = self.read_s[chunk], self.call_s[chunk] / 2 + CLOSE_S
+        age = (read_s[None, :] - phases[:, None]) % self.refresh_s
+        moments = (read_s[None, :] - age)[:, None, :] + lags_s[None, :, None]
+        cumulative = np.concatenate([[0.0], np.cumsum(self.cell_j)])
+        integral = np.interp(moments, self.edges_s, cumulative)
+        side_s = np.where(age < close_s, -self.refresh_s, np.where(age > self.refresh_s - close_s, self.refresh_s, 0.0))
+        if not side_s.any():
+            return moments, integral
+        other = moments + side_s[:, None, :]
+        other_integral = np.interp(other, self.edges_s, cumulative)
+        chosen = _cheapest_sides(self.steps_j[chunk.start : chunk.stop - 1], integral, other_integral)
+        return np.where(chosen, other, moments), np.where(chosen, other_integral, integral)
+
+    def log_likelihood(self, chunk: slice, lags_s: Floats) -> Floats:
+        """[phase, lag] -> tempered Student likelihood of the counter's steps, given the samples' integral between them.
+
+        The scale between the two is free in each block of readings, with the usual ratio as its prior: it changes a
+        little with the load.
+        """
+        steps_j = self.steps_j[chunk.start : chunk.stop - 1]
+        usable = np.isfinite(steps_j)
+        if not usable.any():
+            return np.zeros((PHASES, len(lags_s)))
+        moments, integral = self.moments(chunk, lags_s)
+        cell = np.clip(np.searchsorted(self.edges_s, moments, side="right") - 1, 0, len(self.cell_j) - 1)
+        shape_j2 = (self.shape_j[cell] / 1.96) ** 2
+        sampled_j = np.diff(integral, axis=-1)[..., usable]
+        # averaged over the grid: otherwise the times with the least uncertainty would win, whatever the residuals
+        unsure_j2 = (shape_j2[..., 1:] + shape_j2[..., :-1])[..., usable].mean(axis=(0, 1))
+        steps_j = steps_j[usable]
+        floor_j = 0.002 * max(float(np.median(np.abs(steps_j))), 1e-9)
+        residuals = np.concatenate(
+            [
+                _residuals(steps_j[k : k + BLOCK], sampled_j[..., k : k + BLOCK], floor_j)
+                for k in range(0, len(steps_j), BLOCK)
+            ],
+            axis=-1,
+        )
+        spread = np.median(np.abs(residuals), axis=-1) / 0.6745
+        variance = max(float(spread.min()), floor_j) ** 2 + unsure_j2
+        terms = (STUDENT_DF + 1) / 2 * np.log1p(residuals**2 / variance / STUDENT_DF) + np.log(variance) / 2
+        likelihood: Floats = -TEMPER * terms.sum(axis=-1)
+        return likelihood
+
+
+def _cheapest_sides(steps_j: Floats, integral: Floats, other: Floats) -> NDArray[np.bool_]:
+    """[phase, lag, reading] -> whether the other side of the refresh fits the counter's steps better."""
+    usable = np.isfinite(steps_j)
+    rises_j = np.diff(integral, axis=-1)[..., usable]
+    scale = np.nansum(steps_j) / np.maximum(rises_j.sum(axis=-1), 1e-9) if usable.any() else np.ones(integral.shape[:2])
+    scale = np.clip(scale, SCALE - 2 * SCALE_SD, SCALE + 2 * SCALE_SD)
+    sides = np.stack([integral, other]) * scale[..., None]
+    cost = np.zeros((2, *integral.shape[:2]))
+    came_from = np.zeros((2, *integral.shape), dtype=bool)
+    for k in range(1, integral.shape[-1]):
+        if not usable[k - 1]:
+            came_from[..., k] = (cost[1] < cost[0])[None]
+            cost = np.repeat(cost.min(axis=0)[None], 2, axis=0)
+            continue
+        # [to, from, phase, lag]
+        paths = cost[None] + np.abs(steps_j[k - 1] - (sides[:, None, ..., k] - sides[None, :, ..., k - 1]))
+        came_from[..., k] = paths[:, 1] < paths[:, 0]
+        cost = paths.min(axis=1)
+    chosen = np.zeros(integral.shape, dtype=bool)
+    state = cost[1] < cost[0]
+    for k in range(integral.shape[-1] - 1, -1, -1):
+        chosen[..., k] = state
+        state = np.where(state, came_from[1, ..., k], came_from[0, ..., k])
+    return chosen
+
+
+def _residuals(steps_j: Floats, sampled_j: Floats, sigma_j: float) -> Floats:
+    prior = (sigma_j / SCALE_SD) ** 2
+    scale = ((sampled_j * steps_j).sum(axis=-1) + prior * SCALE) / ((sampled_j**2).sum(axis=-1) + prior)
+    residuals: Floats = steps_j - scale[..., None] * sampled_j
+    return residuals
+
+
+def lag_log_likelihood(evidence: Evidence) -> Floats:
+    """What one card says about each of `LAGS_S`."""
+    found = np.zeros(len(LAGS_S))
+    chunks = evidence.chunks()
+    for number in np.unique(np.linspace(0, len(chunks) - 1, LAG_CHUNKS).astype(int)) if chunks else ():
+        likelihood = evidence.log_likelihood(chunks[number], LAGS_S)
+        top = likelihood.max(axis=0)
+        found += np.log(np.exp(likelihood - top).mean(axis=0)) + top
+    return found
+
+
+def estimate_lag(log_likelihoods: Sequence[Floats]) -> Lag:
+    """One lag for all cards of a driver."""
+    low, high = LAG_PRIOR_S
+    outside = np.maximum(0.0, np.maximum(low - LAGS_S, LAGS_S - high))
+    posterior = sum(log_likelihoods, -0.5 * (outside / LAG_PRIOR_TAIL_S) ** 2)
+    weight = np.exp(posterior - posterior.max())
+    weight /= weight.sum()
+    mean_s = float(weight @ LAGS_S)
+    variance = float(weight @ (LAGS_S - mean_s) ** 2) + LAG_MODEL_SD_S**2
+    return Lag(mean_s, 1.96 * math.sqrt(variance))
+
+
+@dataclass(frozen=True, eq=False)
+class Alignment:
+    """Every reading on the samples' time axis."""
+
+    at_s: Floats
+    sd_s: Floats
+    """Per reading: standard deviation of its time against the other readings'."""
+    common_sd_s: float
+    """Standard deviation of what moves all of them together."""
+
+    def only(self, chosen: NDArray[np.bool_]) -> Alignment:
+        return Alignment(self.at_s[chosen], self.sd_s[chosen], self.common_sd_s)
+
+
+def align(evidence: Evidence, lag: Lag) -> Alignment:
+    """The readings' times, chunk by chunk, each with the refresh phases that fit it."""
+    read_s, refresh_s = evidence.read_s, evidence.refresh_s
+    at_s, sd_s = read_s - refresh_s / 2 + lag.mean_s, np.full(len(read_s), refresh_s / math.sqrt(12))
+    lags_s, common_s2 = np.array([lag.mean_s]), [LAG_MODEL_SD_S**2]
+    for chunk in evidence.chunks():
+        likelihood = evidence.log_likelihood(chunk, lags_s)[:, 0]
+        weight = np.exp(likelihood - likelihood.max())
+        weight /= weight.sum()
+        moments = evidence.moments(chunk, lags_s)[0][:, 0]
+        at_s[chunk] = weight @ moments
+        common = moments.mean(axis=1)
+        relative = moments - common[:, None]
+        common_s2.append(float(weight @ (common - weight @ common) ** 2) + LAG_MODEL_SD_S**2)
+        grid_s2 = (refresh_s / PHASES) ** 2 / 12
+        sd_s[chunk] = np.sqrt(weight @ (relative - weight @ relative) ** 2 + grid_s2)
+    return Alignment(at_s, sd_s, math.sqrt(max(common_s2)))
