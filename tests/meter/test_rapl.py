@@ -122,21 +122,21 @@ def test_the_domains_are_read_twice_within_the_shortest_wrap(tree):
 
 
 def test_two_packages_that_wrap_at_different_ranges_add_up(tmp_path):
-    """One range for both made 30 J of these 1,030 J once."""
+    """One range for both made 3 J of these 103 J once."""
     root = tmp_path / "powercap"
-    domain(root, "intel-rapl:0", "package-0", 900_000_000, wrap_uj=1_000_000_000)
-    domain(root, "intel-rapl:1", "package-1", 100_000_000, wrap_uj=5_000_000_000)
+    domain(root, "intel-rapl:0", "package-0", 90_000_000, wrap_uj=100_000_000)
+    domain(root, "intel-rapl:1", "package-1", 10_000_000, wrap_uj=500_000_000)
     config = EnergyConfig(rapl_root=str(root), gpus="none", sample_interval_s=0.1)
     meter = Meter(tmp_path / "t.jsonl", tmp_path / "e.jsonl", config)
     meter.start()
     begin = time.monotonic_ns()
     time.sleep(0.3)
-    (root / "intel-rapl:0" / "energy_uj").write_text("430000000")  # 530 J on, over the edge
-    (root / "intel-rapl:1" / "energy_uj").write_text("600000000")
+    (root / "intel-rapl:0" / "energy_uj").write_text("43000000")  # 53 J on, over the edge
+    (root / "intel-rapl:1" / "energy_uj").write_text("60000000")
     time.sleep(0.3)
     end = time.monotonic_ns()
     meter.stop()
-    assert component_energy(load_trace(tmp_path / "t.jsonl"), "cpu", [(begin, end)]).energy_j == pytest.approx(1030)
+    assert component_energy(load_trace(tmp_path / "t.jsonl"), "cpu", [(begin, end)]).energy_j == pytest.approx(103)
 
 
 def test_on_a_shared_node_rapl_is_labelled_and_not_counted(tree, monkeypatch):

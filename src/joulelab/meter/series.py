@@ -39,7 +39,7 @@ JUMPED = "the energy counter jumped by more than the device can draw"
 # A rise that needs this many times the device's limit is a jump: cards overshoot their limit by 30 % for milliseconds.
 JUMP_FACTOR = 3.0
 # No single device on sale in 2026 draws as much; for those that do not tell their limit.
-ANY_DEVICE_W = 5000.0
+ANY_DEVICE_W = 3000.0
 # A reading that took longer was of an unknown moment; the next one makes up for it.
 SLOW_READ_S = 0.05
 # A gap in which a wrap may hide is still followed where that wrap would need this many times the most power seen.
@@ -89,16 +89,20 @@ class DeviceSeries:
     def _known(self, at_ns: Array, joules: Array) -> Array:
         """Per interval between two readings: whether the counter can be trusted over it."""
         steps_s, steps_j = np.maximum(np.diff(at_ns) / NS, 1e-9), np.diff(joules)
-        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
-        known: Array = steps_j >= 0
-        if self.component != "cpu_estimate":
-            known &= steps_j <= most_w * (steps_s + self.refresh_s)
+        known: Array = (steps_j >= 0) & ~self._jumped(steps_s, steps_j)
         if max_gap_s := self.facts.get("max_gap_s"):
-            followed = known & (steps_s <= max_gap_s)
-            wrap_j = self.facts.get("wrap_j", math.inf)
-            seen_w = float((steps_j / steps_s)[followed].max(initial=0.0))
-            known &= followed | (wrap_j / steps_s > HIDDEN_WRAP_FACTOR * max(seen_w, 1.0))
+            # `max_gap_s` is half a wrap at the most power a package can draw: within twice that, none can hide
+            followed = known & (steps_s <= 2 * max_gap_s)
+            highest_w = float((steps_j / steps_s)[followed].max(initial=0.0))
+            wrap_j = self.facts.get("wrap_j", 0.0)
+            known &= followed | ((wrap_j / steps_s > HIDDEN_WRAP_FACTOR * max(highest_w, 1.0)) & followed.any())
         return known
+
+    def _jumped(self, steps_s: Array, steps_j: Array) -> Array:
+        """A rise that the device cannot have drawn. The estimate has no counter that could jump."""
+        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
+        jumped: Array = (steps_j > most_w * (steps_s + self.refresh_s)) & (self.component != "cpu_estimate")
+        return jumped
 
     @property
     def limit_w(self) -> float | None:
@@ -144,10 +148,7 @@ class DeviceSeries:
         if self.readings is None:
             return []
         at_ns, steps_j = self.readings.at_ns - round(self.refresh_s / 2 * NS), np.diff(self.readings.joules)
-        steps_s = np.diff(at_ns) / NS
-        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
-        jumped = (steps_j > most_w * (steps_s + self.refresh_s)) & (self.component != "cpu_estimate")
-        places = np.flatnonzero(~self.readings.known & ((steps_j < 0) | jumped))
+        places = np.flatnonzero((steps_j < 0) | self._jumped(np.diff(at_ns) / NS, steps_j))
         return [(int(at_ns[k]), int(at_ns[k + 1]), SET_BACK if steps_j[k] < 0 else JUMPED) for k in places]
 
     @property

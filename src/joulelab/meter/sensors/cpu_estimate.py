@@ -181,6 +181,7 @@ def _describe(device: str, whose: str, counted: bool = True) -> Device:
     row = row_for(processor)
     facts: dict[str, object] = {
         "w_per_thread": row.rated_w / row.threads,
+        "power_limit_w": row.rated_w / row.threads * (os.cpu_count() or 1),
         "source": row.source,
         "model": f"CPU time of {whose} x rated watts per hardware thread",
     }

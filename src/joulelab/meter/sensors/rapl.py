@@ -5,8 +5,9 @@ is recorded and shown, never added. Some laptops show a package twice, through i
 (`intel-rapl-mmio`): one of the two counts.
 
 The counter wraps at `max_energy_range_uj`, which differs by domain and goes into the trace's header, where the reader
-unwraps it. That works while at most one wrap lies between two readings, so the domains are read at least twice within
-the shortest wrap at a power no package reaches; `max_gap_s` tells the reader from where on a gap hides a wrap.
+unwraps it. That works while at most one wrap lies between two readings, so the domains are first read at least twice
+within the shortest wrap at a power no package reaches, and then, once their power is known, `READS_PER_WRAP` times within
+a wrap at the highest power seen. `max_gap_s` tells the reader from where on a gap may hide a wrap.
 
 RAPL knows no processes: on a node shared with other jobs its joules are labelled and stay out of the total.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulelab.clock import NS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.sensors.slurm_share import why_shared
@@ -29,6 +32,7 @@ REFRESH_S = 0.001
 # Above any package on sale (500 W rated in 2025, more in short bursts); a platform has several.
 MOST_PACKAGE_W = 1000.0
 SHORTEST_INTERVAL_S = 0.02
+READS_PER_WRAP = 8
 # /sys/class/powercap is flat; a copied tree may be nested as the kernel's own is.
 PLACES = ("*/energy_uj", "*/*/energy_uj", "*/*/*/energy_uj")
 
@@ -55,7 +59,9 @@ class Domain:
 
 class RaplSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
-        self.interval_s = config.sample_interval_s
+        self.interval_s = self._asked_s = config.sample_interval_s
+        self._last: tuple[int, dict[str, float]] | None = None
+        self._highest_w: dict[str, float] = {}
         self._root = Path(config.rapl_root)
         self._node_shared = config.node_shared
         self._domains: list[Domain] = []
@@ -86,12 +92,30 @@ class RaplSensor:
 
     def read(self) -> list[Line]:
         counters = {domain.label: int((domain.folder / "energy_uj").read_text()) * UJ for domain in self._domains}
+        self._adapt_interval(counters)
         lines: list[Line] = [{"kind": "rapl", "device": "host", "rapl": counters}]
         for domain in self._unread:
             text = f"{domain.folder / 'energy_uj'} is not readable for this user; its joules lie inside others' anyway"
             lines.append({"kind": "warning", "device": f"rapl:{domain.label}", "text": text})
         self._unread = []
         return lines
+
+    def _adapt_interval(self, counters: dict[str, float]) -> None:
+        """Read as often as the smallest range needs at the power that its domain draws."""
+        now_ns = time.monotonic_ns()
+        if self._last is not None:
+            elapsed_s, before = (now_ns - self._last[0]) / NS, self._last[1]
+            for domain in self._domains:
+                if domain.wrap_j is not None and elapsed_s > 0:
+                    rise_j = (counters[domain.label] - before[domain.label]) % domain.wrap_j
+                    self._highest_w[domain.label] = max(self._highest_w.get(domain.label, 0.0), rise_j / elapsed_s)
+            needed = [
+                domain.wrap_j / READS_PER_WRAP / max(self._highest_w[domain.label], 1.0)
+                for domain in self._domains
+                if domain.label in self._highest_w and domain.wrap_j is not None
+            ]
+            self.interval_s = max(SHORTEST_INTERVAL_S, min([self._asked_s, *needed]))
+        self._last = now_ns, counters
 
     def close(self) -> None:
         pass
@@ -130,8 +154,16 @@ def _wrap_j(folder: Path) -> float | None:
     return int(text) * UJ if text and text.isdigit() else None
 
 
+def _limit_w(folder: Path) -> float | None:
+    """The highest of its power limits, of which the kernel enforces the long-term and the short-term one."""
+    texts = [_text(path) for path in folder.glob("constraint_*_power_limit_uw")]
+    return max((int(text) * UJ for text in texts if text and text.isdigit()), default=0.0) or None
+
+
 def _describe(domain: Domain, packages: int, shared: str | None) -> Device:
     facts: dict[str, object] = {"max_gap_s": domain.max_gap_s(packages), "folder": str(domain.folder)}
+    if limit_w := _limit_w(domain.folder):
+        facts["power_limit_w"] = limit_w
     if shared:
         facts |= {"node_wide": True, "reason": shared}
     elif not domain.counted:
