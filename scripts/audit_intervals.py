@@ -208,9 +208,9 @@ def rows(trials: list[Trial]) -> list[Row]:
     for trial in trials:
         groups.setdefault((trial.cards, trial.load, trial.window_s), []).append(trial)
     found = []
-    for (cards, load, window_s), group in sorted(
-        groups.items(), key=lambda item: (item[0][0], list(LOADS).index(item[0][1]), item[0][2])
-    ):
+    order = list(LOADS)
+    for key in sorted(groups, key=lambda key: (key[0], order.index(key[1]), key[2])):
+        (cards, load, window_s), group = key, groups[key]
         hits = np.array([abs(trial.error_j) <= trial.half_width_j for trial in group])
         lags = np.array([trial.lag_s for trial in group])
         errors = np.array([abs(trial.error_j) / trial.true_j for trial in group])
@@ -242,23 +242,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     options = parser.parse_args()
     found = simulate(options.windows, options.traces, options.jobs)
-    print(
-        f"95 % intervals of simulated cards: {options.windows} windows per cell, {len(LAGS_S)} lags pooled in each row"
-    )
-    print(
-        f"{'cards':>5} {'load':>7} {'window':>8} {'coverage':>9} {'lowest lag':>10} {'p95 error':>10} {'half-width':>10}"
-    )
+    print(f"95 % intervals of simulated cards, {options.windows} windows per cell; rows pool {len(LAGS_S)} lags")
+    titles = ("cards", "load", "window", "coverage", "lowest lag", "p95 error", "half-width")
+    print("".join(f"{title:>12}" for title in titles))
     for row in found:
-        print(
-            f"{row.cards:>5} {row.load:>7} {row.window_s:>6g} s {100 * row.coverage:>7.1f} % {100 * row.lowest_coverage:>8.1f} %"
-            f" {100 * row.p95_error_rel:>8.3f} % {100 * row.median_half_width_rel:>8.3f} %{'' if row.ok else '  <- out of bounds'}"
-        )
+        rates = (row.coverage, row.lowest_coverage, row.p95_error_rel, row.median_half_width_rel)
+        texts = [f"{100 * rate:.{digits}f} %" for rate, digits in zip(rates, (1, 1, 3, 3), strict=True)]
+        cells = (str(row.cards), row.load, f"{row.window_s:g} s", *texts)
+        print("".join(f"{cell:>12}" for cell in cells) + ("" if row.ok else "  <- out of bounds"))
     good = sum(row.ok for row in found)
-    per_cell = 100 * tolerance(options.windows)
     print(
-        f"{good} of {len(found)} rows in bounds: at least 93 % for every lag (within {per_cell:.1f} points, two binomial "
-        f"standard deviations), 93 to 98 % pooled unless the half-width is below 0.1 %, "
-        f"half-width at most 3 times the p95 error or 0.1 %"
+        f"{good} of {len(found)} rows in bounds: at least 93 % for every lag (within "
+        f"{100 * tolerance(options.windows):.1f} points, two binomial standard deviations), 93 to 98 % pooled unless "
+        f"the half-width is below 0.1 %, half-width at most 3 times the p95 error or 0.1 %"
     )
     print(json.dumps({"script": "audit_intervals", "rows": len(found), "in_bounds": good}))
 

@@ -38,10 +38,11 @@ CLOSE_S = 0.0015
 LAG_CHUNKS = 4
 BLOCK = 16
 # Residuals have heavier tails than normal, neighbors are correlated, and the model is not exact: a Student likelihood
-# of reduced weight, and a floor for the error of the lag. Both were set by simulation (scripts/audit_intervals.py).
+# of reduced weight, and floors for the errors of lag and phase, set by simulation (scripts/audit_intervals.py).
 STUDENT_DF = 5.0
-TEMPER = 0.3
-LAG_MODEL_SD_S = 0.0008
+TEMPER = 0.4
+LAG_MODEL_SD_S = 0.0006
+PHASE_MODEL_SD_S = 0.001
 # Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
 SCALE = 0.99
 SCALE_SD = 0.02
@@ -205,7 +206,7 @@ def align(evidence: Evidence, lag: Lag) -> Alignment:
     """The readings' times, chunk by chunk, each with the refresh phases that fit it."""
     read_s, refresh_s = evidence.read_s, evidence.refresh_s
     at_s, sd_s = read_s - refresh_s / 2 + lag.mean_s, np.full(len(read_s), refresh_s / math.sqrt(12))
-    lags_s, common_s2 = np.array([lag.mean_s]), [LAG_MODEL_SD_S**2]
+    lags_s, common_s2 = np.array([lag.mean_s]), [PHASE_MODEL_SD_S**2]
     for chunk in evidence.chunks():
         likelihood = evidence.log_likelihood(chunk, lags_s)[:, 0]
         weight = np.exp(likelihood - likelihood.max())
@@ -214,7 +215,6 @@ def align(evidence: Evidence, lag: Lag) -> Alignment:
         at_s[chunk] = weight @ moments
         common = moments.mean(axis=1)
         relative = moments - common[:, None]
-        common_s2.append(float(weight @ (common - weight @ common) ** 2) + LAG_MODEL_SD_S**2)
-        grid_s2 = (refresh_s / PHASES) ** 2 / 12
-        sd_s[chunk] = np.sqrt(weight @ (relative - weight @ relative) ** 2 + grid_s2)
+        common_s2.append(float(weight @ (common - weight @ common) ** 2) + PHASE_MODEL_SD_S**2)
+        sd_s[chunk] = np.sqrt(weight @ (relative - weight @ relative) ** 2)
     return Alignment(at_s, sd_s, math.sqrt(max(common_s2)))

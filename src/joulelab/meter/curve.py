@@ -40,7 +40,7 @@ Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
 # Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
 # simulated waves of about 20 ms, which samples of 20 ms hardly show.
-FAST_CHANGE = 1.2
+FAST_CHANGE = 1.0
 FLUCTUATION_BLOCK = 60
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
@@ -210,11 +210,12 @@ def _walk_of_unknown_shape(cell_j: Floats, cell_s: Floats, limit_w: float | None
     """The variance W of a cell of which only the joules are known.
 
     Up to its middle lie at most what the device can draw in half of the time, at least what the other half leaves: a
-    uniform distribution of half-width m, whose variance m^2 / 3 is W / 4 of a Brownian bridge.
+    range of half-width m. Loads that switch between two levels are at its ends as often as inside, so the variance is
+    taken as m^2 / 2, and W as four times that, the value of a Brownian bridge in its middle.
     """
     most_j = np.abs(cell_j) if limit_w is None else np.minimum(np.abs(cell_j), limit_w * cell_s / 2)
     half_range_j = np.clip(most_j - np.abs(cell_j) / 2, 0.0, np.abs(cell_j) / 2)
-    walk_j2: Floats = 4 / 3 * half_range_j**2
+    walk_j2: Floats = 2 * half_range_j**2
     return walk_j2
 
 
@@ -367,7 +368,7 @@ def joined_curve(
         readings, alignment = readings.only(clear), alignment.only(clear)
         evidence = readings.compared_with(cells, origin)
     at_s = np.maximum.accumulate(alignment.at_s) + 1e-9 * np.arange(len(alignment.at_s))
-    timing_s = np.hypot(alignment.sd_s, readings.call_s / math.sqrt(12))
+    timing_s = alignment.sd_s
     steps_j, compared = evidence.steps_j, np.isfinite(evidence.steps_j)
     counted_j = np.where(readings.known, np.diff(readings.joules), 0.0)
     noise = _SampleNoise.of(cells, at_s, timing_s, steps_j, compared)
@@ -430,7 +431,9 @@ class _SampleNoise:
         cell = np.clip(np.searchsorted(cells.edges_s, at_s) - 1, 0, len(cells.shape_j) - 1)
         reading_j2 = float(np.mean((timing * power_w) ** 2) + np.mean(cells.shape_j[cell] ** 2) / Z95**2)
         by_counter, by_samples = float(counted_j.sum()), float(sampled_j.sum())
-        walk_rel2 = WALK_REL_PER_SQRT_S**2
+        # noise of the samples would make neighbors differ: where they do not, there is none
+        fluctuation_rel2 = (cells.shape_j / FAST_CHANGE) ** 2 / np.maximum(cells.noise_j2, 1e-12)
+        walk_rel2 = min(WALK_REL_PER_SQRT_S**2, float(np.median(fluctuation_rel2[cells.sampled])))
         ratio_var = 12 * reading_j2 / (count + 1) / by_counter**2 + 1.2 * walk_rel2 * noise_j2.sum() / by_samples**2
         weight = SCALE_SD**2 / (SCALE_SD**2 + ratio_var)
         scale = weight * by_counter / by_samples + (1 - weight) * SCALE

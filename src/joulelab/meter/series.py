@@ -6,7 +6,6 @@ that a wrap may hide. An interval over which it cannot be trusted says nothing; 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path

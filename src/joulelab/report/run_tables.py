@@ -109,7 +109,8 @@ def _total_rows(totals: Totals, energy: str) -> list[tuple[str, str]]:
     if totals.idle_power_w is not None:
         rows.append(("idle power", "; ".join(map(idle_text, totals.idle)) or power_text(totals.idle_power_w)))
     if totals.above_idle_j is not None:
-        rows.append(("above idle", energy_text(totals.above_idle_j)))
+        above_idle = figure_text(totals.above_idle) if totals.above_idle else energy_text(totals.above_idle_j)
+        rows.append(("above idle", above_idle))
     return rows + _co2e_rows(totals)
 
 
@@ -153,6 +154,10 @@ def stages_grid(record: RunRecord) -> Grid:
     return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
 
+def _above_idle_text(stage: StageRecord) -> str:
+    return amount_text(stage.above_idle) if stage.above_idle else energy_text(stage.above_idle_j)
+
+
 def beyond_grid(record: RunRecord) -> Grid | None:
     """Gross and above idle, and CO2e with and without the building: only what this run can tell."""
     stages = [stage for stage in record.stages if not stage.outside_totals]
@@ -161,7 +166,7 @@ def beyond_grid(record: RunRecord) -> Grid | None:
     if any(stage.above_idle_j is not None for stage in stages):
         captions.append("Above idle")
         columns.append(("Gross>", [amount_text(stage.best) for stage in stages]))
-        columns.append(("Above idle>", [energy_text(stage.above_idle_j) for stage in stages]))
+        columns.append(("Above idle>", [_above_idle_text(stage) for stage in stages]))
     if any(stage.co2e for stage in stages):
         captions.append("CO2e")
         columns.append(("gCO2e>", [_grams(stage) for stage in stages]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.meter.core_use import most_crowded
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
 from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.integrate import peak_power_w
 from joulelab.meter.phases import PhaseAggregate
@@ -30,7 +30,7 @@ from joulelab.runs.bills import Ancestor
 from joulelab.runs.carbon import co2e
 from joulelab.runs.events import Window
 from joulelab.runs.evidence import gather
-from joulelab.runs.idle import idle_baselines, mean_idle_power_w
+from joulelab.runs.idle import IdlePower, idle_baselines, idle_power
 from joulelab.runs.json_file import read_json
 from joulelab.runs.notes import notes_on
 from joulelab.runs.paths import RunPaths
@@ -71,7 +71,7 @@ class _Frame:
     policy: str
     status: Status
     idle: tuple[IdleBaseline, ...]
-    idle_w: float | None
+    idle_power: IdlePower | None
     grid: GridFactor | None
     pue: float | None
     environment: dict[str, Any]
@@ -142,7 +142,7 @@ def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData],
         policy=policy,
         status=status,
         idle=idle,
-        idle_w=mean_idle_power_w(idle),
+        idle_power=idle_power(idle),
         grid=parse_grid(str(energy.get("grid", "none"))),
         pue=energy.get("pue"),
         environment=read_json(paths.environment) if paths.environment.exists() else {},
@@ -185,9 +185,10 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     kind = _kind(name, parts)
     samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
     rated = kind.role != "setup"
-    mean_w = _divide(best.energy_j, duration_s)
     item_energy = _item_energy(energy, kind, parts, frame.policy) if rated and (samples or tokens) else None
     work_j = (item_energy or best).energy_j
+    mean_w = best.mean_power_w(duration_s)
+    above_idle = _above_idle(figure, frame.idle_power, sum(durations))
     return StageRecord(
         name=name,
         **kind._asdict(),
@@ -199,7 +200,8 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         energy=energy,
         best=best,
         energy_j=figure.energy_j,
-        above_idle_j=_above_idle(figure, frame.idle_w, sum(durations)),
+        above_idle_j=above_idle and above_idle.energy_j,
+        above_idle=above_idle,
         mean_power_w=mean_w,
         # the curve's finest steps may straddle a short stage; its peak is then at least its mean
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
@@ -330,8 +332,14 @@ def _divide(value: float | None, by: float | None) -> float | None:
     return value / by if value is not None and by else None
 
 
-def _above_idle(figure: EnergyFigure, idle_w: float | None, duration_s: float) -> float | None:
-    return figure.energy_j - idle_w * duration_s if figure.energy_j is not None and idle_w is not None else None
+def _above_idle(figure: EnergyFigure, idle: IdlePower | None, duration_s: float) -> EnergyFigure | None:
+    """The figure less the idle power over the time that it covers."""
+    if figure.energy_j is None or idle is None:
+        return None
+    covered_s = figure.coverage * duration_s
+    error = ErrorComponent(name="idle", joules=(idle.half_width_w * covered_s,), shared=True)
+    left = figure.model_copy(update={"energy_j": figure.energy_j - idle.power_w * covered_s})
+    return left.with_errors(error)
 
 
 def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
@@ -341,6 +349,7 @@ def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
     durations = [seconds(windows) for _, windows in parts]
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
+    above_idle = _above_idle(figure, frame.idle_power, sum(durations))
     return Totals(
         policy=frame.policy,
         energy_j=figure.energy_j,
@@ -348,8 +357,9 @@ def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
         best=best,
         **{name: getattr(energy, name) for name in EnergyByComponent.model_fields},
         duration_s=wall_seconds(parts),
-        idle_power_w=frame.idle_w,
-        above_idle_j=_above_idle(figure, frame.idle_w, sum(durations)),
+        idle_power_w=frame.idle_power and frame.idle_power.power_w,
+        above_idle_j=above_idle and above_idle.energy_j,
+        above_idle=above_idle,
         idle=frame.idle,
         grid=frame.grid,
         pue=frame.pue,

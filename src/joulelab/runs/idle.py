@@ -6,9 +6,11 @@ without its state and stability is therefore half a number.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from joulelab.clock import NS
 from joulelab.meter.vitals import GpuState
@@ -39,8 +41,10 @@ def _baseline(attempt: AttemptData, stage: str, windows: list[Window], energy_j:
     powers = [power for window in windows for power in _piece_powers(attempt, window, policy)]
     spread, drift = spread_and_drift(powers)
     states = attempt.vitals.during(windows)
+    loads = [start for name, spans in attempt.windows.items() if name not in attempt.idle_stages for start, _ in spans]
     return IdleBaseline(
         stage=stage,
+        before_load=windows[0][0] <= min(loads, default=windows[0][0]),
         attempt=attempt.number,
         duration_s=seconds(windows),
         power_w=energy_j / seconds(windows),
@@ -82,10 +86,29 @@ def is_steady(spread_rel: float | None, drift_rel: float | None) -> bool:
     return spread_rel <= STEADY_SPREAD_REL and abs(drift_rel) <= STEADY_DRIFT_REL
 
 
-def mean_idle_power_w(baselines: Sequence[IdleBaseline]) -> float | None:
-    """Over all baselines, by their length."""
-    duration_s = sum(baseline.duration_s for baseline in baselines)
-    return sum(b.power_w * b.duration_s for b in baselines) / duration_s if duration_s else None
+class IdlePower(NamedTuple):
+    power_w: float
+    half_width_w: float
+    """95 %: the spread of the baseline, and the difference to a settled idle state after the load."""
+
+
+def idle_power(baselines: Sequence[IdleBaseline]) -> IdlePower | None:
+    """From the stable baselines before the load; the cool-down after it draws more and is no idle.
+
+    A settled state after the load is another idle state of the machine (its clocks may differ). Which of the two the
+    load would have been without its work is unknown, so their difference is part of the error.
+    """
+    before = [baseline for baseline in baselines if baseline.before_load]
+    settled_after = [baseline for baseline in baselines if not baseline.before_load and baseline.stable]
+    chosen = [baseline for baseline in before if baseline.stable] or before or settled_after or list(baselines)
+    duration_s = sum(baseline.duration_s for baseline in chosen)
+    if duration_s <= 0:
+        return None
+    power_w = sum(baseline.power_w * baseline.duration_s for baseline in chosen) / duration_s
+    spread_w = statistics.fmean((b.spread_rel if b.spread_rel is not None else 0.1) * b.power_w for b in chosen)
+    pieces = max(1, min(_MOST_PIECES, int(duration_s / PIECE_S)))
+    other_w = max((abs(baseline.power_w - power_w) for baseline in settled_after), default=0.0)
+    return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(pieces), other_w))
 
 
 def _median(states: Sequence[GpuState], what: str) -> float | None:

@@ -1,26 +1,22 @@
-"""Joules of named windows, by the honest ways: direct where windows are long against the refresh, else a share of time.
+"""Joules of named windows: read off the energy curve where their moments are known, else a share of the time around.
 
 Pure reading of a finished run: its trace, its record and `windows.jsonl`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, Frozen, missing
 from joulelab.meter.integrate import COMPONENTS, component_energy
-from joulelab.meter.series import DeviceSeries, Trace, load_trace
+from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import read_lines
 from joulelab.runs.measure_windows import WINDOWS_FILE
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent, PhaseRecord, RunRecord, StageRecord
 
 Way = Literal["direct", "time-share", "none"]
-# A window must be this much longer than what the sensor resolves, so that its edges are a small part of it.
-RESOLUTIONS_FOR_DIRECT = 5
 WHOLE = "the whole measurement"
 
 
@@ -46,15 +42,15 @@ class WindowFigure(Frozen):
 
 
 class _Lines:
-    """`windows.jsonl` by name: the long windows, what they lay in, which of them overlapped."""
+    """`windows.jsonl` by name: the timed windows, what they lay in, which of them overlapped."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
-        self.long: dict[str, list[tuple[int, int]]] = {}
+        self.timed: dict[str, list[tuple[int, int]]] = {}
         self.inside: dict[str, set[str | None]] = {}
         self.overlapping: set[str] = set()
         for line in lines:
             if "begin_ns" in line:
-                self.long.setdefault(line["name"], []).append((line["begin_ns"], line["end_ns"]))
+                self.timed.setdefault(line["name"], []).append((line["begin_ns"], line["end_ns"]))
             else:
                 self.inside.setdefault(line["name"], set()).add(line["inside"])
                 if line["overlaps"]:
@@ -98,14 +94,13 @@ def _figure(name: str, times: PhaseRecord, way: Way, energy: EnergyFigure, of: s
 
 
 def _direct(name: str, times: PhaseRecord, lines: _Lines, trace: Trace, policy: str) -> EnergyFigure | None:
-    windows = lines.long.get(name, [])
+    windows = lines.timed.get(name, [])
     if len(windows) != times.count:
-        return None  # some were too short to have joules of their own, so the name as a whole has none
+        return None  # some were too short to be timed one by one, so the name as a whole has no joules of its own
     joined = union(windows)
     parts = EnergyByComponent(**{name: component_energy(trace, name, joined) for name in COMPONENTS})
     figure = parts.best(policy)
-    needed_s = RESOLUTIONS_FOR_DIRECT * resolution_s(trace, figure)
-    if figure.energy_j is None or min(end - begin for begin, end in windows) < needed_s * NS:
+    if figure.energy_j is None:
         return None
     if name not in lines.overlapping:
         return figure
@@ -123,15 +118,6 @@ def union(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def resolution_s(trace: Trace, figure: EnergyFigure) -> float:
-    """The shortest time the figure's sensors tell apart: their refresh, or the interval they were read at."""
-    return max((_resolution_s(series, trace) for series in trace.devices if series.device in figure.sources), default=0)
-
-
-def _resolution_s(series: DeviceSeries, trace: Trace) -> float:
-    return series.refresh_s if len(series.samples_ns) > 1 else max(series.refresh_s, trace.interval_s)
-
-
 def _shared(
     name: str, times: PhaseRecord, lines: _Lines, stage: StageRecord, found: dict[str, WindowFigure]
 ) -> WindowFigure:
@@ -147,13 +133,8 @@ def _shared(
         return _figure(name, times, "none", energy)
     share = min(1.0, times.sum_s / seconds) if seconds else 0.0
     title = whole.name if whole else WHOLE
-    figure = EnergyFigure(
-        energy_j=share * energy.energy_j,
-        method=energy.method,
-        coverage=energy.coverage,
-        half_width_j=None if energy.half_width_j is None or not math.isfinite(share) else share * energy.half_width_j,
-        gain_error_rel=energy.gain_error_rel,
-        sources=energy.sources,
-        reason=f"a share of {title} by time; as if power had been even there",
-    )
+    # nothing says how much of the energy around them was used in them: between none and all of it
+    half_width_j = max(share, 1 - share) * energy.energy_j
+    reason = f"a share of {title} by time, as if power had been even there; the interval is all that is possible"
+    figure = energy.with_interval(share * energy.energy_j, half_width_j).model_copy(update={"reason": reason})
     return _figure(name, times, "time-share", figure, title)

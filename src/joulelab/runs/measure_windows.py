@@ -2,8 +2,8 @@
 
 The meter's phase marks have a single writer and are not re-entrant. Here each open window has a mark of its own from a
 pool, a lock makes the threads one writer, and what is open is kept per thread and coroutine, which also tells which
-window lies in which. Marks become times (count, sum, quantiles) that survive a kill. A window of half a second or more
-is also written to `windows.jsonl` with its two moments: long against a sensor's refresh, it can have joules of its own.
+window lies in which. Marks become times (count, sum, quantiles) that survive a kill. A window of `TIMED_S` or more is
+also written to `windows.jsonl` with its two moments, so that its joules can be read off the energy curve.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
 from joulelab.runs.paths import RunPaths
 
-# Five times the 100 ms refresh of GPU counters; shorter windows have a share of time and no joules of their own.
-LONG_S = 0.5
-_LONG_NS = int(LONG_S * NS)
+# Half of the driver's 20 ms samples, the finest signal there is: what is shorter has a share of time only.
+TIMED_S = 0.01
+_TIMED_NS = int(TIMED_S * NS)
 WINDOWS_FILE = "windows.jsonl"
 
 
@@ -53,7 +53,7 @@ class Windows:
     def first_seen(self, name: str, inside: str | None, overlaps: bool) -> None:
         self._append({"name": name, "inside": inside, "overlaps": overlaps})
 
-    def long(self, name: str, begin_ns: int, end_ns: int) -> None:
+    def timed(self, name: str, begin_ns: int, end_ns: int) -> None:
         self._append({"name": name, "begin_ns": begin_ns, "end_ns": end_ns})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -118,8 +118,8 @@ class Window:
             if seen not in self._seen:
                 self._seen.add(seen)
                 self._all.first_seen(self.name, *seen)
-            if end_ns - begin_ns >= _LONG_NS:
-                self._all.long(self.name, begin_ns, end_ns)
+            if end_ns - begin_ns >= _TIMED_NS:
+                self._all.timed(self.name, begin_ns, end_ns)
         self._free.append(phase)
 
 

@@ -190,6 +190,7 @@ class IdleBaseline(Frozen):
     """The machine doing nothing, and in which state: idle is not one number (clocks that have not dropped yet)."""
 
     stage: str
+    before_load: bool = True
     attempt: int
     duration_s: float
     power_w: float
@@ -226,7 +227,9 @@ class StageRecord(Frozen):
     best: EnergyFigure
     """What tables show and rates are computed from: the policy's figure, else the estimate under its own label."""
     above_idle_j: float | None
-    """`energy_j` less the idle power over the same time; null where no idle baseline was measured."""
+    """`energy_j` less the idle power over the covered time; null where no idle baseline was measured."""
+    above_idle: EnergyFigure | None = None
+    """The same as a figure with its interval; null in records older than that."""
     mean_power_w: float | None
     peak_power_w: float | None
     samples: int | None = None
@@ -286,6 +289,7 @@ class Totals(Frozen):
     duration_s: float
     idle_power_w: float | None
     above_idle_j: float | None
+    above_idle: EnergyFigure | None = None
     idle: tuple[IdleBaseline, ...] = ()
     grid: GridFactor | None = None
     pue: float | None = None
