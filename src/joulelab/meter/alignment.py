@@ -40,8 +40,8 @@ BLOCK = 16
 # Residuals have heavier tails than normal, neighbors are correlated, and the model is not exact: a Student likelihood
 # of reduced weight, and floors for the errors of lag and phase, set by simulation (scripts/audit_intervals.py).
 STUDENT_DF = 5.0
-TEMPER = 0.4
-LAG_MODEL_SD_S = 0.0006
+TEMPER = 0.5
+LAG_MODEL_SD_S = 0.0005
 PHASE_MODEL_SD_S = 0.001
 # Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
 SCALE = 0.99

@@ -40,12 +40,12 @@ Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
 # Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
 # simulated waves of about 20 ms, which samples of 20 ms hardly show.
-FAST_CHANGE = 1.0
+FAST_CHANGE = 0.9
 FLUCTUATION_BLOCK = 60
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
-STEP_BLUR = 0.3
+STEP_BLUR = 0.2
 # The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
 PRIOR_DIFFERENCES = 8
 # Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of
