@@ -45,7 +45,7 @@ FLUCTUATION_BLOCK = 60
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
-STEP_BLUR = 0.2
+STEP_BLUR = 0.1
 # The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
 PRIOR_DIFFERENCES = 8
 # Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of

@@ -11,6 +11,7 @@ On request the same model is applied to all of the machine's busy threads: a sec
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from collections.abc import Mapping
