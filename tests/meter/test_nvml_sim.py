@@ -51,7 +51,7 @@ def test_the_counter_stands_still_between_refreshes_and_is_slow(sim):
     begin = time.monotonic()
     readings = [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) for _ in range(100)]
     took_s = time.monotonic() - begin
-    assert took_s / 100 == pytest.approx(0.0027, abs=0.001)
+    assert took_s / 100 > 0.002  # and longer on a loaded machine
     steps = [b - a for a, b in itertools.pairwise(readings) if b != a]
     assert steps == pytest.approx([50_000] * len(steps), abs=1)  # 500 W x 100 ms, in mJ
     assert len(steps) <= took_s / 0.1 + 1
