@@ -72,9 +72,7 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     if len(values) < len(methods):
         with_teacher = " with the teacher included" if teacher else ""
         return f"what it costs in joules{with_teacher} is inconclusive for some methods"
-    span = f"{three_digits(values[0])}x"
-    if len(values) > 1:
-        span += f" to {three_digits(values[-1])}x"
+    span = " to ".join(dict.fromkeys(f"{three_digits(value)}x" for value in (values[0], values[-1])))
     subject = "with the teacher included " if teacher else ""
     return f"{subject}{'it costs' if len(methods) == 1 else 'the methods cost'} {span} the joules"
 
