@@ -2,9 +2,11 @@
 
 Square waves of power run on the GPU while our recorder watches. Before and after each wave the energy counter is read
 directly, at the very moment it ticks, so the truth of the window between the two ticks is known to the millijoule. The
-recorded trace must give the same joules for that window; 1 s and 5 s polling of power stand beside it for contrast.
+recorded trace must give the same joules for that window, within its stated interval; 1 s and 5 s polling of power are
+shown for contrast. The counter is also read at its ticks about once a second during the load, so that windows of about
+1 s are compared one by one, and 0.1 s windows as the sum of all that tile the load.
 
-    python benchmarks/square_waves.py --seconds 20 --keep traces/
+    python benchmarks/square_waves.py --seconds 20 --repeats 3 --keep traces/
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +26,7 @@ import torch
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import TwoPaths, both_paths, component_energy
-from joulelab.meter.series import load_trace
+from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.session import Meter
 
 # (period in seconds, share of it under load), a steady load, and a training loop with a pause every two seconds
@@ -85,6 +88,20 @@ def tick(handle: object) -> tuple[int, float]:
             return time.monotonic_ns(), value / 1000
 
 
+class TickLog(threading.Thread):
+    """The counter at its ticks, about once a second."""
+
+    def __init__(self, handle: object) -> None:
+        super().__init__(daemon=True)
+        self.handle = handle
+        self.ticks: list[tuple[int, float]] = []
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        while not self.stopped.wait(1.0):
+            self.ticks.append(tick(self.handle))
+
+
 class Poller(threading.Thread):
     """What a simple power logger would have: a field, read every so often."""
 
@@ -125,7 +142,11 @@ def measure(
     for poller in pollers.values():
         poller.start()
     start_ns, start_j = tick(handle)
+    log = TickLog(handle)
+    log.start()
     bursts = run_wave(wave, seconds, matrix)
+    log.stopped.set()
+    log.join()
     end_ns, end_j = tick(handle)
     for poller in pollers.values():
         poller.stopped.set()
@@ -136,12 +157,31 @@ def measure(
         "true_j": end_j - start_j,
         "polled_j": {name: poller.energy_j(*window_s) for name, poller in pollers.items()},
         "bursts": bursts[:200],
+        "ticks": [(start_ns, start_j), *log.ticks, (end_ns, end_j)],
+    }
+
+
+def short_windows(trace: Trace, ticks: list[tuple[int, float]]) -> dict[str, object]:
+    """Windows between two ticks, and the sum of 0.1 s windows that tile all of them: error, half-width, inside."""
+
+    def compared(windows: list[tuple[int, int]], truth_j: float) -> tuple[float, float, bool]:
+        figure = component_energy(trace, "gpu", windows)
+        assert figure.energy_j is not None and figure.half_width_j is not None
+        error_j = figure.energy_j - truth_j
+        return error_j / truth_j, figure.half_width_j / truth_j, abs(error_j) <= figure.half_width_j
+
+    pairs = [(a, b) for a, b in pairwise(ticks) if b[0] - a[0] >= 0.95e9]
+    edges = [*range(ticks[0][0], ticks[-1][0], 100_000_000), ticks[-1][0]]
+    return {
+        "second_windows": [compared([(a[0], b[0])], b[1] - a[1]) for a, b in pairs],
+        "tiles": compared(list(pairwise(edges)), ticks[-1][1] - ticks[0][1]),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each wave")
+    parser.add_argument("--repeats", type=int, default=1, help="how often all waves are run")
     parser.add_argument("--keep", type=Path, help="folder for the trace and the true energies")
     options = parser.parse_args()
     pynvml.nvmlInit()
@@ -153,7 +193,7 @@ def main() -> None:
         meter = Meter(trace_path, Path(folder) / "events.jsonl", EnergyConfig())
         meter.start()
         rows = []
-        for wave in WAVES:
+        for wave in WAVES * options.repeats:
             time.sleep(1.0)
             rows.append(measure(wave, options.seconds, matrix, handle))
         meter.stop()
@@ -183,7 +223,9 @@ def main() -> None:
             "half_width": figure.half_width_j / truth,
             "counter_error": paths.counter.energy_j / truth - 1,
             "samples_error": paths.integrated.energy_j / truth - 1,
+            "inside": abs(figure.energy_j - truth) <= figure.half_width_j,
             "polled_error": {name: value / truth - 1 for name, value in row["polled_j"].items()},
+            **short_windows(trace, row["ticks"]),
         }
         results.append(result)
         print(
@@ -192,6 +234,20 @@ def main() -> None:
             f"{100 * result['samples_error']:>+7.2f}%"
             + "".join(f"{100 * error:>+14.1f}%" for error in result["polled_error"].values())
         )
+    inside, windows = sum(row["inside"] for row in results), [w for row in results for w in row["second_windows"]]
+    print(f"{inside} of {len(results)} loads inside their 95 % interval")
+    errors = sorted(abs(error) for error, _, _ in windows)
+    covered = sum(is_inside for _, _, is_inside in windows)
+    print(
+        f"windows of about 1 s: {covered} of {len(windows)} inside, 95 % of errors below "
+        f"{100 * errors[int(0.95 * len(errors))]:.2f} %, "
+        f"median half-width {100 * np.median([half_width for _, half_width, _ in windows]):.2f} %"
+    )
+    tiles = [row["tiles"] for row in results]
+    print(
+        f"sums of 0.1 s windows: {sum(tile[2] for tile in tiles)} of {len(tiles)} inside, largest error "
+        f"{100 * max(abs(tile[0]) for tile in tiles):.2f} %"
+    )
     print(json.dumps({"benchmark": "square_waves", "results": results}))
 
 
