@@ -1,6 +1,7 @@
 """Traces of several hosts become one record: every host once, times by one clock, and who held the others up."""
 
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -51,10 +52,11 @@ def test_clocks_that_differ_by_minutes_give_one_time_of_day(record):
 
 def test_the_tables_name_hosts_devices_and_the_straggler(record):
     text = "".join(map(plain, node_grids(record)))
-    assert "node0003 1 30.0 s 12.0 kJ" in text
+    # the last reading is half a refresh before the end, so the energies may be lower bounds
+    assert re.search(r"node0003 1 30\.0 s (≥ )?12\.0 kJ", text)
     assert "gpu:GPU-node0002" in text
     assert "Stragglers: rank 2 on node0003." in text
-    assert "Together 21.0 kJ" in text
+    assert re.search(r"Together (≥ )?21\.0 kJ", text)
 
 
 def plain(grid):
