@@ -19,6 +19,7 @@ import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pynvml
@@ -33,6 +34,8 @@ from joulelab.meter.session import Meter
 Wave = tuple[float, float] | str
 WAVES: tuple[Wave, ...] = ((0.02, 0.5), (0.1, 0.5), (0.5, 0.5), (2.0, 0.25), "steady", "training")
 INSTANT_FIELD = 186
+REFRESH_S = 0.1
+SHORTEST_CALL_S = 0.0026
 
 
 def burn_until(deadline_s: float, matrix: torch.Tensor) -> None:
@@ -80,12 +83,24 @@ def run_wave(wave: Wave, seconds: float, matrix: torch.Tensor) -> list[tuple[flo
 
 
 def tick(handle: object) -> tuple[int, float]:
-    """Wait for the counter to change: its value is then exact for this moment."""
+    """Wait for the counter to change: its value is then of a moment up to a few milliseconds ago (`refresh_times`)."""
     first = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     while True:
         value = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
         if value != first:
             return time.monotonic_ns(), value / 1000
+
+
+def refresh_times(rows: list[dict[str, Any]]) -> None:
+    """Move all ticks to the refresh before them.
+
+    A change is noticed late by the call that reads it, and later by a busy interpreter. The refresh itself is periodic:
+    its phase is that of the promptest tick, less half of the shortest call.
+    """
+    phase_s = min(tick_ns / 1e9 % REFRESH_S for row in rows for tick_ns, _ in row["ticks"]) - SHORTEST_CALL_S / 2
+    for row in rows:
+        row["ticks"] = [(round(t - (t / 1e9 - phase_s) % REFRESH_S * 1e9), joules) for t, joules in row["ticks"]]
+        row["window_ns"] = (row["ticks"][0][0], row["ticks"][-1][0])
 
 
 class TickLog(threading.Thread):
@@ -198,6 +213,7 @@ def main() -> None:
             rows.append(measure(wave, options.seconds, matrix, handle))
         meter.stop()
         trace = load_trace(trace_path)
+        refresh_times(rows)
         if options.keep:
             options.keep.mkdir(parents=True, exist_ok=True)
             shutil.copy(trace_path, options.keep / "square-waves.jsonl")
