@@ -167,3 +167,17 @@ def test_a_job_has_the_node_to_itself_when_it_has_all_its_cpus(environ, shared):
     assert (why_shared("auto", environ, node_cpus=64) is not None) == shared
     assert why_shared("yes", environ, node_cpus=64)
     assert why_shared("no", environ, node_cpus=64) is None
+
+
+def test_a_small_range_is_read_as_often_as_its_power_needs(tmp_path):
+    """A range of 40 J at 30 W wraps every 1.33 s: first read every 20 ms, then eight times within a wrap."""
+    counter = domain(tmp_path, energy_uj=0, wrap_uj=40_000_000)
+    sensor, _ = opened(tmp_path, sample_interval_s=0.5)
+    assert sensor.interval_s == 0.02
+    begin = time.monotonic()
+    sensor.read()
+    for _ in range(3):
+        time.sleep(0.05)
+        counter.write_text(f"{int(30e6 * (time.monotonic() - begin)) % 40_000_000}")
+        sensor.read()
+    assert 0.08 < sensor.interval_s < 0.25

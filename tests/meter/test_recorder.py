@@ -14,7 +14,7 @@ import pytest
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
-from joulelab.meter.recorder import ended_recorders_s
+from joulelab.meter.recorder import Recorder, _Scheduled, ended_recorders_s
 from joulelab.meter.sensors.process_tree import is_recorder
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
@@ -327,3 +327,19 @@ def test_a_recorder_that_was_replaced_bills_none_of_its_cpu_time_to_the_program(
     recorders_s = sum(ended_recorders_s(tmp_path / "trace.jsonl").values())
     assert recorders_s > 0.5
     assert busy_s[-1] - busy_s[0] < 0.3 * recorders_s
+
+
+def test_a_sensor_that_hangs_leaves_a_gap(monkeypatch):
+    """A driver that hung for 4 s left no trace of it."""
+    monkeypatch.setattr("joulelab.meter.recorder.HUNG_S", 0.05)
+
+    class Slow:
+        interval_s = 0.01
+
+        def read(self):
+            time.sleep(0.1)
+            return [{"kind": "gpu", "device": "gpu:A"}]
+
+    lines = Recorder._read(object.__new__(Recorder), _Scheduled("nvml", Slow()))
+    assert [line["kind"] for line in lines] == ["gpu", "gap"]
+    assert lines[1]["reason"].startswith("did not answer for 0.1")

@@ -19,12 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Rows = NDArray[np.intp]
 
 SAMPLE_S = 0.02
 LAG_PRIOR_S = (0.0, 0.02)
@@ -32,6 +33,7 @@ LAG_PRIOR_TAIL_S = 0.003
 LAGS_S = np.arange(-0.010, 0.0301, 0.001)
 PHASES = 50
 CHUNK = 256
+ROWS_AT_ONCE = 32
 # Half a step of the phase's grid and some jitter of the clock.
 CLOSE_S = 0.0015
 # Chunks that the lag is estimated from; more would add little and take long for a day's trace.
@@ -40,8 +42,8 @@ BLOCK = 16
 # Residuals have heavier tails than normal, neighbors are correlated, and the model is not exact: a Student likelihood
 # of reduced weight, and floors for the errors of lag and phase, set by simulation (scripts/audit_intervals.py).
 STUDENT_DF = 5.0
-TEMPER = 0.5
-LAG_MODEL_SD_S = 0.0005
+TEMPER = 0.4
+LAG_MODEL_SD_S = 0.0006
 PHASE_MODEL_SD_S = 0.001
 # Samples agree with the counter within 1 to 2 % on the cards tried; another card's may agree less well.
 SCALE = 0.99
@@ -73,88 +75,97 @@ class Evidence:
     """Per reading: how long the call took."""
     refresh_s: float
 
-    def chunks(self) -> list[slice]:
-        """Of about `CHUNK` readings each; a few left over go with the others."""
+    @cached_property
+    def _integral_j(self) -> Floats:
+        return np.concatenate([[0.0], np.cumsum(self.cell_j)])
+
+    def integral_at(self, moments_s: Floats) -> Floats:
+        found: Floats = np.interp(moments_s, self.edges_s, self._integral_j)
+        return found
+
+    def chunks(self) -> Rows:
+        """[chunk, reading]: numbers of readings, about `CHUNK` in a row; rows overlap by one where needed."""
         number = max(1, round(len(self.read_s) / CHUNK))
-        edges = np.linspace(0, len(self.read_s), number + 1).astype(int)
-        return [slice(int(a), int(b)) for a, b in pairwise(edges) if b - a >= 2]
+        length = -(-len(self.read_s) // number)
+        starts = np.linspace(0, len(self.read_s) - length, number).astype(int)
+        return starts[:, None] + np.arange(length)
 
-    def moments(self, chunk: slice, lags_s: Floats) -> tuple[Floats, Floats]:
-        """[phase, lag, reading] -> the time on the samples' axis that the reading is of, and the integral up to it.
+    def moments(self, rows: Rows, lags_s: Floats) -> tuple[Floats, Floats]:
+        """[phase, row, reading] -> the time on the samples' axis that the reading is of, and the integral up to it.
 
-        The call to read takes milliseconds, and when in it the value was taken is unknown. A reading that close to a
-        refresh may be from the other side of it, a whole period off. The sides are chosen that leave the smallest
-        differences between the counter's steps and the samples': the cheapest path through the readings (Viterbi).
+        `rows` numbers the readings of each case, `lags_s` is the lag that each case assumes. The call to read takes
+        milliseconds, and when in it the value was taken is unknown. A reading that close to a refresh may be from the
+        other side of it, a whole period off. The sides are chosen that leave the smallest differences between the
+        counter's steps and the samples': the cheapest path through the readings (Viterbi).
         """
         phases = (np.arange(PHASES) + 0.5) / PHASES * self.refresh_s
-        read_s, close_s = self.read_s[chunk], self.call_s[chunk] / 2 + CLOSE_S
-        age = (read_s[None, :] - phases[:, None]) % self.refresh_s
-        moments = (read_s[None, :] - age)[:, None, :] + lags_s[None, :, None]
-        cumulative = np.concatenate([[0.0], np.cumsum(self.cell_j)])
-        integral = np.interp(moments, self.edges_s, cumulative)
+        read_s, close_s = self.read_s[rows], self.call_s[rows] / 2 + CLOSE_S
+        age = (read_s[None] - phases[:, None, None]) % self.refresh_s
+        moments = read_s[None] - age + lags_s[None, :, None]
+        integral = self.integral_at(moments)
         side_s = np.where(age < close_s, -self.refresh_s, np.where(age > self.refresh_s - close_s, self.refresh_s, 0.0))
         if not side_s.any():
             return moments, integral
-        other = moments + side_s[:, None, :]
-        other_integral = np.interp(other, self.edges_s, cumulative)
-        chosen = _cheapest_sides(self.steps_j[chunk.start : chunk.stop - 1], integral, other_integral)
+        other = moments + side_s
+        other_integral = self.integral_at(other)
+        chosen = _cheapest_sides(self.steps_j[rows[:, :-1]], integral, other_integral)
         return np.where(chosen, other, moments), np.where(chosen, other_integral, integral)
 
-    def log_likelihood(self, chunk: slice, lags_s: Floats) -> Floats:
-        """[phase, lag] -> tempered Student likelihood of the counter's steps, given the samples' integral between them.
+    def log_likelihood(self, rows: Rows, moments: Floats, integral: Floats, same_readings: bool = False) -> Floats:
+        """[phase, row] -> tempered Student likelihood of the counter's steps, given the samples' integral between them.
 
         The scale between the two is free in each block of readings, with the usual ratio as its prior: it changes a
-        little with the load.
+        little with the load. The variance is the same for all phases, and for all rows that are cases of the same
+        readings: otherwise the times with the least uncertainty would win, whatever the residuals.
         """
-        steps_j = self.steps_j[chunk.start : chunk.stop - 1]
+        steps_j = self.steps_j[rows[:, :-1]]
         usable = np.isfinite(steps_j)
-        if not usable.any():
-            return np.zeros((PHASES, len(lags_s)))
-        moments, integral = self.moments(chunk, lags_s)
+        steps_j = np.where(usable, steps_j, 0.0)
+        sampled_j = np.where(usable, np.diff(integral, axis=-1), 0.0)
         cell = np.clip(np.searchsorted(self.edges_s, moments, side="right") - 1, 0, len(self.cell_j) - 1)
         shape_j2 = (self.shape_j[cell] / 1.96) ** 2
-        sampled_j = np.diff(integral, axis=-1)[..., usable]
-        # averaged over the grid: otherwise the times with the least uncertainty would win, whatever the residuals
-        unsure_j2 = (shape_j2[..., 1:] + shape_j2[..., :-1])[..., usable].mean(axis=(0, 1))
-        steps_j = steps_j[usable]
-        floor_j = 0.002 * max(float(np.median(np.abs(steps_j))), 1e-9)
+        unsure_j2 = (shape_j2[..., 1:] + shape_j2[..., :-1]).mean(axis=0)
+        floor_j = 0.002 * max(float(np.median(np.abs(steps_j[usable]))) if usable.any() else 0.0, 1e-9)
         residuals = np.concatenate(
             [
-                _residuals(steps_j[k : k + BLOCK], sampled_j[..., k : k + BLOCK], floor_j)
-                for k in range(0, len(steps_j), BLOCK)
+                _residuals(steps_j[:, k : k + BLOCK], sampled_j[..., k : k + BLOCK], floor_j)
+                for k in range(0, steps_j.shape[1], BLOCK)
             ],
             axis=-1,
         )
-        spread = np.median(np.abs(residuals), axis=-1) / 0.6745
-        variance = max(float(spread.min()), floor_j) ** 2 + unsure_j2
-        terms = (STUDENT_DF + 1) / 2 * np.log1p(residuals**2 / variance / STUDENT_DF) + np.log(variance) / 2
-        likelihood: Floats = -TEMPER * terms.sum(axis=-1)
+        size, number = np.sort(np.where(usable, np.abs(residuals), np.inf), axis=-1), usable.sum(axis=-1)
+        # the median of the usable ones, which the sort has put first
+        spread = np.take_along_axis(size, np.maximum(number - 1, 0)[None, :, None] // 2, axis=-1)[..., 0] / 0.6745
+        sigma_j = np.maximum(np.where(number > 0, spread.min(axis=0), 0.0), floor_j)
+        if same_readings:
+            unsure_j2, sigma_j = unsure_j2.mean(axis=0, keepdims=True), sigma_j.min(keepdims=True)
+        variance = sigma_j[:, None] ** 2 + unsure_j2
+        terms = (STUDENT_DF + 1) / 2 * np.log1p(residuals**2 / variance / STUDENT_DF)
+        likelihood: Floats = -TEMPER * np.where(usable, terms, 0.0).sum(axis=-1)
         return likelihood
 
 
 def _cheapest_sides(steps_j: Floats, integral: Floats, other: Floats) -> NDArray[np.bool_]:
-    """[phase, lag, reading] -> whether the other side of the refresh fits the counter's steps better."""
+    """[phase, row, reading] -> whether the other side of the refresh fits the counter's steps better."""
     usable = np.isfinite(steps_j)
-    rises_j = np.diff(integral, axis=-1)[..., usable]
-    scale = np.nansum(steps_j) / np.maximum(rises_j.sum(axis=-1), 1e-9) if usable.any() else np.ones(integral.shape[:2])
+    steps_j = np.where(usable, steps_j, 0.0)
+    rises_j = np.where(usable, np.diff(integral, axis=-1), 0.0).sum(axis=-1)
+    scale = steps_j.sum(axis=-1) / np.maximum(rises_j, 1e-9)
     scale = np.clip(scale, SCALE - 2 * SCALE_SD, SCALE + 2 * SCALE_SD)
     sides = np.stack([integral, other]) * scale[..., None]
     cost = np.zeros((2, *integral.shape[:2]))
-    came_from = np.zeros((2, *integral.shape), dtype=bool)
+    came_from = np.zeros((integral.shape[-1], 2, *integral.shape[:2]), dtype=bool)
     for k in range(1, integral.shape[-1]):
-        if not usable[k - 1]:
-            came_from[..., k] = (cost[1] < cost[0])[None]
-            cost = np.repeat(cost.min(axis=0)[None], 2, axis=0)
-            continue
-        # [to, from, phase, lag]
-        paths = cost[None] + np.abs(steps_j[k - 1] - (sides[:, None, ..., k] - sides[None, :, ..., k - 1]))
-        came_from[..., k] = paths[:, 1] < paths[:, 0]
+        # [to, from, phase, row]; a step that cannot be compared costs nothing
+        misfit = np.abs(steps_j[:, k - 1] - (sides[:, None, ..., k] - sides[None, :, ..., k - 1])) * usable[:, k - 1]
+        paths = cost[None] + misfit
+        came_from[k] = paths[:, 1] < paths[:, 0]
         cost = paths.min(axis=1)
     chosen = np.zeros(integral.shape, dtype=bool)
     state = cost[1] < cost[0]
     for k in range(integral.shape[-1] - 1, -1, -1):
         chosen[..., k] = state
-        state = np.where(state, came_from[1, ..., k], came_from[0, ..., k])
+        state = np.where(state, came_from[k, 1], came_from[k, 0])
     return chosen
 
 
@@ -167,10 +178,10 @@ def _residuals(steps_j: Floats, sampled_j: Floats, sigma_j: float) -> Floats:
 
 def lag_log_likelihood(evidence: Evidence) -> Floats:
     """What one card says about each of `LAGS_S`."""
-    found = np.zeros(len(LAGS_S))
-    chunks = evidence.chunks()
-    for number in np.unique(np.linspace(0, len(chunks) - 1, LAG_CHUNKS).astype(int)) if chunks else ():
-        likelihood = evidence.log_likelihood(chunks[number], LAGS_S)
+    found, chunks = np.zeros(len(LAGS_S)), evidence.chunks()
+    for number in np.unique(np.linspace(0, len(chunks) - 1, LAG_CHUNKS).astype(int)):
+        rows = np.repeat(chunks[number : number + 1], len(LAGS_S), axis=0)
+        likelihood = evidence.log_likelihood(rows, *evidence.moments(rows, LAGS_S), same_readings=True)
         top = likelihood.max(axis=0)
         found += np.log(np.exp(likelihood - top).mean(axis=0)) + top
     return found
@@ -204,17 +215,20 @@ class Alignment:
 
 def align(evidence: Evidence, lag: Lag) -> Alignment:
     """The readings' times, chunk by chunk, each with the refresh phases that fit it."""
-    read_s, refresh_s = evidence.read_s, evidence.refresh_s
-    at_s, sd_s = read_s - refresh_s / 2 + lag.mean_s, np.full(len(read_s), refresh_s / math.sqrt(12))
-    lags_s, common_s2 = np.array([lag.mean_s]), [PHASE_MODEL_SD_S**2]
-    for chunk in evidence.chunks():
-        likelihood = evidence.log_likelihood(chunk, lags_s)[:, 0]
-        weight = np.exp(likelihood - likelihood.max())
-        weight /= weight.sum()
-        moments = evidence.moments(chunk, lags_s)[0][:, 0]
-        at_s[chunk] = weight @ moments
-        common = moments.mean(axis=1)
-        relative = moments - common[:, None]
-        common_s2.append(float(weight @ (common - weight @ common) ** 2) + PHASE_MODEL_SD_S**2)
-        sd_s[chunk] = np.sqrt(weight @ (relative - weight @ relative) ** 2)
-    return Alignment(at_s, sd_s, math.sqrt(max(common_s2)))
+    chunks = evidence.chunks()
+    at_s, sd_s = np.zeros(len(evidence.read_s)), np.zeros(len(evidence.read_s))
+    common_s2 = PHASE_MODEL_SD_S**2
+    for rows in np.array_split(chunks, -(-len(chunks) // ROWS_AT_ONCE)):
+        moments, integral = evidence.moments(rows, np.full(len(rows), lag.mean_s))
+        likelihood = evidence.log_likelihood(rows, moments, integral)
+        weight = np.exp(likelihood - likelihood.max(axis=0))
+        weight /= weight.sum(axis=0)
+        mean = np.einsum("pr,prk->rk", weight, moments)
+        common = moments.mean(axis=-1)
+        common_mean = (weight * common).sum(axis=0)
+        relative = moments - common[..., None] - (mean - common_mean[:, None])
+        at_s[rows] = mean
+        sd_s[rows] = np.sqrt(np.einsum("pr,prk->rk", weight, relative**2))
+        spread_s2 = (weight * (common - common_mean) ** 2).sum(axis=0)
+        common_s2 = max(common_s2, float(spread_s2.max()) + PHASE_MODEL_SD_S**2)
+    return Alignment(at_s, sd_s, math.sqrt(common_s2))

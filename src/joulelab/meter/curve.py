@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,13 @@ Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
 # Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
 # simulated waves of about 20 ms, which samples of 20 ms hardly show.
-FAST_CHANGE = 0.9
+FAST_CHANGE = 0.75
 FLUCTUATION_BLOCK = 60
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
 # The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
-PRIOR_DIFFERENCES = 8
+PRIOR_DIFFERENCES = 4
 # Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of
 # that over longer times. Used until there are enough readings to see it.
 WALK_REL_PER_SQRT_S = 0.003
@@ -68,6 +69,8 @@ class Anchors:
     at_s: Floats
     sd_j: Floats
     """Per reading: standard deviation of the curve at it."""
+    read_sd_j: Floats
+    """Per reading: the same from when within the call it was taken, where that matters."""
     correlation: float
     """Between the errors of two neighbors, from smoothing; further apart it falls off geometrically."""
     common_j: Floats
@@ -103,12 +106,13 @@ class EnergyCurve:
         """Joules of disjoint windows, their errors by cause, and the seconds that were covered."""
         spans_s = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
         energy_j = self._joules(spans_s)
-        covered_s = self._sum_over(spans_s, np.where(self.known, np.diff(self.edges_s), 0.0))
+        covered_s = float(np.diff(np.interp(spans_s, self.edges_s, self._known_s)).sum())
         missing_s = max(0.0, float(np.diff(spans_s).sum()) - covered_s)
-        latch_j2, walk_j2 = self._variances(spans_s)
+        latch_j2, read_j2, walk_j2 = self._variances(spans_s)
         scale_j = self.scale_sd_rel * (energy_j - self._joules(np.clip(spans_s, *self.pinned_s)))
         causes: list[tuple[ErrorName, tuple[float, ...]]] = [
             ("counter latch", (Z95 * math.sqrt(latch_j2),)),
+            ("read time", (Z95 * math.sqrt(read_j2),)),
             ("scale", (Z95 * math.hypot(math.sqrt(walk_j2), scale_j),)),
             ("shape", (self._shape_error_j(spans_s),)),
             ("sample lag", tuple(self._joules(spans_s + k * self.lag_error_s) - energy_j for k in LAG_SCENARIOS)),
@@ -121,11 +125,27 @@ class EnergyCurve:
         )
         return energy_j, errors, covered_s
 
-    def _sum_over(self, spans_s: Floats, cells: Floats) -> float:
-        return float(np.diff(np.interp(spans_s, self.edges_s, cumulative(cells))).sum())
+    @cached_property
+    def _energy_j(self) -> Floats:
+        return cumulative(self.cell_j)
+
+    @cached_property
+    def _known_s(self) -> Floats:
+        return cumulative(np.where(self.known, np.diff(self.edges_s), 0.0))
+
+    @cached_property
+    def _walk_j2(self) -> Floats:
+        return cumulative(self.walk_j2 + _TINY_J2_PER_S * np.diff(self.edges_s))
+
+    @cached_property
+    def _knots_j2(self) -> Floats:
+        """The walk up to each anchor."""
+        at_s = np.zeros(0) if self.anchors is None else self.anchors.at_s
+        found: Floats = np.interp(at_s, self.edges_s, self._walk_j2)
+        return found
 
     def _joules(self, spans_s: Floats) -> float:
-        return self._sum_over(spans_s, self.cell_j)
+        return float(np.diff(np.interp(spans_s, self.edges_s, self._energy_j)).sum())
 
     def _shape_error_j(self, spans_s: Floats) -> float:
         """An edge inside a cell splits its joules; edges that two windows share cancel."""
@@ -136,15 +156,14 @@ class EnergyCurve:
         near_middle = np.minimum(1.0, 4 * np.minimum(fraction, 1 - fraction))
         return float(np.sqrt(np.sum((near_middle * self.shape_j[cell]) ** 2)))
 
-    def _variances(self, spans_s: Floats) -> tuple[float, float]:
-        """From the anchors' own errors, and from the random walk between them."""
-        walk = cumulative(self.walk_j2 + _TINY_J2_PER_S * np.diff(self.edges_s))
-        spans = np.interp(spans_s, self.edges_s, walk)
+    def _variances(self, spans_s: Floats) -> tuple[float, float, float]:
+        """From the anchors' refresh, from the time they took to read, and from the random walk between them."""
+        spans = np.interp(spans_s, self.edges_s, self._walk_j2)
         covered = cumulative(np.diff(spans, axis=1).ravel())
         within_j2 = self._within_cells_j2(spans_s)
         if self.anchors is None or len(self.anchors.at_s) < 2:
-            return 0.0, max(0.0, float(covered[-1]) - within_j2)
-        knots = np.interp(self.anchors.at_s, self.edges_s, walk)
+            return 0.0, 0.0, max(0.0, float(covered[-1]) - within_j2)
+        knots = self._knots_j2
         # how much of the walk the windows cover up to each anchor: it rises inside a window and rests between two
         up_to = np.interp(knots, spans.ravel(), np.repeat(covered, 2)[1:-1])
         inside, width = np.diff(up_to), np.maximum(np.diff(knots), 1e-300)
@@ -155,7 +174,8 @@ class EnergyCurve:
         weight = use * self.anchors.sd_j
         smoothed = weight if self.anchors.correlation <= 0 else _convolve(weight, self.anchors.correlation)
         latch_j2 = max(0.0, float(weight @ smoothed)) + float(use @ self.anchors.common_j) ** 2
-        return latch_j2, max(0.0, float(walk_j2 + outside_j2) - within_j2)
+        read_j2 = float(np.sum((use * self.anchors.read_sd_j) ** 2))
+        return latch_j2, read_j2, max(0.0, float(walk_j2 + outside_j2) - within_j2)
 
     def _within_cells_j2(self, spans_s: Floats) -> float:
         """What the walk counts too much: a part f of a sample has f^2 of its variance, not f."""
@@ -191,8 +211,9 @@ def counter_curve(readings: Readings, limit_w: float | None, tick_j: float = 0.0
     origin = int(readings.at_ns[0])
     edges = (readings.at_ns - origin) / NS - readings.refresh_s / 2
     cell_j = np.where(readings.known, np.diff(readings.joules), 0.0)
-    timing_s = np.hypot(readings.refresh_s / math.sqrt(12), readings.call_s / math.sqrt(12))
-    sd_j = np.hypot(timing_s * _power_around(edges, cell_j), tick_j / Z95)
+    power_w = _power_around(edges, cell_j)
+    sd_j = np.hypot(readings.refresh_s / math.sqrt(12) * power_w, tick_j / Z95)
+    read_sd_j = readings.call_s / math.sqrt(12) * power_w
     return EnergyCurve(
         edges,
         cell_j,
@@ -201,7 +222,7 @@ def counter_curve(readings: Readings, limit_w: float | None, tick_j: float = 0.0
         walk_j2=_walk_of_unknown_shape(cell_j, np.diff(edges), limit_w),
         sampled=np.zeros(len(cell_j), dtype=bool),
         shape_j=np.zeros(len(cell_j)),
-        anchors=Anchors(edges, sd_j, 0.0, np.zeros(len(edges)), ~readings.known),
+        anchors=Anchors(edges, sd_j, read_sd_j, 0.0, np.zeros(len(edges)), ~readings.known),
         pinned_s=(float(edges[0]), float(edges[-1])),
         limit_w=limit_w,
     )
@@ -237,6 +258,7 @@ def polled_curve(power_ns: Stamps, power_w: Floats, limit_w: float | None) -> En
 class Cells:
     """The 20 ms samples as cells on their own time axis, with one more for every hole between them."""
 
+    origin_ns: int
     edges_s: Floats
     cell_j: Floats
     sampled: Bools
@@ -253,8 +275,9 @@ class Cells:
         return found
 
 
-def sample_cells(origin_ns: int, samples_ns: Stamps, samples_w: Floats) -> Cells:
+def sample_cells(samples_ns: Stamps, samples_w: Floats) -> Cells:
     """A sample is the mean since the one before it; after a hole, of the 20 ms before its stamp."""
+    origin_ns = int(samples_ns[0])
     ends = (samples_ns - origin_ns) / NS
     gaps = np.diff(ends)
     holes = gaps > SAMPLES_HOLE_S
@@ -262,7 +285,7 @@ def sample_cells(origin_ns: int, samples_ns: Stamps, samples_w: Floats) -> Cells
     edges = np.concatenate([[ends[0] - SAMPLE_S], np.insert(ends, places, ends[places] - SAMPLE_S)])
     watts, sampled = np.insert(samples_w, places, 0.0), np.insert(np.ones(len(ends), dtype=bool), places, False)
     shape_j = np.where(sampled, FAST_CHANGE * _fluctuation_w(watts) * np.diff(edges), 0.0)
-    return _with_steps(edges, watts, sampled, shape_j)
+    return _with_steps(origin_ns, edges, watts, sampled, shape_j)
 
 
 def _fluctuation_w(watts: Floats) -> Floats:
@@ -279,7 +302,7 @@ def _fluctuation_w(watts: Floats) -> Floats:
     return np.repeat(quantile / 0.178, FLUCTUATION_BLOCK)[: len(watts)]
 
 
-def _with_steps(edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -> Cells:
+def _with_steps(origin_ns: int, edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -> Cells:
     """A sample between two clearly different levels is a step from one to the other: cut where its mean puts the step.
 
     Spread evenly it would err in the same direction on all cards that run in step.
@@ -297,6 +320,7 @@ def _with_steps(edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -
     first_j = np.where(step, before * fraction, watts) * widths
     second_j = (after * (1 - fraction) * widths)[places]
     return Cells(
+        origin_ns=origin_ns,
         edges_s=np.insert(edges, places + 1, (edges[:-1] + fraction * widths)[places]),
         cell_j=np.insert(first_j, places + 1, second_j),
         sampled=np.insert(sampled, places + 1, True),
@@ -304,15 +328,13 @@ def _with_steps(edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -
     )
 
 
-def sample_curve(samples_ns: Stamps, samples_w: Floats, lag: Lag, limit_w: float | None) -> EnergyCurve:
+def sample_curve(cells: Cells, lag: Lag, limit_w: float | None) -> EnergyCurve:
     """The 20 ms samples alone, where no counter gives their scale."""
-    origin = int(samples_ns[0])
-    cells = sample_cells(origin, samples_ns, samples_w)
     return EnergyCurve(
         cells.edges_s - lag.mean_s,
         cells.cell_j,
         cells.sampled,
-        origin,
+        cells.origin_ns,
         walk_j2=WALK_REL_PER_SQRT_S**2 * cells.noise_j2,
         sampled=cells.sampled,
         shape_j=cells.shape_j,
@@ -341,9 +363,9 @@ class Readings:
         known = np.diff(unknown[kept]) == 0
         return Readings(self.at_ns[kept], self.joules[kept], known, self.call_s[kept], self.refresh_s)
 
-    def compared_with(self, cells: Cells, origin_ns: int) -> Evidence:
+    def compared_with(self, cells: Cells) -> Evidence:
         """Readings and samples together; the counter's steps count where samples cover all of their time."""
-        read_s = (self.at_ns - origin_ns) / NS
+        read_s = (self.at_ns - cells.origin_ns) / NS
         begin, end = read_s[:-1] - self.refresh_s, read_s[1:] + SAMPLES_HOLE_S
         missing_s = cumulative(np.where(cells.sampled, 0.0, np.diff(cells.edges_s)))
         missing = np.interp(end, cells.edges_s, missing_s) - np.interp(begin, cells.edges_s, missing_s)
@@ -352,19 +374,16 @@ class Readings:
         return Evidence(cells.edges_s, cells.cell_j, cells.shape_j, read_s, steps_j, self.call_s, self.refresh_s)
 
 
-def joined_curve(
-    samples_ns: Stamps, samples_w: Floats, readings: Readings, lag: Lag, limit_w: float | None
-) -> EnergyCurve:
+def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | None) -> EnergyCurve:
     """The samples' shape at the counter's scale; the counter alone where samples are missing, and the reverse."""
-    origin = int(samples_ns[0])
-    cells = sample_cells(origin, samples_ns, samples_w)
-    evidence = readings.compared_with(cells, origin)
+    origin = cells.origin_ns
+    evidence = readings.compared_with(cells)
     alignment = align(evidence, lag)
     # a reading that may be from either side of a refresh would bend the curve; its neighbors are enough
     clear = alignment.sd_s <= AMBIGUOUS * readings.refresh_s
     if not clear.all() and clear.sum() >= 3:
         readings, alignment = readings.only(clear), alignment.only(clear)
-        evidence = readings.compared_with(cells, origin)
+        evidence = readings.compared_with(cells)
     at_s = np.maximum.accumulate(alignment.at_s) + 1e-9 * np.arange(len(alignment.at_s))
     timing_s = alignment.sd_s
     steps_j, compared = evidence.steps_j, np.isfinite(evidence.steps_j)
@@ -398,7 +417,8 @@ def joined_curve(
         sampled=cells.sampled,
         # the samples' own noise also makes neighbors differ, and is in the walk already
         shape_j=np.sqrt(np.maximum(cells.shape_j**2 - FAST_CHANGE**2 * np.where(cells.sampled, walk_j2, 0.0), 0.0)),
-        anchors=Anchors(at_s - lag.mean_s, sd_j, noise.correlation, common_j, ~readings.known),
+        # a counter that is refreshed now and then tells the same wherever in the call it is read
+        anchors=Anchors(at_s - lag.mean_s, sd_j, np.zeros(len(at_s)), noise.correlation, common_j, ~readings.known),
         scale_sd_rel=noise.scale_sd,
         pinned_s=(float(pinned[0] - lag.mean_s), float(pinned[1] - lag.mean_s)),
         lag_error_s=lag.half_width_s,
@@ -458,7 +478,7 @@ class _SampleNoise:
         seen = np.where(number >= 5, number - 1, 0.0)
         walk_rel2 = (PRIOR_DIFFERENCES * usual_rel2 + seen * seen_rel2) / (PRIOR_DIFFERENCES + seen)
         # Student's t instead of the normal distribution, for a variance from so few differences
-        walk_rel2 = np.where(seen > 0, walk_rel2 * (1 + 4 / (PRIOR_DIFFERENCES + seen)), WALK_REL_PER_SQRT_S**2)
+        walk_rel2 = np.where(seen > 0, walk_rel2 * (1 + 3 / (PRIOR_DIFFERENCES + seen)), WALK_REL_PER_SQRT_S**2)
         # where the load changes, so may the scale, and where in the interval is unknown
         place = np.arange(intervals)
         later, earlier = np.minimum(place + NEARBY, intervals - 1), np.maximum(place - NEARBY, 0)
@@ -498,7 +518,8 @@ def _with_counter_cells(cells: Cells, at_s: Floats, counted_j: Floats, interval_
     by_counter = np.diff(np.interp(finer, at_s, cumulative(counted_j)))
     scale = interval_scale[_interval_of(finer, at_s)]
     shape_j = np.where(sampled[old], scale * np.pad(cells.shape_j, more)[old], 0.0)
-    return Cells(finer, np.where(sampled[old], scale * cell_j[old], by_counter), sampled[old], shape_j)
+    cell_j = np.where(sampled[old], scale * cell_j[old], by_counter)
+    return Cells(cells.origin_ns, finer, cell_j, sampled[old], shape_j)
 
 
 def _between_known(edges_s: Floats, at_s: Floats, known: Bools) -> Bools:

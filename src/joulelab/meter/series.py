@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from joulelab.clock import NS
 from joulelab.meter.alignment import Lag, estimate_lag, lag_log_likelihood
 from joulelab.meter.curve import (
+    Cells,
     EnergyCurve,
     Readings,
     counter_curve,
@@ -118,15 +119,19 @@ class DeviceSeries:
     @cached_property
     def power_path(self) -> EnergyCurve | None:
         if len(self.samples_ns) > 2:
-            return sample_curve(self.samples_ns, self.samples_w, self.lag, self.limit_w)
+            return sample_curve(self._cells, self.lag, self.limit_w)
         return polled_curve(self.power_ns, self.power_w, self.limit_w) if len(self.power_ns) > 1 else None
 
     @cached_property
     def best_path(self) -> EnergyCurve | None:
         """The samples' shape at the counter's scale where there are both, else what there is."""
         if self.readings is not None and len(self.samples_ns) > 2:
-            return joined_curve(self.samples_ns, self.samples_w, self.readings, self.lag, self.limit_w)
+            return joined_curve(self._cells, self.readings, self.lag, self.limit_w)
         return self.counter_path or self.power_path
+
+    @cached_property
+    def _cells(self) -> Cells:
+        return sample_cells(self.samples_ns, self.samples_w)
 
     @property
     def lag(self) -> Lag:
@@ -137,9 +142,7 @@ class DeviceSeries:
         """What this device's samples and counter say about the lag of the driver's samples."""
         if self.readings is None or len(self.samples_ns) <= 2:
             return np.zeros(1)
-        origin = int(self.samples_ns[0])
-        cells = sample_cells(origin, self.samples_ns, self.samples_w)
-        return lag_log_likelihood(self.readings.compared_with(cells, origin))
+        return lag_log_likelihood(self.readings.compared_with(self._cells))
 
     @cached_property
     def counter_faults(self) -> list[tuple[int, int, str]]:
