@@ -155,7 +155,7 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
     assert (unseen.figure.energy_j, unseen.shared) == (None, True)
     assert unseen.key in next(one for one in record.lineage if one.name == "answers").parents
     told = " ".join(sentences(bill))
-    assert "took at least" in told
+    assert "share the teacher: ≥ " in told
     assert "A lower bound: no meter of its run saw teacher.generate" in told
     assert bill_data(bill, None)["lower_bound"]
     # another run finds the answers, and with them that nobody knows what they took
