@@ -26,12 +26,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 OLD, ONE, BATCHES, OURS = "old script", "one line", "batches", "ours"
 AT_LEAST = 10.0
 TEXTS_PER_CALL = 1_000
+Encode = Callable[[list[str]], list[list[int]]]
 
 
 @dataclass
@@ -64,7 +66,7 @@ def main() -> None:
     for number in range(options.rounds):
         some = texts[number :: max(1, len(texts) // options.slice)][: options.slice]
         ways = one_at_a_time(tokenizer, old)
-        ids = {name: measure(rates, name, lambda way=way, some=some: way(some)) for name, way in ways.items()}
+        ids = {name: measure(rates, name, partial(way, some)) for name, way in ways.items()}
         ids[OURS] = binarize_all(rates, tokenizer, options, texts, some)
         for name, found in ids.items():
             assert found == ids[ONE], f"'{name}' gave other ids than one line at a time"
@@ -117,7 +119,7 @@ def in_python(tokenizer: Any) -> Any:
         return BertTokenizerLegacy(str(file), model_max_length=10**9)
 
 
-def one_at_a_time(tokenizer: Any, old: Any) -> dict[str, Callable[[list[str]], list[list[int]]]]:
+def one_at_a_time(tokenizer: Any, old: Any) -> dict[str, Encode]:
     first = tokenizer.cls_token or tokenizer.bos_token
     last = tokenizer.sep_token or tokenizer.eos_token
     ends = tokenizer.convert_tokens_to_ids([first, last])
@@ -130,7 +132,7 @@ def one_at_a_time(tokenizer: Any, old: Any) -> dict[str, Callable[[list[str]], l
         found = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces]
         return [[ends[0], *ids, ends[1]] for rows in found for ids in rows]
 
-    ways = {ONE: lambda texts: by_line(tokenizer.encode, texts), BATCHES: by_batch}
+    ways: dict[str, Encode] = {ONE: lambda texts: by_line(tokenizer.encode, texts), BATCHES: by_batch}
     return {OLD: lambda texts: by_line(old.encode, texts), **ways} if old is not None else ways
 
 

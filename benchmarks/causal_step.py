@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ from joulelab.distill.logit_cache.teaching import LiveTeacher, write_cache
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.precision import matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
@@ -187,9 +187,14 @@ def ratios(found: list[TokenSpeed]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chunk", type=int, default=4096, help="positions whose logits exist at a time")
-    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
-    parser.add_argument("--teacher-compile", default="blocks", help="the same for the teacher's forward pass")
-    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
+    parser.add_argument(
+        "--teacher-compile",
+        default="blocks",
+        choices=get_args(CompileMode),
+        help="the same for the teacher's forward pass",
+    )
+    parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
     parser.add_argument("--seconds", type=float, default=15.0, help="of each undisturbed window")
     parser.add_argument("--ways", default=",".join(WAYS), help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")

@@ -23,7 +23,7 @@ import tempfile
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.compiling import compile_in_place
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.precision import autocast, matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
@@ -58,8 +58,8 @@ SPECIALS = {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 class Way:
     name: str
     batch_size: int
-    precision: str
-    compiled: str
+    precision: Precision
+    compiled: CompileMode
     chunk: int
     """0: all logits in memory."""
     accumulate: int = 1
@@ -204,8 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch-size", type=int, default=256, help="rows of 128 tokens")
     parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
-    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
-    parser.add_argument("--precision", default="bf16", help="of all ways but the old one")
+    parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
+    parser.add_argument("--precision", default="bf16", choices=get_args(Precision), help="of all ways but the old one")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
     parser.add_argument("--ways", default="old,materialised,one-graph,chunked", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")

@@ -27,7 +27,7 @@ import time
 import traceback
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.compiling import BLOCKS, OFF, compile_in_place
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.precision import autocast, matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
@@ -90,8 +90,8 @@ class Shape:
 @dataclass(frozen=True)
 class Way:
     name: str
-    precision: str
-    compiled: str
+    precision: Precision
+    compiled: CompileMode
     chunk: int
 
     @property
@@ -226,10 +226,10 @@ def make_trainer(
             called = torch.compile(model)
         arguments = {"batch_size": shape.pairs, "how": how, "precision": way.precision, "rows": rows, "called": called}
         warm = FirstPairs(pairs, 3 * shape.pairs)
-        write_reference(folder / "warm.jsonl", "start", model, warm, **arguments)  # type: ignore[arg-type]
+        write_reference(folder / "warm.jsonl", "start", model, warm, **arguments)
         wait(device)
         begin_ns = time.monotonic_ns()
-        reference = write_reference(folder / "reference.jsonl", "start", model, pairs, **arguments)  # type: ignore[arg-type]
+        reference = write_reference(folder / "reference.jsonl", "start", model, pairs, **arguments)
         wait(device)
         window = (begin_ns, time.monotonic_ns())
         objective = PreferenceObjective(model, "dpo", BETA, how) if way.name == "ours" else PlainObjective(None)
@@ -337,8 +337,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--completion", type=int, default=256, help="tokens of each answer")
     parser.add_argument("--chunk", type=int, default=4096, help="answer tokens whose logits are projected at a time")
-    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
-    parser.add_argument("--precision", default="bf16", help="fp32, tf32, bf16 or fp16")
+    parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
+    parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
     parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
     parser.add_argument("--ways", default="live,cached,ours", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="a small model and vocabulary, to try the script on a CPU")

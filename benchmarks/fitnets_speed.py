@@ -121,7 +121,10 @@ def make_teacher(tokens: int, small: bool) -> nn.Module:
 def make_student(tokens: int, small: bool) -> nn.Module:
     shape = {"dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 256} if small else {}
     torch.manual_seed(1)
-    return DistilBert(DistilBertConfig(vocab_size=VOCABULARY, max_position_embeddings=max(512, tokens), **shape))
+    model: nn.Module = DistilBert(
+        DistilBertConfig(vocab_size=VOCABULARY, max_position_embeddings=max(512, tokens), **shape)
+    )
+    return model
 
 
 def timed(what: str, batch_size: int, step: Callable[[], None], seconds: float, device: torch.device) -> Measured:
@@ -144,8 +147,8 @@ def timed(what: str, batch_size: int, step: Callable[[], None], seconds: float, 
 
 def old_loop(options: Any, device: torch.device, batch_size: int) -> Measured:
     """As the old script had it: both models in fp32, the teacher under no_grad in every step, three plain losses."""
-    teacher = make_teacher(options.tokens, options.small).to(device).eval()
-    student = make_student(options.tokens, options.small).to(device).train()
+    teacher = make_teacher(options.tokens, options.tiny).to(device).eval()
+    student = make_student(options.tokens, options.tiny).to(device).train()
     texts = RandomTexts(batch_size, options.tokens)
     optimizer = torch.optim.AdamW(student.parameters(), lr=5e-5)
     number = 0
@@ -160,7 +163,7 @@ def old_loop(options: Any, device: torch.device, batch_size: int) -> Measured:
         own = student(**inputs)
         loss = old_loss(own, said, batch.labels)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     with matrix_products("fp32"):
@@ -180,8 +183,8 @@ def old_loss(own: Any, said: Any, labels: torch.Tensor) -> torch.Tensor:
 
 def our_loop(what: str, teacher: Teacher, options: Any, device: torch.device) -> Measured:
     """The project's own loop and objective; only what the run around it would do (stages, checkpoints) is left out."""
-    student = make_student(options.tokens, options.small).to(device)
-    width = 64 if options.small else 768
+    student = make_student(options.tokens, options.tiny).to(device)
+    width = 64 if options.tiny else 768
     objective = ClassifyObjective(DISTILL, teacher, make_connector(width, width).to(device), STUDENT_LOOK)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=options.batch_size, precision="bf16", compile=options.compile,
@@ -198,9 +201,9 @@ def our_loop(what: str, teacher: Teacher, options: Any, device: torch.device) ->
 
 def cached_loop(options: Any, device: torch.device) -> tuple[Measured, Measured]:
     """The cache's making, and training from it."""
-    model = made_ready(make_teacher(options.tokens, options.small), device, "bf16", options.compile)
+    model = made_ready(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
     texts = RandomTexts(options.batch_size, options.tokens)
-    width = 64 if options.small else 768
+    width = 64 if options.tiny else 768
     logits, features = np.zeros((TEXTS, CLASSES), np.float32), np.zeros((TEXTS, width), np.float32)
     number = 0
 
@@ -220,7 +223,7 @@ def cached_loop(options: Any, device: torch.device) -> tuple[Measured, Measured]
 
 
 def live_loop(options: Any, device: torch.device) -> Measured:
-    model = made_ready(make_teacher(options.tokens, options.small), device, "bf16", options.compile)
+    model = made_ready(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
     return our_loop(
         f"c: bf16, compile={options.compile}, live teacher", LiveTeacher(model, TEACHER_LOOK), options, device
     )
@@ -278,14 +281,14 @@ def arguments() -> Any:
     parser.add_argument("--batch-size", type=int, default=256, help="of our loops")
     parser.add_argument("--old-batch-size", type=int, default=32, help="of the old script's, whose default this is")
     parser.add_argument("--compile", default="default", help="off, default, reduce-overhead or max-autotune")
-    parser.add_argument("--small", action="store_true", help="tiny models on any device, to see that it runs")
+    parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     return parser.parse_args()
 
 
 def main() -> None:
     options = arguments()
-    if not torch.cuda.is_available() and not options.small:
-        sys.exit("this benchmark needs a GPU (or --small)")
+    if not torch.cuda.is_available() and not options.tiny:
+        sys.exit("this benchmark needs a GPU (or --tiny)")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"

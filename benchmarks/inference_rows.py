@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from joulelab.infer.energy import IdlePower, Reader, idle_power, per_inference, ratio_of_joules
+from joulelab.infer.energy import Reader, joules_per_item, mean_power_w, per_inference, pieces
 from joulelab.infer.fastest import choose
 from joulelab.infer.precisions import cast_inputs, cast_model, inference, peak_name
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
@@ -39,6 +39,8 @@ from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.meter.vitals import load_vitals, throttle_shares
+from joulelab.runs.idle import IdlePower, idle_power, is_steady, spread_and_drift
+from joulelab.runs.record import IdleBaseline
 from joulelab.stats import Interval, ratio_paired
 from joulelab.train.peak_flops import peak_flops
 from joulelab.train.stats.window_energy import reader_of
@@ -94,7 +96,22 @@ class Lab:
         self.idle_windows.append((begin_ns, time.monotonic_ns()))
 
     def idle(self, read: Reader) -> IdlePower | None:
-        return idle_power(self.idle_windows, read)
+        found = [(window, mean_power_w(window, read)) for window in self.idle_windows]
+        return idle_power([self.baseline(window, power_w, read) for window, power_w in found if power_w is not None])
+
+    def baseline(self, window: tuple[int, int], power_w: float, read: Reader) -> IdleBaseline:
+        powers_w = [found for piece in pieces(window) if (found := mean_power_w(piece, read)) is not None]
+        spread, drift = spread_and_drift(powers_w)
+        return IdleBaseline(
+            stage="idle",
+            before_load=window == self.idle_windows[0],
+            attempt=1,
+            duration_s=(window[1] - window[0]) / 1e9,
+            power_w=power_w,
+            spread_rel=spread,
+            drift_rel=drift,
+            stable=is_steady(spread, drift),
+        )
 
     def tell_later(self, until_ns: int, tell: Callable[[Any], dict[str, Any]]) -> None:
         """Joules are in the trace two seconds later; meanwhile the next row can be made ready."""
@@ -189,7 +206,10 @@ def teller(
     turns = [(found.window, found.calls) for found in rounds]
 
     def tell(read: Reader) -> dict[str, Any]:
-        energy, why_not = per_inference(turns, read, lab.idle(read))
+        energy, why_not = per_inference(turns, read)
+        idle = lab.idle(read)
+        if energy is not None and idle is not None and not energy.estimated:  # an estimate knows nothing about idle
+            energy = energy.above(idle)
         peak = peak_flops(torch.cuda.get_device_name(), peak_name(lab.options.dtype)) if GPU else None
         line = {
             "row": row.name,
@@ -297,9 +317,13 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
         f"norms, batch {batch:>2}, {title}: {medians['pre-ln']:.3f} -> {medians['pre-rms']:.3f} ms, {told(time_ratio)}"
     )
 
-    def tell(read: Any) -> dict[str, Any]:
-        paired = {norm: [(found.window, found.calls * batch) for found in turns] for norm, turns in rounds.items()}
-        joules = ratio_of_joules(paired["pre-rms"], paired["pre-ln"], read)
+    def tell(read: Reader) -> dict[str, Any]:
+        each = {
+            norm: [joules_per_item((found.window, found.calls * batch), read) for found in turns]
+            for norm, turns in rounds.items()
+        }
+        pairs = [(rms, ln) for rms, ln in zip(each["pre-rms"], each["pre-ln"], strict=True) if rms and ln]
+        joules = ratio_paired(*zip(*pairs, strict=True)) if len(pairs) == options.norm_rounds else None
         print(
             f"= norms, batch {batch:>2}, {title:<10} pre-RMS over pre-LN: time {told(time_ratio)}, "
             f"energy {told(joules) if joules else 'not measured'}",

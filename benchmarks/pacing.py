@@ -42,7 +42,7 @@ def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> float:
 def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
     """As far ahead as a loop that logs now and then runs, and the clock still means something."""
     if device.type == "cuda":
-        marks.append(torch.cuda.Event())
+        marks.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
         marks[-1].record()
         if len(marks) > 4:
             marks.pop(0).synchronize()

@@ -103,7 +103,9 @@ def write_run(store: Path, hours: float, gpus: int) -> RunPaths:
 
     stages = [
         StageRecord(
-            name=name,
+            name=f"model.{activity}",
+            role="student",
+            activity=activity,
             number=number,
             status="done",
             segments=parts,
@@ -115,9 +117,7 @@ def write_run(store: Path, hours: float, gpus: int) -> RunPaths:
             mean_power_w=500.0 * gpus,
             peak_power_w=PEAK_W,
         )
-        for number, (name, parts) in enumerate(
-            (("model.train", segments(0, 540)), ("model.evaluate", segments(540, 60))), 1
-        )
+        for number, (activity, parts) in enumerate((("train", segments(0, 540)), ("evaluate", segments(540, 60))), 1)
     ]
     whole_s = hours * 3600
     totals = Totals(

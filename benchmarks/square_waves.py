@@ -26,6 +26,7 @@ import pynvml
 import torch
 
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import TwoPaths, both_paths, component_energy
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.session import Meter
@@ -135,8 +136,8 @@ class Poller(threading.Thread):
 
     def power_w(self) -> float:
         if self.instant:
-            return pynvml.nvmlDeviceGetFieldValues(self.handle, [INSTANT_FIELD])[0].value.uiVal / 1000
-        return pynvml.nvmlDeviceGetPowerUsage(self.handle) / 1000
+            return float(pynvml.nvmlDeviceGetFieldValues(self.handle, [INSTANT_FIELD])[0].value.uiVal) / 1000
+        return float(pynvml.nvmlDeviceGetPowerUsage(self.handle)) / 1000
 
     def energy_j(self, start_s: float, end_s: float) -> float:
         """Trapezoid rule, with the first and last reading held to the window's ends."""
@@ -146,9 +147,7 @@ class Poller(threading.Thread):
         return float(np.trapezoid(np.interp(grid, t, w), grid))
 
 
-def measure(
-    wave: tuple[float, float] | None, seconds: float, matrix: torch.Tensor, handle: object
-) -> dict[str, object]:
+def measure(wave: Wave, seconds: float, matrix: torch.Tensor, handle: object) -> dict[str, Any]:
     pollers = {
         f"{name} @{period:g} s": Poller(handle, period, instant)
         for name, instant in (("average", False), ("instant", True))
@@ -176,14 +175,18 @@ def measure(
     }
 
 
-def short_windows(trace: Trace, ticks: list[tuple[int, float]]) -> dict[str, object]:
+def compare(figure: EnergyFigure, truth_j: float) -> tuple[float, float, bool]:
+    """Relative error, relative half-width, and whether the truth is inside the interval."""
+    assert figure.energy_j is not None and figure.half_width_j is not None
+    error_j = figure.energy_j - truth_j
+    return error_j / truth_j, figure.half_width_j / truth_j, abs(error_j) <= figure.half_width_j
+
+
+def short_windows(trace: Trace, ticks: list[tuple[int, float]]) -> dict[str, Any]:
     """Windows between two ticks, and the sum of 0.1 s windows that tile all of them: error, half-width, inside."""
 
     def compared(windows: list[tuple[int, int]], truth_j: float) -> tuple[float, float, bool]:
-        figure = component_energy(trace, "gpu", windows)
-        assert figure.energy_j is not None and figure.half_width_j is not None
-        error_j = figure.energy_j - truth_j
-        return error_j / truth_j, figure.half_width_j / truth_j, abs(error_j) <= figure.half_width_j
+        return compare(component_energy(trace, "gpu", windows), truth_j)
 
     pairs = [(a, b) for a, b in pairwise(ticks) if b[0] - a[0] >= 0.95e9]
     edges = [*range(ticks[0][0], ticks[-1][0], 100_000_000), ticks[-1][0]]
@@ -228,18 +231,18 @@ def main() -> None:
     )
     results = []
     for row in rows:
-        window, truth = tuple(row["window_ns"]), row["true_j"]
-        figure = component_energy(trace, "gpu", [window])
+        window, truth = row["window_ns"], row["true_j"]
+        error, half_width, inside = compare(component_energy(trace, "gpu", [window]), truth)
         paths = both_paths(trace, "gpu", [window])
         assert isinstance(paths, TwoPaths)
         result = {
             "wave": row["wave"],
             "mean_w": truth / ((window[1] - window[0]) / 1e9),
-            "recorded_error": figure.energy_j / truth - 1,
-            "half_width": figure.half_width_j / truth,
-            "counter_error": paths.counter.energy_j / truth - 1,
-            "samples_error": paths.integrated.energy_j / truth - 1,
-            "inside": abs(figure.energy_j - truth) <= figure.half_width_j,
+            "recorded_error": error,
+            "half_width": half_width,
+            "counter_error": compare(paths.counter, truth)[0],
+            "samples_error": compare(paths.integrated, truth)[0],
+            "inside": inside,
             "polled_error": {name: value / truth - 1 for name, value in row["polled_j"].items()},
             **short_windows(trace, row["ticks"]),
         }
@@ -250,8 +253,9 @@ def main() -> None:
             f"{100 * result['samples_error']:>+7.2f}%"
             + "".join(f"{100 * error:>+14.1f}%" for error in result["polled_error"].values())
         )
-    inside, windows = sum(row["inside"] for row in results), [w for row in results for w in row["second_windows"]]
-    print(f"{inside} of {len(results)} loads inside their 95 % interval")
+    loads_inside = sum(row["inside"] for row in results)
+    windows = [window for row in results for window in row["second_windows"]]
+    print(f"{loads_inside} of {len(results)} loads inside their 95 % interval")
     errors = sorted(abs(error) for error, _, _ in windows)
     covered = sum(is_inside for _, _, is_inside in windows)
     print(

@@ -18,7 +18,16 @@ import time
 from pathlib import Path
 
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.runs.record import Attempt, EnergyByComponent, Result, RunRecord, Segment, StageRecord, Totals
+from joulelab.runs.record import (
+    Attempt,
+    EnergyByComponent,
+    Result,
+    RunRecord,
+    Segment,
+    StageRecord,
+    Totals,
+    kind_by_name,
+)
 
 STAGES = ("data.preprocess", "teacher.train", "teacher.logits", "teacher.evaluate", "idle.before", "student.train")
 STAMP = "2026-03-01T10:00:00.000000+00:00"
@@ -32,6 +41,8 @@ def record(number: int) -> RunRecord:
     stages = tuple(
         StageRecord(
             name=name,
+            role=kind_by_name(name).role,
+            activity=kind_by_name(name).activity,
             number=place,
             status="done",
             segments=(segment,),

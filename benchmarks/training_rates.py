@@ -13,6 +13,7 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
+from typing import get_args
 
 import torch
 from distilbert_step import Way, make_batches, make_models
@@ -26,7 +27,7 @@ from joulelab.runs.measure_spec import MeasureSpec
 from joulelab.runs.measuring import MeasuredRun
 from joulelab.runs.paths import RunPaths
 from joulelab.train.compiling import compile_in_place
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import CompileMode, Precision, TrainingConfig
 from joulelab.train.session import Assignment, train_in_run
 
 
@@ -65,8 +66,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=256, help="rows of 128 tokens")
     parser.add_argument("--chunk", type=int, default=8192, help="positions whose logits exist at a time")
-    parser.add_argument("--compile", default="default", help="off, default, blocks, reduce-overhead or max-autotune")
-    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
+    parser.add_argument("--precision", default="bf16", choices=get_args(Precision))
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -8,12 +8,15 @@ hundreds and a long run would only repeat that.
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
@@ -29,7 +32,7 @@ def pair_cost_us(begin_end: Callable[[], None], rounds: int) -> dict[str, float]
     return {"median_us": statistics.median(costs), "p99_us": sorted(costs)[int(0.99 * len(costs))], "rounds": rounds}
 
 
-def ours() -> dict[str, float]:
+def ours(rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         meter = Meter(Path(folder) / "trace.jsonl", Path(folder) / "events.jsonl", EnergyConfig())
         meter.start()
@@ -39,15 +42,14 @@ def ours() -> dict[str, float]:
             with phase:
                 pass
 
-        cost = pair_cost_us(window, 20_000)
+        cost = pair_cost_us(window, rounds)
         meter.stop()
     return cost
 
 
-def codecarbon() -> dict[str, float]:
-    from codecarbon import OfflineEmissionsTracker
-
-    tracker = OfflineEmissionsTracker(country_iso_code="FRA", log_level="critical", save_to_file=False)
+def codecarbon(rounds: int) -> dict[str, float]:
+    module: Any = importlib.import_module("codecarbon")
+    tracker = module.OfflineEmissionsTracker(country_iso_code="FRA", log_level="critical", save_to_file=False)
     tracker.start()
     numbers = iter(range(10**6))
 
@@ -56,28 +58,32 @@ def codecarbon() -> dict[str, float]:
         tracker.start_task(name)
         tracker.stop_task(name)
 
-    cost = pair_cost_us(task, 200)
+    cost = pair_cost_us(task, max(1, rounds // 100))
     tracker.stop()
     return cost
 
 
-def zeus() -> dict[str, float]:
-    from zeus.monitor import ZeusMonitor
-
-    monitor = ZeusMonitor()
+def zeus(rounds: int) -> dict[str, float]:
+    module: Any = importlib.import_module("zeus.monitor")
+    monitor = module.ZeusMonitor()
 
     def window() -> None:
         monitor.begin_window("step", sync_execution=False)
         monitor.end_window("step", sync_execution=False)
 
-    return pair_cost_us(window, 2_000)
+    return pair_cost_us(window, max(1, rounds // 10))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--rounds", type=int, default=20_000, help="windows of ours; a tenth for Zeus, a hundredth for CodeCarbon"
+    )
+    options = parser.parse_args()
     results: dict[str, object] = {}
     for name, run in (("joulelab", ours), ("CodeCarbon", codecarbon), ("Zeus", zeus)):
         try:
-            results[name] = run()
+            results[name] = run(options.rounds)
         except ImportError as error:
             results[name] = f"not installed ({error.name})"
         except Exception as error:  # a competitor that does not run on this machine is a result too

@@ -18,6 +18,7 @@ import traceback
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from pacing import forget_peak, free, undisturbed, warm_up
@@ -27,7 +28,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.config import TrainingConfig
+from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
 from joulelab.train.peak_flops import peak_flops
 from joulelab.train.precision import matrix_products
 from joulelab.train.simple_trainer import SimpleTrainer
@@ -42,10 +43,10 @@ from joulelab.zoo.workload import prepare
 class Row:
     model: str
     batch_size: int
-    precision: str = "fp16"
+    precision: Precision = "fp16"
     size: str = ""
     shape: dict[str, int] = field(default_factory=dict)
-    optimizer: str = "adamw"
+    optimizer: Optimizer = "adamw"
     beside: float | None = None
     unit: str = "items"
     note: str = ""
@@ -85,7 +86,7 @@ ROWS = (
 @dataclass(frozen=True)
 class Measured:
     row: Row
-    compiled: str
+    compiled: CompileMode
     parameters: int
     items_per_s: float
     amount: int
@@ -114,7 +115,7 @@ def cost_of(row: Row) -> PaperCost:
     return paper_cost(request_of(row))
 
 
-def measure(row: Row, cost: PaperCost, compiled: str, seconds: float, device: torch.device) -> Measured:
+def measure(row: Row, cost: PaperCost, compiled: CompileMode, seconds: float, device: torch.device) -> Measured:
     request = request_of(row)
     with device:  # large models are drawn on the GPU in a second, on the CPU in minutes
         workload = prepare(request)
@@ -164,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="", help="by commas; default: all rows")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the undisturbed window")
-    parser.add_argument("--compile", default="off", help="off, default, blocks, reduce-overhead or max-autotune")
+    parser.add_argument("--compile", default="off", choices=get_args(CompileMode))
     parser.add_argument("--precision", default="", help="only rows of this precision")
     parser.add_argument("--batch-size", type=int, default=0, help="in place of the row's own")
     options = parser.parse_args()

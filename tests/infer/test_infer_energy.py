@@ -3,11 +3,12 @@
 import pytest
 from inference_records import generated, record, row
 
-from joulelab.infer.energy import IdlePower, per_inference, pieces
+from joulelab.infer.energy import per_inference, pieces
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.inference_rows import inference_rows, pareto, row_ratios
 from joulelab.report.inference_table import rows_data
+from joulelab.runs.idle import IdlePower
 
 NS = 10**9
 

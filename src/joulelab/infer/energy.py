@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from joulelab.meter.figures import COVERED, EnergyFigure, Frozen, Method
+from joulelab.runs.idle import IdlePower
 from joulelab.stats import mean_t
 
 Window = tuple[int, int]
@@ -23,11 +24,6 @@ Reader = Callable[[Sequence[Window]], EnergyFigure]
 # Ten refreshes of a GPU's counter.
 PIECE_S = 1.0
 _NS = 1e9
-
-
-class IdlePower(Frozen):
-    power_w: float
-    half_width_w: float
 
 
 class PerInference(Frozen):
@@ -118,7 +114,7 @@ def _spread_of_seconds(windows: Sequence[Window], read: Reader) -> float:
 
 
 def _spread_of_turns(turns: Sequence[Turn], read: Reader) -> float:
-    return _spread([_joules_each(turn, read) for turn in turns if pieces(turn[0])])
+    return _spread([joules_per_item(turn, read) for turn in turns if pieces(turn[0])])
 
 
 def _spread(found: Sequence[float | None]) -> float:
@@ -145,7 +141,8 @@ def mean_power_w(window: Window, read: Reader) -> float | None:
     return figure.energy_j / ((window[1] - window[0]) / _NS)
 
 
-def _joules_each(turn: Turn, read: Reader) -> float | None:
+def joules_per_item(turn: Turn, read: Reader) -> float | None:
+    """None where the trace does not cover the window."""
     (begin, end), items = turn
     power_w = mean_power_w((begin, end), read)
     return None if power_w is None or not items else power_w * (end - begin) / _NS / items

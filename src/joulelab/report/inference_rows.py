@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.infer.energy import IdlePower, PerInference
+from joulelab.infer.energy import PerInference
 from joulelab.meter.core_use import CoreUse
+from joulelab.runs.idle import IdlePower
 from joulelab.runs.record import CPU_WORK, RunRecord
 from joulelab.stats import Interval, ratio_paired
 

@@ -8,6 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab.runs.spec import RunSpec, Section
 
+Optimizer = Literal["adamw", "adafactor", "sgd"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+CompileMode = Literal["off", "default", "blocks", "reduce-overhead", "max-autotune"]
+
 
 class TrainingConfig(Section):
     """One loop for every pipeline. Whichever budget is used up first ends the training; the schedule follows the share
@@ -34,7 +38,7 @@ class TrainingConfig(Section):
     """Samples in a micro-batch."""
     accumulate: int = Field(1, ge=1)
     """Micro-batches whose gradients make one optimiser step; the mean is over all their tokens or samples."""
-    optimizer: Literal["adamw", "adafactor", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """AdamW (fused), Adafactor (factored second moments, little memory) or SGD with momentum."""
     learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
@@ -52,9 +56,9 @@ class TrainingConfig(Section):
     """Share of the budget in which the learning rate rises from 0."""
 
     # how it is computed
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    precision: Precision = "fp32"
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights."""
-    compile: Literal["off", "default", "blocks", "reduce-overhead", "max-autotune"] = "off"
+    compile: CompileMode = "off"
     """torch.compile, and its mode; `blocks` compiles a layer of a deep model once for all of them: quick to start."""
     activation_checkpointing: bool = False
     """Recompute the activations of each block in the backward pass: less memory, about a third more work."""
