@@ -45,7 +45,10 @@ def payback_curve(comparison: Comparison) -> Figure | None:
     return Figure(
         title="Break-even",
         spec=finish(
-            moving(_chart(comparison, {one.label for one, _ in drawn}, title)), 300, curves=curves, marks=marks
+            moving(_chart(comparison, {one.label for one, _ in drawn}, title, bool(marks))),
+            300,
+            curves=curves,
+            marks=marks,
         ),
         description="Energy per student relative to the baseline against the number of students that share a teacher. "
         + " ".join(payback_sentence(one) for one in answers),
@@ -73,7 +76,7 @@ def _caption(comparison: Comparison, answers: list[RowPayback]) -> str:
     return " ".join([*parts, "The vertical line is the number of students chosen above."])
 
 
-def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
+def _chart(comparison: Comparison, labels: set[str], title: str, with_points: bool) -> Any:
     every, hues, _ = label_scales([row.label for row in comparison.rows])
     pairs = [(label, hue) for label, hue in zip(every, hues, strict=True) if label in labels]
     scale = alt.Scale(domain=[label for label, _ in pairs], range=[hue for _, hue in pairs])
@@ -104,4 +107,5 @@ def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
         .mark_rule(strokeDash=[2, 3])
         .encode(x="n:Q")
     )
-    return alt.layer(zero, lines, points, chosen)
+    # a layer without data would have no extent to draw in
+    return alt.layer(zero, lines, *([points] if with_points else []), chosen)
