@@ -12,8 +12,8 @@ from typing import Any
 
 from joulelab.infer.energy import PerInference
 from joulelab.meter.core_use import CoreUse
-from joulelab.runs.idle import IdlePower
-from joulelab.runs.record import CPU_WORK, RunRecord
+from joulelab.runs.idle import IdlePower, idle_power
+from joulelab.runs.record import CPU_WORK, IdleBaseline, RunRecord
 from joulelab.stats import Interval, ratio_paired
 
 TRACKER = "inference"
@@ -68,37 +68,29 @@ def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[Inference
 
 
 def idle_of(record: RunRecord, cpu_work: bool = False) -> IdlePower | None:
-    """Of the baselines before and after; half their range is doubt about which one holds.
+    """The idle power to subtract (`runs.idle.idle_power`).
 
     `cpu_work`: of the processor and its memory alone, where GPUs were measured that the model did not use.
     """
-    found = _cpu_idle(record) if cpu_work else _idle(record)
-    if not found:
-        return None
-    powers, durations, own = zip(*found, strict=True)
-    return IdlePower(
-        power_w=sum(power * duration for power, duration in zip(powers, durations, strict=True)) / sum(durations),
-        half_width_w=math.hypot((max(powers) - min(powers)) / 2, max(own)),
-    )
-
-
-def _idle(record: RunRecord) -> list[tuple[float, float, float]]:
-    """Power, duration and half-width of the power of each baseline."""
     baselines = record.totals.idle if record.totals else ()
-    return [
-        (b.power_w, b.duration_s, 2 * (b.spread_rel or 0.0) * b.power_w / math.sqrt(max(b.duration_s, 1.0)))
-        for b in baselines
-    ]
+    return idle_power(_of_the_cpu(record, baselines) if cpu_work else baselines)
 
 
-def _cpu_idle(record: RunRecord) -> list[tuple[float, float, float]]:
-    stages = [stage for stage in record.stages if stage.role == "idle" and stage.duration_s > 0]
-    figures = [(stage.energy.under_policy(CPU_WORK), stage.duration_s) for stage in stages]
-    return [
-        (figure.mean_power_w(duration_s) or 0.0, duration_s, (figure.half_width_j or 0.0) / duration_s)
-        for figure, duration_s in figures
-        if figure.measured
-    ]
+def _of_the_cpu(record: RunRecord, baselines: Sequence[IdleBaseline]) -> list[IdleBaseline]:
+    found = []
+    for baseline in baselines:
+        stage = record.stage(baseline.stage)
+        figure = stage.energy.under_policy(CPU_WORK) if stage else None
+        if (
+            stage is None
+            or figure is None
+            or not figure.measured
+            or (power_w := figure.mean_power_w(stage.duration_s)) is None
+        ):
+            continue
+        spread_rel = (figure.half_width_j or 0.0) / abs(figure.energy_j) if figure.energy_j else None
+        found.append(baseline.model_copy(update={"power_w": power_w, "spread_rel": spread_rel}))
+    return found
 
 
 def _with_net(values: Mapping[str, Any], record: RunRecord) -> PerInference | None:

@@ -45,10 +45,11 @@ def payback_curve(comparison: Comparison) -> Figure | None:
     return Figure(
         title="Break-even",
         spec=finish(
-            moving(_chart(comparison, {one.label for one, _ in drawn}, title, bool(marks))),
+            moving(_chart(comparison, {one.label for one, _ in drawn}, title)),
             300,
-            curves=curves,
-            marks=marks,
+            # each with one that is not seen: a layer whose methods a reader hides has no extent to draw in
+            curves=[{"method": "", "n": 1, "net": 0.0, "breaks_even": True}, *curves],
+            marks=[{"method": "", "n": 1, "net": 0.0}, *marks],
         ),
         description="Energy per student relative to the baseline against the number of students that share a teacher. "
         + " ".join(payback_sentence(one) for one in answers),
@@ -76,7 +77,7 @@ def _caption(comparison: Comparison, answers: list[RowPayback]) -> str:
     return " ".join([*parts, "The vertical line is the number of students chosen above."])
 
 
-def _chart(comparison: Comparison, labels: set[str], title: str, with_points: bool) -> Any:
+def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
     every, hues, _ = label_scales([row.label for row in comparison.rows])
     pairs = [(label, hue) for label, hue in zip(every, hues, strict=True) if label in labels]
     scale = alt.Scale(domain=[label for label, _ in pairs], range=[hue for _, hue in pairs])
@@ -97,8 +98,14 @@ def _chart(comparison: Comparison, labels: set[str], title: str, with_points: bo
         )
     )
     points = (
-        alt.Chart(alt.NamedData("marks")).transform_filter(shown).mark_point(filled=True, size=90, opacity=1)
-        .encode(x="n:Q", y="net:Q", color=colour, tooltip=["method:N", alt.Tooltip("n:Q", format=".3g")])
+        alt.Chart(alt.NamedData("marks")).transform_filter(shown).mark_point(filled=True, size=90)
+        .encode(
+            x="n:Q",
+            y="net:Q",
+            color=colour,
+            opacity=alt.condition("datum.method == ''", alt.value(0), alt.value(1)),
+            tooltip=["method:N", alt.Tooltip("n:Q", format=".3g")],
+        )
     )  # fmt: skip
     zero = alt.Chart(alt.Data(values=[{"net": 0}])).mark_rule(color=GREY).encode(y="net:Q")
     chosen = (
@@ -107,5 +114,4 @@ def _chart(comparison: Comparison, labels: set[str], title: str, with_points: bo
         .mark_rule(strokeDash=[2, 3])
         .encode(x="n:Q")
     )
-    # a layer without data would have no extent to draw in
-    return alt.layer(zero, lines, *([points] if with_points else []), chosen)
+    return alt.layer(zero, lines, points, chosen)

@@ -107,7 +107,7 @@ def idle_power(baselines: Sequence[IdleBaseline]) -> IdlePower | None:
     power_w = sum(baseline.power_w * baseline.duration_s for baseline in chosen) / duration_s
     spread_w = statistics.fmean((b.spread_rel if b.spread_rel is not None else 0.1) * b.power_w for b in chosen)
     pieces = max(1, min(_MOST_PIECES, int(duration_s / PIECE_S)))
-    other_w = max((abs(baseline.power_w - power_w) for baseline in settled_after), default=0.0)
+    other_w = max((abs(baseline.power_w - power_w) for baseline in (*chosen, *settled_after)), default=0.0)
     return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(pieces), other_w))
 
 
