@@ -2,8 +2,10 @@
 
 import gzip
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from joulelab.meter.integrate import both_paths, component_energy
@@ -39,3 +41,28 @@ def test_a_poller_of_the_same_card_was_off_by_more_than_half():
     """Why this product exists: the instant power field read once a second, 500 ms square wave."""
     (wave,) = [wave for wave in TRUTH if wave["wave"].startswith("500 ms")]
     assert wave["polled_j"]["instant @1 s"] / wave["true_j"] - 1 < -0.5
+
+
+REPEATS = json.loads((RECORDED / "h200-three-repeats.truth.json").read_text())["waves"]
+
+
+def test_six_loads_three_times_are_within_half_a_percent_and_nearly_all_inside_their_intervals(tmp_path):
+    """Read out of step with the counter's refresh, which also shows the lag of the samples."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(gzip.decompress((RECORDED / "h200-three-repeats.jsonl.gz").read_bytes()))
+    trace = load_trace(path)
+    loads, seconds = [], []
+    for wave in REPEATS:
+        ticks = wave["ticks"]
+        for (begin, begin_j), (end, end_j), found in [
+            (ticks[0], ticks[-1], loads),
+            *((a, b, seconds) for a, b in pairwise(ticks) if b[0] - a[0] > 0.95e9),
+        ]:
+            figure = component_energy(trace, "gpu", [(begin, end)])
+            error_j = figure.energy_j - (end_j - begin_j)
+            found.append((abs(error_j) / (end_j - begin_j), abs(error_j) <= figure.half_width_j))
+    assert max(error for error, _ in loads) < 0.005
+    assert sum(inside for _, inside in loads) >= 16
+    assert np.mean([inside for _, inside in seconds]) > 0.9
+    assert np.quantile([error for error, _ in seconds], 0.95) < 0.02
+    assert trace.devices[0].lag.half_width_s < 0.006
