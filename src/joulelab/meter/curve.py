@@ -1,6 +1,6 @@
 """Energy as a function of time for one device: the best curve that counter, samples and polled power allow together.
 
-A curve is a row of cells, each with its joules, and a model of its errors. Every stretch of time takes the best signal
+A curve is a row of cells, each with its joules, and a model of its errors. Every segment of time takes the best signal
 that it has: 20 ms samples at the counter's scale, the counter alone where samples are missing, samples alone where the
 counter was set back or jumped. The curve never loses joules that the counter recorded. Time that no signal covers is
 marked unknown.
@@ -46,6 +46,8 @@ FLUCTUATION_BLOCK = 60
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
+# How far the scale of the samples may differ between an interval and those around it.
+BROKEN_SCALE_SD = 0.005
 # The walk of counter minus samples is estimated as if so many more differences of the usual size had been seen.
 PRIOR_DIFFERENCES = 4
 # Of an H200: counter minus samples moves by 0.2 to 0.4 % of a second's energy in a second, and by the square root of
@@ -399,9 +401,10 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
     walk = cumulative(walk_j2)
     correction = np.interp(walk, np.interp(at_s, cells.edges_s, walk), smooth)
     known = cells.sampled | _between_known(cells.edges_s, at_s, readings.known)
-    # an interval that the counter cannot tell has the samples' joules, at a scale of which only the usual one is known
-    in_broken = ~_between_known(cells.edges_s, at_s, readings.known) & cells.sampled
-    walk_j2 = np.where(in_broken, walk_j2 + noise.scale_sd * SCALE_SD * np.abs(cells.cell_j) ** 2, walk_j2)
+    # an interval over which the counter says nothing has the samples' joules at the scale of the intervals around it
+    broken_j = np.where(~_between_known(cells.edges_s, at_s, readings.known) & cells.sampled, cells.cell_j, 0.0)
+    interval = _interval_of(cells.edges_s, at_s)
+    walk_j2 = walk_j2 + BROKEN_SCALE_SD**2 * broken_j * np.bincount(interval, broken_j, len(at_s) - 1)[interval]
     linked = np.concatenate([[False], compared]) | np.concatenate([compared, [False]])
     sd_j = np.where(linked, noise.anchor_sd_j, timing_s * _power_around(at_s, counted_j))
     power_w = (cells.energy_at(at_s + SAMPLE_S / 4) - cells.energy_at(at_s - SAMPLE_S / 4)) / (SAMPLE_S / 2)
@@ -417,7 +420,7 @@ def joined_curve(cells: Cells, readings: Readings, lag: Lag, limit_w: float | No
         sampled=cells.sampled,
         # the samples' own noise also makes neighbors differ, and is in the walk already
         shape_j=np.sqrt(np.maximum(cells.shape_j**2 - FAST_CHANGE**2 * np.where(cells.sampled, walk_j2, 0.0), 0.0)),
-        # a counter that is refreshed now and then tells the same wherever in the call it is read
+        # a counter that is refreshed now and then gives the same value wherever in the call it is read
         anchors=Anchors(at_s - lag.mean_s, sd_j, np.zeros(len(at_s)), noise.correlation, common_j, ~readings.known),
         scale_sd_rel=noise.scale_sd,
         pinned_s=(float(pinned[0] - lag.mean_s), float(pinned[1] - lag.mean_s)),
