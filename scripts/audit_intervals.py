@@ -186,16 +186,19 @@ class Row:
     median_half_width_rel: float
 
     @property
-    def ok(self) -> bool:
+    def overconfident(self) -> bool:
         per_lag = self.windows / len(LAGS_S)
-        wide = max(3 * self.p95_error_rel, NARROW_REL)
-        narrow = self.median_half_width_rel <= NARROW_REL
-        return (
-            self.lowest_coverage >= LEAST_COVERAGE - tolerance(per_lag)
-            and self.coverage >= LEAST_COVERAGE - tolerance(self.windows)
-            and (self.coverage <= MOST_COVERAGE + tolerance(self.windows) or narrow)
-            and self.median_half_width_rel <= wide
-        )
+        single = self.lowest_coverage < LEAST_COVERAGE - tolerance(per_lag)
+        return single or self.coverage < LEAST_COVERAGE - tolerance(self.windows)
+
+    @property
+    def too_wide(self) -> bool:
+        return self.median_half_width_rel > max(3 * self.p95_error_rel, NARROW_REL)
+
+    @property
+    def ok(self) -> bool:
+        cautious = self.coverage > MOST_COVERAGE + tolerance(self.windows) and self.median_half_width_rel > NARROW_REL
+        return not (self.overconfident or self.too_wide or cautious)
 
 
 def tolerance(windows: float) -> float:

@@ -73,3 +73,9 @@ def test_fiellers_set_covers_the_true_ratio_95_times_in_100(saving, spread):
         # an unbounded set also has a part below 0; only what `low` cuts off above 0 is outside
         hits += inside or (math.isinf(found.high) and truth < 0)
     assert 0.935 < hits / trials <= 0.985
+
+
+def test_nothing_spent_and_nothing_saved_with_one_repeat_is_inconclusive():
+    """One run per method, the same teacher: it read `breaks even at once` next to a saving of -37.6 J."""
+    found = payback_students(Estimate(0.0, 0.0), Estimate(100.0, math.inf), Estimate(137.6, math.inf))
+    assert (found.count, found.pays_back) == (None, False)

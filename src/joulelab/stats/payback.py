@@ -163,7 +163,7 @@ def payback_tokens(extra_j: Estimate, reference_j_per_token: Estimate, student_j
 
 def payback(spent: Estimate, saved: Estimate, each: str) -> Payback:
     """How many times `saved` it takes to bring `spent` back; `each` is what it is saved on, for the reason."""
-    if spent.interval.high <= 0 and not saved.interval.high < 0:
+    if spent.interval.high <= 0 and saved.value >= 0:
         return Payback(spent, saved, 0.0, 0.0, 0.0, "no extra energy was spent")
     if math.isinf(saved.standard_error):
         return Payback(spent, saved, None, 0.0, math.inf, "one repeat has no variance")
