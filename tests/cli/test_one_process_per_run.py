@@ -123,3 +123,15 @@ def test_readers_answer_at_once_while_a_run_is_worked_on(tmp_path, spec):
         assert time.monotonic() - began_s < 10
         assert '"running"' in json.dumps(json.loads(done.stdout)), done.stderr
     assert worker.wait(60) == 0
+
+
+def test_resuming_a_measured_program_is_refused_and_changes_nothing(tmp_path):
+    """It became a second, failed attempt with its own joules."""
+    run = [sys.executable, "-m", "joulelab"]
+    subprocess.run([*run, "measure", "--name", "once", "--", "false"], cwd=tmp_path, capture_output=True, check=False)
+    (folder,) = (tmp_path / "runs").glob("once-*")
+    before = (folder / "run.json").read_bytes()
+    done = subprocess.run([*run, "run", "--resume", "last"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "not started again" in done.stderr
+    assert (folder / "run.json").read_bytes() == before

@@ -301,6 +301,7 @@ def require_inputs(specs: list[RunSpec]) -> None:
 
 def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> None:
     from joulelab.runs.lock import holding
+    from joulelab.runs.measure_spec import not_restartable
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.store import find_folder, load_record
     from joulelab.runs.yaml_text import read_mapping
@@ -311,7 +312,10 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
             raise _one_run_only(folder.name)
         go_on_with_group(folder, as_json)
         return
-    if followed(folder.absolute().parent, read_mapping(folder / "config.yaml").get("pipeline", ""), part):
+    pipeline = read_mapping(folder / "config.yaml").get("pipeline", "")
+    if pipeline == "measure":
+        raise not_restartable()
+    if followed(folder.absolute().parent, pipeline, part):
         return
     if load_record(folder).status == "done":
         print(f"{folder.name} is done already; nothing to resume", file=sys.stderr)

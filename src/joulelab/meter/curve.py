@@ -109,7 +109,8 @@ class EnergyCurve:
         spans_s = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
         energy_j = self._joules(spans_s)
         covered_s = float(np.diff(np.interp(spans_s, self.edges_s, self._known_s)).sum())
-        missing_s = max(0.0, float(np.diff(spans_s).sum()) - covered_s)
+        missing_s = float(np.diff(spans_s).sum()) - covered_s
+        missing_s = missing_s if missing_s > 1e-9 else 0.0  # less is rounding
         latch_j2, read_j2, walk_j2 = self._variances(spans_s)
         scale_j = self.scale_sd_rel * (energy_j - self._joules(np.clip(spans_s, *self.pinned_s)))
         causes: list[tuple[ErrorName, tuple[float, ...]]] = [

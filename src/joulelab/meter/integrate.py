@@ -134,11 +134,13 @@ def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
         return series.samples_ns, series.samples_w
     if len(series.power_ns) > 1:
         return series.power_ns, series.power_w
-    if len(series.counter_ns) < 2:
+    readings = series.readings
+    if readings is None:
         return np.array([], dtype=np.int64), np.array([])
-    steps_s, steps_j = np.maximum(np.diff(series.counter_ns) / NS, 1e-9), np.diff(series.counter_j)
-    middle = (series.counter_ns[1:] + series.counter_ns[:-1]) // 2
-    return middle[steps_j >= 0], (steps_j / steps_s)[steps_j >= 0]
+    # over an interval in which a wrap may hide, the difference of the counter is no energy
+    steps_s, steps_j = np.maximum(np.diff(readings.at_ns) / NS, 1e-9), np.diff(readings.joules)
+    middle = (readings.at_ns[1:] + readings.at_ns[:-1]) // 2
+    return middle[readings.known], (steps_j / steps_s)[readings.known]
 
 
 def peak_power_w(trace: Trace, component: str, windows: Sequence[Window]) -> float | None:

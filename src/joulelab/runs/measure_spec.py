@@ -24,8 +24,12 @@ class MeasureSpec(RunSpec):
     """How often it is run before that; the joules of warm-ups are in the total and outside the mean."""
 
 
-def refuse(run: RunContext) -> NoReturn:
+def not_restartable() -> UsageError:
     """The folder keeps a redacted command, and code in a `with` block not at all: neither can be started from it."""
-    raise UsageError(
+    return UsageError(
         "a measured program is not started again from its run folder", "run `joulelab measure -- COMMAND` once more"
     )
+
+
+def refuse(run: RunContext) -> NoReturn:
+    raise not_restartable()
