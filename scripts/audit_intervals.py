@@ -7,7 +7,7 @@ value for a single lag, the 95th percentile of the error and the median half-wid
     python scripts/audit_intervals.py                 # the whole table, minutes on two cores
     python scripts/audit_intervals.py --windows 100   # a quick look
 
-The card is modeled on the trace in tests/meter/recorded: the counter is refreshed every 100 ms at a phase of its own
+The card is modeled on the trace in tests/meter/recorded: the counter is refreshed every 100 ms at a random phase
 and read every 1.027 s (the read call takes 2.5 ms on average); samples are means between stamps about 20 ms apart, with
 1.5 % noise and a scale that is off by up to 1.5 %; all cards run the load in step and share the lag.
 """

@@ -1,7 +1,7 @@
 """When a counter reading is of, on the time axis of the 20 ms samples; and by how much the samples lag.
 
-A GPU's energy counter is refreshed every 100 ms, so a reading tells the energy at the last refresh before it: its age
-is between 0 and one refresh period. A sample tells the mean power up to some milliseconds before its stamp: the lag.
+A GPU's energy counter is refreshed every 100 ms, so a reading is the energy at the last refresh before it: its age
+is between 0 and one refresh period. A sample is the mean power up to some milliseconds before its stamp: the lag.
 Both are unknown and both move energy between neighboring windows.
 
 They show in the data. For a phase of the refresh clock and a lag, the counter's steps must equal the samples' integral

@@ -9,7 +9,7 @@ How counter and samples are joined (`joined_curve`):
 
 - `alignment.py` places each counter reading on the time axis of the samples.
 - Counter minus scaled samples is a random walk: the samples' noise adds up, and their scale drifts with the load. Each
-  reading observes it with an error of its own (how old the counter's value was). This is the local-level model of time
+  reading observes it with an independent error (how old the counter's value was). This is the local-level model of time
   series (Durbin and Koopman, Time Series Analysis by State Space Methods, ch. 2). Its two variances come from the
   autocovariance of the differences nearby; its smoother is a two-sided exponential kernel.
 - Between two readings the error is a Brownian bridge: pinned at both, largest in the middle. Windows that cover the

@@ -25,7 +25,7 @@ from joulelab.units import BYTES_PER_MB
 COUNTER_SHARE = 0.01
 # Without the 20 ms buffer the instant field is polled at its refresh period instead.
 POLL_WITHOUT_BUFFER_S = 0.1
-# Readings this much further apart than asked for meet the 100 ms refresh at every phase in turn, which tells how old
+# Readings this much further apart than asked for meet the 100 ms refresh at every phase in turn, which shows how old
 # each value is (alignment.py); in step with it, their age would be one unknown number.
 OUT_OF_STEP = 1.027
 # The buffer goes back 2.4 s: read less often, it would leave holes.

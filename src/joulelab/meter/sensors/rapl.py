@@ -7,7 +7,7 @@ is recorded and shown, never added. Some laptops show a package twice, through i
 The counter wraps at `max_energy_range_uj`, which differs by domain and goes into the trace's header, where the reader
 unwraps it. That works while at most one wrap lies between two readings, so the domains are first read at least twice
 within the shortest wrap at a power no package reaches, and then, once their power is known, `READS_PER_WRAP` times
-within a wrap at the highest power seen. `max_gap_s` tells the reader from where on a gap may hide a wrap.
+within a wrap at the highest power seen. `max_gap_s` is the gap from which on a wrap may be hidden.
 
 RAPL knows no processes: on a node shared with other jobs its joules are labelled and stay out of the total.
 """
