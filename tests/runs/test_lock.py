@@ -108,8 +108,9 @@ def test_pairs_at_random_offsets_exactly_one_holds(tmp_path):
 
 def test_a_forked_child_does_not_keep_the_lock_alive(paths):
     code = "import os, sys, time; from pathlib import Path; from joulelab.runs.lock import hold\n"
-    code += "hold(Path(sys.argv[1]))\nif os.fork() == 0:\n    time.sleep(20); os._exit(0)\n"
-    code += "print('held', flush=True); time.sleep(60)"
+    # The child prints: only when it runs has it closed its copy of the lock.
+    code += "hold(Path(sys.argv[1]))\nif os.fork() == 0:\n    print('held', flush=True); time.sleep(20); os._exit(0)\n"
+    code += "time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(paths.folder)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
