@@ -14,7 +14,8 @@ import pytest
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
-from joulelab.meter.recorder import Recorder, _Scheduled, ended_recorders_s
+from joulelab.meter.recorder import ended_recorders_s, trace_lines
+from joulelab.meter.sampling import SensorReader
 from joulelab.meter.sensors.process_tree import is_recorder
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
@@ -340,6 +341,6 @@ def test_a_sensor_that_hangs_leaves_a_gap(monkeypatch):
             time.sleep(0.1)
             return [{"kind": "gpu", "device": "gpu:A"}]
 
-    lines = Recorder._read(object.__new__(Recorder), _Scheduled("nvml", Slow()))
+    lines = trace_lines(SensorReader("nvml", Slow).read())
     assert [line["kind"] for line in lines] == ["gpu", "gap"]
     assert lines[1]["reason"].startswith("did not answer for 0.1")

@@ -7,8 +7,8 @@ import pytest
 
 from joulelab.clock import NS
 from joulelab.meter.monitoring.exposition import exposition
-from joulelab.meter.monitoring.slot import REOPEN_AFTER, Slot
 from joulelab.meter.monitoring.tally import Tally, sparkline
+from joulelab.meter.sampling import REOPEN_AFTER, SensorReader
 from joulelab.meter.sensors import Device
 
 GPU = Device(device="gpu:A", component="gpu", name='Fake "H200"', facts={"gpu_index": 3})
@@ -112,9 +112,9 @@ class Flaky:
 
 def test_a_sensor_that_keeps_failing_is_opened_anew():
     said = []
-    slot = Slot("flaky", Flaky, said.append)
-    slot.open()
-    answers = [slot.read()[0]["kind"] for _ in range(REOPEN_AFTER + 1)]
+    reader = SensorReader("flaky", Flaky, reopen=True, report=said.append)
+    reader.open()
+    answers = [reader.read().lines[0]["kind"] for _ in range(REOPEN_AFTER + 1)]
     assert answers == ["gap"] * REOPEN_AFTER + ["host"]
     assert len(said) == 2
 

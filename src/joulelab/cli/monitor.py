@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from joulelab.cli.monitor_view import PlainView, ScreenView
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.monitoring.loop import Monitor
-    from joulelab.meter.monitoring.slot import Slot
+    from joulelab.meter.sampling import SensorReader
 
 SHORTEST_INTERVAL_S = 0.02
 # The sensors' own setting ends here; a longer interval is the monitor's affair alone.
@@ -82,7 +82,7 @@ def monitor(
             say(f"metrics on http://127.0.0.1:{page.port}/metrics")
         log = LogFile(log_path, say)
         stack.callback(log.close)
-        watched = Monitor(Settings(interval, duration, pid), _slots(config, pid), log, say)
+        watched = Monitor(Settings(interval, duration, pid), _readers(config, pid), log, say)
         _open(watched, demanded=gpu not in (None, "none"))
         stack.callback(watched.close)
         say(f"recording every {interval:g} s to {log_path}; SIGINT or SIGTERM ends it")
@@ -96,7 +96,7 @@ def monitor(
             if view is not None:
                 view.show(tally)
 
-        reason = watched.run(stop, watch)
+        reason = watched.run(stop.wait, watch)
     say(f"ended ({reason}) after {watched.tally.ticks} records per device in {log_path}")
 
 
@@ -135,18 +135,21 @@ def _gpus(wanted: str | None) -> str:
     return ",".join(card.uuid for card in chosen.cards)
 
 
-def _slots(config: EnergyConfig, pid: int | None) -> list[Slot]:
+def _readers(config: EnergyConfig, pid: int | None) -> list[SensorReader]:
     import os
     from functools import partial
 
     from joulelab.lookup import SENSORS
-    from joulelab.meter.monitoring.slot import Slot
+    from joulelab.meter.sampling import SensorReader
 
     names = ["host", "rapl"]
     if config.gpus != "none":
         names.append(_other_maker() or "nvml")
     classes = {name: SENSORS.resolve(name) for name in names}
-    return [Slot(name, partial(made, config, pid or os.getpid()), say) for name, made in classes.items()]
+    return [
+        SensorReader(name, partial(make, config, pid or os.getpid()), reopen=True, report=say)
+        for name, make in classes.items()
+    ]
 
 
 def _other_maker() -> str | None:

@@ -21,6 +21,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.marks import RingReader
 from joulelab.meter.phases import PhaseBook
 from joulelab.meter.rank_wishes import RankWishes
-from joulelab.meter.sensors import Line, Sensor, SensorUnavailable
+from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
+from joulelab.meter.sensors import Line
 from joulelab.meter.trace import LineFile, header, open_trace, read_lines
 
 PHASES_EVERY_S = 10.0
@@ -60,21 +62,6 @@ class Job:
     """File with the limits to restore if the program cannot; empty where the recorder has nothing to do with them."""
 
 
-class _Scheduled:
-    """A sensor and its next deadline. Deadlines advance by whole intervals, so lateness never adds up to drift."""
-
-    def __init__(self, name: str, sensor: Sensor) -> None:
-        self.name = name
-        self.sensor = sensor
-        self.due_ns = time.monotonic_ns()
-        self.failing = False
-
-    def advance(self) -> None:
-        step_ns = int(self.sensor.interval_s * clock.NS)
-        behind = time.monotonic_ns() - self.due_ns
-        self.due_ns += step_ns * (1 + max(0, behind) // step_ns)
-
-
 class Recorder:
     def __init__(self, job: Job, ready: int) -> None:
         """`ready` is the descriptor on which the program waits for the word that recording has begun."""
@@ -87,7 +74,7 @@ class Recorder:
         self._phases_due_ns = time.monotonic_ns() + int(PHASES_EVERY_S * clock.NS)
         self._lock = os.open(Path(job.trace).with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
         self._trace: LineFile | None = None
-        self._sensors: list[_Scheduled] = []
+        self._loop = SamplingLoop(self._take)
         self._lines_lost = 0
         self._wishes = RankWishes(Path(job.trace))
         self._wishes_due_ns = 0
@@ -104,14 +91,8 @@ class Recorder:
         if self._trace is None:
             self._leave_wishes()
         os.write(self._ready, f"{READY}\n".encode())
-        while (reason := self._wait()) is None:
-            self._serve_if_elected()
-            self._take_in_wishes()
-            self._read_due()
-            self._drain_marks()
-        if reason == STOP and self._trace is not None:
-            time.sleep(SETTLE_S)
-        self._read_due(everything=True)
+        reason = self._loop.run(self._wait)
+        assert reason is not None
         self._drain_marks(write=True)
         self._close(reason)
         return reason
@@ -136,7 +117,7 @@ class Recorder:
             return
         self._trace = open_trace(Path(self._job.trace))
         self._open_sensors()
-        self._read_due(everything=True)
+        self._take(self._loop.read_all("read_edge"))
 
     def _leave_wishes(self) -> None:
         """Tell whoever records which devices this rank was given."""
@@ -153,8 +134,8 @@ class Recorder:
         uuids = self._wishes.new()
         if not uuids:
             return
-        for scheduled in self._sensors:
-            adopt = getattr(scheduled.sensor, "adopt", None)
+        for reader in self._loop.readers:
+            adopt = getattr(reader.sensor, "adopt", None)
             with suppress(Exception):  # a driver that fails now is a gap of its own cards, told by their readings
                 if adopt is None:
                     continue
@@ -165,25 +146,17 @@ class Recorder:
     def _close(self, reason: str) -> None:
         if self._trace is not None:
             self._append([{"kind": "end", **clock.now().fields(), "reason": reason}])
-        for scheduled in self._sensors:
-            scheduled.sensor.close()
+        self._loop.close()
 
     def _open_sensors(self) -> None:
-        devices: list[dict[str, Any]] = []
-        missing: list[dict[str, str]] = []
-        for name in self._job.sensors:
-            sensor: Sensor = SENSORS.resolve(name)(self._config, self._job.pid)
-            if (exclude := getattr(sensor, "exclude", None)) is not None:
+        readers = [
+            SensorReader(name, partial(SENSORS.resolve(name), self._config, self._job.pid))
+            for name in self._job.sensors
+        ]
+        for reader in readers:
+            if (exclude := getattr(reader.sensor, "exclude", None)) is not None:
                 exclude(ended_recorders_s(Path(self._job.trace)))
-            try:
-                devices += [asdict(device) for device in sensor.open()]
-            except SensorUnavailable as gone:
-                missing.append(asdict(gone))
-                continue
-            except Exception as error:  # a sensor that cannot start must not take the others along
-                missing.append({"component": name, "reason": f"{type(error).__name__}: {error}", "fix": ""})
-                continue
-            self._sensors.append(_Scheduled(name, sensor))
+        devices, missing = self._loop.open(readers)
         stamp = clock.now()
         self._append(
             [
@@ -191,53 +164,33 @@ class Recorder:
                     program_pid=self._job.pid,
                     interval_s=self._config.sample_interval_s,
                     wall_minus_mono_s=stamp.wall_s - stamp.mono_ns / clock.NS,
-                    devices=devices,
-                    missing=missing,
+                    devices=[asdict(device) for device in devices],
+                    missing=[asdict(unavailable) for unavailable in missing],
                     units={"power_watts": "W", "energy_counter_j": "J", "memory_used_MB": "MiB", "busy_thread_s": "s"},
                 )
             ]
         )
 
-    def _wait(self) -> str | None:
-        """Sleep to the next deadline; the reason to end, if one came."""
-        timeout_s = STANDBY_S
-        if self._sensors:
-            due_ns = min(scheduled.due_ns for scheduled in self._sensors)
-            timeout_s = max(0.0, (due_ns - time.monotonic_ns()) / clock.NS)
-        readable, _, _ = select.select([sys.stdin], [], [], timeout_s)
+    def _wait(self, timeout_s: float | None) -> str | None:
+        """Sleep to the next deadline and do what is not a reading; the reason to end, if there is one."""
+        readable, _, _ = select.select([sys.stdin], [], [], STANDBY_S if timeout_s is None else timeout_s)
         if readable:
-            return STOP if os.read(sys.stdin.fileno(), 64) else GONE
+            if not os.read(sys.stdin.fileno(), 64):
+                return GONE
+            if self._trace is not None:
+                time.sleep(SETTLE_S)
+            return STOP
         # forked children may hold the pipe open after the program's death; its process must be our parent still
-        return None if os.getppid() == self._job.pid else GONE
+        if os.getppid() != self._job.pid:
+            return GONE
+        self._serve_if_elected()
+        self._take_in_wishes()
+        self._drain_marks()
+        return None
 
-    def _read_due(self, everything: bool = False) -> None:
-        lines: list[Line] = []
-        for scheduled in self._sensors:
-            if everything or scheduled.due_ns <= time.monotonic_ns():
-                lines += self._read(scheduled, edge=everything)
-                scheduled.advance()
-        if lines:
+    def _take(self, readings: list[Reading]) -> None:
+        if lines := [line for reading in readings for line in trace_lines(reading)]:
             self._append(lines)
-
-    def _read(self, scheduled: _Scheduled, edge: bool = False) -> list[Line]:
-        """One reading; the first and the last are edges of the trace, for which a sensor may want to read more."""
-        late_s = (time.monotonic_ns() - scheduled.due_ns) / clock.NS
-        read = getattr(scheduled.sensor, "read_edge", scheduled.sensor.read) if edge else scheduled.sensor.read
-        begin_ns = time.monotonic_ns()
-        try:
-            lines: list[Line] = list(read())
-        except Exception as error:  # logged as a gap and retried at the next deadline
-            scheduled.failing = True
-            gap = {"kind": "gap", **clock.now().fields(), "device": scheduled.name}
-            return [{**gap, "reason": f"{type(error).__name__}: {error}"}]
-        took_s = (time.monotonic_ns() - begin_ns) / clock.NS
-        if took_s > max(HUNG_S, 2 * scheduled.sensor.interval_s):
-            lines.append({"kind": "gap", "device": scheduled.name, "reason": f"did not answer for {took_s:.1f} s"})
-        stamp = clock.now().fields()
-        kind_first = [{"kind": line["kind"], **stamp, **line} for line in lines]
-        if kind_first and late_s > scheduled.sensor.interval_s:
-            kind_first[0]["late_s"] = round(late_s, 3)
-        return kind_first
 
     def _append(self, lines: list[Line]) -> None:
         """A full disk loses these lines and not the recorder; what was lost is said as soon as there is room again."""
@@ -266,6 +219,18 @@ class Recorder:
             except OSError:
                 return  # kept, and written with the next ones
             self._phases = PhaseBook()
+
+
+def trace_lines(reading: Reading) -> list[Line]:
+    """The lines of a reading as they are in a trace: stamped, with its lateness and a gap if the sensor hung."""
+    lines, interval_s = list(reading.lines), reading.source.sensor.interval_s
+    if not reading.failed and reading.took_s > max(HUNG_S, 2 * interval_s):
+        reason = f"did not answer for {reading.took_s:.1f} s"
+        lines.append({"kind": "gap", "device": reading.source.name, "reason": reason})
+    stamped = [{"kind": line["kind"], **reading.stamp.fields(), **line} for line in lines]
+    if stamped and not reading.failed and reading.late_s > interval_s:
+        stamped[0]["late_s"] = round(reading.late_s, 3)
+    return stamped
 
 
 def note_ended(trace: Path, program: int, cpu_s: float) -> None:

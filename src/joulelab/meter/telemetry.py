@@ -1,9 +1,10 @@
 """Telemetry from inside a training loop: one CSV row per GPU whenever the loop asks (`distill_power.csv`).
 
-Beside the recorder, for scripts that want a small table next to their checkpoints. Only NVML's cheap calls are made
-(microseconds; never the energy counter, which takes milliseconds), and each row is on the disk before `log_once()`
-returns. Without a GPU the rows keep the CPU column and leave the GPU columns empty, so a plot of CPU load still works
-and an integral over `power_watts` has nothing to add up. Nothing that goes wrong here ends a training.
+It is independent of the recorder, for scripts that want a small table next to their checkpoints. Its deadlines are
+training steps; the sensors are read as in every other recording (sampling.py), but only by calls that take
+microseconds. Each row is on the disk before `log_once()` returns. Without a GPU the rows keep the CPU column and leave
+the GPU columns empty, so a plot of CPU load still works and an integral over `power_watts` adds nothing. No failure
+here ends a training.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ import os
 import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from joulelab import clock, lookup
 from joulelab.errors import UsageError
-from joulelab.meter.sensors.nvml_card import power_field, power_w
-from joulelab.units import BYTES_PER_MB
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
+from joulelab.meter.sensors import SensorUnavailable
 
-COLUMNS = (
-    "timestamp",
-    "elapsed_sec",
+GPU_COLUMNS = (
     "gpu_index",
     "gpu_name",
     "power_watts",
@@ -35,8 +35,9 @@ COLUMNS = (
     "gpu_utilization_percent",
     "memory_utilization_percent",
     "temperature_C",
-    "cpu_utilization_percent",
 )
+CPU_COLUMN = "cpu_utilization_percent"
+COLUMNS = ("timestamp", "elapsed_sec", *GPU_COLUMNS, CPU_COLUMN)
 FILE_NAME = "distill_power.csv"
 log = logging.getLogger("joulelab")
 
@@ -52,16 +53,16 @@ class Telemetry:
         self.path = Path(path)
         self.every = every
         self._gpus_wanted = gpus
-        self._gpus: list[_Gpu] = []
+        self._loop = SamplingLoop(self._write_rows)
         self._file = -1
         self._began_s = 0.0
-        self._complained: set[str] = set()
+        self._warned: set[str] = set()
 
     def __enter__(self) -> Telemetry:
         self._file = _open_table(self.path)
         self._began_s = time.monotonic() - _age_s(self.path)
-        self._attempt("no GPU telemetry", self._open_gpus)
-        self._attempt("no CPU telemetry", _cpu_percent)  # the first call only sets the start of the next interval
+        for name in ("host", "nvml"):
+            self._attempt(f"no {name} telemetry", partial(self._open_sensor, name))
         self.log_once()
         return self
 
@@ -69,9 +70,7 @@ class Telemetry:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        if self._gpus:
-            self._gpus = []
-            self._attempt("NVML did not close", _nvml().nvmlShutdown)
+        self._loop.close()
 
     def step(self, number: int) -> None:
         """Call after every step; logs where the step's number is a multiple of `every`."""
@@ -80,81 +79,45 @@ class Telemetry:
 
     def log_once(self) -> None:
         """One row per GPU now, durable when this returns; outside `with` it does nothing."""
-        if self._file < 0:
+        if self._file >= 0:
+            self._attempt(f"{self.path} was not written", lambda: self._write_rows(self._loop.read_all("read_quick")))
+
+    def _open_sensor(self, name: str) -> None:
+        config = EnergyConfig(gpus=self._gpus_wanted)
+        reader = SensorReader(name, partial(lookup.SENSORS.resolve(name), config, os.getpid()))
+        try:
+            reader.open()
+        except SensorUnavailable:  # no GPU is not a failure: the columns are empty
             return
+        self._loop.readers.append(reader)
+
+    def _write_rows(self, readings: list[Reading]) -> None:
+        lines = [line for reading in readings for line in reading.lines]
+        for line in lines:
+            if line["kind"] == "gap":
+                self._warn(f"{line['device']} cannot be read", line["reason"])
         shared: Row = {
             "timestamp": clock.iso(time.time()),
             "elapsed_sec": round(time.monotonic() - self._began_s, 3),
-            "cpu_utilization_percent": self._attempt("no CPU reading", _cpu_percent),
+            "cpu_utilization_percent": next((line.get(CPU_COLUMN) for line in lines if line["kind"] == "host"), None),
         }
-        rows = [{**shared, **gpu.read(self._attempt)} for gpu in self._gpus] or [shared]
-        self._attempt(f"{self.path} was not written", lambda: _append(self._file, rows))
+        gpus = [{name: line.get(name) for name in GPU_COLUMNS} for line in lines if line["kind"] == "gpu"]
+        _write(self._file, _text([{**shared, **gpu} for gpu in gpus] or [shared]))
 
-    def _open_gpus(self) -> None:
-        from joulelab.meter.config import EnergyConfig
-        from joulelab.meter.sensors import SensorUnavailable
-
-        sensor = lookup.SENSORS.resolve("nvml")(EnergyConfig(gpus=self._gpus_wanted), os.getpid())
+    def _attempt(self, complaint: str, call: Callable[[], None]) -> None:
         try:
-            devices = sensor.open()
-        except SensorUnavailable:  # no GPU is no mishap: the rows say so by their empty columns
-            return
-        try:
-            _nvml().nvmlInit()
-            self._gpus = [_Gpu(int(device.facts["gpu_index"]), device.name) for device in devices]
-        finally:
-            sensor.close()
-
-    def _attempt(self, complaint: str, call: Callable[[], Any]) -> Any:
-        """The call's answer, or None and one warning per kind of trouble: telemetry must not end a training."""
-        try:
-            return call()
+            call()
         except Exception as error:
-            if complaint not in self._complained:
-                self._complained.add(complaint)
-                log.warning("%s: %s: %s", complaint, type(error).__name__, error)
-            return None
+            self._warn(complaint, f"{type(error).__name__}: {error}")
+
+    def _warn(self, complaint: str, reason: str) -> None:
+        """Once for each complaint, however often it comes up."""
+        if complaint not in self._warned:
+            self._warned.add(complaint)
+            log.warning("%s: %s", complaint, reason)
 
 
 telemetry = Telemetry
-
-
-class _Gpu:
-    def __init__(self, index: int, name: str) -> None:
-        self._index = index
-        self._name = name
-        self._handle = _nvml().nvmlDeviceGetHandleByIndex(index)
-        self._field = power_field(_nvml(), self._handle)
-
-    def read(self, attempt: Callable[[str, Callable[[], Any]], Any]) -> Row:
-        """Each value by itself: a card that has lost one sensor still shows the others."""
-        nvml, handle, where = _nvml(), self._handle, f"GPU {self._index}"
-        memory = attempt(f"{where}: no memory reading", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-        use = attempt(f"{where}: no utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        return {
-            "gpu_index": self._index,
-            "gpu_name": self._name,
-            "power_watts": attempt(f"{where}: no power reading", lambda: power_w(nvml, handle, self._field)),
-            "memory_used_MB": None if memory is None else round(memory.used / BYTES_PER_MB, 1),
-            "memory_total_MB": None if memory is None else round(memory.total / BYTES_PER_MB, 1),
-            "gpu_utilization_percent": None if use is None else use.gpu,
-            "memory_utilization_percent": None if use is None else use.memory,
-            "temperature_C": attempt(
-                f"{where}: no temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            ),
-        }
-
-
-def _nvml() -> Any:
-    import pynvml
-
-    return pynvml
-
-
-def _cpu_percent() -> float:
-    import psutil
-
-    return float(psutil.cpu_percent(None))
 
 
 def _open_table(path: Path) -> int:
@@ -180,10 +143,6 @@ def _age_s(path: Path) -> float:
         return max(0.0, time.time() - datetime.fromisoformat(first.get("timestamp") or "").timestamp())
     except ValueError:  # no row yet, or one that a kill cut off
         return 0.0
-
-
-def _append(file: int, rows: list[Row]) -> None:
-    _write(file, _text(rows))
 
 
 def _text(rows: list[Row]) -> bytes:

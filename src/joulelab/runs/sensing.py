@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 
 from joulelab import lookup
 from joulelab.errors import SensorMissing
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.sampling import SensorReader, open_sensors
 from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.meter.session import sensors_for
 from joulelab.runs.record import MEASURED_COMPONENTS
@@ -31,19 +33,11 @@ class Sensed:
 
 def sense(config: EnergyConfig) -> Sensed:
     """Open every sensor the settings ask for, once, and close it again."""
-    devices: list[Device] = []
-    missing: list[SensorUnavailable] = []
-    for name in sensors_for(config):
-        sensor = lookup.SENSORS.resolve(name)(config, os.getpid())
-        try:
-            devices += sensor.open()
-        except SensorUnavailable as gone:
-            missing.append(gone)
-            continue
-        except Exception as error:  # a sensor that cannot start measures nothing; the others may
-            missing.append(SensorUnavailable(name, f"{type(error).__name__}: {error}"))
-            continue
-        sensor.close()
+    pid = os.getpid()
+    readers = [SensorReader(name, partial(lookup.SENSORS.resolve(name), config, pid)) for name in sensors_for(config)]
+    opened, devices, missing = open_sensors(readers)
+    for reader in opened:
+        reader.close()
     return Sensed(tuple(devices), tuple(missing))
 
 

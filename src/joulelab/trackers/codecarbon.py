@@ -22,10 +22,10 @@ from typing import Any
 from joulelab import clock
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.foreign.codecarbon import energies_j
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.trace import LineFile, header
 from joulelab.runs.beside import FOLDER, readings_path
-from joulelab.units import J_PER_KWH
 
 # CodeCarbon's default is 15 s, in which short stages vanish; below a second its own cost shows.
 SHORTEST_INTERVAL_S = 1.0
@@ -75,20 +75,28 @@ def _problem(file: LineFile, text: str) -> None:
     file.append({"kind": "problem", **clock.now().fields(), "text": text}, sync=True)
 
 
-def _start(file: LineFile, folder: Path, energy: EnergyConfig) -> Any:
+def offline_tracker(interval_s: float, **settings: Any) -> Any:
+    """CodeCarbon's tracker as every part of joulelab uses it: nothing is sent, looked up or locked."""
     codecarbon: Any = importlib.import_module("codecarbon")
-    methods: Any = importlib.import_module("codecarbon.output_methods.base_output")
-    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it speaks before it has read its own log level
-    folder.mkdir(parents=True, exist_ok=True)
-    tracker = codecarbon.OfflineEmissionsTracker(
+    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it logs before it has read its own log level
+    return codecarbon.OfflineEmissionsTracker(
         project_name="joulelab",
-        measure_power_secs=max(SHORTEST_INTERVAL_S, energy.sample_interval_s),
+        measure_power_secs=interval_s,
+        allow_multiple_runs=True,
+        log_level="error",
+        **settings,
+    )
+
+
+def _start(file: LineFile, folder: Path, energy: EnergyConfig) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    methods: Any = importlib.import_module("codecarbon.output_methods.base_output")
+    tracker = offline_tracker(
+        max(SHORTEST_INTERVAL_S, energy.sample_interval_s),
         api_call_interval=1,
         output_dir=str(folder),
         output_methods=[methods.OutputMethod.CSV],
         output_handlers=[_Readings(file)],
-        allow_multiple_runs=True,
-        log_level="error",
         **_place(energy.grid),
     )
     tracker.start()
@@ -117,10 +125,7 @@ class _Readings:
         line = {
             "kind": "codecarbon",
             **clock.now().fields(),
-            "energy_j": total.energy_consumed * J_PER_KWH,
-            "cpu_j": total.cpu_energy * J_PER_KWH,
-            "gpu_j": total.gpu_energy * J_PER_KWH,
-            "ram_j": total.ram_energy * J_PER_KWH,
+            **energies_j(lambda name: getattr(total, name)),
             "codecarbon_version": total.codecarbon_version,
         }
         self._file.append(line, sync=True)

@@ -7,7 +7,7 @@ and nothing is added to our joules. Rows of one `run_id` are cumulative: the las
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from joulelab.meter.foreign.numbers import number
@@ -15,6 +15,14 @@ from joulelab.meter.foreign.times import stamp_reader
 from joulelab.units import J_PER_KWH
 
 FORMAT = "CodeCarbon emissions.csv"
+ENERGIES = {"energy_j": "energy_consumed", "cpu_j": "cpu_energy", "gpu_j": "gpu_energy", "ram_j": "ram_energy"}
+"""Our names and CodeCarbon's, which are in kWh; the first is the total."""
+
+
+def energies_j(value_of: Callable[[str], float | None]) -> dict[str, float | None]:
+    """Total, CPU, GPU and RAM energy in J, from what CodeCarbon states under a name of its own."""
+    kwh = {name: value_of(theirs) for name, theirs in ENERGIES.items()}
+    return {name: None if value is None else value * J_PER_KWH for name, value in kwh.items()}
 
 
 @dataclass(frozen=True)
@@ -62,19 +70,16 @@ def read(lines: Sequence[str], zone: str | None) -> CodeCarbonLog:
 
 
 def _run(run_id: str, row: dict[str, str]) -> CodeCarbonRun:
-    def joules(field: str) -> float | None:
-        kwh = number(row.get(field))
-        return None if kwh is None else kwh * J_PER_KWH
-
+    joules = energies_j(lambda name: number(row.get(name)))
     return CodeCarbonRun(
         run_id=run_id,
         project=row.get("project_name") or "",
         timestamp=row.get("timestamp") or "",
         duration_s=number(row.get("duration")),
-        cpu_j=joules("cpu_energy"),
-        gpu_j=joules("gpu_energy"),
-        ram_j=joules("ram_energy"),
-        total_j=joules("energy_consumed"),
+        cpu_j=joules["cpu_j"],
+        gpu_j=joules["gpu_j"],
+        ram_j=joules["ram_j"],
+        total_j=joules["energy_j"],
         emissions_kg=number(row.get("emissions")),
         where=row.get("region") or row.get("country_name") or "",
     )

@@ -1,7 +1,8 @@
 """One file per sensor. A sensor says which devices it sees, or why none, and turns one reading into trace lines.
 
 A new sensor is a class with the members of `Sensor`, in a file here, and a line in `lookup.SENSORS`. It may also have
-`read_edge()`: a reading for the first and last moment of a recording, with everything that is otherwise read in turn.
+`read_edge()`: a reading for the first and last moment of a recording, with everything that is otherwise read in turn;
+and `read_quick()`: one that takes microseconds, for telemetry inside the measured program.
 
 Lines a sensor may return, beside those with readings: `gap` (fields `device`, `reason`) where one of its devices failed
 while others did not, and `warning` (fields `device`, `text`) for what the reader of the joules must know.

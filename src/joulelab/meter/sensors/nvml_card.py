@@ -145,28 +145,35 @@ class Card:
         return reasons
 
     def read(self, with_counter: bool) -> list[Line]:
-        try:
-            line = self._vital_signs()
-        except self._nvml.NVMLError as error:
-            return [self._gap(f"NVML: {error}")]
-        lines = [line]
+        line, problem = self._use()
+        if problem is not None:
+            return [problem]
+        lines = [line | self._clocks()]
         if with_counter and self.has_counter:
             try:
-                line |= self._counter()
+                lines[0] |= self._counter()
             except self._nvml.NVMLError as error:
                 lines.append(self._gap(f"energy counter: {error}"))
         if self.has_buffer:
             lines += self._sample_lines()
         return lines
 
-    def _vital_signs(self) -> Line:
+    def read_quick(self) -> list[Line]:
+        """Only calls that take microseconds; without power the other values are still there, next to the gap."""
+        line, problem = self._use()
+        return [line] if problem is None else [line, problem]
+
+    def _use(self) -> tuple[Line, Line | None]:
+        """Power, memory, utilization and temperature; the second line is the gap where power cannot be read."""
         nvml, handle = self._nvml, self._handle
-        watts = power_w(nvml, handle, self.power_field)
+        watts, problem = None, None
+        try:
+            watts = power_w(nvml, handle, self.power_field)
+        except nvml.NVMLError as error:
+            problem = self._gap(f"NVML: {error}")
         memory = self._probe(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         use = self._probe(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        limit_mw = self._probe(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-        throttle = self._probe(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-        return {
+        line = {
             "kind": "gpu",
             "device": self.device,
             "gpu_uuid": self.listed.uuid,
@@ -178,6 +185,15 @@ class Card:
             "gpu_utilization_percent": use and use.gpu,
             "memory_utilization_percent": use and use.memory,
             "temperature_C": self._probe(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        }
+        return line, problem
+
+    def _clocks(self) -> Line:
+        """Clocks, and what limits them."""
+        nvml, handle = self._nvml, self._handle
+        limit_mw = self._probe(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        throttle = self._probe(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        return {
             "sm_clock_MHz": self._probe(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
             "memory_clock_MHz": self._probe(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             "power_limit_w": None if limit_mw is None else limit_mw / 1000,

@@ -11,8 +11,6 @@ and its own calls of milliseconds make this the dearest of the trackers; it is h
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 import time
 from importlib.util import find_spec
@@ -20,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import DependencyMissing
+from joulelab.meter.foreign.codecarbon import ENERGIES, energies_j
+from joulelab.trackers.codecarbon import offline_tracker
 from joulelab.train.stats.codecarbon_worth import Readings
 from joulelab.train.stats.files import CsvFile, LossFile, fresh_path
 from joulelab.train.stats.hooks import Bench, TrainerStats
 from joulelab.train.stats.phase_times import STEP_PHASES
 from joulelab.train.stats.stretches import INTERRUPTIONS
 from joulelab.train.stats.sync import waiter
-from joulelab.units import J_PER_KWH
 
-_ENERGIES = {"energy_j": "energy_consumed", "cpu_j": "cpu_energy", "gpu_j": "gpu_energy", "ram_j": "ram_energy"}
 _LEVELS = {"train": "run", "step": "steps", **dict.fromkeys((*STEP_PHASES, *INTERRUPTIONS), "substeps")}
 BETWEEN_STEPS = ("train", *INTERRUPTIONS)
 # Its thread's interval; tasks are measured at their edges, so this serves the run's total alone.
@@ -112,10 +110,13 @@ class _Level:
     """One of CodeCarbon's trackers with its table: of the run, of steps, or of phases."""
 
     def __init__(self, level: str, tag: str, folder: Path | None) -> None:
-        self._tracker = _make_tracker()
+        # whatever a configuration file or the environment sets: no output, no endpoint, no location service
+        self._tracker = offline_tracker(
+            INTERVAL_S, output_methods=[], emissions_endpoint=None, force_carbon_intensity_g_co2e_kwh=0.0
+        )
         self._whole_run = level == "run"
         self._begun_s = 0.0
-        names = ("step", "phase", "duration_s", *_ENERGIES)
+        names = ("step", "phase", "duration_s", *ENERGIES)
         self._table = None if folder is None else CsvFile(fresh_path(folder, f"{level}_{tag}", ".csv"), names)
         if not self._whole_run:  # the first task looks for the hardware, for a second: not in the first step
             self._tracker.start_task("first")
@@ -133,7 +134,7 @@ class _Level:
         told = self._stop_run() if self._whole_run else self._tracker.stop_task()
         # it keeps every task it ever had, kilobytes each: in a long training that is the machine's memory
         self._tracker._tasks.clear()
-        row = {name: getattr(told, field) * J_PER_KWH for name, field in _ENERGIES.items()}
+        row = {name: value or 0.0 for name, value in energies_j(lambda name: getattr(told, name)).items()}
         if self._table is not None:
             self._table.add((step, phase, duration_s, *row.values()))
         return {"duration_s": duration_s, **row}
@@ -147,18 +148,3 @@ class _Level:
             self._tracker.stop()
         if self._table is not None:
             self._table.close()
-
-
-def _make_tracker() -> Any:
-    codecarbon: Any = importlib.import_module("codecarbon")
-    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it speaks before it has read its own log level
-    return codecarbon.OfflineEmissionsTracker(
-        project_name="joulelab",
-        measure_power_secs=INTERVAL_S,
-        # whatever a configuration file or the environment says: nothing is sent, nothing is looked up, nothing locked
-        output_methods=[],
-        emissions_endpoint=None,
-        force_carbon_intensity_g_co2e_kwh=0.0,
-        allow_multiple_runs=True,
-        log_level="error",
-    )

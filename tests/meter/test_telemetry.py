@@ -4,53 +4,14 @@ import csv
 import logging
 import sys
 from datetime import datetime
-from types import SimpleNamespace
 
 import pytest
+from fake_nvml import FakeNvml
 
 import joulelab
 from joulelab.errors import UsageError
 from joulelab.lookup import SENSORS
-from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.meter.telemetry import COLUMNS
-
-
-class LostCard(Exception):
-    pass
-
-
-class FakeNvml:
-    """As much of pynvml as telemetry uses: steady cards that can be lost."""
-
-    NVMLError = LostCard
-    NVML_SUCCESS = 0
-    NVML_TEMPERATURE_GPU = 0
-    lost = False
-
-    def nvmlInit(self): ...  # noqa: N802
-
-    def nvmlShutdown(self): ...  # noqa: N802
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return index
-
-    def nvmlDeviceGetFieldValues(self, handle, fields):  # noqa: N802
-        return [SimpleNamespace(nvmlReturn=3 if self.lost else 0, value=SimpleNamespace(uiVal=100_000))]
-
-    def nvmlDeviceGetPowerUsage(self, handle):  # noqa: N802
-        raise LostCard("GPU is lost")
-
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        if self.lost:
-            raise LostCard("GPU is lost")
-        return SimpleNamespace(used=3 * 1024**2, total=100 * 1024**2)
-
-    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
-        return SimpleNamespace(gpu=50, memory=10)
-
-    def nvmlDeviceGetTemperature(self, handle, kind):  # noqa: N802
-        return 40
-
 
 HEADER = (
     "timestamp,elapsed_sec,gpu_index,gpu_name,power_watts,memory_used_MB,memory_total_MB,gpu_utilization_percent,"
@@ -65,29 +26,13 @@ def rows(path):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    class Nothing:
-        def __init__(self, config, pid): ...
-
-        def open(self):
-            raise SensorUnavailable("gpu", "there is none")
-
-    monkeypatch.setattr(SENSORS, "resolve", lambda name: Nothing)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(present=False))
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
     nvml = FakeNvml()
-
-    class Two:
-        def __init__(self, config, pid): ...
-
-        def open(self):
-            return [Device(f"gpu:{i}", "gpu", "Fake H200", facts={"gpu_index": i}) for i in range(2)]
-
-        def close(self): ...
-
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(SENSORS, "resolve", lambda name: Two)
     return nvml
 
 
@@ -125,12 +70,22 @@ def test_without_a_gpu_the_cpu_column_is_kept_and_the_rest_is_empty(tmp_path, no
 
 def test_a_sensor_that_fails_leaves_an_empty_cell_one_warning_and_no_exception(tmp_path, two_gpus, caplog):
     with caplog.at_level(logging.WARNING), joulelab.telemetry(tmp_path / "power.csv") as telemetry:
-        two_gpus.lost = True
+        two_gpus.failing = True
         for _ in range(3):
             telemetry.log_once()
     last = rows(tmp_path / "power.csv")[-1]
-    assert (last["power_watts"], last["memory_used_MB"], last["temperature_C"]) == ("", "", "40")
-    assert sum("GPU 0: no power reading" in line for line in caplog.messages) == 1
+    assert (last["power_watts"], last["memory_used_MB"], last["temperature_C"]) == ("", "3.0", "40")
+    assert sum("gpu:GPU-aaaaaaaa cannot be read: NVML: GPU is lost" in line for line in caplog.messages) == 1
+
+
+def test_a_row_costs_no_call_that_takes_milliseconds(tmp_path, two_gpus):
+    with joulelab.telemetry(tmp_path / "power.csv") as telemetry:
+        calls = two_gpus.counter_calls
+        two_gpus.buffer = False  # asking for samples would fail from here on
+        for _ in range(3):
+            telemetry.log_once()
+    assert two_gpus.counter_calls == calls
+    assert [row["power_watts"] for row in rows(tmp_path / "power.csv")] == ["100.0"] * 8
 
 
 def test_a_sensor_that_cannot_open_is_a_warning(tmp_path, monkeypatch, caplog):
