@@ -82,13 +82,15 @@ def assemble(
     status: Status,
     error: ErrorRecord | None = None,
     price: Callable[[Ancestor], Ancestor] = lambda ancestor: ancestor,
+    attempts: list[AttemptData] | None = None,
 ) -> RunRecord:
     """The full record from what lies in the folder; identity and spec come from the record written at the start.
 
-    `price` gives an artifact of another run the energy that the record of that run states.
+    `price` gives an artifact of another run the energy that the record of that run states. `attempts` are those of the
+    folder unless given, as for the rules of an earlier version.
     """
     opened = RunRecord.model_validate(read_json(paths.record))
-    attempts = load_attempts(paths)
+    attempts = load_attempts(paths) if attempts is None else attempts
     frame = _frame(paths, opened.spec.get("energy", {}), attempts, status)
     stages = _stage_records(attempts, frame)
     leads = leading(attempts)
@@ -181,7 +183,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
     durations, duration_s = [seconds(windows) for _, windows in parts], wall_seconds(parts)
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
-    peaks = _peaks_w(parts, best)
+    peaks = peaks_w(parts, best)
     kind = _kind(name, parts)
     samples, tokens = (_count(parts, name, kind, what) for what in ("samples", "tokens"))
     rated = kind.role != "setup"
@@ -273,7 +275,7 @@ def _stage_status(name: str, kind: StageKind, parts: Parts, run_status: Status) 
     return "running" if run_status == "running" else "truncated"
 
 
-def _peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
+def peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
     """One per attempt: hosts work at the same time, so their own peaks add up, to an upper bound."""
     by_attempt: dict[int, float] = {}
     for attempt, windows in parts:

@@ -1,12 +1,9 @@
 """Every figure of a record computed again from its trace, marks and predictions, and compared with what it states.
 
-A record of this method version must equal its recomputation in every field, to nine digits: energy, durations, counts,
-rates, grades and results. The files next to it (summary, stage files, bills) must state the same.
-
-Later versions compute energy by better rules, so a record of an older version may differ honestly. It is checked in two
-ways. What no method changes must hold exactly (`_by_rules_of_first_release`): segments, durations, counts and results
-follow from the marks, rates and sums from the figures that the record states, and its files agree with it. Energy that
-the newer method computes differently is shown as `newer method: X to Y`; over a sound trace it must still be near.
+A record must equal its recomputation by the rules of its own method version in every field, to nine digits: energy,
+intervals, durations, counts, rates, grades and results. The files next to it (summary, stage files, bills) must state
+the same. Records of the first release are recomputed by its rules (`first_release.py`); what the rules of today give
+instead is shown as `newer method: X to Y`. Each figure has one verdict.
 """
 
 from __future__ import annotations
@@ -23,18 +20,17 @@ import numpy as np
 from pydantic import ValidationError
 
 from joulelab.errors import JoulelabError
-from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.series import load_trace
 from joulelab.meter.trace import read_header
+from joulelab.runs import first_release
 from joulelab.runs.artifacts import read_bill
-from joulelab.runs.assemble import OVERHEAD, assemble, stage_energy
+from joulelab.runs.assemble import assemble
 from joulelab.runs.bills import Ancestor, Bill
 from joulelab.runs.environment import REDACTED, digests
-from joulelab.runs.events import AttemptEvents, read_events
+from joulelab.runs.events import read_events
 from joulelab.runs.json_file import read_json
-from joulelab.runs.measure_result import conclude, repetitions, summarise
+from joulelab.runs.measure_result import conclude
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import METHOD_VERSION, EnergyByComponent, Result, RunRecord, StageRecord, Validity
+from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord
 from joulelab.runs.soundness import crc32, listed_contents
 from joulelab.runs.store import read_record
 from joulelab.runs.summary import flat_summary
@@ -44,16 +40,13 @@ Verdict = Literal[
     "matches", "newer method", "differs", "cannot be recomputed", "not in the archive", "redacted", "no evidence"
 ]
 TOLERANCE_REL = 1e-9
-NEAR_REL = 0.02
-"""Two methods over one sound trace agree within three times their intervals and this."""
-SHORT_S = 1.0
-"""In windows below, ten refreshes of a 100 ms sensor, the first release shared energy by time and could be far off."""
 SUMMARY = RunPaths(Path()).summary.name
 # What the recomputation takes over from the record; `_claims` checks those for which there is evidence.
 _TAKEN_OVER = {"schema_version", "method_version", "run_id", "name", "label", "status", "group", "created_at", "spec"}
 _TAKEN_OVER |= {"error", "process", "lineage"}
-_TRACE_CHECKS = ("coverage", "agreement", "sensors", "attempts")
 _UNREADABLE = (JoulelabError, OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile)
+# Sentences of an older version may be worded differently today; grades and numbers next to them are compared.
+_WORDING = ("text", "reason", "fix")
 Leaf = float | str | bool | None
 Leaves = dict[str, Leaf]
 
@@ -116,7 +109,7 @@ _SUBJECTS_BY_END = {
 
 
 def verify_runs(folders: list[Path]) -> list[FigureCheck]:
-    """Every figure of every run; inherited ones against the run that made them, where it is here too."""
+    """One verdict per figure of every run; inherited ones against the run that made them, where it is here too."""
     checks: list[FigureCheck] = []
     records = {folder: read_record(RunPaths(folder)) for folder in folders}
     for folder, record in records.items():
@@ -124,7 +117,17 @@ def verify_runs(folders: list[Path]) -> list[FigureCheck]:
     by_id = {record.run_id: record for record in records.values()}
     for folder, record in records.items():
         checks += _inherited(RunPaths(folder), record, by_id)
-    return checks
+    return _one_per_figure(checks)
+
+
+def _one_per_figure(checks: list[FigureCheck]) -> list[FigureCheck]:
+    """A figure may have several kinds of evidence (marks, predictions): the first that it contradicts counts."""
+    found: dict[tuple[str, str], FigureCheck] = {}
+    for check in checks:
+        known = found.setdefault((check.run_id, check.figure), check)
+        if known.good and (not check.good or known.verdict == "matches"):
+            found[check.run_id, check.figure] = check
+    return list(found.values())
 
 
 class _Run:
@@ -150,10 +153,9 @@ class _Run:
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     yield FigureCheck(self.record.run_id, name, value, None, "cannot be recomputed", found)
             return
-        yield from self._against(found)
-        if self.record.method_version == 1:
-            yield from self._by_rules_of_first_release()
-        yield from self._guarded("files", self._files(self.record if self.older else found))
+        expected, today = found
+        yield from self._against(expected, today)
+        yield from self._guarded("files", self._files(expected))
 
     def _guarded(self, place: str, checks: Iterator[FigureCheck]) -> Iterator[FigureCheck]:
         """Files of strangers may hold anything; what cannot be read is not verified."""
@@ -162,8 +164,8 @@ class _Run:
         except _UNREADABLE as error:
             yield FigureCheck(self.record.run_id, place, None, None, "cannot be recomputed", _words(error))
 
-    def _recompute(self) -> RunRecord | str:
-        """The record from trace and marks, or why there can be none."""
+    def _recompute(self) -> tuple[RunRecord, RunRecord] | str:
+        """The record from trace and marks, by the rules of its version and by those of today; or why there is none."""
         record, paths = self.record, self.paths
         if record.method_version > METHOD_VERSION:
             return f"written by method version {record.method_version}; this joulelab knows {METHOD_VERSION}"
@@ -172,10 +174,15 @@ class _Run:
         if gone:
             return f"the trace {', '.join(gone)} is missing"
         inherited = {ancestor.key: ancestor for ancestor in record.inherited}
+
+        def price(one: Ancestor) -> Ancestor:
+            """Inherited energy is compared with its makers separately; results are computed from what is stated."""
+            return inherited.get(one.key, one)
+
         try:
-            # inherited energy is compared with its makers apart; here it stands for what results are computed from
-            found = assemble(paths, record.status, record.error, lambda one: inherited.get(one.key, one))
-            return conclude(found, paths) if _measures_a_program(record) else found
+            today = assemble(paths, record.status, record.error, price)
+            today = conclude(today, paths) if record.spec.get("pipeline") == "measure" else today
+            return (first_release.recompute(paths, record, price) if self.older else today), today
         except _UNREADABLE as error:
             return _words(error)
 
@@ -183,147 +190,28 @@ class _Run:
         verdict: Verdict = "matches" if _same(recorded, expected) else "differs"
         return FigureCheck(self.record.run_id, figure, recorded, expected, verdict, reason)
 
-    def _against(self, found: RunRecord) -> Iterator[FigureCheck]:
+    def _against(self, expected: RunRecord, today: RunRecord) -> Iterator[FigureCheck]:
         """The record against its recomputation, field by field."""
-        recorded, recomputed = _leaves(_dump(self.record)), _leaves(_dump(found))
-        unsound = self._unsound(found) if self.older else {}
-        for name in dict.fromkeys((*recorded, *recomputed)):
-            one, other = recorded.get(name), recomputed.get(name)
-            if one is None and (other is None or self.older or self.record.totals is None):
-                continue  # a field of later versions; or a run whose end could not be written, which states nothing
-            check = self._check(name, one, other)
-            if check.verdict == "matches" or not self.older or self._from_marks_alone(name):
-                yield check
+        stated, right, newer = (_leaves(_dump(record)) for record in (self.record, expected, today))
+        written = _leaves(read_json(self.paths.record))
+        for name in dict.fromkeys((*stated, *right)):
+            one = stated.get(name)
+            later_field = self.older and name not in written
+            if one is None and (right.get(name) is None or later_field or self.record.totals is None):
+                continue  # also a run whose end could not be written, which states nothing
+            if not self.older:
+                yield self._check(name, one, right.get(name))
+            elif not _same(one, right.get(name)) and name.rpartition(".")[2] not in _WORDING:
+                yield self._check(name, one, right.get(name), "by the rules of the first release")
+            elif _same(one, newer.get(name)):
+                yield self._check(name, one, newer.get(name))
             else:
-                yield self._newer_method(check, recorded, recomputed, unsound)
+                yield FigureCheck(self.record.run_id, name, one, newer.get(name), "newer method")
         noted = {note.text for note in self.record.validity.notes}
-        for note in () if self.older else found.validity.notes:
-            if note.text not in noted and not _measures_a_program(self.record):
-                yield FigureCheck(self.record.run_id, "validity.notes", None, note.text, "differs", "it was left out")
-
-    def _from_marks_alone(self, name: str) -> bool:
-        """Results and findings that the program stated while it ran: no method of computing energy changes them."""
-        if name.startswith("findings."):
-            return True
-        stated = {result for events in self.events.values() for result in events.results}
-        return name.startswith("results.") and name.removeprefix("results.").rpartition(".")[0] in stated
-
-    def _newer_method(
-        self, check: FigureCheck, recorded: Leaves, recomputed: Leaves, unsound: Mapping[str, str]
-    ) -> FigureCheck:
-        """A difference in a record of an older version: expected, but over a sound trace not by much."""
-        row = FigureCheck(check.run_id, check.figure, check.recorded, check.recomputed, "newer method")
-        one, other = check.recorded, check.recomputed
-        if not check.figure.endswith(".energy_j") or not isinstance(one, float) or not isinstance(other, float):
-            return row
-        widths = [leaves.get(_width_of(check.figure)) for leaves in (recorded, recomputed)]
-        allowed_j = 3 * sum(width for width in widths if isinstance(width, float)) + NEAR_REL * max(
-            abs(one), abs(other)
-        )
-        if abs(one - other) <= allowed_j:
-            return row
-        excuse = next((why for place, why in unsound.items() if check.figure.startswith(place)), "")
-        if excuse:
-            return FigureCheck(row.run_id, row.figure, one, other, "newer method", f"far apart: {excuse}")
-        return FigureCheck(
-            row.run_id, row.figure, one, other, "differs", "far outside both intervals, over a trace without faults"
-        )
-
-    def _unsound(self, found: RunRecord) -> dict[str, str]:
-        """Beginning of a path -> why an older method may have been far off there.
-
-        The record may say so itself: it then has the grade of a figure that must not be quoted.
-        """
-        gaps = [gap.reason for _, _, path in self.paths.traces() for gap in load_trace(path).gaps]
-        faults = _faults(found.validity) or _faults(self.record.validity) or "; ".join(dict.fromkeys(gaps))
-        reasons = {"": faults} if faults else {}
-        short = set()
-        for stage in found.stages:
-            shortest_s = min((segment.duration_s for segment in stage.segments), default=0.0)
-            if shortest_s < SHORT_S:
-                short.add(stage.name)
-                reasons[f"stages.{stage.name}."] = "the window is short"
-            elif why := _faults(stage.validity):
-                reasons[f"stages.{stage.name}."] = why
-        for ancestor in self.record.lineage:
-            if short & set(ancestor.stages):
-                reasons[f"lineage.{ancestor.name}."] = "the window is short"
-        return reasons
-
-    def _by_rules_of_first_release(self) -> Iterator[FigureCheck]:
-        """What followed exactly from marks and stated figures, however energy was computed."""
-        record, check = self.record, self._check
-        for stage in record.stages:
-            yield from self._stage_by_rules_of_first_release(stage)
-        if record.totals is not None:
-            for name in EnergyByComponent.model_fields:
-                stages = [getattr(stage.energy, name) for stage in record.stages if not stage.outside_totals]
-                for of, parts in (
-                    ("stages", stages),
-                    ("attempts", [getattr(attempt.energy, name) for attempt in record.attempts]),
-                ):
-                    sum_j, stated_j = _sum_j(parts), getattr(record.totals, name).energy_j
-                    yield check(f"totals.{name}.energy_j", stated_j, sum_j, f"the sum over its {of}")
-            best = record.totals.components.best(record.policy)
-            yield check("totals.best.energy_j", record.totals.best.energy_j, best.energy_j, "by its components")
-            measured = record.totals.components.under_policy(record.policy)
-            yield check("totals.energy_j", record.totals.energy_j, measured.energy_j, "by its components")
-        for attempt in record.attempts:
-            for name in EnergyByComponent.model_fields:
-                devices = [device.figure for device in attempt.devices if device.component == name]
-                if devices:
-                    stated_j = getattr(attempt.energy, name).energy_j
-                    place = f"attempts.{attempt.number} on {attempt.host}.energy.{name}.energy_j"
-                    yield check(place, stated_j, _sum_j(devices), "the sum over its devices")
-        yield check("validity.grade", record.validity.grade, _worst(record.validity), "the worst of its checks")
-        by_name = {stage.name: stage for stage in record.stages}
-        for ancestor in record.lineage:
-            if ancestor.key in record.made:
-                energy = stage_energy([by_name[name] for name in ancestor.stages if name in by_name])
-                for name, figure in energy.items():
-                    stated_j = ancestor.energy[name].energy_j if name in ancestor.energy else None
-                    place = f"lineage.{ancestor.name}.energy.{name}.energy_j"
-                    yield check(place, stated_j, figure.energy_j, "the sum over its stages")
-        summary = summarise(repetitions(record)) if _measures_a_program(record) else None
-        if summary is not None and "program.run.mean_j" in record.results:
-            stated_j = record.results["program.run.mean_j"].value
-            yield check("results.program.run.mean_j.value", stated_j, summary.mean_j, "the mean of its repeats")
-
-    def _stage_by_rules_of_first_release(self, stage: StageRecord) -> Iterator[FigureCheck]:
-        place = f"stages.{stage.name}"
-        policy, best_j = self.record.policy, stage.best.energy_j
-
-        def check(field: str, recorded: Leaf, expected: Leaf, reason: str) -> FigureCheck:
-            return self._check(f"{place}.{field}", recorded, expected, reason)
-
-        yield check("best.energy_j", best_j, stage.energy.best(policy).energy_j, "by its components")
-        yield check("energy_j", stage.energy_j, stage.energy.under_policy(policy).energy_j, "by its components")
-        yield check("mean_power_w", stage.mean_power_w, _ratio(best_j, stage.duration_s), "energy over duration")
-        yield check("j_per_token", stage.j_per_token, _ratio(best_j, stage.tokens), "energy over tokens")
-        yield check("j_per_sample", stage.j_per_sample, _ratio(best_j, stage.samples), "energy over samples")
-        rate = _ratio(stage.tokens, stage.duration_s)
-        yield check("tokens_per_s", stage.tokens_per_s, rate, "tokens over duration")
-        rate = _ratio(stage.samples, stage.duration_s)
-        yield check("samples_per_s", stage.samples_per_s, rate, "samples over duration")
-        yield check("validity.grade", stage.validity.grade, _worst(stage.validity), "the worst of its checks")
-        by_attempt: dict[int, dict[str, int]] = {}
-        for segment in stage.segments:
-            hosts = by_attempt.setdefault(segment.attempt, {})
-            hosts[segment.host] = hosts.get(segment.host, 0) + segment.end_ns - segment.start_ns
-        whole_s = sum(max(hosts.values()) for hosts in by_attempt.values()) / 1e9
-        yield check("duration_s", stage.duration_s, whole_s, "the sum over its segments")
-        if stage.name == OVERHEAD:
-            return
-        for count in ("tokens", "samples"):
-            marked = [events.counts.get(stage.name, {}).get(count) for events in self.events.values()]
-            most = max((number for number in marked if number is not None), default=None)
-            yield check(count, getattr(stage, count), most, "by its marks")
-        for number, segment in enumerate(stage.segments):
-            events = self.events.get((segment.host, segment.attempt), AttemptEvents())
-            known = (segment.start_ns, segment.end_ns) in events.windows.get(stage.name, ())
-            opened = events.open_stages.get(stage.name) == segment.start_ns
-            marked_ns = segment.end_ns if known or opened else None
-            yield check(f"segments.{number}.end_ns", segment.end_ns, marked_ns, "by its marks")
+        for number, note in enumerate(() if self.older else expected.validity.notes):
+            if note.text not in noted and self.record.spec.get("pipeline") != "measure":
+                place = f"validity.notes.{number}"
+                yield FigureCheck(self.record.run_id, place, None, note.text, "differs", "it was left out")
 
     def _files(self, record: RunRecord) -> Iterator[FigureCheck]:
         """Summary, stage files and bills state what the record does."""
@@ -493,32 +381,6 @@ def _or_redacted(check: FigureCheck, text: str = "") -> FigureCheck:
     if check.verdict == "differs" and REDACTED in f"{check.recorded} {check.recomputed} {text}":
         return FigureCheck(check.run_id, check.figure, check.recorded, check.recomputed, "redacted", check.reason)
     return check
-
-
-def _measures_a_program(record: RunRecord) -> bool:
-    return record.spec.get("pipeline") == "measure"
-
-
-def _faults(validity: Validity) -> str:
-    """Why the trace behind a figure is not sound; empty where it is."""
-    return "; ".join(check.text for check in validity.checks if check.name in _TRACE_CHECKS and not check.ok)
-
-
-def _worst(validity: Validity) -> str | None:
-    return max((check.grade for check in validity.checks), default=None)
-
-
-def _sum_j(figures: list[EnergyFigure]) -> float | None:
-    known = [figure.energy_j for figure in figures if figure.energy_j is not None]
-    return math.fsum(known) if known else None
-
-
-def _ratio(value: float | None, by: float | None) -> float | None:
-    return value / by if value is not None and by else None
-
-
-def _width_of(path: str) -> str:
-    return path.removesuffix(".energy_j") + ".half_width_j"
 
 
 def _energies(ancestor: Ancestor) -> Leaves:
