@@ -31,7 +31,9 @@ def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFo
     guess = nearest(name, known)
     listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
     suggestion = f"did you mean '{guess}'?" if guess else f"known: {listed or 'none'}"
-    return NotFoundError(f"unknown {kind} '{name}'; {suggestion}", hint)
+    return NotFoundError(
+        f"unknown {kind} '{name}'; {suggestion}", hint or (f"known: {listed}" if guess else "choose one of these")
+    )
 
 
 class Table:

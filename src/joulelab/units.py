@@ -27,6 +27,11 @@ def with_prefix(value: float, unit: str, more: int = 0) -> str:
     return f"0 {unit}" if value == 0 else f"{value:.2g} {unit}"
 
 
+def plural(count: int, noun: str) -> str:
+    """'1 attempt', '2 attempts'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def energy_text(energy_j: float | None) -> str:
     return "missing" if energy_j is None else with_prefix(energy_j, "J")
 

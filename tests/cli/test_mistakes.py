@@ -33,7 +33,7 @@ from commands import joulelab, joulelab_here
         (["demo-labels", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
         (["kd-tiny", "--budget", "20Mtokens", "budget.tokens=10"], "--budget 20Mtokens and budget.tokens=10 both say"),
         (["kd-tiny", "--budget", "5kJ", "budget={tokens: 10}"], "both say how much"),
-        (["demo-kd", "seed=4294967296"], "seed: expected less than or equal to 4294967295"),
+        (["demo-kd", "seed=4294967296"], "seed: expected a number less than or equal to 4294967295"),
     ],
 )
 def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
@@ -59,10 +59,76 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
     assert "energy.require_grade: expected 'none', 'A', 'B' or 'C'" in done.stderr
 
 
-def test_an_unknown_option_is_refused(tmp_path):
-    done = joulelab("run", "demo-kd", "--frobnicate", cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["run", "demo-kd", "--frobnicate"], "joulelab run has no option --frobnicate", "`joulelab run --help`"),
+        (["run", "demo-kd", "--dryrun"], "joulelab run has no option --dryrun; did you mean --dry-run?", "--help"),
+        (["measure", "--repeat", "x", "--", "true"], "--repeat: expected a whole number, found the text 'x'", "--help"),
+        (["plot", "a", "--x", "y"], "--x: 'y' is not one of 'elapsed', 'wall'", "`joulelab plot --help`"),
+        (["show"], "name is missing", "Run or group: its id"),
+        (["runs", "--runs-dir"], "Option '--runs-dir' requires an argument", "--help"),
+        (["rnu"], "No such command 'rnu'. Did you mean 'run'?", "`joulelab --help`"),
+        (["prepare", "binarise"], "No such command 'binarise'", "`joulelab prepare --help`"),
+        (["runs", "a"], "Got unexpected extra argument", "`joulelab runs --help`"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_the_form_of_all_errors(tmp_path, words, message, hint):
+    done = joulelab_here(*words, cwd=tmp_path)
+    first, second = done.stderr.splitlines()
+    assert done.returncode == 2 and done.stdout == ""
+    assert first.startswith("error: ") and message in first
+    assert second.startswith("hint: ") and hint in second
+
+
+def test_a_verb_that_ends_with_a_code_still_does(tmp_path):
+    done = joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path, "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (["--gpus", "foo"], "energy.gpus: expected auto, none, or positions and UUIDs"),
+        (["--rapl-root", "/no/such/tree"], "expected a folder with a RAPL tree, found no folder at /no/such/tree"),
+    ],
+)
+def test_sensors_that_are_named_wrongly_end_with_2_before_anything_starts(tmp_path, option, message):
+    done = joulelab_here("measure", *option, "--runs-dir", tmp_path / "runs", "--", "true")
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("a: [1", "experiment.yaml, line 1: not valid YAML", "hint: check brackets, quotes and indentation there"),
+        ("- 1", "experiment.yaml: expected `key: value` lines, found a list [1]", "hint: `joulelab run demo-kd"),
+        ("5", "experiment.yaml: expected `key: value` lines, found 5", "hint: `joulelab run demo-kd"),
+    ],
+)
+def test_a_broken_yaml_file_is_answered_with_what_to_do(tmp_path, text, message, hint):
+    (tmp_path / "experiment.yaml").write_text(text)
+    done = joulelab_here("run", "experiment.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "No such option" in done.stderr
+    assert message in done.stderr and hint in done.stderr
+
+
+def test_an_unknown_size_is_answered_with_where_sizes_are_listed(tmp_path):
+    done = joulelab_here("train", "bert", "--size", "huge", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown size of bert 'huge'" in done.stderr
+    assert "hint: `joulelab zoo bert` lists its sizes" in done.stderr
+
+
+def test_show_takes_patterns_as_other_verbs_do(tmp_path):
+    for name in ("hole-a", "hole-b", "whole"):
+        joulelab("measure", "--gpus", "none", "--name", name, "--runs-dir", tmp_path, "--", "true")
+    done = joulelab_here("show", "hole-*", "--runs-dir", tmp_path, "--json")
+    assert [record["name"] for record in json.loads(done.stdout)] == ["hole-a", "hole-b"]
+    shown = joulelab_here("show", "hole-*", "--runs-dir", tmp_path)
+    assert "hole-a-" in shown.stdout and "hole-b-" in shown.stdout and "whole-" not in shown.stdout
+    assert joulelab_here("show", "none-*", "--runs-dir", tmp_path).returncode == 2
 
 
 def test_a_run_that_does_not_exist_is_answered_with_where_it_was_sought(tmp_path):
@@ -163,7 +229,7 @@ def test_one_unreadable_run_does_not_hide_the_others(tmp_path):
 def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
     joulelab("measure", "--gpus", "none", "--runs-dir", tmp_path / "runs", "--", "true")
     (tmp_path / "out").mkdir()
-    assert joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
+    assert joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "-o", tmp_path / "out").returncode == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
     (tmp_path / "file").touch()
     for place in ("/proc/nothing/page.html", tmp_path / "file" / "page.html"):

@@ -211,7 +211,7 @@ def test_any_other_file_is_answered_with_what_was_looked_for(tmp_path, joulelab_
     code, out, err = joulelab_here("import", tmp_path / "x.jsonl")
     assert code == 2
     assert out == ""
-    assert "looked for: JSONL with power_watts" in err
+    assert "supported: JSONL with power_watts" in err
     assert "dmon" in err
 
 
@@ -219,7 +219,7 @@ def test_a_log_without_any_reading_is_said(tmp_path, joulelab_here):
     (tmp_path / "x").write_text(f"{DMON_NAMES}\n{DMON_UNITS}\n")
     code, _, err = joulelab_here("import", tmp_path / "x")
     assert code == 2
-    assert "holds no reading" in err
+    assert "contains no reading" in err
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path, joulelab_here):

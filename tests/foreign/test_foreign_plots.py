@@ -90,7 +90,7 @@ def test_a_run_s_trace_is_drawn_into_its_folder(tmp_path, joulelab_here):
     [
         (["--format", "gif"], "--format 'gif' is not known"),
         (["--format", ","], "names no format"),
-        (["--x", "moon"], "Invalid value"),
+        (["--x", "moon"], "'moon' is not one of 'elapsed', 'wall'"),
         (["--x", "wall"], "no times of day"),
         (["--period", "0"], "is not a number above 0"),
         (["--out", "/proc/nowhere"], "cannot write into /proc/nowhere"),

@@ -47,9 +47,9 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
     ("model", "flags", "words"),
     [
         ("deit-t", {"batch_size": "1,x"}, "no list of whole numbers"),
-        ("deit-t", {"target_ci": "soon"}, "no percentage"),
+        ("deit-t", {"target_ci": "soon"}, "expected a percentage, found 'soon'"),
         ("deit-t", {"target_ci": "2"}, "--target-ci 2 is 200 %"),
-        ("deit-t", {"batch_size": "4,0"}, "--batch-size: expected greater than or equal to 1, found 0"),
+        ("deit-t", {"batch_size": "4,0"}, "--batch-size: expected a number greater than or equal to 1, found 0"),
         ("deit-t", {"overrides": ["batch_sizes=[0]"]}, "batch_sizes.0: expected"),
         ("deit-t", {"mode": "eagre"}, "eager"),
         ("deit-t", {"seq_length": "128"}, "takes images"),

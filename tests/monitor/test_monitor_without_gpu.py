@@ -111,12 +111,12 @@ def test_all_names_of_the_log_option_are_one_option(tmp_path, monkeypatch, optio
     [
         (["--interval", 0], "--interval 0 is not between"),
         (["--interval", "nan"], "--interval nan is not between"),
-        (["--interval", "fast"], "Invalid value for '--interval'"),
+        (["--interval", "fast"], "--interval: expected a number, found the text 'fast'"),
         (["--duration", -1], "--duration -1 is not a number of seconds"),
         (["--out", "/proc/nowhere/log.jsonl"], "cannot write the log /proc/nowhere/log.jsonl"),
         (["--out", "."], "cannot write the log"),
         (["--prometheus", 99999999], "cannot serve Prometheus"),
-        (["--interva", 1], "No such option"),
+        (["--interva", 1], "did you mean --interval?"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_exit_code_2(tmp_path, monkeypatch, capsys, words, message):

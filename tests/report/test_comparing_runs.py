@@ -13,7 +13,7 @@ from joulelab.report.compare import Comparison, Row, compare
 from joulelab.report.joules import why_incomplete
 from joulelab.report.plain import comparison_data
 from joulelab.report.predictions import correct_by_item
-from joulelab.report.tables import energy_grid
+from joulelab.report.tables import energy_grid, stage_grid
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 
@@ -78,6 +78,15 @@ def test_each_ancestor_is_counted_once_and_only_the_teachers_part_is_teacher_sha
     assert row.teacher_share == pytest.approx(770 / (own_j - 4 + 782))
     assert row_of(comparison, "labels only").teacher_share == 0.0
     assert row.unknown == ("sample:minilm",)
+
+
+def test_the_sum_mentions_a_teacher_only_where_there_is_one(made, tmp_path) -> None:
+    lineage = (made.ancestor("earlier-student", 50.0, ("student.train",), False),)
+    later = made.make_record("continued", 0, made.student_parts(120.0), lineage=lineage)
+    records = [made.labels_only(0, 790), later]
+    titles = [row[0] for row in stage_grid(compare(made.group_of(records), records, tmp_path)).rows]
+    assert "sum, inherited energy included" in titles
+    assert not any("teacher" in title for title in titles)
 
 
 def test_a_teacher_that_all_seeds_share_does_not_become_surer_by_repetition(made, comparison_of) -> None:

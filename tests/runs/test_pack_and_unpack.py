@@ -141,7 +141,7 @@ def test_a_flipped_byte_or_a_missing_end_is_refused_and_leaves_nothing(folder, t
             shutil.rmtree(out)
     assert refused > 15
     archive.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(JoulelabError, match="damaged"):
+    with pytest.raises(JoulelabError, match="corrupted"):
         unpack(archive, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir() if path.name not in (name, "runs")] == []
 
@@ -199,10 +199,10 @@ def test_an_extra_file_is_noticed(folder, tmp_path):
 def test_mistakes_are_answered(folder, tmp_path):
     with pytest.raises(NotFoundError, match="no such file"):
         unpack(tmp_path / "none.zip", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|no kind of archive"):
+    with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|unknown kind of archive"):
         pack([folder], [], tmp_path / "x.rar")
     (tmp_path / "x.tar.gz").write_text("not an archive")
-    with pytest.raises(JoulelabError, match="damaged or no archive"):
+    with pytest.raises(JoulelabError, match="corrupted or not an archive"):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     with pytest.raises(UsageError, match="there already"):
         unpack(tmp_path / "x.tar.gz", folder)

@@ -84,6 +84,15 @@ def test_the_answer_as_table_csv_and_json(store, capsys):
     assert "cpu_estimate_j" in capsys.readouterr().out
 
 
+def test_an_answer_too_wide_for_a_table_is_printed_as_records(store, capsys):
+    query("select * from runs", runs_dir=store)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 row" and "row 1" in lines
+    named = [line.split() for line in lines if line.startswith("  run_id")]
+    assert len(named) == 1 and len(named[0]) == 2  # the id on its column's line, whole
+    assert max(map(len, lines)) <= 140
+
+
 def test_without_duckdb_the_way_out_is_said(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(DependencyMissing) as error:

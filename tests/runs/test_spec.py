@@ -30,7 +30,7 @@ def test_a_key_nothing_like_any_other_gets_the_list():
         ({"training": {"batch_size": 1.5}}, "training.batch_size: expected a whole number, found 1.5"),
         ({"training": {"batch_size": "8"}}, "training.batch_size: expected a whole number, found the text '8'"),
         ({"training": 3}, "training: expected a section with keys of its own, found 3"),
-        ({"training": {"learning_rate": -1}}, "training.learning_rate: expected greater than 0, found -1"),
+        ({"training": {"learning_rate": -1}}, "training.learning_rate: expected a number greater than 0, found -1"),
         ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
         ({"seed": None}, "seed: expected a whole number, found nothing None"),
         ({"reuse_artifacts": "yes please"}, "reuse_artifacts: expected true or false, found the text 'yes please'"),
@@ -92,7 +92,7 @@ def test_broken_yaml_is_answered_with_file_and_line(tmp_path):
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path):
     (tmp_path / "mine.yaml").write_text("- 1\n- 2\n")
-    with pytest.raises(ConfigError, match="holds a list"):
+    with pytest.raises(ConfigError, match="found a list"):
         read_experiment(str(tmp_path / "mine.yaml"))
 
 

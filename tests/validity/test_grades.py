@@ -32,6 +32,7 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
     found = grade(sound())
     assert found.grade == "A"
     assert found.reasons == ()
+    assert check(found, "idle").text == "idle baseline measured, steady (1 segment)"
 
 
 @pytest.mark.parametrize(

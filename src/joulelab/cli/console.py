@@ -16,10 +16,33 @@ PIPE_WIDTH = 140
 MOST_LAID_OUT = 500
 
 
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+
+
 def print_result(*renderables: RenderableType) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    console = _console()
     for renderable in renderables:
         console.print(renderable)
+
+
+def fits(grid: Grid) -> bool:
+    """Whether every column has room for its title and for the words of its cells, side by side."""
+    cells = zip(*([column.title for column in grid.columns], *grid.rows), strict=True)
+    widths = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in cells]
+    return sum(widths) + 2 * len(widths) <= _console().width
+
+
+def print_records(grid: Grid) -> None:
+    """One line per column under a line per row, for rows that are too wide for a table."""
+    names = max(cell_len(column.title) for column in grid.columns)
+    room = max(20, _console().width - names - 4)
+    print(grid.caption)
+    for number, row in enumerate(grid.rows, 1):
+        print(f"\nrow {number}")
+        for column, text in zip(grid.columns, row, strict=True):
+            lines = [text[start : start + room] for start in range(0, max(1, len(text)), room)]
+            print(f"  {column.title.ljust(names)}  " + f"\n{' ' * (names + 4)}".join(lines))
 
 
 def print_grid(grid: Grid) -> None:

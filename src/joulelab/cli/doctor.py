@@ -32,15 +32,15 @@ def doctor(
     """Say for each component whether it is measured, estimated or missing, why, and what would change that."""
     if require not in (None, "measured"):
         raise UsageError(f"--require {require}: only `measured` can be required", "leave it out to see what there is")
-    if rapl_root is not None and not rapl_root.is_dir():
-        raise UsageError(f"--rapl-root {rapl_root} is no folder", "the kernel's own tree is /sys/class/powercap")
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.profile import save_profile
     from joulelab.runs.doctor import calibrate as measure_sensors
     from joulelab.runs.doctor import demand, diagnose
+    from joulelab.runs.sensing import require_rapl_root
     from joulelab.runs.store import store_root
 
     config = EnergyConfig() if rapl_root is None else EnergyConfig(rapl_root=str(rapl_root))
+    require_rapl_root(config.rapl_root)
     print("looking at sensors, disk and recorder (about 4 s)", file=sys.stderr)
     diagnosis = diagnose(config, store_root(runs_dir))
     if calibrate:

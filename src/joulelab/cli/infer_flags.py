@@ -32,7 +32,7 @@ def _share(text: str) -> float:
     try:
         value = float(number)
     except ValueError:
-        raise UsageError(f"--target-ci '{text}' is no percentage", "write 2% or 0.02") from None
+        raise UsageError(f"--target-ci: expected a percentage, found '{text}'", "write 2% or 0.02") from None
     share = value / 100 if text.strip().endswith("%") else value
     if not 0 < share < 1:
         raise UsageError(f"--target-ci {text} is {100 * share:g} % of the energy", "write 2% (or 0.02) for two percent")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -38,7 +38,7 @@ from joulelab.cli import (
     watch,
     zoo,
 )
-from joulelab.errors import JoulelabError
+from joulelab.errors import JoulelabError, UsageError
 
 app = typer.Typer(
     name="joulelab",
@@ -59,7 +59,7 @@ app.command(
     short_help="Run every combination of some settings, N times each.",
     context_settings={"ignore_unknown_options": True},
 )(sweep.sweep)
-app.command("zoo", short_help="List the models that `joulelab train` knows, or tell of one.")(zoo.zoo)
+app.command("zoo", short_help="List the models of the zoo, or describe one.")(zoo.zoo)
 app.command("measure", context_settings={"allow_interspersed_args": False})(measure.measure)
 app.command("submit", short_help="Submit an experiment to Slurm, as scripts one can read.")(submit.submit)
 app.command("watch", short_help="Show stage, watts and joules so far of what is running.")(watch.watch)
@@ -76,7 +76,7 @@ app.command("bill", short_help="Print the energy bill of a model or run, teacher
 app.command("monitor", short_help="Record power, memory and use of GPUs and CPU.")(monitor.monitor)
 app.command("import", short_help="Read a monitor's log and print energy per GPU.")(import_log.import_log)
 app.command("plot", short_help="Draw power, utilisation and memory of a log or run.")(plot.plot)
-app.command("doctor", short_help="Say what can be measured here, and how to mend the rest.")(doctor.doctor)
+app.command("doctor", short_help="Check which sensors work here and how to fix the others.")(doctor.doctor)
 app.add_typer(prepare.app, name="prepare", short_help="The steps before a distillation: text, tokens, counts.")
 app.command("prerun", short_help="Rehearse a measurement: idle, burn in, idle, and check.")(prerun.prerun)
 app.command("experiments")(experiments.experiments)
@@ -91,9 +91,18 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
         raise typer.Exit
 
 
+# What typer raises for a wrong command line. Its own module for these moved between versions; their base class did not.
+_BadCommandLine: type[Any] = typer.BadParameter.__base__ or typer.BadParameter
+
+
 def main() -> None:
     try:
-        app()
+        code = app(prog_name="joulelab", standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except _BadCommandLine as error:
+        leave(usage_error(error))
+    except typer.Abort:
+        leave(JoulelabError("aborted"))
     except JoulelabError as error:
         leave(error)
     except BrokenPipeError:  # the reader of our output has gone, as `joulelab runs | head` does
@@ -106,6 +115,30 @@ def main() -> None:
         if failure is None:
             raise
         leave(failure)
+
+
+def usage_error(error: Any) -> UsageError:
+    """typer's complaint in our form: the option, what was expected and found, the nearest option or command."""
+    from joulelab.lookup import nearest
+
+    command = error.ctx.command_path if error.ctx else "joulelab"
+    hint = f"`{command} --help` lists its options"
+    option, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
+    if "No such option" in error.message:
+        known = [name for known in error.ctx.command.params for name in known.opts] if error.ctx else []
+        guess = nearest(option, known)
+        return UsageError(f"{command} has no option {option}" + (f"; did you mean {guess}?" if guess else ""), hint)
+    if parameter is None:
+        return UsageError(error.message.rstrip("."), hint)
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name
+    if not error.message:
+        return UsageError(f"{name} is missing", f"{parameter.help}; {hint}" if parameter.help else hint)
+    findings = error.__cause__.errors() if hasattr(error.__cause__, "errors") else []
+    if not findings or findings[0]["type"] == "value_error":  # a check with its own sentence, or an older typer
+        return UsageError(f"{name}: {error.message.removeprefix('Value error, ').rstrip('.')}", hint)
+    from joulelab.runs.spec_errors import expected_and_found
+
+    return UsageError(f"{name}: {expected_and_found(findings[0])}", hint)
 
 
 def leave(error: JoulelabError) -> NoReturn:

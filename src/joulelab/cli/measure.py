@@ -23,9 +23,9 @@ def measure(
     name: Annotated[
         str | None, typer.Option("--name", help="Name of the run (default: the program's).", show_default=False)
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Run the program so often.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Number of measured runs.")] = 1,
     warmup: Annotated[
-        int, typer.Option("--warmup", metavar="W", help="Run it so often before that, outside the mean.")
+        int, typer.Option("--warmup", metavar="W", help="Number of runs before those, left out of the mean.")
     ] = 0,
     require: Require = None,
     require_grade: RequireGrade = None,

@@ -58,6 +58,9 @@ def monitor(
       joulelab monitor --gpu auto --pid 4711 --live
     """
     _check(interval, duration)
+    from joulelab.runs.sensing import require_rapl_root
+
+    require_rapl_root(rapl_root)
     from contextlib import ExitStack
 
     from joulelab.meter.config import EnergyConfig
@@ -119,12 +122,13 @@ def _gpus(wanted: str | None) -> str:
     if wanted == "none":
         return "none"
     from joulelab.errors import JoulelabError
+    from joulelab.meter.config import are_gpu_names
     from joulelab.meter.monitoring.gpu_choice import choose
 
     try:
         chosen = choose(wanted or "0")
     except JoulelabError as error:
-        if _other_maker():
+        if _other_maker() and are_gpu_names(wanted or "0"):
             return wanted or "0"
         if wanted is not None:
             raise

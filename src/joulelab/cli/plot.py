@@ -20,7 +20,9 @@ def plot(
     source: Annotated[str, typer.Argument(metavar="LOG|RUN", help="A log file, or a run: its id, folder, or `last`.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Where to write (default: beside the log, or in the run's folder)."),
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Where to write (default: next to the log, or in the run's folder)."
+        ),
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="png, svg, or both.")] = "png,svg",
     x: Annotated[Literal["elapsed", "wall"], typer.Option("--x", help="Time since the start, or of day.")] = "elapsed",

@@ -64,7 +64,7 @@ def query(
 
 
 def print_answer(answer: Answer) -> None:
-    from joulelab.cli.console import print_grid
+    from joulelab.cli.console import fits, print_grid, print_records
     from joulelab.report.grid import Column, Grid
 
     numeric = [
@@ -75,7 +75,11 @@ def print_answer(answer: Answer) -> None:
         for name, right in zip(answer.columns, numeric, strict=True)
     )
     count = f"{len(answer.rows)} row" + ("" if len(answer.rows) == 1 else "s")
-    print_grid(Grid(count, columns, tuple(tuple(map(cell, row)) for row in answer.rows)))
+    grid = Grid(count, columns, tuple(tuple(map(cell, row)) for row in answer.rows))
+    if fits(grid):
+        print_grid(grid)
+    else:
+        print_records(grid)
 
 
 def cell(value: Any) -> str:

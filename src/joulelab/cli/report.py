@@ -15,7 +15,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="FILE.html or a folder (default: into the run's or group's folder; for several, here)."
+            "--out", "-o", help="FILE.html or a folder (default: into the run's or group's folder; for several, here)."
         ),
     ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,

@@ -351,7 +351,7 @@ def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
             record = execute(RunPaths(folder), progress, part)
     except BaseException as error:
         print(f"its record and joules: joulelab show {folder}", file=sys.stderr)
-        if not isinstance(error, UsageError):  # settings that do not fit are not mended by going on with them
+        if not isinstance(error, UsageError):  # resuming does not fix wrong settings
             print(f"to go on with it:      joulelab run --resume {folder}", file=sys.stderr)
         raise
     if record.status == "queued":

@@ -15,26 +15,34 @@ if TYPE_CHECKING:
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="Run or group: its id, the beginning or end of it, its folder, or `last`.")
+        str,
+        typer.Argument(
+            help="Run or group: its id, the beginning or end of it, its folder, a quoted pattern, or `last`."
+        ),
     ],
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one run's stages and joules, or a group's comparison. Works on running and killed runs too."""
-    from joulelab.runs.store import find_folder, load_record, store_root
+    """Print one run's stages and joules, or a group's comparison. Works on running and killed runs too.
 
-    folder = find_folder(store_root(runs_dir), name)
-    if (folder / "group.json").exists():
-        show_group(folder, as_json)
+    A pattern such as 'demo-kd-*' shows every run that it fits, oldest first; with --json as a list.
+    """
+    from joulelab.runs.selection import folders_named, is_pattern
+    from joulelab.runs.store import load_record, store_root
+
+    folders = folders_named(store_root(runs_dir), name)
+    if (folders[0] / "group.json").exists():
+        show_group(folders[0], as_json)
         return
-    record = load_record(folder)
+    records = [load_record(folder) for folder in folders]
     if as_json:
-        print(record.model_dump_json(indent=2))
+        texts = [record.model_dump_json(indent=2) for record in records]
+        print("[" + ",\n".join(texts) + "]" if is_pattern(name) else texts[0])
         return
     from joulelab.cli.console import print_result
     from joulelab.report.tables import run_view
 
-    print_result(run_view(record))
+    print_result(*(run_view(record) for record in records))
 
 
 def show_group(folder: Path, as_json: bool) -> None:

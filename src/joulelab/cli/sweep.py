@@ -176,7 +176,7 @@ def _require_all_done(folder: Path, records: Sequence[RunRecord]) -> None:
     if failed:
         raise JoulelabError(
             f"{len(failed)} of {len(records)} runs of the sweep failed; the table says why",
-            f"mend it and run those again: joulelab sweep --resume {folder}",
+            f"fix it and run those again: joulelab sweep --resume {folder}",
         )
     for record in records:
         enforce(record)

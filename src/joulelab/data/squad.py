@@ -98,7 +98,7 @@ def _answer(answer: object, context: str, where: str) -> Answer:
     if found != text:
         raise ConfigError(
             f"{where}: at answer_start {start} the context reads '{_brief(found)}', the answer '{_brief(text)}'",
-            "answer_start counts characters of the context from 0, not bytes and not words; mend or remove the answer",
+            "answer_start counts characters of the context from 0, not bytes and not words; fix or remove the answer",
         )
     return Answer(text, start)
 

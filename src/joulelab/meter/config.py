@@ -9,6 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from joulelab.meter.grids import parse_grid
 
 
+def are_gpu_names(text: str) -> bool:
+    """Whether each name between commas is a position or the beginning of a UUID; no sensor is asked."""
+    return all(name.strip().isdigit() or name.strip().startswith(("GPU-", "MIG-")) for name in text.split(","))
+
+
 class EnergyConfig(BaseModel):
     """What is measured, how often, and what may be called the total."""
 
@@ -50,6 +55,16 @@ class EnergyConfig(BaseModel):
     """Whose electricity, for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the building; CO2e with it is shown apart. Unset: not applied."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _gpus_are_names(cls, value: str) -> str:
+        if value not in ("auto", "none") and not are_gpu_names(value):
+            raise ValueError(
+                f"expected auto, none, or positions and UUIDs (GPU-..., MIG-...) separated by commas, found '{value}'; "
+                "`joulelab doctor` lists the GPUs of this machine"
+            )
+        return value
 
     @field_validator("grid", mode="before")
     @classmethod

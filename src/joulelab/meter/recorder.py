@@ -202,7 +202,7 @@ class Recorder:
             self._trace.append(*lines, sync=True)
         except OSError as error:
             if not self._lines_lost:
-                print(f"joulelab recorder: {error}; readings are lost until it is mended", file=sys.stderr, flush=True)
+                print(f"joulelab recorder: {error}; readings are lost until it is fixed", file=sys.stderr, flush=True)
             self._lines_lost += len(lines)
         else:
             self._lines_lost = 0

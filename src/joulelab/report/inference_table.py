@@ -160,7 +160,7 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
     if no_mfu:
         notes.append(f"MFU not computed: {'; '.join(no_mfu)}.")
     if rows[0].values["device"] != "cuda":
-        notes += [*memory_notes(rows), "The model ran on the CPU: no SM was at work."]
+        notes += [*memory_notes(rows), "The model ran on the CPU."]
     fastest = [row for row in rows if row.values["mode"] == "fastest"]
     notes += [
         f"Chosen for {_called(row, rows)}: {row.values['recipe']}{row.values.get('chosen_from', '')}."

@@ -152,7 +152,7 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
         + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in told))
         + ".",
         caption="Joules up to then with what was inherited, and without the teacher's work. "
-        "Read upright for equal energy, across for equal quality.",
+        "Compare vertically for equal energy, horizontally for equal quality.",
         height=280,
         name="quality-over-joules",
         log_axis="x",

@@ -160,6 +160,12 @@ def _apart_note(rows: Sequence[Row]) -> str:
     return f"Not included: {' and '.join(texts)}. " if texts else ""
 
 
+def _sum_title(rows: Sequence[Row]) -> str:
+    if any(row.teacher_share for row in rows):
+        return "sum, teacher included"
+    return "sum, inherited energy included" if any(row.inherited for row in rows) else "sum"
+
+
 def stage_grid(comparison: Comparison) -> Grid:
     """Stages downwards, methods across: where each method's joules went."""
     rows = comparison.rows
@@ -167,8 +173,7 @@ def stage_grid(comparison: Comparison) -> Grid:
     one_method = len({figure.method for figure in figures}) <= 1
     keys, apart = _stage_order(rows, counted=True), _stage_order(rows, counted=False)
     lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
-    taught = any(row.inherited or row.teacher_share for row in rows)
-    lines.append(["sum, teacher included" if taught else "sum", *(amount_text(row.with_teacher) for row in rows)])
+    lines.append([_sum_title(rows), *(amount_text(row.with_teacher) for row in rows)])
     if apart:
         lines += [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in apart]
         lines.append(["all energy used", *(amount_text(row.whole) for row in rows)])

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from joulelab.errors import JoulelabError
+from joulelab.runs.spec_errors import brief
 
 
 def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
@@ -40,5 +41,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path} is not valid JSON: {error}", "restore it from a copy, or remove the folder"
         ) from None
     if not isinstance(value, dict):
-        raise JoulelabError(f"{path} holds a {type(value).__name__}, expected an object")
+        raise JoulelabError(
+            f"{path}: expected a JSON object, found {brief(value)}", "restore it from a copy, or remove the folder"
+        )
     return value

@@ -29,9 +29,9 @@ def notes_on(
             notes[text] = Note(level="warning", text=text)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
     if len(numbers) > 1:
-        notes["attempts"] = Note(level="info", text=f"the joules of all {len(numbers)} attempts are counted")
+        notes["attempts"] = Note(level="info", text=f"energy of {_all(len(numbers), 'attempts')} is counted")
     if len(hosts) > 1:
-        notes["hosts"] = Note(level="info", text=f"the joules of all {len(hosts)} hosts are counted, each host once")
+        notes["hosts"] = Note(level="info", text=f"energy of {_all(len(hosts), 'hosts')} is counted, each host once")
     for host in dict.fromkeys(baseline.host for baseline in idle):
         changed = _idle_change([baseline for baseline in idle if baseline.host == host])
         if changed:
@@ -123,3 +123,7 @@ def _estimate_text(trace: Trace) -> str:
         f"({device.name}: {source}), ±{100 * device.gain_error_rel:.0f} %; "
         "this scale error cancels in ratios on the same machine; memory, idle power and other devices are left out"
     )
+
+
+def _all(count: int, nouns: str) -> str:
+    return f"both {nouns}" if count == 2 else f"all {count} {nouns}"

@@ -165,7 +165,7 @@ def _writer(archive: Path) -> _Write:
         return _write_tar
     if archive.suffix == ".zip":
         return _write_zip
-    raise UsageError(f"{archive.name} is no kind of archive known here", "let the name end with .tar.gz or .zip")
+    raise UsageError(f"{archive.name}: unknown kind of archive", "use a name that ends with .tar.gz or .zip")
 
 
 def _write_tar(file: IO[bytes], entries: Sequence[Entry]) -> None:

@@ -13,10 +13,15 @@ from joulelab.runs.paths import GroupPaths
 from joulelab.runs.store import find_folder, load_record, run_folders
 
 
+def is_pattern(name: str) -> bool:
+    """Shell wildcards, unless a run's folder is really called that."""
+    named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
+    return not named and any(mark in name for mark in "*?[")
+
+
 def folders_named(store: Path, name: str) -> list[Path]:
     """The run or group of that name, or all runs that fit a pattern: 'demo-kd-*'."""
-    named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
-    if named or not any(mark in name for mark in "*?["):
+    if not is_pattern(name):
         return [find_folder(store, name)]
     found = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
     if not found:

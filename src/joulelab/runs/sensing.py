@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from joulelab import lookup
-from joulelab.errors import SensorMissing
+from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sampling import SensorReader, open_sensors
 from joulelab.meter.sensors import Device, SensorUnavailable
@@ -41,8 +42,18 @@ def sense(config: EnergyConfig) -> Sensed:
     return Sensed(tuple(devices), tuple(missing))
 
 
+def require_rapl_root(root: str) -> None:
+    """The kernel's own tree may be absent, as on most virtual machines; one that somebody named must exist."""
+    if root != EnergyConfig().rapl_root and not Path(root).is_dir():
+        raise UsageError(
+            f"energy.rapl_root (--rapl-root): expected a folder with a RAPL tree, found no folder at {root}",
+            f"leave it out to read the kernel's own tree, {EnergyConfig().rapl_root}",
+        )
+
+
 def demand_sensors(config: EnergyConfig) -> None:
     """Before a run: exit code 3 where a GPU was named that cannot be read, or joules are required and none can be."""
+    require_rapl_root(config.rapl_root)
     named = config.gpus not in ("auto", "none")
     if config.require != "measured" and not named:
         return

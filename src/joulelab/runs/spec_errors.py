@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -49,11 +50,17 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
         )
     if kind == "missing":
         return f"{key} is not set; it has no default"
-    found = f"found {_brief(finding['input'])}"
     if kind == "value_error":  # a check of ours, which has its own sentence
         return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
-    expected = _EXPECTED.get(kind) or finding["msg"].removeprefix("Input should be ")
-    return f"{key}: expected {expected}, {found}"
+    return f"{key}: {expected_and_found(finding)}"
+
+
+def expected_and_found(finding: Mapping[str, Any]) -> str:
+    """One finding of pydantic without its key: `expected a number greater than 0, found -1`."""
+    expected = _EXPECTED.get(finding["type"]) or finding["msg"].removeprefix("Input should be ")
+    if expected.startswith(("greater than", "less than")):
+        expected = f"a number {expected}"
+    return f"expected {expected}, found {brief(finding['input'])}"
 
 
 def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | None:
@@ -67,7 +74,7 @@ def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | Non
     return None
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     kind = {list: "a list ", dict: "a section ", str: "the text ", type(None): "nothing "}.get(type(value), "")
     text = repr(value)
     return f"{kind}{text[:60]}{'…' if len(text) > 60 else ''}"

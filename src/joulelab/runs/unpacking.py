@@ -60,7 +60,7 @@ def _extract(archive: Path, place: Path) -> dict[str, str]:
             sums[inner] = _copy(content, target, size)
     except _DAMAGE as error:
         raise JoulelabError(
-            f"{archive} is damaged or no archive: {type(error).__name__}: {error}", "ask for another copy of it"
+            f"{archive} is corrupted or not an archive: {type(error).__name__}: {error}", "get another copy of it"
         ) from None
     return sums
 

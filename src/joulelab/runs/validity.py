@@ -20,7 +20,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.sensors.nvml_card import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
-from joulelab.units import energy_text
+from joulelab.units import energy_text, plural
 
 # A simulated 100 ms latch on square waves: 1 s windows (10 refreshes) err by 3.5 % at p95, 10 s windows by a tenth.
 LONG_WINDOW_REFRESHES = 50
@@ -132,7 +132,7 @@ def check_idle(evidence: Evidence) -> Answer | None:
     restless = [baseline.stage for baseline in evidence.idle if not baseline.stable]
     if restless:
         return "B", f"the idle baseline was not steady ({', '.join(dict.fromkeys(restless))})"
-    return "A", f"idle baseline measured, steady ({len(evidence.idle)} stretches)"
+    return "A", f"idle baseline measured, steady ({plural(len(evidence.idle), 'segment')})"
 
 
 def check_neighbours(evidence: Evidence) -> Answer | None:
@@ -177,7 +177,10 @@ def check_throttling(evidence: Evidence) -> Answer | None:
 
 def check_attempts(evidence: Evidence) -> Answer | None:
     if evidence.cut_off:
-        return "B", f"{evidence.cut_off} of {evidence.attempts} attempts were cut off; their last moments are unknown"
+        return (
+            "B",
+            f"{evidence.cut_off} of {plural(evidence.attempts, 'attempt')} interrupted; energy at the end is unknown",
+        )
     return None
 
 

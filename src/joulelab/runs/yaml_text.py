@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from joulelab.errors import ConfigError, NotFoundError
+from joulelab.runs.spec_errors import brief
 
 
 class _Loader(yaml.SafeLoader):
@@ -25,6 +26,9 @@ _Loader.add_implicit_resolver(
 )
 
 
+_YAML_HINT = "check brackets, quotes and indentation there; YAML is indented with spaces, not tabs"
+
+
 def parse_yaml(text: str, where: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
@@ -32,7 +36,7 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be read"
-        raise ConfigError(f"{where}{line}: not valid YAML ({problem})") from None
+        raise ConfigError(f"{where}{line}: not valid YAML ({problem})", _YAML_HINT) from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -43,12 +47,15 @@ def read_mapping(path: Path) -> dict[str, Any]:
             f"no such file: {path}", "give the path of a YAML file or the name of an experiment"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise ConfigError(f"{path} cannot be read: {error}", "give a YAML file in UTF-8 that you may read") from None
     value = parse_yaml(text, str(path))
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds a {type(value).__name__}, expected `key: value` lines")
+        raise ConfigError(
+            f"{path}: expected `key: value` lines, found {brief(value)}",
+            "`joulelab run demo-kd --dry-run` prints settings to start from",
+        )
     return value
 
 

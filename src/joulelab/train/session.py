@@ -256,7 +256,7 @@ def _looks(lines: Iterable[dict[str, Any]], stage: str) -> list[Look]:
 
 
 class _explained:  # noqa: N801  # reads as a word in a `with`
-    """Out of memory is the user's to mend, so it comes with the ways to mend it."""
+    """Out of memory is the user's to fix, so the error names ways to fix it."""
 
     def __init__(self, task: Assignment) -> None:
         self._task = task

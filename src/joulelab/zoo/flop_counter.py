@@ -1,4 +1,4 @@
-"""FLOPs of everything that is computed while it is entered, by torch's own counter, mended in three places."""
+"""FLOPs of everything that is computed while it is entered, by torch's own counter, corrected in three places."""
 
 from __future__ import annotations
 

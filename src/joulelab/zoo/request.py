@@ -37,7 +37,8 @@ class WorkloadRequest:
         ):
             for name in asked:
                 if name not in known:
-                    raise lookup.unknown(f"{what} of {self.entry.name}", name, known)
+                    hint = f"`joulelab zoo {self.entry.name}` lists its sizes and their input dimensions"
+                    raise lookup.unknown(f"{what} of {self.entry.name}", name, known, hint)
 
     @property
     def size(self) -> Size:

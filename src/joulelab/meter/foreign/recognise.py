@@ -11,9 +11,10 @@ from joulelab.meter.foreign.gather import TimeRule
 from joulelab.meter.foreign.power_log import PowerLog, UnknownFormat, UnusableLog
 from joulelab.meter.trace_parquet import SUFFIX
 
-_LOOKED_FOR = (
-    "JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, CSV with the same field names, "
-    "`nvidia-smi dmon` text (# gpu pwr ...), `nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
+_SUPPORTED = (
+    "supported: JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, "
+    "CSV with the same field names, `nvidia-smi dmon` text (# gpu pwr ...), "
+    "`nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
     "CodeCarbon's emissions.csv"
 )
 # A dmon header repeats and JSONL may open with other programs' lines: so many lines decide.
@@ -24,11 +25,11 @@ def read_log(path: Path, rule: TimeRule) -> PowerLog | CodeCarbonLog:
     path = _trace_in(path) if path.is_dir() else path
     lines = [line for line in _text(path).splitlines() if line.strip()]
     if not lines:
-        raise UnknownFormat(f"{path} is empty", f"looked for: {_LOOKED_FOR}")
+        raise UnknownFormat(f"{path} is empty", _SUPPORTED)
     log = _read(path, lines, rule)
     if not (log.runs if isinstance(log, CodeCarbonLog) else log.devices):
         notes = f" ({'; '.join(log.notes)})" if log.notes else ""
-        raise UnusableLog(f"{path} is {log.format}, and holds no reading{notes}")
+        raise UnusableLog(f"{path} ({log.format}) contains no reading{notes}", "record it again, or give another file")
     return log
 
 
@@ -36,7 +37,10 @@ def read_power_log(path: Path, rule: TimeRule, purpose: str) -> PowerLog:
     """A log with readings over time, where totals of whole runs will not do."""
     log = read_log(path, rule)
     if isinstance(log, CodeCarbonLog):
-        raise UnusableLog(f"{path} holds CodeCarbon's totals of whole runs, no power over time: {purpose} needs that")
+        raise UnusableLog(
+            f"{path} contains CodeCarbon's totals of whole runs; {purpose} needs power over time",
+            "`joulelab import FILE` prints the totals; record power with `joulelab monitor` or nvidia-smi",
+        )
     return log
 
 
@@ -52,9 +56,7 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> PowerLog | CodeCarbon
         return operators_jsonl.read_csv(lines, rule)
     if smi_csv.looks_like(opening):
         return smi_csv.read(lines, rule)
-    raise UnknownFormat(
-        f"{path} is no log of a kind known here; it begins with {opening[0][:60]!r}", f"looked for: {_LOOKED_FOR}"
-    )
+    raise UnknownFormat(f"{path}: unknown log format; the file begins with {opening[0][:60]!r}", _SUPPORTED)
 
 
 def _trace_in(folder: Path) -> Path:
@@ -76,9 +78,9 @@ def _text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
-        raise NotFoundError(f"no such file: {path}") from None
+        raise NotFoundError(f"no such file: {path}", "give a log file, or the folder of a run") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check its permissions") from None
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > makes of nvidia-smi's output
         return raw.decode("utf-16", errors="replace")
     return raw.decode("utf-8-sig", errors="replace")
