@@ -123,7 +123,7 @@ def usage_error(error: Any) -> UsageError:
 
     command = error.ctx.command_path if error.ctx else "joulelab"
     hint = f"`{command} --help` lists its options"
-    option, parameter = getattr(error, "option_name", None), getattr(error, "param", None)
+    option, parameter = getattr(error, "option_name", ""), getattr(error, "param", None)
     if "No such option" in error.message:
         known = [name for known in error.ctx.command.params for name in known.opts] if error.ctx else []
         guess = nearest(option, known)
