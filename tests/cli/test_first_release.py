@@ -7,6 +7,8 @@ student that was killed in step 5 and resumed, with the run `demo-kd` whose teac
 were packed without their report pages, to be small.
 """
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,43 @@ def test_a_run_of_the_first_release_is_shown(store, name):
     done = joulelab_here("show", folder.name, "--runs-dir", store)
     assert done.returncode == 0, done.stderr
     assert folder.name in done.stdout
+
+
+def shown(store, name):
+    (folder,) = store.glob(f"{name}-*")
+    return json.loads(joulelab_here("show", folder.name, "--json", "--runs-dir", store).stdout)
+
+
+def test_mean_power_of_the_first_release_is_that_of_covered_time(store):
+    """The card drew 250 W; 337.9 J of 31.7 % of the time were shown as 79.3 W."""
+    record = shown(store, "samples-failed")
+    program = next(stage for stage in record["stages"] if stage["name"] == "program.run")
+    assert program["mean_power_w"] == pytest.approx(250, rel=0.02)
+    assert program["best"]["energy_j"] == pytest.approx(337.87, abs=0.01), "the stated energy stays"
+
+
+def test_a_lower_bound_of_the_first_release_has_no_grade_for_its_interval_and_is_one_in_its_total(store):
+    record = shown(store, "samples-failed")
+    for place in (record, *record["stages"]):
+        (interval,) = [check for check in place["validity"]["checks"] if check["name"] == "interval"]
+        assert (interval["grade"], interval["ok"]) == ("C", False)
+        assert "lower bound" in interval["text"]
+    assert record["totals"]["best"]["lower_bound"] and record["totals"]["gpu"]["lower_bound"]
+    rows = joulelab_here(
+        "query", "SELECT lower_bound, grade FROM runs WHERE name = 'samples-failed'", "--json", "--runs-dir", store
+    )
+    assert json.loads(rows.stdout) == [{"lower_bound": True, "grade": "C"}]
+
+
+def test_energy_above_idle_of_the_first_release_has_an_interval(store):
+    """The idle stretch of 681 W was not steady, so 68.6 J above it are not known to a joule."""
+    record = shown(store, "two-cards")
+    found = record["totals"]["above_idle"]
+    assert found["energy_j"] == pytest.approx(68.63, abs=0.01)
+    assert {error["name"] for error in found["errors"]} >= {"idle"}
+    assert found["half_width_j"] > record["totals"]["best"]["half_width_j"]
+    text = joulelab_here("show", record["run_id"], "--runs-dir", store).stdout
+    assert re.search(r"above idle +68\.6 J ±", text)
 
 
 @pytest.mark.parametrize("pair", [("demo-kd", "resumed"), ("repeat", "two-cards")], ids="-".join)

@@ -53,8 +53,28 @@ def test_time_without_data_makes_a_lower_bound_instead_of_a_tight_interval(half_
     assert figure_text(found) == "≥ 512 J (72 % covered), gain ±5 %, energy counter"
 
 
-def test_an_incomplete_estimate_keeps_its_uncertainty():
-    assert amount_text(ESTIMATED.model_copy(update={"coverage": 0.5})) == "≥ 146 J ±70 % (50 % covered)"
+def test_a_lower_bound_prints_no_interval_whatever_its_method():
+    """An interval around a lower bound would not cover the true value; the scale error of the method stays stated."""
+    found = ESTIMATED.model_copy(update={"coverage": 0.5})
+    assert amount_text(found) == "≥ 146 J (50 % covered)"
+    assert figure_text(found) == "≥ 146 J (50 % covered), gain ±70 %, estimated"
+
+
+def test_a_table_with_lower_bounds_says_what_they_are():
+    bound = MEASURED.model_copy(update={"coverage": 0.5})
+    assert uncertainty_note([bound]) == "≥: lower bound, some time or work has no readings; gain ±5 %."
+    assert uncertainty_note([MEASURED, bound]) == (
+        "±: random 95 % interval; gain ±5 % in addition. ≥: lower bound, some time or work has no readings."
+    )
+    assert uncertainty_note([bound], with_gain=False) == "≥: lower bound, some time or work has no readings."
+
+
+def test_a_sum_with_a_lower_bound_is_one_also_in_records_that_state_only_coverage():
+    """First-release records have no `lower_bound`, and a short stage hardly lowers the coverage of the sum."""
+    short = EnergyFigure(energy_j=0.1, method="counter", coverage=0.5)
+    found = total([MEASURED, short])
+    assert found.coverage > 0.999 and found.is_lower_bound
+    assert amount_text(found).startswith("≥ 512 J")
 
 
 def test_work_that_no_meter_saw_makes_a_lower_bound_with_all_of_its_time_covered():
@@ -73,7 +93,7 @@ def test_missing_energy_has_its_reason_and_fix_and_is_never_0():
 
 @pytest.mark.parametrize(
     ("coverage", "text"),
-    [(0.72, "72 % covered"), (0.29, "29 % covered"), (0.9985, "99.8 % covered"), (0.99899, "99.8 % covered")],
+    [(0.72, "72 % covered"), (0.29, "29 % covered"), (0.577, "57.7 % covered"), (0.99899, "99.8 % covered")],
 )
 def test_incomplete_coverage_never_reads_as_complete(coverage, text):
     assert coverage_text(coverage) == text
@@ -110,6 +130,8 @@ def test_an_uncertainty_beyond_the_figure_is_printed_in_joules():
 def test_a_table_of_estimates_without_intervals_has_a_note():
     assert estimate_note([ESTIMATED]) == "Energy is estimated, ±70 %; the scale error cancels in ratios and counts."
     assert estimate_note([MEASURED]) == ""
+    exact = ESTIMATED.model_copy(update={"gain_error_rel": 0.09})
+    assert "±70 %" in estimate_note([exact, ESTIMATED]), "the largest, not the last by spelling"
 
 
 def test_a_short_part_without_data_hardly_lowers_the_coverage_of_a_sum():

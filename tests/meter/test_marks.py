@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,3 +107,19 @@ def test_aggregates_written_in_two_lines_add_up(tmp_path):
     (row,) = merged.rows.values()
     assert (row.count, round(row.sum_s, 6), row.max_s) == (3, 0.007, 0.004)
     assert abs(row.quantile_s(0.5) / 0.002 - 1) < 0.12
+
+
+def test_the_quantiles_of_equal_durations_are_that_duration_also_after_a_round_trip_through_the_file():
+    """The middle of its bin, 0.596 s, was below the mean."""
+    book, read = PhaseBook(), PhaseBook()
+    book.add_marks([(0, 610_000_000, 1, 1, 0)] * 3)
+    read.add_line(book.to_line(3, 0))
+    row = read.rows[1, 1]
+    assert row.quantile_s(0.5) == row.quantile_s(0.95) == pytest.approx(0.61) == row.sum_s / row.count
+
+
+def test_lines_without_sums_have_quantiles_in_the_middle_of_a_bin():
+    book = PhaseBook()
+    rows = [{"stage": 1, "phase": 1, "count": 3, "sum_s": 1.83, "max_s": 0.61, "bins": {"-5": 3}}]
+    book.add_line({"kind": "phases", "marks_read": 3, "marks_lost": 0, "rows": rows})
+    assert book.rows[1, 1].quantile_s(0.5) == pytest.approx(10 ** (-4.5 / 20))

@@ -47,6 +47,9 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
         ({"window_s": 60.0, "windows": 300}, "window", "B"),
         ({"figure": counter(half_width_j=50.0)}, "interval", "B"),
         ({"figure": counter(half_width_j=300.0)}, "interval", "C"),
+        ({"figure": counter(coverage=0.985)}, "interval", "B"),
+        ({"figure": counter(coverage=0.5)}, "interval", "C"),
+        ({"figure": counter(lower_bound=True)}, "interval", "B"),
         ({"figure": counter(coverage=0.95)}, "coverage", "B"),
         ({"figure": counter(coverage=0.5)}, "coverage", "C"),
         ({"paths_j": (100.0, 94.0)}, "agreement", "B"),
@@ -90,7 +93,7 @@ def test_an_idle_baseline_is_not_asked_for_an_idle_baseline():
 
 def test_the_worst_reason_comes_first():
     found = grade(sound(figure=counter(coverage=0.5), idle=()))
-    assert "50.0 %" in found.reasons[0]
+    assert "50 %" in found.reasons[0]
 
 
 def record(figure, letter_evidence, **energy):

@@ -2,7 +2,8 @@
 
 Measured figures print their random 95 % interval; the gain error follows once per output (`gain_text`). Estimates print
 their total uncertainty, because their scale is the larger error. A figure with time or work without data is a lower
-bound, and no interval around it would cover the true value.
+bound, measured or estimated: `≥` with the coverage and never with `±`, since no interval around it would cover the
+true value.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from joulelab.units import energy_text, with_prefix
 
 CODECARBON = "codecarbon"
 """The source of figures that CodeCarbon reported."""
+LOWER_BOUND = "≥: lower bound, some time or work has no readings"
 _METHODS: dict[Method, str] = {
     "counter": "energy counter",
     "integrated": "integrated power",
@@ -32,7 +34,7 @@ def amount_text(figure: EnergyFigure | None) -> str:
     spread = uncertainty_text(figure)
     number = with_prefix(figure.energy_j, "J", _more_digits(figure) if spread else 0)
     covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
-    return f"{'≥ ' if is_lower_bound(figure) else ''}{number}{f' {spread}' if spread else ''}{covered}"
+    return f"{bound_mark(figure)}{number}{f' {spread}' if spread else ''}{covered}"
 
 
 def _more_digits(figure: EnergyFigure) -> int:
@@ -58,8 +60,9 @@ def figure_text(figure: EnergyFigure, mixed: bool = False) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def is_lower_bound(figure: EnergyFigure) -> bool:
-    return figure.energy_j is not None and (figure.lower_bound or figure.coverage < COVERED)
+def bound_mark(figure: EnergyFigure) -> str:
+    """`≥ ` before a number that is a lower bound, else empty: also for rates computed from the figure."""
+    return "≥ " if figure.is_lower_bound else ""
 
 
 def uncertainty_text(figure: EnergyFigure) -> str:
@@ -67,9 +70,9 @@ def uncertainty_text(figure: EnergyFigure) -> str:
 
     CodeCarbon states no scale error, so the total of its figures is not known.
     """
-    if figure.energy_j is None or figure.half_width_j is None:
+    if figure.energy_j is None or figure.half_width_j is None or figure.is_lower_bound:
         return ""
-    if is_lower_bound(figure) if figure.measured else not figure.gain_error_rel:
+    if not figure.measured and not figure.gain_error_rel:
         return ""
     if not figure.energy_j:
         return f"±{energy_text(figure.half_width_j)}" if figure.half_width_j else ""
@@ -80,11 +83,12 @@ def uncertainty_text(figure: EnergyFigure) -> str:
 
 
 def gain_text(figures: Iterable[EnergyFigure]) -> str:
-    """`gain ±5 %` of the measured figures, a range where sensors differ; empty where none is stated.
+    """`gain ±5 %` of measured figures, a range where sensors differ; empty where none is stated.
 
-    Estimates are left out: the uncertainty printed with them contains theirs.
+    Estimates are left out where the uncertainty printed with them contains theirs.
     """
-    stated = {round(figure.gain_error_rel, 3) for figure in figures if figure.measured and figure.gain_error_rel}
+    apart = [figure for figure in figures if figure.measured or figure.is_lower_bound]
+    stated = {round(figure.gain_error_rel, 3) for figure in apart if figure.gain_error_rel}
     if not stated:
         return ""
     low, high = (relative_text(end) for end in (min(stated), max(stated)))
@@ -92,7 +96,18 @@ def gain_text(figures: Iterable[EnergyFigure]) -> str:
 
 
 def uncertainty_note(figures: Iterable[EnergyFigure], with_gain: bool = True) -> str:
-    """What ± means below a table, with the gain error; empty where no figure has an uncertainty."""
+    """What ± and ≥ mean below a table, with the gain error; empty where no figure has either."""
+    listed = list(figures)
+    interval = _interval_note(listed, with_gain)
+    bounds = [figure for figure in listed if figure.is_lower_bound]
+    if not bounds:
+        return interval
+    # the gain error is printed once: the sentence on ± has it where there is one
+    gain = f"; {gain}" if with_gain and not interval and (gain := gain_text(bounds)) else ""
+    return f"{interval} {LOWER_BOUND}{gain}.".strip()
+
+
+def _interval_note(figures: Iterable[EnergyFigure], with_gain: bool) -> str:
     shown = [figure for figure in figures if uncertainty_text(figure)]
     measured = [figure for figure in shown if figure.measured]
     gain = f"; {gain} in addition" if with_gain and (gain := gain_text(measured)) else ""
@@ -107,8 +122,8 @@ def uncertainty_note(figures: Iterable[EnergyFigure], with_gain: bool = True) ->
 
 def estimate_note(figures: Iterable[EnergyFigure]) -> str:
     """Below a table of sums and differences without ±: how uncertain they are where they are estimates; else empty."""
-    spreads = {uncertainty_text(figure) for figure in figures if not figure.measured and figure.energy_j is not None}
-    spread = max((text for text in spreads if text), default="")
+    estimates = [figure for figure in figures if not figure.measured and uncertainty_text(figure)]
+    spread = uncertainty_text(max(estimates, key=lambda one: one.total_error_rel or 0.0)) if estimates else ""
     return f"Energy is estimated, {spread}; the scale error cancels in ratios and counts." if spread else ""
 
 
@@ -133,6 +148,10 @@ def relative_text(share: float) -> str:
 
 
 def coverage_text(coverage: float) -> str:
-    """`72 % covered`; rounded down, so that incomplete never reads as 100 %."""
-    tenths = math.floor(round(1000 * coverage, 6))
-    return f"{tenths / 10:g} % covered" if tenths >= 990 else f"{tenths // 10} % covered"
+    """`57.7 % covered`."""
+    return f"{covered_percent(coverage)} covered"
+
+
+def covered_percent(coverage: float) -> str:
+    """`57.7 %`, the same digits wherever coverage is printed; rounded down, so that incomplete never reads as 100 %."""
+    return f"{math.floor(round(1000 * coverage, 6)) / 10:g} %"

@@ -12,7 +12,17 @@ Method = Literal["counter", "integrated", "estimated", "missing"]
 # The method of a sum is the weakest method among its parts.
 _STRENGTH: tuple[Method, ...] = ("counter", "integrated", "estimated", "missing")
 ErrorName = Literal[
-    "sample lag", "scale", "counter latch", "read time", "shape", "idle", "missing time", "repeats", "unspecified"
+    "sample lag",
+    "scale",
+    "counter latch",
+    "read time",
+    "shape",
+    "idle",
+    "missing time",
+    "repeats",
+    "time share",
+    "reused work",
+    "unspecified",
 ]
 # A figure with less of its time covered than this is a lower bound; the rest is covered by its interval.
 COVERED = 0.999
@@ -93,6 +103,11 @@ class EnergyFigure(Frozen):
     @property
     def measured(self) -> bool:
         return self.method in ("counter", "integrated")
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Records of the first release state it by their coverage alone."""
+        return self.energy_j is not None and (self.lower_bound or self.coverage < COVERED)
 
     @property
     def error_components(self) -> tuple[ErrorComponent, ...]:
@@ -182,6 +197,6 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         gain_error_rel=sum(gains) / abs(energy_j) if energy_j else max((p.gain_error_rel or 0.0) for p in present),
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
-        lower_bound=len(present) < len(parts) or any(part.lower_bound for part in parts),
+        lower_bound=len(present) < len(parts) or any(part.lower_bound or part.is_lower_bound for part in parts),
         crowded=any(part.crowded for part in parts),
     )

@@ -11,7 +11,7 @@ import yaml
 
 import joulelab
 from joulelab.errors import UsageError
-from joulelab.meter.figure_text import is_lower_bound, method_text, relative_text
+from joulelab.meter.figure_text import method_text, relative_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import GridFactor
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
@@ -45,7 +45,7 @@ def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
         "together": _figure(bill.whole),
         "adds_estimates_to_measurements": bill.mixed,
         "unknown": list(bill.unknown),
-        "lower_bound": is_lower_bound(bill.whole),
+        "lower_bound": bill.whole.is_lower_bound,
         "by_component": {name: _figure(bill.component(name)) for name in COMPONENTS},
         "co2e": co2e.model_dump() if co2e else None,
         "lines": [_line(bill, line, "own") for line in bill.own]
@@ -82,7 +82,7 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
     whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
     unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
-    least = "at least " if is_lower_bound(whole) else ""
+    least = "at least " if whole.is_lower_bound else ""
     uncertainty = f" ±{relative_text(whole.total_error_rel)}" if whole.total_error_rel and not least else ""
     source = (
         f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh{uncertainty} "

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from joulelab.meter.figure_text import amount_text, is_lower_bound, labeled_text, method_text, uncertainty_note
+from joulelab.meter.figure_text import amount_text, labeled_text, method_text, uncertainty_note
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
 from joulelab.report.grid import Grid, make_grid, to_markdown, to_rich
@@ -67,10 +67,10 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     elif bill.provisional:
         texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
     if co2e:
-        texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high, is_lower_bound(whole))}.")
+        texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high, whole.is_lower_bound)}.")
         if co2e.with_pue_co2e_g_low is not None and co2e.with_pue_co2e_g_high is not None:
             ends = co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high
-            texts.append(f"With the building: {grams(*ends, is_lower_bound(whole))}.")
+            texts.append(f"With the building: {grams(*ends, whole.is_lower_bound)}.")
     return texts
 
 

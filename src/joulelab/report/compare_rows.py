@@ -89,7 +89,7 @@ def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teache
     # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
     rest = math.sqrt(1 - 1 / len(runs))
     shared_j = math.hypot(*(rest * doubt_j for doubt_j in doubts_j))
-    return mean.with_errors(ErrorComponent(name="unspecified", joules=(shared_j,)))
+    return mean.with_errors(ErrorComponent(name="reused work", joules=(shared_j,)))
 
 
 def _mean_apart(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:

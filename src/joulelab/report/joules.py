@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from joulelab.meter.figure_text import coverage_text, is_lower_bound
+from joulelab.meter.figure_text import coverage_text
 from joulelab.meter.figures import COVERED, EnergyFigure, missing, total
 from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.record import (
@@ -216,7 +216,7 @@ def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
     """Of what is known; a lower bound where something that belongs to it is not."""
     known = [figure for figure in figures if figure.energy_j is not None]
     summed = total(known or figures)
-    return summed.model_copy(update={"lower_bound": any(figure.lower_bound for figure in figures)})
+    return summed.model_copy(update={"lower_bound": any(one.lower_bound or one.is_lower_bound for one in figures)})
 
 
 def made_by_teacher(ancestor: Ancestor) -> bool:
@@ -251,7 +251,7 @@ def why_incomplete(figures: Iterable[EnergyFigure]) -> str:
 
     Time without readings up to 2 % biases a ratio by no more than that; the table marks such figures with ≥.
     """
-    bounds = [figure for figure in figures if is_lower_bound(figure)]
+    bounds = [figure for figure in figures if figure.is_lower_bound]
     least = min((figure.coverage for figure in bounds), default=1.0)
     if least < COVERED_FOR_RATIOS:
         return f"readings are missing ({coverage_text(least)})"

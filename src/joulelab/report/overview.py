@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figure_text import is_lower_bound, labeled_text, method_text, uncertainty_text
+from joulelab.meter.figure_text import labeled_text, method_text, uncertainty_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import training_energy, training_mean, training_stage
 from joulelab.report.comparison import ComparedRun, Comparison, Row
@@ -202,7 +202,7 @@ def _co2e(row: Row) -> Cell:
     if len(found) < len(row.runs):
         return Cell(NOTHING)
     low, high = (sum(ends) / len(found) for ends in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True))
-    bound = any(is_lower_bound(run.joules.own) for run in row.runs)
+    bound = any(run.joules.own.is_lower_bound for run in row.runs)
     return Cell(gram_cell(low, high, bound), high)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from joulelab.meter.figure_text import is_lower_bound
 from joulelab.report.comparison import ComparedRun, Comparison, Row
 from joulelab.report.joules import Part
 from joulelab.runs.record import RunRecord
@@ -57,7 +56,7 @@ def _run(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, Any]:
     facts = {"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role}
     facts |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
     facts |= {"t": round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0}
-    facts |= {"lower_bound": is_lower_bound(row.with_teacher)}
+    facts |= {"lower_bound": row.with_teacher.is_lower_bound}
     if run.quality is None:
         return facts
     value, interval = run.quality.result.value, run.quality.interval

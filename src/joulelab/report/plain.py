@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from joulelab.meter.figure_text import is_lower_bound
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.pareto import pareto_rows, why_no_front
@@ -68,7 +67,7 @@ def _row(row: Row) -> dict[str, Any]:
         "samples_per_s": row.samples_per_s,
         "j_per_sample": row.j_per_sample,
         "unknown": list(row.unknown),
-        "lower_bound": is_lower_bound(row.with_teacher),
+        "lower_bound": row.with_teacher.is_lower_bound,
     }
 
 

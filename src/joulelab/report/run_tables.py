@@ -7,7 +7,6 @@ from typing import Literal
 from joulelab.meter.figure_text import (
     amount_text,
     figure_text,
-    is_lower_bound,
     labeled_text,
     method_text,
     uncertainty_note,
@@ -132,7 +131,7 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
         if grid.low_g_per_kwh < grid.high_g_per_kwh
         else (f"{grid.low_g_per_kwh:g} g/kWh")
     )
-    bound = is_lower_bound(totals.best)
+    bound = totals.best.is_lower_bound
     rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high, bound)} (grid {grid.name}, {grid.year}: {factor})")]
     if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:
         text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high, bound)} with PUE {totals.pue:g}"
@@ -180,7 +179,7 @@ def beyond_grid(record: RunRecord) -> Grid | None:
 
 
 def _grams(stage: StageRecord, pue: bool = False) -> str:
-    found, bound = stage.co2e, is_lower_bound(stage.best)
+    found, bound = stage.co2e, stage.best.is_lower_bound
     if found is None or (pue and found.with_pue_co2e_g_low is None):
         return NOTHING
     if pue:

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from joulelab.meter.figure_text import (
     amount_text,
-    is_lower_bound,
     labeled_text,
     method_text,
     methods_text,
@@ -128,7 +127,7 @@ def _co2e_cell(row: Row) -> str:
     low, high = (
         sum(values) / len(found) for values in zip(*((f.co2e_g_low, f.co2e_g_high) for f in found), strict=True)
     )
-    return gram_cell(low, high, any(is_lower_bound(run.joules.own) for run in row.runs))
+    return gram_cell(low, high, any(run.joules.own.is_lower_bound for run in row.runs))
 
 
 def _grades_cell(row: Row) -> str:

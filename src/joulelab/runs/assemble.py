@@ -53,6 +53,7 @@ from joulelab.runs.record import (
     add_components,
     components_of,
     kind_by_name,
+    with_bounds_of,
     work_policy,
 )
 from joulelab.runs.validity import grade
@@ -95,7 +96,7 @@ def assemble(
     stages = _stage_records(attempts, frame)
     leads = leading(attempts)
     made, lineage = _lineage(opened.run_id, leads, stages, price)
-    totals = _totals(attempts, frame)
+    totals = _totals(attempts, frame, stages)
     return opened.model_copy(
         update={
             "schema_version": SCHEMA_VERSION,
@@ -344,12 +345,13 @@ def _above_idle(figure: EnergyFigure, idle: IdlePower | None, duration_s: float)
     return left.with_errors(error)
 
 
-def _totals(attempts: list[AttemptData], frame: _Frame) -> Totals | None:
+def _totals(attempts: list[AttemptData], frame: _Frame, stages: tuple[StageRecord, ...]) -> Totals | None:
     if not attempts:
         return None
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]
     durations = [seconds(windows) for _, windows in parts]
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
+    energy = with_bounds_of(energy, [stage.energy for stage in stages if not stage.outside_totals])
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     above_idle = _above_idle(figure, frame.idle_power, sum(durations))
     return Totals(

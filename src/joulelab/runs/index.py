@@ -24,7 +24,7 @@ from joulelab.runs.paths import RunPaths
 from joulelab.runs.store import age, read_record, run_files, settle
 
 INDEX = "index.parquet"
-VERSION = "2"
+VERSION = "3"
 _OF = "joulelab.index"
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 # A living run has another row every time somebody looks.

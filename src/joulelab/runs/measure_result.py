@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulelab.meter.figure_text import covered_percent
 from joulelab.meter.figures import EnergyFigure, Frozen
 from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
@@ -142,7 +143,7 @@ def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
     causes = [error for stage in stages for error in stage.best.error_components]
     if max(causes, key=lambda error: error.half_width_j).name == "missing time":
         covered = min(stage.best.coverage for stage in stages)
-        return f"the sensor was read during {100 * covered:.0f} % of the time only; repeat the measurement"
+        return f"the sensor was read during {covered_percent(covered)} of the time only; repeat the measurement"
     return "the program is short against the sampling; measure longer, or set a smaller --interval"
 
 
@@ -210,6 +211,6 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
     seen = [stage.best for stage in stages if stage.best.energy_j is not None]
     incomplete = {
         "coverage": sum(figure.coverage for figure in seen) / len(seen),
-        "lower_bound": any(figure.lower_bound for figure in seen),
+        "lower_bound": any(figure.is_lower_bound for figure in seen),
     }
     return mean.model_copy(update=incomplete)

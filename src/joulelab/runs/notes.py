@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulelab.meter.core_use import most_crowded
+from joulelab.meter.figure_text import covered_percent
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.series import Trace
 from joulelab.runs.attempt_data import AttemptData
@@ -48,7 +49,7 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
             fix = f" ({figure.fix})" if figure.fix else ""
             notes[component] = Note(level="info", text=f"{component} not measured: {figure.reason}{fix}")
         elif figure.energy_j is not None and figure.coverage < ENOUGH_COVERAGE:
-            text = f"{component}: the sensor covers {100 * figure.coverage:.1f} % of the run"
+            text = f"{component}: the sensor covers {covered_percent(figure.coverage)} of the run"
             notes[component] = Note(level="warning", text=text)
     if policy == "codecarbon":
         notes["codecarbon"] = Note(level="warning", text=_codecarbon_text(energy.codecarbon))

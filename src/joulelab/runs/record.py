@@ -150,6 +150,17 @@ def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> 
     return EnergyByComponent(**{name: total([getattr(part, name) for part in parts], durations_s) for name in names})
 
 
+def with_bounds_of(whole: EnergyByComponent, parts: Iterable[EnergyByComponent]) -> EnergyByComponent:
+    """A whole is a lower bound where one of its parts is, also if that part is too short to show in its coverage."""
+    listed = list(parts)
+    marked = {}
+    for name in EnergyByComponent.model_fields:
+        figure: EnergyFigure = getattr(whole, name)
+        bound = figure.lower_bound or any(getattr(part, name).is_lower_bound for part in listed)
+        marked[name] = figure.model_copy(update={"lower_bound": bound})
+    return EnergyByComponent(**marked)
+
+
 def components_of(ancestor: Ancestor) -> EnergyByComponent:
     absent = missing("its bill does not name this component")
     names = EnergyByComponent.model_fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -12,12 +13,23 @@ from pydantic import ValidationError
 
 from joulelab import lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
+from joulelab.meter.figures import COVERED, EnergyFigure, ErrorComponent
 from joulelab.runs.assemble import assemble
 from joulelab.runs.bills import ELSEWHERE, PRICE_FIELDS, Ancestor, Bill
+from joulelab.runs.idle import idle_power
 from joulelab.runs.json_file import read_json
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import (
+    Check,
+    EnergyByComponent,
+    RunRecord,
+    StageRecord,
+    Totals,
+    Validity,
+    with_bounds_of,
+)
+from joulelab.runs.validity import Evidence, check_interval
 
 
 def store_root(given: Path | None) -> Path:
@@ -121,13 +133,79 @@ def read_record(paths: RunPaths) -> RunRecord:
 
 
 def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
-    """What a record that was never closed must be now."""
+    """The record as it is shown: one that was never closed as it must be now, one of the first release by later rules."""
     if written.status != "running":
-        return written
+        return by_current_rules(written)
     if is_held(paths.folder):
         return assemble(paths, "running")
     written = read_record(paths)  # its process may have ended in between: it writes the record before it unlocks
-    return assemble(paths, "truncated") if written.status == "running" else written
+    return assemble(paths, "truncated") if written.status == "running" else by_current_rules(written)
+
+
+def by_current_rules(record: RunRecord) -> RunRecord:
+    """A record of the first release with the derived figures of this version; the energy that it states stays.
+
+    It divided energy of the covered time by all of the time, subtracted idle power over all of the time and without an
+    interval, and graded intervals of lower bounds. `unpack --verify` checks the record as it was written.
+    """
+    if record.method_version > 1 or record.totals is None:
+        return record
+    totals, error_rel = record.totals, _idle_error_rel(record.totals)
+    energy = with_bounds_of(totals.components, [stage.energy for stage in record.stages if not stage.outside_totals])
+    figure, best = energy.under_policy(totals.policy), energy.best(totals.policy)
+    above_idle = _above_idle(totals.figure, totals.above_idle_j, error_rel)
+    updated = {
+        **{name: getattr(energy, name) for name in EnergyByComponent.model_fields},
+        "figure": totals.figure.model_copy(update={"lower_bound": figure.lower_bound}),
+        "best": totals.best.model_copy(update={"lower_bound": best.lower_bound}),
+        "above_idle": above_idle,
+        "above_idle_j": above_idle and above_idle.energy_j,
+    }
+    return record.model_copy(
+        update={
+            "totals": totals.model_copy(update=updated),
+            "stages": tuple(_stage_by_current_rules(stage, totals.policy, error_rel) for stage in record.stages),
+            "validity": _regraded(record.validity, totals.best),
+        }
+    )
+
+
+def _stage_by_current_rules(stage: StageRecord, policy: str, idle_error_rel: float) -> StageRecord:
+    above_idle = _above_idle(stage.energy.under_policy(policy), stage.above_idle_j, idle_error_rel)
+    mean_w = stage.best.mean_power_w(stage.duration_s)
+    updated = {
+        "mean_power_w": mean_w if stage.best.coverage < COVERED else stage.mean_power_w,
+        "peak_power_w": max((w for w in (stage.peak_power_w, mean_w) if w is not None), default=None),
+        "above_idle": above_idle,
+        "above_idle_j": above_idle and above_idle.energy_j,
+        "validity": _regraded(stage.validity, stage.best),
+    }
+    return stage.model_copy(update=updated)
+
+
+def _idle_error_rel(totals: Totals) -> float:
+    """95 %, relative to the idle power that the record subtracts, which was a mean over all of its baselines."""
+    idle = idle_power(totals.idle)
+    if idle is None or not totals.idle_power_w:
+        return 0.0
+    return math.hypot(idle.half_width_w, idle.power_w - totals.idle_power_w) / totals.idle_power_w
+
+
+def _above_idle(figure: EnergyFigure, stated_j: float | None, idle_error_rel: float) -> EnergyFigure | None:
+    if figure.energy_j is None or stated_j is None:
+        return None
+    idle_j = (figure.energy_j - stated_j) * figure.coverage
+    left = figure.model_copy(update={"energy_j": figure.energy_j - idle_j})
+    return left.with_errors(ErrorComponent(name="idle", joules=(idle_error_rel * idle_j,), shared=True))
+
+
+def _regraded(validity: Validity, figure: EnergyFigure) -> Validity:
+    answer = check_interval(Evidence(figure=figure, window_s=0.0)) if figure.is_lower_bound else None
+    if answer is None or validity.grade is None:
+        return validity
+    interval = Check(name="interval", ok=False, grade=answer[0], text=answer[1])
+    checks = tuple(interval if check.name == "interval" else check for check in validity.checks)
+    return validity.model_copy(update={"checks": checks, "grade": max(check.grade for check in checks)})
 
 
 def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:

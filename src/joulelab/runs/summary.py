@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from joulelab.meter.figure_text import is_lower_bound
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.measure_result import repeat_mean
@@ -65,7 +64,7 @@ def _errors(prefix: str, figure: EnergyFigure) -> dict[str, Any]:
         f"{prefix}half_width_j": figure.half_width_j,
         f"{prefix}gain_error_rel": figure.gain_error_rel,
         f"{prefix}coverage": figure.coverage,
-        f"{prefix}lower_bound": is_lower_bound(figure),
+        f"{prefix}lower_bound": figure.is_lower_bound,
     }
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.core_use import CoreUse
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figure_text import coverage_text, covered_percent
+from joulelab.meter.figures import COVERED, EnergyFigure
 from joulelab.meter.sensors.nvml_card import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
@@ -102,6 +103,9 @@ def check_interval(evidence: Evidence) -> Answer | None:
     figure = evidence.figure
     if not figure.measured or not figure.energy_j or figure.half_width_j is None:
         return None
+    if figure.is_lower_bound:
+        covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
+        return ("B" if figure.coverage >= FAIR_COVERAGE else "C"), f"a lower bound has no interval{covered}"
     relative = figure.half_width_j / abs(figure.energy_j)
     text = f"random 95 % interval ±{100 * relative:.1f} %"
     return _step(relative, GOOD_INTERVAL_REL, FAIR_INTERVAL_REL, text, "wide")
@@ -111,7 +115,7 @@ def check_coverage(evidence: Evidence) -> Answer | None:
     if evidence.figure.energy_j is None:
         return None
     seen = evidence.figure.coverage
-    text = f"the sensor was seen working {100 * seen:.1f} % of the time"
+    text = f"the sensor was seen working {covered_percent(seen)} of the time"
     return _step(-seen, -GOOD_COVERAGE, -FAIR_COVERAGE, text, "too little")
 
 
