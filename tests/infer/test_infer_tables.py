@@ -1,14 +1,19 @@
 """What a reader of the tables sees: rows as asked for, one number for one thing, and whatever makes them doubtful."""
 
+from types import SimpleNamespace
+
 import pytest
 from inference_records import generated, record, row, stage
 
+from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import compare
 from joulelab.report.grid import to_rich
 from joulelab.report.inference_compare import use_grid
 from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.inference_rows import inference_rows, row_ratios
 from joulelab.report.inference_table import inference_grids, rows_data
+from joulelab.report.run_tables import stages_grid
+from joulelab.report.served import served
 from joulelab.report.tables import render_text
 from joulelab.runs.groups import GroupRecord
 
@@ -31,6 +36,22 @@ def test_items_per_second_are_the_mean_that_joules_and_watts_go_with():
     table = inference_grids(record([slow_at_times]))[0]
     assert {"Latency\nmedian\nms", "images\nper s\nmean", "W\nmean"} <= {column.title for column in table.columns}
     assert "4.00 k" in table.rows[0]
+
+
+@pytest.mark.parametrize("tracker", ["inference", TEXT])
+def test_energy_per_item_is_one_number_in_all_tables(tracker):
+    """304 mJ in the timed windows and 315 mJ in the stage around them stood in one output."""
+    around = EnergyFigure(energy_j=63.0, method="counter", half_width_j=0.1)
+    known = stage(0).model_copy(
+        update={"best": around, "samples": 200, "j_per_sample": 0.315, "samples_per_s": 63.5, "role": "inference"}
+    )
+    values = row(gross_j=0.304, calls=200, seconds=2.0, part="infer", new_tokens=2)
+    made = record([values], stages=[known], tracker=tracker)
+    (cells,) = stages_grid(made).rows
+    assert cells[-1] == "304 mJ" and cells[-2] == "100"
+    assert "of its timed windows" in stages_grid(made).note
+    use = served(SimpleNamespace(record=made))
+    assert use.energy.energy_j * (2 if use.item == "token" else 1) == pytest.approx(0.304)
 
 
 def test_others_on_the_cores_make_latencies_upper_bounds():

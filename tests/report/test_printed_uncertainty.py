@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 from joulelab.report.bill_tables import bill_markdown
 from joulelab.report.compare import compare
+from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.energy_bill import run_bill
+from joulelab.report.figures import stages_of_run
 from joulelab.report.page_builders import run_headline
+from joulelab.report.parts import datasets
+from joulelab.report.run_tables import stages_grid
+from joulelab.report.served_figure import joules_against_time
 from joulelab.report.tables import comparison_markdown, render_text, run_view, runs_table
 from joulelab.runs.record import RunRecord
 from joulelab.runs.summary import flat_summary
@@ -53,10 +59,48 @@ def test_no_output_prints_a_tight_interval_at_72_percent_coverage(made, tmp_path
     whole = made.demo_records(measured)
     records = [RunRecord.model_validate(incomplete(record.model_dump(mode="json"))) for record in whole]
     for name, text in texts(records, made, tmp_path, measured).items():
-        assert re.search(r"≥ \d+(\.\d+)? J( ±70 %)? \(72 % covered\)", text), name
+        assert re.search(r"≥ \d+(\.\d+)? J \(72 % covered\)", text), name
+        assert not re.search(r"≥ [^|,;\n]*±", text), (name, "an interval around a lower bound")
         assert not SMALL.search(text), (name, SMALL.search(text))
     compared = comparison_markdown(compare(made.group_of(records), records, tmp_path))
     assert "readings are missing (72 % covered)" in compared, "no ratio of lower bounds"
+
+
+def drawn_bounds(spec: Any) -> list[dict[str, Any]]:
+    """The layers that write ≥ at the end of a bar."""
+    layers = [found for layer in spec.get("layer", ()) for found in drawn_bounds(layer)]
+    return [*([spec] if isinstance(mark := spec.get("mark"), dict) and mark.get("text") == "≥" else []), *layers]
+
+
+def test_bars_of_lower_bounds_are_marked_in_every_figure(made, tmp_path: Path) -> None:
+    whole = made.demo_records(True)
+    for records, bound in (
+        (whole, False),
+        ([RunRecord.model_validate(incomplete(one.model_dump(mode="json"))) for one in whole], True),
+    ):
+        comparison = compare(made.group_of(records), records, tmp_path)
+        found = [
+            stages_of_run(records[3], []),
+            stages_by_method(comparison, []),
+            quality_against_energy(comparison),
+            repeats(comparison),
+            joules_against_time(comparison),
+        ]
+        for figure in (figure for figure in found if figure):
+            assert bool(drawn_bounds(figure.spec)) is bound, figure.title
+            assert ("≥: lower bound" in figure.caption) is bound, figure.title
+            svg = vl_convert.vegalite_to_svg(figure.complete(datasets(comparison)))
+            assert ("≥" in svg) is bound, figure.title
+
+
+def test_a_stage_of_a_lower_bound_prints_its_item_energy_as_one(made) -> None:
+    record = made.demo_records(True)[3]
+    stage = record.stage("student.train")
+    assert stages_grid(record).rows[-1] and stage.j_per_sample
+    bound = RunRecord.model_validate(incomplete(record.model_dump(mode="json")))
+    rows = {row[0]: row for row in stages_grid(bound).rows}
+    assert any(cell.startswith("≥ ") for cell in rows["student.train"][7:9])
+    assert "≥: lower bound" in stages_grid(bound).note
 
 
 def test_machine_readable_fields_keep_random_half_width_and_gain_error_apart(made) -> None:

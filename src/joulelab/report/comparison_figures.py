@@ -13,12 +13,14 @@ from joulelab.report.comparison import Comparison, Row
 from joulelab.report.figures import (
     FOLDED_AXIS,
     Figure,
+    bounds_caption,
     comparison_unit,
     energy_title,
     finish,
     folded,
     moving,
     parts_chart,
+    with_bounds,
 )
 from joulelab.report.palette import GREY, label_scales, stage_scale
 from joulelab.report.pareto import why_no_front
@@ -51,25 +53,26 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     scale = alt.Scale(type="log", nice=False, padding=16) if log else alt.Scale(type="linear", zero=True, nice=True)
     x, labels = alt.X("total:Q", title=title, scale=scale), [row.label for row in comparison.rows]
     no_front = why_no_front(comparison)
-    chart = _tradeoff(measure, x, factor, labels, with_front=not no_front)
+    bounds = any(row.with_teacher.is_lower_bound for row in rows)
+    chart = _tradeoff(measure, x, factor, labels, with_front=not no_front, bounds=bounds)
     described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
-    bounds = [row.label for row in rows if row.unmetered]
-    unmetered = f" {listed(bounds)}: not all work was metered, so not on the front." if bounds else ""
+    unseen = [row.label for row in rows if row.unmetered]
+    unmetered = f" {listed(unseen)}: not all work was metered, so not on the front." if unseen else ""
     front = "Dashed: the Pareto front over the methods' means; whatever is not on it is beaten by another in both."
     return Figure(
         title="Quality against energy",
         spec=finish(moving(chart), 340),
         description=f"{measure.axis} against joules, teacher included. {'; '.join(described)}.",
         caption="One mark per run. Filled: teacher included; hollow: without it; the thin line between them is the "
-        f"teacher's work.{bars} {no_front or front + unmetered}",
+        f"teacher's work.{bars} {no_front or front + unmetered}{bounds_caption(bounds)}",
         height=340,
         name="quality-against-energy",
         log_axis="x",
     )
 
 
-def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], with_front: bool) -> Any:
+def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], with_front: bool, bounds: bool) -> Any:
     domain, colours, shapes = label_scales(labels)
     solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend its opacity to the legend
     runs = (
@@ -78,9 +81,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
         .transform_aggregate(total="sum(energy)", without="sum(student_energy)", groupby=["run", "method"])
         .transform_lookup(
             "run",
-            from_=alt.LookupData(
-                data=alt.NamedData("runs"), key="run", fields=["quality", "low", "high", "lower_bound"]
-            ),
+            from_=_run_facts("quality", "low", "high", "lower_bound"),
         )
         .transform_filter("isValid(datum.quality)")
     )
@@ -101,7 +102,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
         x=alt.X("without:Q", title=x.to_dict()["title"]), shape=shape
     )
     full = base.mark_point(filled=True, size=110, opacity=1).encode(x=x, shape=shape)
-    marks = [teacher, interval, without, full]
+    marks = [teacher, interval, without, with_bounds(full, base, bounds, x=x)]
     if not with_front:
         return alt.layer(*marks)
     cheapest_first = [alt.SortField("total"), alt.SortField("score", "descending")]
@@ -138,16 +139,20 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
     places = json.dumps([stage for stage, _ in pairs])
     counts = {row.label: len(row.runs) for row in comparison.rows}
     inherited = "datum.paid == 'inherited'"
-    chart = (
+    y = alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS))
+    title = energy_title("Mean energy per student", unit, figures)
+    means = (
         parts_chart(factor)
         .transform_lookup("method", from_=_folded_methods(counts))
         .transform_calculate(mean="datum.energy / datum.repeats")
-        .transform_aggregate(energy="sum(mean)", groupby=["row", "method", "stage", "paid"])
+    )
+    bars = (
+        means.transform_aggregate(energy="sum(mean)", groupby=["row", "method", "stage", "paid"])
         .transform_calculate(place=f"indexof({places}, datum.stage) + (datum.paid == 'inherited' ? 0 : 100)")
         .mark_bar(cornerRadius=1)
         .encode(
-            y=alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS)),
-            x=alt.X("energy:Q", title=energy_title("Mean energy per student", unit, figures), stack="zero"),
+            y=y,
+            x=alt.X("energy:Q", title=title, stack="zero"),
             fill=alt.Fill("stage:N", title="Stage", scale=scale, legend=alt.Legend()),
             order=alt.Order("place:Q"),
             fillOpacity=alt.condition(inherited, alt.value(0.45), alt.value(1)),
@@ -156,6 +161,11 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
             tooltip=["method:N", "stage:N", "paid:N", alt.Tooltip("energy:Q", title=unit, format=".3g")],
         )
     )
+    bounds = any(row.with_teacher.is_lower_bound for row in comparison.rows)
+    whole = means.transform_lookup("run", from_=_run_facts("lower_bound")).transform_aggregate(
+        energy="sum(mean)", lower_bound="max(lower_bound)", groupby=["row"]
+    )
+    chart = with_bounds(bars, whole, bounds, y=y, x=alt.X("energy:Q", title=title))
     height = max(_BAR_HEIGHT * len(comparison.rows), _LEGEND_LINE * len(pairs))
     described = [f"{row.label} {_energy(row)}" for row in comparison.rows]
     return Figure(
@@ -163,10 +173,14 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
         spec=finish(moving(chart), height),
         description="Joules by stage, stacked for each method: " + "; ".join(described) + ".",
         caption="Muted parts with a dashed edge were inherited: another run paid for them, "
-        "and each method's bill has them once.",
+        f"and each method's bill has them once.{bounds_caption(bounds)}",
         height=height,
         name="stages",
     )
+
+
+def _run_facts(*fields: str) -> Any:
+    return alt.LookupData(data=alt.NamedData("runs"), key="run", fields=list(fields))
 
 
 def _folded_methods(counts: dict[str, int]) -> Any:
@@ -186,7 +200,7 @@ def repeats(comparison: Comparison) -> Figure | None:
     runs = (
         parts_chart(factor)
         .transform_aggregate(total="sum(energy)", groupby=["run", "method"])
-        .transform_lookup("run", from_=alt.LookupData(data=alt.NamedData("runs"), key="run", fields=["seed", "t"]))
+        .transform_lookup("run", from_=_run_facts("seed", "t", "lower_bound"))
         .transform_lookup("method", from_=_folded_methods(counts))
     )
     means = runs.transform_aggregate(
@@ -204,12 +218,14 @@ def repeats(comparison: Comparison) -> Figure | None:
     colour = alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=None)
     tooltip = ["run:N", alt.Tooltip("total:Q", title=unit, format=".4g")]
     points = runs.mark_point(filled=True, size=60, opacity=0.85).encode(y=y, x=x, color=colour, tooltip=tooltip)
+    bounds = any(row.with_teacher.is_lower_bound for row in comparison.rows)
     height = 40 * len(comparison.rows) + 20
     return Figure(
         title="Repeats",
-        spec=finish(moving(alt.layer(spread, ticks, points)), height),
+        spec=finish(moving(alt.layer(spread, ticks, with_bounds(points, runs, bounds, y=y, x=x))), height),
         description=f"Joules of every run: {'; '.join(map(_by_run, comparison.rows))}.",
-        caption="A mark per run; tick and bar: mean with Student's 95 % interval, cut off where it would go below 0.",
+        caption="A mark per run; tick and bar: mean with Student's 95 % interval, cut off where it would go below 0."
+        + bounds_caption(bounds),
         height=height,
         name="repeats",
         log_axis="x",

@@ -14,7 +14,7 @@ from typing import Any
 
 import altair as alt
 
-from joulelab.meter.figure_text import amount_text, labeled_text
+from joulelab.meter.figure_text import LOWER_BOUND, amount_text, labeled_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import Comparison
 from joulelab.report.palette import stage_scale
@@ -86,6 +86,18 @@ def parts_chart(factor: float) -> Any:
     )
 
 
+def with_bounds(chart: Any, base: Any, bounds: bool, **encoding: Any) -> Any:
+    """The chart with a ≥ at the end of every bar or mark of `base` whose `lower_bound` is true."""
+    if not bounds:
+        return chart
+    marks = base.transform_filter("datum.lower_bound").mark_text(text="≥", align="left", dx=6, fontSize=15)
+    return alt.layer(chart, marks.encode(**encoding))
+
+
+def bounds_caption(bounds: bool) -> str:
+    return f" {LOWER_BOUND}." if bounds else ""
+
+
 def energy_unit(energies_j: Iterable[float]) -> tuple[float, str]:
     top = max(energies_j, default=0.0)
     return next(((factor, unit) for factor, unit in _UNITS if top >= factor), (1.0, "J"))
@@ -126,27 +138,29 @@ def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
             "stage": stage.name,
             "energy": float(f"{(stage.best.energy_j or 0.0) / factor:.5g}"),
             "joules": labeled_text(stage.best),
+            "lower_bound": stage.best.is_lower_bound,
         }
         for stage in known
     ]
     domain, colours = stage_scale(stages)
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_bar(cornerRadius=1)
-        .encode(
-            y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(**FOLDED_AXIS)),
-            x=alt.X("energy:Q", title=energy_title("Energy", unit, figures)),
-            color=alt.Color("stage:N", scale=alt.Scale(domain=domain, range=colours), legend=None),
-            tooltip=["stage:N", "joules:N"],
-        )
+    base = alt.Chart(alt.Data(values=values))
+    y = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(**FOLDED_AXIS))
+    x = alt.X("energy:Q", title=energy_title("Energy", unit, figures))
+    bars = base.mark_bar(cornerRadius=1).encode(
+        y=y,
+        x=x,
+        color=alt.Color("stage:N", scale=alt.Scale(domain=domain, range=colours), legend=None),
+        tooltip=["stage:N", "joules:N"],
     )
+    bounds = any(figure.is_lower_bound for figure in figures)
+    chart = with_bounds(bars, base, bounds, y=y, x=x)
     height = 34 * len(known) + 20
     described = [f"{stage.name} {amount_text(stage.best)}" for stage in known]
     return Figure(
         "Where the joules went",
         finish(chart, height),
         "Joules by stage: " + "; ".join(described),
-        "",
+        bounds_caption(bounds).strip(),
         height,
         name="stages",
     )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from joulelab.errors import ConfigError
-from joulelab.report.inference_generation import TRACKER as GENERATION
-from joulelab.report.inference_rows import InferenceRow, inference_rows
+from joulelab.report.inference_rows import GENERATION, InferenceRow, inference_rows
 from joulelab.runs.bills import ELSEWHERE
 from joulelab.runs.record import RunRecord
 

@@ -18,13 +18,13 @@ from joulelab.report.inference_notes import (
     missing_notes,
     unused_gpu_notes,
 )
+from joulelab.report.inference_rows import GENERATION as TRACKER
 from joulelab.report.inference_rows import InferenceRow, inference_rows
 from joulelab.report.inference_words import energy_cell, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, size_text, three_digits
 
-TRACKER = "generation"
 _WAYS = {"mode": "Mode!", "dtype": "Numbers!"}
 
 

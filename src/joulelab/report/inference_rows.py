@@ -16,7 +16,7 @@ from joulelab.runs.idle import IdlePower, idle_power
 from joulelab.runs.record import CPU_WORK, IdleBaseline, RunRecord
 from joulelab.stats import Interval, ratio_paired
 
-TRACKER = "inference"
+TRACKER, GENERATION = "inference", "generation"
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,15 @@ def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[Inference
     return tuple(
         InferenceRow(stage, found[stage], _with_net(found[stage], record), cores.get(stage)) for stage in in_order
     )
+
+
+def timed_rows(record: RunRecord) -> dict[str, InferenceRow]:
+    """Stage -> its row, forward passes and generations alike.
+
+    Energy and rate of an item are those of the timed windows wherever they are shown: the stage around these also has
+    the time in which marks are written and rounds begin.
+    """
+    return {row.stage: row for tracker in (TRACKER, GENERATION) for row in inference_rows(record, tracker)}
 
 
 def idle_of(record: RunRecord, cpu_work: bool = False) -> IdlePower | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from joulelab.report.grid import Grid, make_grid
-from joulelab.report.inference_generation import TRACKER as GENERATION
 from joulelab.report.inference_generation import generation_grids
 from joulelab.report.inference_notes import (
     crowd_notes,
@@ -17,7 +16,7 @@ from joulelab.report.inference_notes import (
     unused_gpu_notes,
 )
 from joulelab.report.inference_ratios import input_text, ratio_grid
-from joulelab.report.inference_rows import InferenceRow, inference_rows, pareto, row_ratios, why_no_front
+from joulelab.report.inference_rows import GENERATION, InferenceRow, inference_rows, pareto, row_ratios, why_no_front
 from joulelab.report.inference_words import energy_cell, where_text
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord

@@ -6,6 +6,7 @@ from typing import Literal
 
 from joulelab.meter.figure_text import (
     amount_text,
+    bound_mark,
     figure_text,
     labeled_text,
     method_text,
@@ -13,6 +14,7 @@ from joulelab.meter.figure_text import (
 )
 from joulelab.report.compare_rows import TRAINING_STAGES
 from joulelab.report.grid import Grid, make_grid
+from joulelab.report.inference_rows import InferenceRow, timed_rows
 from joulelab.report.inference_table import inference_grids
 from joulelab.report.joules import ancestor_figure, run_joules, said_below
 from joulelab.report.node_tables import node_grids
@@ -144,12 +146,17 @@ def stages_grid(record: RunRecord) -> Grid:
     item: Literal["sample", "token"]
     item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
     titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
-    rows = [(*_stage_cells(stage, item), *[stage.validity.grade or NOTHING] * graded) for stage in record.stages]
+    timed = timed_rows(record) if item == "sample" else {}
+    rows = [
+        (*_stage_cells(stage, item, timed.get(stage.name)), *[stage.validity.grade or NOTHING] * graded)
+        for stage in record.stages
+    ]
     idle = any(stage.outside_totals for stage in record.stages)
     notes = [uncertainty_note((stage.best for stage in record.stages), with_gain=False)]
     unused = [stage for stage in record.stages if stage.unused_gpu_w is not None]
     notes += [f"Energy includes the GPU, J per {item} does not: the models ran on the CPU."] if unused else []
     notes += ["Idle baselines are not part of the totals."] if idle else []
+    notes += [f"{item.capitalize()}s per s and J per {item} of inference: of its timed windows, as above."] * bool(timed)
     return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
 
@@ -187,8 +194,9 @@ def _grams(stage: StageRecord, pue: bool = False) -> str:
     return gram_cell(found.co2e_g_low, found.co2e_g_high, bound)
 
 
-def _stage_cells(stage: StageRecord, item: Literal["sample", "token"]) -> tuple[str, ...]:
+def _stage_cells(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> tuple[str, ...]:
     best = stage.best
+    per_s = stage.tokens_per_s if item == "token" else stage.samples_per_s
     return (
         stage.name,
         stage.status,
@@ -197,16 +205,19 @@ def _stage_cells(stage: StageRecord, item: Literal["sample", "token"]) -> tuple[
         method_text(best),
         rate(stage.mean_power_w, ""),
         rate(stage.peak_power_w, ""),
-        rate(stage.tokens_per_s if item == "token" else stage.samples_per_s, ""),
-        _item_cell(stage, item),
+        rate(timed.items_per_s if timed else per_s, ""),
+        _item_cell(stage, item, timed),
     )
 
 
-def _item_cell(stage: StageRecord, item: Literal["sample", "token"]) -> str:
+def _item_cell(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> str:
     """Uncertainty and method are those of the row, unless the work did not use the GPU that the row contains."""
+    if timed:
+        each = timed.energy and timed.energy.gross()
+    else:
+        each = stage.energy_per(item)
     if stage.item_energy is None:
-        return rate(stage.j_per_token if item == "token" else stage.j_per_sample, "J")
-    each = stage.energy_per(item)
+        return NOTHING if each is None or each.energy_j is None else bound_mark(each) + rate(each.energy_j, "J")
     return NOTHING if each is None else f"{labeled_text(each)} (CPU)"
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun
+from joulelab.report.inference_rows import timed_rows
 from joulelab.runs.record import StageRecord
 
 INFER = "infer."
@@ -34,7 +35,13 @@ def served(run: ComparedRun) -> Served | None:
     """The stage in which the run's own model worked: a student's before a teacher's."""
     used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith(INFER)]
     used.sort(key=lambda stage: stage.role == "teacher")
+    timed = timed_rows(run.record)
     for stage in used:
+        row = timed.get(stage.name)
+        if row is not None and row.energy is not None:
+            tokens = row.values.get("new_tokens", 1)
+            item = "token" if "new_tokens" in row.values else "sample"
+            return Served(run, stage, item, row.energy.gross(tokens), 1 / (tokens * row.items_per_s))
         for item, per_s in _ITEMS:
             each, rate = stage.energy_per(item), getattr(stage, per_s)
             if each is not None and each.energy_j is not None and rate:

@@ -9,7 +9,7 @@ import altair as alt
 
 from joulelab.meter.figure_text import labeled_text
 from joulelab.report.comparison import Comparison
-from joulelab.report.figures import Figure, energy_unit, finish, moving
+from joulelab.report.figures import Figure, bounds_caption, energy_unit, finish, moving, with_bounds
 from joulelab.report.palette import label_scales
 from joulelab.report.served import served
 from joulelab.units import with_prefix
@@ -35,31 +35,30 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
             "energy": float(f"{one.j_per_item / factor:.5g}"),
             "joules": labeled_text(one.energy),
             "time": with_prefix(one.s_per_item, "s"),
+            "lower_bound": one.energy.is_lower_bound,
         }
         for label, one in found
     ]
     domain, colours, shapes = label_scales([row.label for row in comparison.rows])
-    chart = (
-        alt.Chart(alt.NamedData("uses"))
-        .transform_filter("indexof(hidden, datum.method) < 0")
-        .mark_point(filled=True, size=100, opacity=0.9)
-        .encode(
-            x=alt.X(
-                "time_per_item:Q", title=f"Time per {item} ({time_unit})", scale=alt.Scale(type="linear", zero=True)
-            ),
-            y=alt.Y("energy:Q", title=f"Energy per {item} ({unit})", scale=alt.Scale(zero=True)),
-            color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
-            shape=alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes)),
-            tooltip=["run:N", "stage:N", "time:N", "joules:N"],
-        )
+    base = alt.Chart(alt.NamedData("uses")).transform_filter("indexof(hidden, datum.method) < 0")
+    x = alt.X("time_per_item:Q", title=f"Time per {item} ({time_unit})", scale=alt.Scale(type="linear", zero=True))
+    y = alt.Y("energy:Q", title=f"Energy per {item} ({unit})", scale=alt.Scale(zero=True))
+    points = base.mark_point(filled=True, size=100, opacity=0.9).encode(
+        x=x,
+        y=y,
+        color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
+        shape=alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes)),
+        tooltip=["run:N", "stage:N", "time:N", "joules:N"],
     )
+    bounds = any(one.energy.is_lower_bound for _, one in found)
+    chart = with_bounds(points, base, bounds, x=x, y=y)
     described = [f"{label} {labeled_text(one.energy)} in {with_prefix(one.s_per_item, 's')}" for label, one in found]
     stages = " and ".join(dict.fromkeys(one.stage.name for _, one in found))
     return Figure(
         title=f"Joules against time per {item}",
         spec=finish(moving(chart), 280, uses=values),
         description=f"Energy against time per {item} in use: {'; '.join(described)}.",
-        caption=f"Each run's model at work in {stages}, in batches; a single request takes longer.",
+        caption=f"Each run's model at work in {stages}, in batches; a single request takes longer.{bounds_caption(bounds)}",
         height=280,
         name="joules-against-time",
         log_axis="x",

@@ -37,6 +37,8 @@ class SweepRow:
     asked: int
     items_per_s: Interval | None
     j_per_item: Interval | None
+    lower_bound: bool
+    """Whether readings are missing in a repeat: `j_per_item` is then a lower bound."""
     mean_power_w: Interval | None
     final_loss: Interval | None
     accuracy: Interval | None
@@ -98,6 +100,7 @@ def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, s
         asked=asked,
         items_per_s=_mean(stage.samples_per_s for stage in stages),
         j_per_item=_mean(stage.j_per_sample for stage in stages),
+        lower_bound=any((stage.item_energy or stage.best).is_lower_bound for stage in stages),
         mean_power_w=_mean(stage.mean_power_w for stage in stages),
         final_loss=_results(done, ".final_loss"),
         accuracy=_results(done, ".accuracy"),

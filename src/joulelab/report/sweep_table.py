@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from joulelab.meter.figure_text import amount_text, estimate_note, labeled_text, methods_text
+from joulelab.meter.figure_text import LOWER_BOUND, amount_text, estimate_note, labeled_text, methods_text
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import training_stage
 from joulelab.report.grid import Grid, make_grid, to_rich
@@ -46,7 +46,7 @@ def configuration_grid(sweep: Sweep) -> Grid:
             *_point_cells(sweep, row),
             f"{len(row.done)}/{row.asked}",
             interval_text(row.items_per_s, three_digits),
-            interval_text(row.j_per_item, energy_text) + (" mixed" if row.mixed else ""),
+            item_energy_text(row) + (" mixed" if row.mixed else ""),
             interval_text(row.mean_power_w, three_digits),
         )
         for row in sweep.rows
@@ -55,6 +55,7 @@ def configuration_grid(sweep: Sweep) -> Grid:
     note = "Of the training stage. Mean over the runs [95 % t interval over repeats]; one run alone has no interval."
     if doubt := estimate_note(_figures(sweep)):
         note += f" {doubt}"
+    note += f" {LOWER_BOUND}." if any(row.lower_bound for row in sweep.rows) else ""
     return make_grid(f"Sweep {sweep.name} ({methods_text(_figures(sweep))})", titles, rows, note)
 
 
@@ -109,11 +110,11 @@ def sweep_headline(sweep: Sweep) -> str:
         return "No configuration has joules per item; the fastest is " + _fastest(sweep) + "."
     cheapest = min(known, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
     rest = [row for row in known if row is not cheapest]
-    words = f"Fewest joules per {sweep.item}: {cheapest.label} ({interval_text(cheapest.j_per_item, energy_text)})"
+    words = f"Fewest joules per {sweep.item}: {cheapest.label} ({item_energy_text(cheapest)})"
     if not rest:
         return f"{words}."
     second = min(rest, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
-    apart = _apart(cheapest.j_per_item, second.j_per_item)
+    apart = not cheapest.lower_bound and _apart(cheapest.j_per_item, second.j_per_item)
     words += "; apart from" if apart else "; inconclusive against"
     return f"{words} the next, {second.label}. Fastest: {_fastest(sweep)}."
 
@@ -129,6 +130,13 @@ def _fastest(sweep: Sweep) -> str:
         return "unknown"
     best = max(fast, key=lambda row: row.items_per_s.value if row.items_per_s else 0.0)
     return f"{best.label} ({interval_text(best.items_per_s, three_digits)} {sweep.item}s/s)"
+
+
+def item_energy_text(row: SweepRow) -> str:
+    """An interval over repeats would not cover what their readings miss."""
+    if row.lower_bound and row.j_per_item is not None:
+        return f"≥ {energy_text(row.j_per_item.value)}"
+    return interval_text(row.j_per_item, energy_text)
 
 
 def interval_text(interval: Interval | None, text: Text_of) -> str:

@@ -74,6 +74,7 @@
   function drawBar(row, state, longest) {
     const bar = row.querySelector(".bar");
     if (!bar) return;
+    bar.classList.toggle("bound", isBound(row));
     const runs = byRun(row.dataset.method, state).size || 1;
     const stages = new Map();
     report.datasets.parts.filter((part) => part.method === row.dataset.method).forEach((part) => {
