@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer.main
 from documents import ROOT, all_documents, document
 
 from joulelab.cli.main import app
+from joulelab.meter.figures import ErrorName
 from joulelab.runs.spec import experiment_names
 from joulelab.zoo.registry import all_models
 
@@ -64,3 +65,8 @@ def test_the_zoos_sizes_in_the_results_are_those_the_zoo_lists() -> None:
         entry = models[name]
         parameters = entry.sizes[size or entry.default_size].parameters
         assert float(millions.replace(",", "")) == round(parameters / 1e6, 1), name
+
+
+def test_every_error_component_of_a_figure_is_explained() -> None:
+    listed = re.findall(r"^\| `([a-z ]+)` \|", document("docs/measuring.md"), re.MULTILINE)
+    assert set(get_args(ErrorName)) <= set(listed)

@@ -1,13 +1,18 @@
 """Setup inside a stage and work that an interruption lost have lines of their own; the rest is the method's."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from simulated_machine import machine  # noqa: F401 (a fixture)
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
+from joulelab.meter.figure_text import amount_text
+from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.energy_bill import find_bill
+from joulelab.runs.idle import idle_baselines
+from joulelab.runs.record import EnergyByComponent
 from joulelab.runs.store import load_record
 
 GPU = {"energy": {"total_energy_policy": "gpu_only"}}
@@ -27,8 +32,8 @@ def play(play, machine):  # noqa: F811
 
         return longer
 
-    def start(story, **overrides):
-        return play(around(story), **GPU, **overrides)
+    def start(story, after=True, **overrides):
+        return play(around(story) if after else story, **GPU, **overrides)
 
     start.again, start.machine = lambda story: play.again(around(story)), machine
     start.folder = lambda: play.paths.folder
@@ -41,6 +46,40 @@ def joules(record):
 
 def whole(record):
     return sum(stage.best.energy_j for stage in record.stages)
+
+
+def test_a_total_with_a_lower_bound_in_it_is_one_however_short_that_stage_is(play, monkeypatch):
+    """99.96 % of the time is covered, and the sum of the stages' lines still lacks something."""
+
+    def story(run):
+        with run.stage("student.train", role="student", activity="train"):
+            play.machine.work(200)
+        with run.stage("student.evaluate", role="student", activity="evaluate"):
+            play.machine.work(0.3)
+            monkeypatch.setattr(play.machine.meters[0], "read", lambda now_ns: None)
+            play.machine.work(0.03)
+
+    record = play(story, after=False)
+    evaluated = record.stage("student.evaluate")
+    assert evaluated.best.is_lower_bound and not record.stage("student.train").best.is_lower_bound
+    assert record.totals.best.coverage > 0.999
+    assert amount_text(record.totals.best).startswith("≥ ") and amount_text(record.totals.gpu).startswith("≥ ")
+
+
+def test_idle_power_is_that_of_covered_time():
+    """Half of an idle stretch without readings is not half the idle power."""
+    idle = EnergyFigure(energy_j=400.0, method="counter", coverage=0.5)
+    energy = EnergyByComponent(gpu=idle, **dict.fromkeys(("cpu", "dram", "cpu_estimate"), missing("no sensor")))
+    attempt = SimpleNamespace(
+        number=1,
+        host="here",
+        idle_stages=["idle.before"],
+        windows={"idle.before": [(0, 10 * NS)]},
+        energy=lambda windows: energy,
+        vitals=SimpleNamespace(during=lambda windows: []),
+    )
+    (found,) = idle_baselines([attempt], "measured")
+    assert found.power_w == pytest.approx(80)
 
 
 def test_compilation_inside_a_training_is_a_setup_stage_outside_rates(play):

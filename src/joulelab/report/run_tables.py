@@ -156,7 +156,7 @@ def stages_grid(record: RunRecord) -> Grid:
     unused = [stage for stage in record.stages if stage.unused_gpu_w is not None]
     notes += [f"Energy includes the GPU, J per {item} does not: the models ran on the CPU."] if unused else []
     notes += ["Idle baselines are not part of the totals."] if idle else []
-    notes += [f"{item.capitalize()}s per s and J per {item} of inference: of its timed windows, as above."] * bool(timed)
+    notes += ["Rate and J per sample of inference: of its timed windows, as above."] if timed else []
     return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
 
 
@@ -212,10 +212,8 @@ def _stage_cells(stage: StageRecord, item: Literal["sample", "token"], timed: In
 
 def _item_cell(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> str:
     """Uncertainty and method are those of the row, unless the work did not use the GPU that the row contains."""
-    if timed:
-        each = timed.energy and timed.energy.gross()
-    else:
-        each = stage.energy_per(item)
+    in_windows = timed.energy.gross() if timed and timed.energy else None
+    each = in_windows if timed else stage.energy_per(item)
     if stage.item_energy is None:
         return NOTHING if each is None or each.energy_j is None else bound_mark(each) + rate(each.energy_j, "J")
     return NOTHING if each is None else f"{labeled_text(each)} (CPU)"

@@ -58,7 +58,8 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
         title=f"Joules against time per {item}",
         spec=finish(moving(chart), 280, uses=values),
         description=f"Energy against time per {item} in use: {'; '.join(described)}.",
-        caption=f"Each run's model at work in {stages}, in batches; a single request takes longer.{bounds_caption(bounds)}",
+        caption=f"Each run's model at work in {stages}, in batches; a single request takes longer."
+        + bounds_caption(bounds),
         height=280,
         name="joules-against-time",
         log_axis="x",

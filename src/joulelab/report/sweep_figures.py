@@ -36,7 +36,7 @@ def _by_configuration(sweep: Sweep, title: str, axis: str, name: str, text: Any)
         return None
     texts = [interval_text(interval, text) if text else item_energy_text(row) for row, interval in rows]
     bounds = [row.lower_bound and text is None for row, _ in rows]
-    values = [_mark(*row, *shown) for row, *shown in zip(rows, texts, bounds, strict=True)]
+    values = [_mark(*found, shown, bound) for found, shown, bound in zip(rows, texts, bounds, strict=True)]
     base = alt.Chart(alt.Data(values=values)).encode(
         y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelExpr="split(datum.label, '\\n')", ticks=False)),
         tooltip=["configuration:N", "shown:N"],

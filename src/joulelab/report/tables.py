@@ -10,6 +10,7 @@ from rich.text import Text
 
 from joulelab.meter.figure_text import (
     amount_text,
+    bound_mark,
     labeled_text,
     method_text,
     methods_text,
@@ -151,9 +152,10 @@ def _apart_note(rows: Sequence[Row]) -> str:
     """What is in no figure of the table, with its size; the table by stage has it line by line."""
     texts = []
     for kind, meaning in (("setup", "start-up, imports, compilation, warm-ups"), ("repeated", "after an interruption")):
-        found_j = [figure.energy_j for row in rows if (figure := getattr(row, kind)) and figure.energy_j is not None]
-        if found_j:
-            ends = dict.fromkeys(energy_text(end(found_j)) for end in (min, max))
+        found = [figure for row in rows if (figure := getattr(row, kind)) and figure.energy_j is not None]
+        if found:
+            found.sort(key=lambda figure: figure.energy_j or 0.0)
+            ends = dict.fromkeys(f"{bound_mark(end)}{energy_text(end.energy_j)}" for end in (found[0], found[-1]))
             name = "setup" if kind == "setup" else "repeated work"
             texts.append(f"{name} ({meaning}; {' to '.join(ends)} a run)")
     return f"Not included: {' and '.join(texts)}. " if texts else ""

@@ -32,12 +32,12 @@ def idle_baselines(attempts: Sequence[AttemptData], policy: str) -> tuple[IdleBa
         for stage in attempt.idle_stages:
             windows = attempt.windows[stage]
             figure = attempt.energy(windows).under_policy(policy)
-            if figure.energy_j is not None and seconds(windows) > 0:
-                found.append(_baseline(attempt, stage, windows, figure.energy_j, policy))
+            if (power_w := figure.mean_power_w(seconds(windows))) is not None:
+                found.append(_baseline(attempt, stage, windows, power_w, policy))
     return tuple(found)
 
 
-def _baseline(attempt: AttemptData, stage: str, windows: list[Window], energy_j: float, policy: str) -> IdleBaseline:
+def _baseline(attempt: AttemptData, stage: str, windows: list[Window], power_w: float, policy: str) -> IdleBaseline:
     powers = [power for window in windows for power in _piece_powers(attempt, window, policy)]
     spread, drift = spread_and_drift(powers)
     states = attempt.vitals.during(windows)
@@ -47,7 +47,7 @@ def _baseline(attempt: AttemptData, stage: str, windows: list[Window], energy_j:
         before_load=windows[0][0] <= min(loads, default=windows[0][0]),
         attempt=attempt.number,
         duration_s=seconds(windows),
-        power_w=energy_j / seconds(windows),
+        power_w=power_w,
         spread_rel=spread,
         drift_rel=drift,
         stable=is_steady(spread, drift),
@@ -64,9 +64,9 @@ def _piece_powers(attempt: AttemptData, window: Window, policy: str) -> list[flo
     edges = [window[0] + (window[1] - window[0]) * number // count for number in range(count + 1)]
     powers = []
     for piece in pairwise(edges):
-        figure = attempt.energy([piece]).under_policy(policy)
-        if figure.energy_j is not None:
-            powers.append(figure.energy_j / seconds([piece]))
+        power_w = attempt.energy([piece]).under_policy(policy).mean_power_w(seconds([piece]))
+        if power_w is not None:
+            powers.append(power_w)
     return powers
 
 

@@ -99,7 +99,12 @@ RUNS: Mapping[str, Column] = _columns(
     ("half_width_j", NUMBER, "totals.best.half_width_j", "random 95 % half-width of shown_energy_j"),
     ("gain_error_rel", NUMBER, "totals.best.gain_error_rel", "stated scale error of the sensors"),
     ("coverage", NUMBER, "totals.best.coverage", "share of the time in which the sensors were seen"),
-    ("lower_bound", YES_NO, "totals.best.is_lower_bound", "more energy was used than shown_energy_j: incomplete readings"),
+    (
+        "lower_bound",
+        YES_NO,
+        "totals.best.is_lower_bound",
+        "more energy was used than shown_energy_j: incomplete readings",
+    ),
     *_energies("totals"),
     ("idle_power_w", NUMBER, "totals.idle_power_w", "mean power at rest, where it was measured"),
     ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j less the idle power over that time"),

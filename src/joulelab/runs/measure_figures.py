@@ -147,5 +147,7 @@ def _shared(
     # nothing says how much of the energy around them was used in them: between none and all of it
     half_width_j = max(share, 1 - share) * energy.energy_j
     reason = f"a share of {title} by time, as if power had been even there; the interval is all that is possible"
-    figure = energy.with_interval(share * energy.energy_j, half_width_j, "time share").model_copy(update={"reason": reason})
+    figure = energy.with_interval(share * energy.energy_j, half_width_j, "time share").model_copy(
+        update={"reason": reason}
+    )
     return _figure(name, times, "time-share", figure, title)

@@ -133,7 +133,7 @@ def read_record(paths: RunPaths) -> RunRecord:
 
 
 def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
-    """The record as it is shown: one that was never closed as it must be now, one of the first release by later rules."""
+    """The record as it is shown: assembled where it was never closed, by current rules where it is an older one."""
     if written.status != "running":
         return by_current_rules(written)
     if is_held(paths.folder):
