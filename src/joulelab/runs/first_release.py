@@ -26,11 +26,21 @@ from joulelab.runs.attempt_data import AttemptData, load_attempts, seconds
 from joulelab.runs.bills import Ancestor
 from joulelab.runs.carbon import co2e
 from joulelab.runs.evidence import gather
+from joulelab.runs.idle import idle_baselines
 from joulelab.runs.json_file import read_json
 from joulelab.runs.measure_result import conclude
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Attempt, EnergyByComponent, RunRecord, StageRecord, Totals, policy_components
-from joulelab.runs.validity import grade
+from joulelab.runs.record import (
+    Attempt,
+    EnergyByComponent,
+    Note,
+    RunRecord,
+    StageRecord,
+    Totals,
+    Validity,
+    policy_components,
+)
+from joulelab.runs.validity import Evidence, check_interval, grade, with_answer
 
 SAMPLE_S = 0.02
 SAMPLE_LAG_S = 0.01
@@ -295,7 +305,8 @@ def _best(energy: EnergyByComponent, policy: str) -> EnergyFigure:
 def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptData], facts: dict[str, Any]) -> RunRecord:
     """Figures, rates and grades, from an assembly in which the components have the first release's energy."""
     policy = record.policy
-    idle = tuple(baseline.model_copy(update={"before_load": True}) for baseline in totals.idle)
+    baselines = idle_baselines(attempts, policy, lambda figure, whole_s: _ratio(figure.energy_j, whole_s))
+    idle = tuple(baseline.model_copy(update={"before_load": True}) for baseline in baselines)
     idle_s = sum(baseline.duration_s for baseline in idle)
     idle_w = sum(baseline.power_w * baseline.duration_s for baseline in idle) / idle_s if idle_s else None
 
@@ -333,7 +344,7 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
             "co2e": co2e(best, totals.grid, totals.pue),
         }
         if record.status != "running":
-            changes["validity"] = grade(gather(stage.name, parts, best, policy, idle, facts))
+            changes["validity"] = _grade(gather(stage.name, parts, best, policy, idle, facts))
         return stage.model_copy(update=changes)
 
     stages = tuple(map(by_stage, record.stages))
@@ -362,7 +373,7 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
         repeats = [stage.best.energy_j for stage in stages if stage.repeat is not None and stage.status == "done"]
         evidence = gather(None, parts, best, policy, idle, facts)
         known = tuple(joules for joules in repeats if joules is not None)
-        validity = grade(replace(evidence, repeats_j=known), validity.notes)
+        validity = _grade(replace(evidence, repeats_j=known), validity.notes)
     summed = {
         **{name: getattr(energy, name) for name in EnergyByComponent.model_fields},
         "energy_j": figure.energy_j,
@@ -382,6 +393,12 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
         "validity": validity,
     }
     return record.model_copy(update=changes)
+
+
+def _grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
+    """The interval of a figure with missing time was graded by its width, like any other."""
+    covered = evidence.figure.model_copy(update={"coverage": 1.0})
+    return with_answer(grade(evidence, notes), "interval", check_interval(replace(evidence, figure=covered)))
 
 
 def _ratio(value: float | None, by: float | None) -> float | None:

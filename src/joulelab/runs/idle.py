@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from joulelab.clock import NS
+from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.vitals import GpuState
 from joulelab.runs.attempt_data import AttemptData, seconds
 from joulelab.runs.events import Window
@@ -23,23 +24,30 @@ STEADY_SPREAD_REL = 0.05
 STEADY_DRIFT_REL = 0.05
 PIECE_S = 1.0
 _MOST_PIECES = 20
+MeanPower = Callable[[EnergyFigure, float], float | None]
 
 
-def idle_baselines(attempts: Sequence[AttemptData], policy: str) -> tuple[IdleBaseline, ...]:
+def idle_baselines(
+    attempts: Sequence[AttemptData], policy: str, mean_power_w: MeanPower = EnergyFigure.mean_power_w
+) -> tuple[IdleBaseline, ...]:
     """Measured ones only: an estimate from CPU time knows nothing about idle."""
     found = []
     for attempt in attempts:
         for stage in attempt.idle_stages:
             windows = attempt.windows[stage]
-            figure = attempt.energy(windows).under_policy(policy)
-            if (power_w := figure.mean_power_w(seconds(windows))) is not None:
-                found.append(_baseline(attempt, stage, windows, power_w, policy))
+            whole, *pieces = (
+                mean_power_w(attempt.energy(part).under_policy(policy), seconds(part))
+                for part in (windows, *([piece] for window in windows for piece in _pieces(window)))
+            )
+            if whole is not None:
+                found.append(_baseline(attempt, stage, windows, whole, [w for w in pieces if w is not None]))
     return tuple(found)
 
 
-def _baseline(attempt: AttemptData, stage: str, windows: list[Window], power_w: float, policy: str) -> IdleBaseline:
-    powers = [power for window in windows for power in _piece_powers(attempt, window, policy)]
-    spread, drift = spread_and_drift(powers)
+def _baseline(
+    attempt: AttemptData, stage: str, windows: list[Window], power_w: float, piece_powers_w: list[float]
+) -> IdleBaseline:
+    spread, drift = spread_and_drift(piece_powers_w)
     states = attempt.vitals.during(windows)
     loads = [start for name, spans in attempt.windows.items() if name not in attempt.idle_stages for start, _ in spans]
     return IdleBaseline(
@@ -58,16 +66,11 @@ def _baseline(attempt: AttemptData, stage: str, windows: list[Window], power_w: 
     )
 
 
-def _piece_powers(attempt: AttemptData, window: Window, policy: str) -> list[float]:
-    """Mean power in pieces of about a second, which is long against every sensor's refresh."""
+def _pieces(window: Window) -> list[Window]:
+    """Pieces of about a second, which is long against every sensor's refresh."""
     count = max(1, min(_MOST_PIECES, int((window[1] - window[0]) / NS / PIECE_S)))
     edges = [window[0] + (window[1] - window[0]) * number // count for number in range(count + 1)]
-    powers = []
-    for piece in pairwise(edges):
-        power_w = attempt.energy([piece]).under_policy(policy).mean_power_w(seconds([piece]))
-        if power_w is not None:
-            powers.append(power_w)
-    return powers
+    return list(pairwise(edges))
 
 
 def spread_and_drift(powers_w: Sequence[float]) -> tuple[float | None, float | None]:

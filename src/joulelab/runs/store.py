@@ -21,7 +21,6 @@ from joulelab.runs.json_file import read_json
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
 from joulelab.runs.record import (
-    Check,
     EnergyByComponent,
     RunRecord,
     StageRecord,
@@ -29,7 +28,7 @@ from joulelab.runs.record import (
     Validity,
     with_bounds_of,
 )
-from joulelab.runs.validity import Evidence, check_interval
+from joulelab.runs.validity import Evidence, check_interval, with_answer
 
 
 def store_root(given: Path | None) -> Path:
@@ -200,12 +199,9 @@ def _above_idle(figure: EnergyFigure, stated_j: float | None, idle_error_rel: fl
 
 
 def _regraded(validity: Validity, figure: EnergyFigure) -> Validity:
-    answer = check_interval(Evidence(figure=figure, window_s=0.0)) if figure.is_lower_bound else None
-    if answer is None or validity.grade is None:
+    if not figure.is_lower_bound:
         return validity
-    interval = Check(name="interval", ok=False, grade=answer[0], text=answer[1])
-    checks = tuple(interval if check.name == "interval" else check for check in validity.checks)
-    return validity.model_copy(update={"checks": checks, "grade": max(check.grade for check in checks)})
+    return with_answer(validity, "interval", check_interval(Evidence(figure=figure, window_s=0.0)))
 
 
 def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:

@@ -76,6 +76,15 @@ def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
     return Validity(grade=max(check.grade for check in checks), checks=tuple(checks), notes=tuple(notes))
 
 
+def with_answer(validity: Validity, name: str, answer: Answer | None) -> Validity:
+    """The same checks with another answer to one of them, and the grade that follows."""
+    if answer is None or validity.grade is None:
+        return validity
+    new = Check(name=name, ok=answer[0] == "A", grade=answer[0], text=answer[1])
+    checks = tuple(new if check.name == name else check for check in validity.checks)
+    return validity.model_copy(update={"checks": checks, "grade": max(check.grade for check in checks)})
+
+
 def check_source(evidence: Evidence) -> Answer:
     figure = evidence.figure
     if figure.energy_j is None:
