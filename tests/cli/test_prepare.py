@@ -11,8 +11,8 @@ import transformers
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
+from joulelab.data.store import open_store
 from joulelab.data.token_counts import read_counts
-from joulelab.data.token_store import open_store
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.energy_bill import find_bill
 from joulelab.runs.store import load_record
@@ -131,7 +131,7 @@ def test_force_is_not_for_a_folder_of_the_users(desk):
         ("dump texts.jsonl --dump_file o --min_chars 9999", "no document is left"),
         ("binarize --file_path nowhere.txt --tokenizer_name small-bert --dump_file o", "there is no file"),
         ("binarize --file_path empty.txt --tokenizer_name small-bert --dump_file o", "is empty"),
-        ("binarize --file_path blank.txt --tokenizer_name small-bert --dump_file o", "no documents"),
+        ("binarize --file_path blank.txt --tokenizer_name small-bert --dump_file o", "no rows"),
         ("binarize --file_path texts.jsonl --tokenizer_name small-bert --dump_file o", "joulelab prepare dump"),
         ("binarize --file_path data/dump.txt --tokenizer_type xlm --tokenizer_name small-bert --dump_file o", "gpt2"),
         (

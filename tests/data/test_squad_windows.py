@@ -115,7 +115,7 @@ def features(tmp_path, questions, tokenizer):
 def test_the_store_gives_back_questions_and_windows(features, questions, tokenizer):
     assert load_questions(features.folder) == questions
     for row, window in enumerate(make_windows(questions, tokenizer, NARROW)):
-        part = features.part(row)
+        part = features.span(row)
         np.testing.assert_array_equal(features.tokens[part], window.ids)
         np.testing.assert_array_equal(features.characters[part], window.characters)
         assert tuple(features.spans[row]) == window.span
@@ -129,10 +129,10 @@ def test_the_same_questions_give_the_same_bytes(tmp_path, features, questions, t
 
 
 def test_a_damaged_or_unfinished_store_is_told(features):
-    np.save(features.folder / "tokens.npy", np.zeros(3, dtype=np.uint16))
-    with pytest.raises(JoulelabError, match="damaged"):
+    (features.folder / "tokens.bin").write_bytes(bytes(3))
+    with pytest.raises(JoulelabError, match="corrupted"):
         open_features(features.folder)
-    (features.folder / "meta.json").unlink()
+    (features.folder / "manifest.json").unlink()
     with pytest.raises(NotFoundError, match="no complete set of windows"):
         open_features(features.folder)
 

@@ -12,6 +12,7 @@ from joulelab.data import hub, packed_text
 from joulelab.data.byte_text import decode_bytes, encode_bytes
 from joulelab.data.packed_text import Encoding, pack
 from joulelab.data.splits import parse_split
+from joulelab.data.store import is_store
 from joulelab.data.text_documents import open_documents
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.workload import WorkloadRequest, prepare
@@ -116,15 +117,16 @@ def test_a_large_text_is_kept_and_found_again(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_text, "SMALL_BYTES", 10)
     documents, split = open_documents(str(write_txt(tmp_path / "a.txt"))), parse_split("train")
     first = pack(documents, split, BYTES)
-    assert isinstance(first, np.memmap)
+    assert isinstance(first.base, np.memmap)
     unreadable = Encoding("bytes", encode=None, end_id=2, ids=512)
     np.testing.assert_array_equal(pack(documents, split, unreadable), first)
-    assert [file.suffix for file in (tmp_path / "cache" / "text").iterdir()] == [".tokens"]
+    (folder,) = (tmp_path / "cache" / "text").iterdir()
+    assert is_store(folder)
 
 
 def test_a_token_outside_the_models_vocabulary_is_refused(tmp_path):
     documents = open_documents(str(write_txt(tmp_path / "a.txt")))
-    with pytest.raises(ConfigError, match=r"the model knows 0\.\.99"):
+    with pytest.raises(ConfigError, match=r"outside 0\.\.99"):
         pack(documents, parse_split("train"), Encoding("bytes", encode_bytes, end_id=2, ids=100))
 
 

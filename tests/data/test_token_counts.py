@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
+from joulelab.data.store import write_store
 from joulelab.data.token_counts import count_tokens, counts_file, mask_weights, read_counts, write_counts
-from joulelab.data.token_store import write_store
 from joulelab.errors import ConfigError, NotFoundError
 
 

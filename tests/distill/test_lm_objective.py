@@ -7,7 +7,7 @@ import transformers
 from lm_tiny import make_model
 from torch import nn
 
-from joulelab.data.token_store import write_store
+from joulelab.data.store import write_store
 from joulelab.distill.lm_batches import LmBatches, LmTask
 from joulelab.distill.lm_config import LmDistillation
 from joulelab.distill.lm_heads import decoder_of, freeze_embeddings, open_for_loss

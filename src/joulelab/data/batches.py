@@ -100,7 +100,7 @@ def iterate_in_order(dataset: TokenisedSet, batch_size: int) -> Iterator[Batch]:
 
 
 def collate(dataset: TokenisedSet, rows: Rows) -> Batch:
-    texts = [dataset.row(int(number)) for number in rows]
+    texts = [dataset.tokens[dataset.span(int(number))] for number in rows]
     lengths = np.array([len(text) for text in texts])
     input_ids = np.full((len(texts), int(lengths.max())), dataset.pad_id, dtype=np.int64)
     for place, text in enumerate(texts):

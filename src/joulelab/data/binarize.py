@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.data.cores import usable_cores
-from joulelab.data.token_store import TokenStore, write_store
+from joulelab.data.store import TokenStore, write_blocks
 from joulelab.data.tokenizer_family import TokenizerFacts
 from joulelab.data.word_cache import WordCache
 from joulelab.errors import ConfigError, DependencyMissing
@@ -45,7 +45,7 @@ def binarize(
         raise ConfigError(f"{workers} workers cannot do anything", "name 1 or more, or leave it out")
     blocks = _blocks(texts)
     encoded = _encoded_here(blocks, tokenizer) if workers == 1 else _encoded_by_workers(blocks, tokenizer, workers)
-    return write_store(
+    return write_blocks(
         folder,
         _counted(encoded, tick),
         vocab_size=tokenizer.vocab_size,
@@ -67,10 +67,6 @@ class Block:
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
-
-    def rows(self) -> Iterator[NDArray[np.uint32]]:
-        ends = np.cumsum(self.lengths).tolist()
-        return (self.ids[start:end] for start, end in zip([0, *ends], ends, strict=False))
 
 
 class BlockEncoder:
@@ -127,12 +123,12 @@ def _work(block: list[str]) -> Block:
     return _encoder.encode(block)
 
 
-def _counted(encoded: Iterable[Block], tick: Tick) -> Iterator[NDArray[np.uint32]]:
+def _counted(encoded: Iterable[Block], tick: Tick) -> Iterator[tuple[list[int], NDArray[np.uint32]]]:
     documents = tokens = 0
     for block in encoded:
         documents += len(block.lengths)
         tokens += len(block.ids)
-        yield from block.rows()
+        yield block.lengths.tolist(), block.ids
         tick(documents, tokens)
 
 

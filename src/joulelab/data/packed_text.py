@@ -1,26 +1,25 @@
 """Documents as one long line of tokens, each closed by an end-of-text, to be cut into rows of any length.
 
-A small text is kept in memory. A large one is written once to a flat file and read through a memory map: opening it is
-quick, ranks share one copy in the page cache, and the next run with the same text and tokenizer finds it there.
+A small text is kept in memory. A large one is written once to a store in the cache; the next run with the same text and
+tokenizer finds it there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joulelab.data.splits import Split
+from joulelab.data.store import FORMAT, Column, RaggedStore, is_store, narrow, store_writer, token_column
 from joulelab.data.text_documents import Documents
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.errors import JoulelabError
 from joulelab.runs.paths import cache_folder
 
 SMALL_BYTES = 64 * 2**20
@@ -40,55 +39,43 @@ class Encoding:
     """All ids lie below this."""
 
     @property
-    def dtype(self) -> type[np.uint16] | type[np.uint32]:
-        return np.uint16 if self.ids <= 2**16 else np.uint32
+    def column(self) -> Column:
+        return token_column(self.ids)
+
+
+class _CachedTokens(RaggedStore):
+    NOUN = "cached text"
+    HINT = "remove the folder; the next run writes it again"
 
 
 def pack(documents: Documents, split: Split, encoding: Encoding) -> NDArray[Any]:
     """Every token of the split, one after another."""
-    pieces = _pieces(documents.read(split), encoding)
+    blocks = _blocks(documents.read(split), encoding)
     if documents.size_bytes is not None and documents.size_bytes <= SMALL_BYTES:
-        return np.concatenate([np.empty(0, encoding.dtype), *pieces])
-    key = json.dumps([documents.identity, str(split), encoding.name, encoding.end_id])
-    return _kept(f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.tokens", pieces, encoding.dtype)
+        small = (narrow(ids, encoding.column) for _, ids in blocks)
+        return np.concatenate([np.empty(0, encoding.column.dtype), *small])
+    key = json.dumps([documents.identity, str(split), encoding.name, encoding.end_id, encoding.ids, FORMAT])
+    return _cached(hashlib.sha256(key.encode()).hexdigest()[:24], blocks, encoding.column)
 
 
-def _pieces(texts: Iterator[str], encoding: Encoding) -> Iterator[NDArray[Any]]:
+def _blocks(texts: Iterator[str], encoding: Encoding) -> Iterator[tuple[list[int], NDArray[np.int64]]]:
+    """Lengths and ids of many documents at a time."""
+    end = np.array([encoding.end_id])
     while some := list(islice(texts, _TEXTS_PER_CALL)):
-        ends = np.array([encoding.end_id])
-        rows = [row for ids in encoding.encode(some) for row in (np.asarray(ids, dtype=np.int64), ends)]
-        piece = np.concatenate(rows)
-        if piece.min() < 0 or piece.max() >= encoding.ids:
-            # it would wrap round in 16 bits and train on nonsense without a word
-            raise ConfigError(
-                f"the tokenizer {encoding.name} made the id {piece.max()}; the model knows 0..{encoding.ids - 1}",
-                "the tokenizer and the model belong to different vocabularies",
-            )
-        yield piece.astype(encoding.dtype)
+        rows = [np.append(np.asarray(ids, dtype=np.int64), end) for ids in encoding.encode(some)]
+        yield [len(row) for row in rows], np.concatenate(rows)
 
 
-def _kept(name: str, pieces: Iterator[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
-    file = cache_folder() / "text" / name
+def _cached(name: str, blocks: Iterator[tuple[list[int], NDArray[np.int64]]], column: Column) -> NDArray[Any]:
+    folder = cache_folder() / "text" / name
     try:
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            _write(file, pieces)
+        if not is_store(folder):
+            # Ranks start together and all of them may write: the first one to finish is kept.
+            with store_writer(folder, {"tokens": column}, keep_existing=True) as writer:
+                for lengths, ids in blocks:
+                    writer.append(lengths, tokens=ids)
     except OSError as error:
         raise JoulelabError(
-            f"the tokens cannot be kept in {file.parent}: {error}", "JOULELAB_CACHE names another folder"
+            f"tokens cannot be written to {folder.parent}: {error}", "set JOULELAB_CACHE to another folder"
         ) from error
-    if file.stat().st_size == 0:
-        return np.empty(0, dtype)
-    return np.memmap(file, dtype=dtype, mode="r")
-
-
-def _write(file: Path, pieces: Iterator[NDArray[Any]]) -> None:
-    """Under another name first: a file of this name is whole, whoever else writes it at the same time."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as out:
-            for piece in pieces:
-                piece.tofile(out)
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return _CachedTokens(folder).tokens

@@ -49,7 +49,7 @@ def collate(features: SquadFeatures, rows: Rows) -> TensorBatch:
     ids_BT, types_BT = np.full(shape, features.pad_id, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     answerable_BT = np.zeros(shape, dtype=bool)
     for place, row in enumerate(rows):
-        part, length = features.part(int(row)), lengths[place]
+        part, length = features.span(int(row)), lengths[place]
         ids_BT[place, :length], types_BT[place, :length] = features.tokens[part], features.types[part]
         answerable_BT[place, :length] = features.answerable(int(row))
     arrays = {

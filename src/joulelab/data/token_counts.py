@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.token_store import TokenStore, is_pickle
+from joulelab.data.store import TokenStore, is_pickle
 from joulelab.errors import ConfigError, NotFoundError
 
 _TOKENS_PER_STEP = 2**22  # 16-bit ids widen to 64 bits while they are counted

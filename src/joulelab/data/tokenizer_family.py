@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from joulelab.data.token_store import SPECIAL_NAMES
+from joulelab.data.store import SPECIAL_NAMES
 from joulelab.errors import ConfigError
 
 Family = Literal["bert", "roberta", "gpt2"]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from joulelab.data import sources
 from joulelab.data.binarize import binarize, usual_workers
 from joulelab.data.splits import parse_split
+from joulelab.data.store import TokenStore, is_store, open_store
 from joulelab.data.text_documents import open_documents
 from joulelab.data.token_counts import mask_weights, read_counts, write_counts
-from joulelab.data.token_store import TokenStore, is_store, open_store
 from joulelab.data.tokenizer_family import describe
 from joulelab.distill.lm_batches import LmBatches, LmTask
 from joulelab.distill.lm_config import LmData, LmDistillation

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from joulelab.data import samples, sources
 from joulelab.data.splits import parse_split
+from joulelab.data.store import find_store, open_store
 from joulelab.data.text_dump import DEFAULT_MIN_CHARS
 from joulelab.data.token_counts import counts_file
-from joulelab.data.token_store import find_store, open_store
 from joulelab.data.tokenizer_family import Family
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 from joulelab.runs.spec import RunSpec

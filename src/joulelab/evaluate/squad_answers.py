@@ -32,7 +32,7 @@ def score_tokens(
         output = model(**model_inputs(batch.to(device), types))
         found = torch.stack([output.start_logits, output.end_logits], dim=-1).float().cpu().numpy()
         for place, row in enumerate(rows):
-            part = features.part(int(row))
+            part = features.span(int(row))
             scores[part] = found[place, : part.stop - part.start]
         samples, tokens = samples + batch.samples, tokens + batch.tokens
         tick(samples, tokens)
@@ -45,7 +45,7 @@ def find_answers(
     """One entry per question, in their order."""
     windows: list[list[ScoredWindow]] = [[] for _ in questions]
     for row, number in enumerate(features.question_of):
-        part = features.part(row)
+        part = features.span(row)
         window = ScoredWindow(
             scores[part, 0], scores[part, 1], features.characters[part], int(features.first_tokens[row])
         )

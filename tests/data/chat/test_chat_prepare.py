@@ -31,7 +31,7 @@ def test_tulu_rows_become_a_store_that_tells_what_became_of_them(tmp_path):
     source = lines(tmp_path / "tulu.jsonl", rows)
     store = prepare_tulu3(tmp_path / "store", tokenizer, "mine", source=source, split=None, max_tokens=100)
     assert trained_text(tokenizer, store) == ["one<|im_end|>three<|im_end|>"]
-    told = DocumentStore.open(tmp_path / "store").manifest
+    told = DocumentStore.open(tmp_path / "store").attributes
     assert told["rows"] == {"conversations": 2, "cut at max_tokens": 1}
     assert told["dropped"] == {"no answer of the assistant": 1}
     assert told["documents_without_trained_tokens"] == 1
@@ -45,7 +45,7 @@ def test_codeforces_teaches_the_program_and_openr1_the_correct_answer(tmp_path):
     source = lines(tmp_path / "code.jsonl", [{"prompt": "Hello", "generation": program, "finish_reason": "stop"}])
     store = prepare_codeforces_cots(tmp_path / "code", tokenizer, "mine", source=source, split=None)
     assert trained_text(tokenizer, store) == ["```cpp\nmain()\n```<|im_end|>"]
-    assert store.manifest["template"].startswith("ChatML default")
+    assert store.attributes["template"].startswith("ChatML default")
     math = {"problem": "one?", "generations": ["three", "two"], "correctness_math_verify": [False, True]}
     store = prepare_openr1_math(
         tmp_path / "math", tokenizer, "mine", source=lines(tmp_path / "math.jsonl", [math]), split=None
@@ -62,7 +62,7 @@ def test_conversations_that_a_template_refuses_are_counted_and_a_set_of_them_is_
         "one<end_of_turn>",
         tokenizer.decode(tokenizer("two").input_ids[1:]) + "<eos>",
     ]
-    assert store.manifest["dropped"] == {"the chat template refused it": 1}
+    assert store.attributes["dropped"] == {"the chat template refused it": 1}
     with pytest.raises(ConfigError, match="refuses a conversation of the turns system, user, assistant"):
         write_rows(tmp_path / "none", tokenizer, [bad, bad], tokenizer_name="mine")
 

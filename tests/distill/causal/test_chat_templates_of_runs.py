@@ -30,15 +30,15 @@ def test_a_model_with_the_same_words_and_another_template_gets_data_of_its_own(l
     store = tmp_path / "runs"
     first = documents(lab.run(store, "sft", until="data")[1])
     second = documents(lab.run(store, "sft", until="data", teacher={"model": str(other)})[1])
-    assert first.manifest["template_sha256"] != second.manifest["template_sha256"]
-    assert second.token_count == first.token_count - 2 * len(first)  # no new lines behind the turns
+    assert first.attributes["template_sha256"] != second.attributes["template_sha256"]
+    assert second.tokens_total == first.tokens_total - 2 * len(first)  # no new lines behind the turns
 
 
 def test_a_template_of_ones_own_is_used_and_saved_with_the_student(lab, tmp_path):
     (tmp_path / "mine.jinja").write_text(MARKED)
     changes = {"data": {"template": str(tmp_path / "mine.jinja")}, "budget": {"tokens": 200}}
     _, paths = lab.run(tmp_path / "runs", "sft", **changes)
-    assert documents(paths).manifest["template"] == "tokenizer"
+    assert documents(paths).attributes["template"] == "tokenizer"
     assert "generation" in (paths.folder / "artifacts" / "final_model" / "chat_template.jinja").read_text()
 
 

@@ -37,7 +37,7 @@ def tokenised(bench: Bench) -> Artifact:
                     last_answer_only=data.last_answer_only,
                     dropped=dropped,
                 )
-                counted.tokens += store.token_count
+                counted.tokens += store.tokens_total
                 stage.count(samples=counted.rows, tokens=counted.tokens)
 
     inputs = {

@@ -229,10 +229,9 @@ def guessing_loss(bench: Bench, data: Artifact) -> float:
 def trained_counts(store: DocumentStore, words: int) -> NDArray[np.int64]:
     """How often each word is to be learnt; a question's words and a template's are read, and not guessed."""
     counts_V = np.zeros(words, dtype=np.int64)
-    for start in range(0, store.token_count, _TOKENS_AT_A_TIME):
-        ids = store.tokens.tokens[start : start + _TOKENS_AT_A_TIME]
-        bits = np.unpackbits(store.trained[start // 8 : (start + len(ids) + 7) // 8])[: len(ids)]
-        counts_V += np.bincount(ids[bits.astype(np.bool_)], minlength=words)
+    for start in range(0, store.tokens_total, _TOKENS_AT_A_TIME):
+        items = slice(start, min(start + _TOKENS_AT_A_TIME, store.tokens_total))
+        counts_V += np.bincount(store.tokens[items][store.bits("trained", items)], minlength=words)
     return counts_V
 
 

@@ -48,7 +48,7 @@ def synthetic_documents(bench: Bench, data: Artifact, answers: Artifact, voice: 
                 folder / TRAIN, _documents(bench, kept),
                 vocab_size=bench.words, pad_id=pad_id_of(bench.tokenizer), tokenizer=bench.spec.tokenizer,
             )  # fmt: skip
-            stage.count(samples=report.kept, tokens=store.token_count)
+            stage.count(samples=report.kept, tokens=store.tokens_total)
         write_json(folder / REPORT, report)
 
     inputs: dict[str, Any] = {

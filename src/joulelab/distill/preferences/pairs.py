@@ -1,6 +1,6 @@
 """A question with a better and a worse answer, as tokens, and where such pairs lie on disk.
 
-On disk a pair is three rows of a token store: prompt, chosen, rejected. There is no pickle.
+On disk a pair is three rows of a store: prompt, chosen, rejected.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.token_store import TokenStore, open_store, write_store
+from joulelab.data.store import RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.runs.json_file import read_json, write_json
 
-REPORT = "pairs.json"
 _HINT = "make the pairs again"
 Ids = NDArray[np.int64]
 
@@ -51,17 +49,16 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class PairStore:
-    tokens: TokenStore
+    tokens: RaggedStore
     report: Mapping[str, Any]
     """How the pairs came about: counts of ties and drops, length bias."""
 
     @classmethod
     def open(cls, folder: Path) -> PairStore:
-        store = open_store(folder)
+        store = RaggedStore(folder)
         if len(store) % 3:
-            raise JoulelabError(f"{folder.absolute()} holds {len(store)} rows, which are no pairs", _HINT)
-        report = folder / REPORT
-        return cls(store, read_json(report) if report.is_file() else {})
+            raise JoulelabError(f"{folder.absolute()} has {len(store)} rows, expected three for each pair", _HINT)
+        return cls(store, store.attributes.get("report", {}))
 
     def __len__(self) -> int:
         return len(self.tokens) // 3
@@ -82,17 +79,15 @@ class PairStore:
 def write_pairs(
     folder: Path, pairs: Iterable[Pair], *, vocab_size: int, tokenizer: str, report: Mapping[str, Any] | None = None
 ) -> PairStore:
-    def rows() -> Iterator[Ids]:
+    found = False
+    with store_writer(folder, {"tokens": token_column(vocab_size)}) as writer:
         for pair in pairs:
-            yield from (pair.prompt, pair.chosen, pair.rejected)
-
-    write_json(folder / REPORT, dict(report or {}))
-    try:
-        write_store(folder, rows(), vocab_size=vocab_size, specials={}, tokenizer=tokenizer)
-    except ConfigError as error:
-        if "no documents" in error.message:
-            raise ConfigError(f"not one pair came about{_why(report or {})}", _way_out(report or {})) from None
-        raise
+            found = True
+            parts = (pair.prompt, pair.chosen, pair.rejected)
+            writer.append([len(ids) for ids in parts], tokens=np.concatenate(parts))
+        if not found:
+            raise ConfigError(f"not one pair came about{_why(report or {})}", _way_out(report or {}))
+        writer.attributes.update(vocab_size=vocab_size, tokenizer=tokenizer, report=dict(report or {}))
     return PairStore.open(folder)
 
 
