@@ -7,9 +7,11 @@ import pytest
 from joulelab.data.inputs import find_bill, input_bill
 from joulelab.data.sources import content_hash
 from joulelab.distill.prepare_delivery import deliver
+from joulelab.report.energy_bill import artefact_bill, run_bill
+from joulelab.report.joules import is_teachers, parts_of, run_joules
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, kinds_of
 from joulelab.runs.store import load_record
 
 
@@ -33,9 +35,9 @@ def model(play):
     return play.paths.artifacts / "final_model"
 
 
-def heir(play, path, **overrides):
+def heir(play, path, role="teacher", **overrides):
     """The record of a run that is given `path` as an input."""
-    return play(lambda run: input_bill(run, "teacher", str(path), "model") and None, **overrides)
+    return play(lambda run: input_bill(run, "an input", str(path), "model", role=role) and None, **overrides)
 
 
 def energy_of(ancestor):
@@ -112,7 +114,7 @@ def test_what_an_artifact_was_made_from_is_not_a_copy_of_it(play, tmp_path):
     raw.write_text("text " * 100)
 
     def story(run):
-        bill = input_bill(run, "texts", str(raw), "text")
+        bill = input_bill(run, "texts", str(raw), "text", role="data")
         run.artifact("data", kind="d", inputs={}, parents=[bill], make=lambda folder: shutil.copy(raw, folder / "rows"))
 
     first, second = play(story), play(story)
@@ -124,7 +126,7 @@ def test_two_inputs_of_one_name_are_both_in_the_lineage(play, tmp_path):
     files = [tmp_path / "a.txt", tmp_path / "b.txt"]
     for file in files:
         file.write_text(file.name)
-    record = play(lambda run: [input_bill(run, "questions", str(file), "text") for file in files] and None)
+    record = play(lambda run: [input_bill(run, "questions", str(file), "text", role="data") for file in files] and None)
     assert [ancestor.name for ancestor in record.inherited] == [str(file) for file in files]
 
 
@@ -163,3 +165,104 @@ def test_a_run_without_a_record_states_no_price(play, model):
     bill = read_bill(model)
     (model.parent.parent / "run.json").write_text("{")
     assert find_bill(model, ()).artefact.energy == bill.artefact.energy
+
+
+@pytest.fixture
+def taught_model(play):
+    """The folder of a student that one run distilled: data, a cache of its teacher's logits, its own training."""
+
+    def make_in(run, stage):
+        def make(folder):
+            with run.stage(stage):
+                sum(range(3_000_000))
+            (folder / "weights.bin").write_bytes(stage.encode() * 500)
+
+        return make
+
+    def story(run):
+        data = run.artifact("data", kind="d", inputs={}, parents=[], make=make_in(run, "data.preprocess")).bill
+        cache = run.artifact("cache", kind="c", inputs={}, parents=[data], make=make_in(run, "teacher.logits")).bill
+        parents = [data, cache]
+        run.artifact("final_model", kind="s", inputs={}, parents=parents, make=make_in(run, "student.train"))
+
+    play(story)
+    return play.paths.artifacts / "final_model"
+
+
+def roles(record):
+    """Of the inherited artifacts: the roles in which they count, and whether N students share them."""
+    return {
+        one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teachers(one))
+        for one in record.inherited
+    }
+
+
+def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, taught_model):
+    """It was made in student.train: its training was in the sum without teacher, and N students did not share it."""
+    record = heir(play, taught_model, role="teacher")
+    assert roles(record) == dict.fromkeys(["data", "cache", "final_model"], ("teacher", True))
+    assert all(part.shared for part in parts_of(record) if part.inherited)
+    train = next(part for part in parts_of(record) if part.key == read_bill(taught_model).key)
+    assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, as teacher", True, False)
+    found = run_joules(record)
+    assert found.inherited_but_teacher is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
+    bill = run_bill(record, students=10)
+    assert bill.inherited_figure.energy_j == pytest.approx(found.inherited.energy_j / 10)
+
+
+def test_a_model_used_as_the_student_s_start_is_the_student_s_and_its_teacher_s_work_stays_the_teacher_s(
+    play, taught_model
+):
+    record = heir(play, taught_model, role="student")
+    assert roles(record) == {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
+    assert [part.stage for part in parts_of(record) if part.is_students] == ["student.train"]
+    fine_tuned = heir(play, taught_model.with_name("cache"), role="student")  # a teacher's model as a student's start
+    assert roles(fine_tuned) == {"data": ("data", False), "cache": ("student", False)}
+
+
+def test_data_that_a_teacher_generated_is_teacher_s_work_and_other_data_is_data(play, taught_model):
+    assert roles(heir(play, taught_model.with_name("cache"), role="data"))["cache"] == ("teacher", True)
+    assert roles(heir(play, taught_model, role="data"))["final_model"] == ("data", False)
+
+
+@pytest.mark.parametrize("order", [("teacher", "student"), ("student", "teacher")])
+def test_of_two_uses_in_one_run_the_one_without_a_teacher_counts(play, taught_model, order):
+    def story(run):
+        bills = [input_bill(run, role, str(taught_model), "model", role=role) for role in order]
+        run.artifact("next", kind="n", inputs={}, parents=bills, make=lambda folder: None)
+
+    expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
+    assert roles(play(story)) == expected
+    bill = read_bill(play.paths.artifacts / "next")
+    assert {one.name: one.used_as for one in bill.ancestry}["final_model"] == "student"
+
+
+def test_data_of_the_student_that_its_teacher_was_trained_on_too_is_no_teacher_s_work(play, taught_model):
+    """Only what is there for the teacher alone is left out without a teacher."""
+
+    def story(run):
+        input_bill(run, "teacher", str(taught_model), "model", role="teacher")
+        run.artifact("data", kind="d", inputs={}, parents=[], make=lambda folder: pytest.fail("it is reused"))
+
+    expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("teacher", True)}
+    assert roles(play(story)) == expected
+
+
+def test_the_use_stays_in_the_bill_of_what_is_made_with_it(play, taught_model):
+    def story(run):
+        teacher = input_bill(run, "teacher", str(taught_model), "model", role="teacher")
+        run.artifact("final_model", kind="next", inputs={}, parents=[teacher], make=lambda folder: None)
+
+    play(story)
+    bill = find_bill(play.paths.artifacts / "final_model", ())
+    assert {one.used_as for one in bill.ancestry} == {"teacher"}
+    assert artefact_bill(bill, play.paths.folder.parent, students=4).inherited[-1].shared
+
+
+def test_an_inference_run_and_a_record_older_than_uses_keep_the_roles_of_the_stages(play, taught_model):
+    expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
+    assert roles(heir(play, taught_model, role=None)) == expected
+    written = read_json(play.paths.record)
+    for one in written["lineage"]:
+        del one["used_as"]
+    assert roles(RunRecord.model_validate(written)) == expected

@@ -18,14 +18,18 @@ from pathlib import Path
 
 from joulelab.data import sources
 from joulelab.runs.artifacts import find_artifact, read_bill
-from joulelab.runs.bills import BILL, Bill, external
+from joulelab.runs.bills import BILL, Bill, external, with_use
 from joulelab.runs.context import RunContext
+from joulelab.runs.record import StageRole
 from joulelab.runs.soundness import CONTENTS, crc32, harm, listed_contents
 from joulelab.runs.store import settled, store_root
 
 
-def input_bill(run: RunContext, name: str, source: str, kind: str) -> Bill:
-    """The bill of the model or data set `source`, recorded in the run's lineage under `name`."""
+def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRole | None) -> Bill:
+    """The bill of the model or data set `source`, recorded in the run's lineage under `name`.
+
+    `role` is what the run uses it as, whatever it was made as: see `with_use`.
+    """
     place = sources.parse(source)
     bill = None
     if place.path is not None and place.kind != "sample":  # samples are pinned wheels, no run made them
@@ -33,7 +37,7 @@ def input_bill(run: RunContext, name: str, source: str, kind: str) -> Bill:
     if bill is None:
         identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
         bill = external(source, kind, identity)
-    return run.uses(name, bill)
+    return run.uses(name, with_use(bill, role))
 
 
 def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = lambda text: None) -> Bill | None:

@@ -15,7 +15,7 @@ from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
     data, tokenizer_of = spec.data, spec.teacher.source
-    raw = input_bill(run, "texts", data.source, "text")
+    raw = input_bill(run, "texts", data.source, "text", role="data")
 
     def make(folder: Path) -> None:
         with run.stage("data.preprocess", role="data", activity="preprocess") as stage:

@@ -149,7 +149,8 @@ def _pretrained(bench: Bench) -> list[Bill]:
     """A student that is drawn owes nothing to anyone."""
     if isinstance(bench.spec.student.layers, int):
         return []
-    return [input_bill(bench.run, "pretrained student layers", bench.spec.student.init, "model")]
+    init = bench.spec.student.init
+    return [input_bill(bench.run, "pretrained student layers", init, "model", role="student")]
 
 
 def _look(bench: Bench, model: nn.Module) -> TextLook:

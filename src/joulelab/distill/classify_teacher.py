@@ -41,10 +41,10 @@ class TeacherWeights:
 def fine_tuned_teacher(bench: Bench) -> TeacherWeights:
     config = bench.spec.teacher
     if config.fine_tuned is not None:
-        bill = input_bill(bench.run, "fine-tuned teacher", config.fine_tuned, "fine-tuned-teacher")
+        bill = input_bill(bench.run, "fine-tuned teacher", config.fine_tuned, "fine-tuned-teacher", role="teacher")
         folder = sources.parse(config.fine_tuned).path
         return TeacherWeights(config.fine_tuned, bill, folder, reused=True, brought=True)
-    pretrained = input_bill(bench.run, "pretrained teacher", config.model, "model")
+    pretrained = input_bill(bench.run, "pretrained teacher", config.model, "model", role="teacher")
 
     def make(folder: Path) -> None:
         model = load_classifier(config.model, num_labels=bench.classes, seed=config.seed).to(bench.device)

@@ -169,4 +169,5 @@ class _Lab:
 
     def _data_bills(self) -> list[Bill]:
         data = self.spec.data
-        return [] if data.source == SYNTHETIC else [input_bill(self.run, "images", data.source, "images")]
+        made_here = data.source == SYNTHETIC
+        return [] if made_here else [input_bill(self.run, "images", data.source, "images", role="data")]

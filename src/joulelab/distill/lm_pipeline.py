@@ -80,9 +80,10 @@ class _Lab:
 
     def tokens(self) -> Artifact:
         data, teacher = self.spec.data, self.spec.teacher
-        parents = [input_bill(self.run, "texts", data.source, "text")]
+        parents = [input_bill(self.run, "texts", data.source, "text", role="data")]
         if data.token_counts:
-            parents.append(input_bill(self.run, "token counts", str(counts_file(Path(data.token_counts))), "counts"))
+            counted = str(counts_file(Path(data.token_counts)))
+            parents.append(input_bill(self.run, "token counts", counted, "counts", role="data"))
 
         def make(folder: Path) -> None:
             with self.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
@@ -123,7 +124,7 @@ class _Lab:
 
     def teacher(self, data: Artifact) -> Teacher:
         config = self.spec.teacher
-        pretrained = input_bill(self.run, "pretrained teacher", config.teacher_name, "model")
+        pretrained = input_bill(self.run, "pretrained teacher", config.teacher_name, "model", role="teacher")
         if config.training is None:
             return Teacher(config.teacher_name, pretrained, config.teacher_type)
         training = config.training
@@ -165,7 +166,7 @@ class _Lab:
         bills = [part.bill for part in (teacher, source) if part is not None]
         weights = spec.student.student_pretrained_weights
         if spec.student.layers is None and weights is not None:
-            bills.append(input_bill(self.run, "student's weights", weights, "model"))
+            bills.append(input_bill(self.run, "student's weights", weights, "model", role="student"))
         unique = {bill.key: bill for bill in [data.bill, *bills]}
         # trained anew in every run: its joules are what the run is for
         return self.run.artifact(
@@ -184,7 +185,8 @@ class _Lab:
             return None
         if student.layers_of == OF_TEACHER:
             return teacher
-        return Teacher(student.layers_of, input_bill(self.run, "student's layers", student.layers_of, "model"), kind)
+        bill = input_bill(self.run, "student's layers", student.layers_of, "model", role="student")
+        return Teacher(student.layers_of, bill, kind)
 
     def _frozen(self, model: nn.Module) -> FrozenTeacher:
         config = self.spec.training

@@ -31,7 +31,7 @@ from joulelab.runs.record import Result
 
 def run_dump(run: RunContext) -> None:
     spec = cast(DumpSpec, run.spec)
-    texts = input_bill(run, "texts", spec.source, "text")
+    texts = input_bill(run, "texts", spec.source, "text", role="data")
     made = dumped_text(run, spec.source, spec.split, texts, min_chars=spec.min_chars, max_chars=spec.max_chars)
     _hand_over(run, made, made.folder / DUMP, spec.target)
     counts = DumpCounts(**read_json(made.folder / DUMP_COUNTS))
@@ -45,7 +45,7 @@ def run_binarize(run: RunContext) -> None:
     made = binarized_text(
         run,
         file,
-        input_bill(run, "text", spec.file_path, "text"),
+        input_bill(run, "text", spec.file_path, "text", role="data"),
         tokenizer_name=spec.tokenizer_name,
         tokenizer_type=spec.tokenizer_type,
         workers=spec.workers,
@@ -59,7 +59,7 @@ def run_binarize(run: RunContext) -> None:
 def run_token_counts(run: RunContext) -> None:
     spec = cast(TokenCountsSpec, run.spec)
     store = open_store(spec.store)
-    data = input_bill(run, "tokens", str(store.folder), "token-store")
+    data = input_bill(run, "tokens", str(store.folder), "token-store", role="data")
     made = counted_tokens(run, store, data, vocab_size=spec.vocab_size)
     counts = read_counts(made.folder / COUNTS)
     file = made.folder / COUNTS
@@ -77,7 +77,7 @@ def run_extract_student(run: RunContext) -> None:
     made = extracted_student(
         run,
         spec.model_name,
-        input_bill(run, "teacher", spec.model_name, "model"),
+        input_bill(run, "teacher", spec.model_name, "model", role="teacher"),
         model_type=spec.model_type,
         layers=spec.layers,
         vocab_transform=spec.vocab_transform,

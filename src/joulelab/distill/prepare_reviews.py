@@ -40,7 +40,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def prepared_reviews(run: RunContext, spec: PrepareReviewsSpec) -> Artifact:
-    raw = input_bill(run, "reviews", spec.source, "text")
+    raw = input_bill(run, "reviews", spec.source, "text", role="data")
 
     def make(folder: Path) -> None:
         with run.stage("data.preprocess", role="data", activity="preprocess") as stage:

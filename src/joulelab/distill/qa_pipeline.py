@@ -74,7 +74,7 @@ class _Lab:
                     stage.count(samples=samples, tokens=tokens)
 
         inputs = {**data.model_dump(mode="json"), "tokenizer": weights_identity(student)}
-        parents = [input_bill(self.run, "questions", file, "text") for file in files]
+        parents = [input_bill(self.run, "questions", file, "text", role="data") for file in files]
         return self.run.artifact("data", kind="squad-windows", inputs=inputs, parents=parents, make=make)
 
     def teacher(self, data: Artifact) -> Artifact:
@@ -91,14 +91,14 @@ class _Lab:
             save_hf(model, load_tokenizer(config.model), folder)
 
         inputs = config.model_dump(mode="json", include=None if config.fine_tune else {"model", "fine_tune"})
-        parents = [input_bill(self.run, "pretrained teacher", config.model, "model")]
+        parents = [input_bill(self.run, "pretrained teacher", config.model, "model", role="teacher")]
         if config.fine_tune:
             parents.append(data.bill)
         return self.run.artifact("teacher", kind="qa-teacher", inputs=inputs, parents=parents, make=make)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         config, seed = self.spec.student, self.spec.seed
-        pretrained = input_bill(self.run, "pretrained student", config.init, "model")
+        pretrained = input_bill(self.run, "pretrained student", config.init, "model", role="student")
 
         def make(folder: Path) -> None:
             model = keep_layers(load_qa_model(config.init, seed), config.layers)

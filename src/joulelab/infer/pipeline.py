@@ -36,7 +36,7 @@ TRACKER = "inference"
 def run_infer(run: RunContext) -> None:
     spec = cast(InferSpec, run.spec)
     if spec.weights_from is not None:  # break-even needs what the model took to train
-        input_bill(run, "model", spec.weights_from, "model")
+        input_bill(run, "model", spec.weights_from, "model", role=None)
     torch.set_num_threads(spec.usable_threads)
     if spec.generate:
         run_generation(run, spec)

@@ -13,7 +13,7 @@ from typing import Any
 from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.bill_model import COMPONENTS, BillLine, EnergyBill
-from joulelab.report.joules import ancestor_figure, made_by_teacher
+from joulelab.report.joules import ancestor_figure, is_teachers
 from joulelab.runs.artifacts import find_artifact, read_bill
 from joulelab.runs.bills import BILL, Ancestor, Bill
 from joulelab.runs.groups import GroupRecord, group_records
@@ -193,5 +193,5 @@ def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
         figure=figure,
         components=components or {"all": figure},
         parents=ancestor.parents,
-        shared=made_by_teacher(ancestor),
+        shared=is_teachers(ancestor),
     )

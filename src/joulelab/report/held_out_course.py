@@ -73,4 +73,4 @@ class Course:
 
 def is_before(part: Part) -> bool:
     """Work before the last training: the SFT student's (whoever paid for it) and the reference's."""
-    return any(stage in _BEFORE for stage in part.stages)
+    return not part.shared and any(stage in _BEFORE for stage in part.stages)

@@ -54,7 +54,7 @@ class Part:
     @property
     def is_exam(self) -> bool:
         """Work that only asks how good the teacher is."""
-        return self.shared and all(one.activity == "evaluate" for one in self.kinds)
+        return self.shared and bool(self.kinds) and all(one.activity == "evaluate" for one in self.kinds)
 
     @property
     def is_students(self) -> bool:
@@ -98,7 +98,7 @@ def _own_part(stage: StageRecord, key: str | None) -> Part:
 
 def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
     """One, or its work, its setup and its repeated work apart."""
-    name, kinds = _AND.join(ancestor.stages) or ancestor.name, kinds_of(ancestor)
+    name, kinds = _part_name(ancestor), kinds_of(ancestor)
     by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
     if ancestor.work:
         apart: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
@@ -110,10 +110,17 @@ def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
             (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in apart if energy
         ]
     return [
-        Part(title, True, made_by_teacher(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
+        Part(title, True, is_teachers(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
         for kind, title, one in by_kind
         if (figure := ancestor_figure(one, policy))
     ]
+
+
+def _part_name(ancestor: Ancestor) -> str:
+    """Its stages; of a teacher that was made as something else, with its use: it is not the student's own training."""
+    name = _AND.join(ancestor.stages) or ancestor.name
+    as_made = ancestor.model_copy(update={"used_as": None})
+    return f"{name}, as teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
 
 
 def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
@@ -219,9 +226,9 @@ def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
     return summed.model_copy(update={"lower_bound": any(one.lower_bound or one.is_lower_bound for one in figures)})
 
 
-def made_by_teacher(ancestor: Ancestor) -> bool:
-    """Also what a teacher did on another machine, which has no stage of ours."""
-    return any(kind.role == "teacher" for kind in kinds_of(ancestor))
+def is_teachers(ancestor: Ancestor) -> bool:
+    """Whether it is a teacher's work: made by one, on another machine too, or used as one or on the way to one."""
+    return ancestor.used_as == "teacher" or any(kind.role == "teacher" for kind in kinds_of(ancestor))
 
 
 def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from joulelab.report.bill_model import EnergyBill
-from joulelab.report.joules import is_teacher, made_by_teacher
+from joulelab.report.joules import is_teacher, is_teachers
 from joulelab.runs.bills import ELSEWHERE, Ancestor
 from joulelab.runs.record import RunRecord
 
@@ -37,7 +37,7 @@ def _began_with_weights(bill: EnergyBill) -> bool:
         weights = one.made_by == ELSEWHERE and one.kind in ("model", "weights")
         if weights and (of_teacher or not _only_teaches(one.name, bill.record.spec if bill.record else {})):
             return True
-        shared = lines[key].shared if key in lines else made_by_teacher(found[key])
+        shared = lines[key].shared if key in lines else is_teachers(found[key])
         if of_teacher or not shared:
             waiting += one.parents
     return False

@@ -26,7 +26,7 @@ from joulelab.runs.attempt_data import (
 )
 from joulelab.runs.attempt_record import attempt_record
 from joulelab.runs.beside import SOURCE as CODECARBON
-from joulelab.runs.bills import Ancestor
+from joulelab.runs.bills import Ancestor, ancestry_of
 from joulelab.runs.carbon import co2e
 from joulelab.runs.events import Window
 from joulelab.runs.evidence import gather
@@ -378,14 +378,9 @@ def _lineage(
     price: Callable[[Ancestor], Ancestor],
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
     """Artefacts made and used, with all ancestors; what this run made carries the joules of the final record."""
-    made: dict[str, None] = {}
-    by_key: dict[str, Ancestor] = {}
-    for attempt in attempts:
-        for bill in attempt.events.bills.values():
-            if bill.artefact.made_by == run_id:
-                made[bill.key] = None
-            for ancestor in (*bill.ancestry, bill.artefact):
-                by_key.setdefault(ancestor.key, ancestor)
+    bills = [bill for attempt in attempts for bill in attempt.events.bills.values()]
+    made = dict.fromkeys(bill.key for bill in bills if bill.artefact.made_by == run_id)
+    by_key = {ancestor.key: ancestor for ancestor in ancestry_of(bills)}
     for key in made:
         own = [stage for stage in stages if (stage.part_of or stage.name) in by_key[key].stages]
         kinds = [_kind_of(name, stages) for name in by_key[key].stages]

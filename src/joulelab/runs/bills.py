@@ -43,6 +43,9 @@ class Ancestor(Frozen):
     setup: dict[str, EnergyFigure] = {}
     repeated: dict[str, EnergyFigure] = {}
     parents: tuple[str, ...] = ()
+    used_as: str | None = None
+    """Role it has where it is used (`teacher`, `student`, `data`), for inputs that a user named and, of a teacher, for
+    all of its ancestors too; None where the roles of its stages apply, and in bills older than this field."""
 
 
 PRICE_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")
@@ -108,9 +111,35 @@ def with_parts(bill: Bill) -> tuple[Ancestor, ...]:
 
 
 def ancestry_of(parents: Iterable[Bill]) -> tuple[Ancestor, ...]:
-    """The parents and all of theirs; an ancestor reached by two ways counts once."""
+    """The parents and all of theirs; an ancestor reached by two ways counts once, in one role (`_main_use`)."""
     by_key: dict[str, Ancestor] = {}
     for bill in parents:
         for ancestor in (*bill.ancestry, bill.artefact):
-            by_key.setdefault(ancestor.key, ancestor)
+            known = by_key.setdefault(ancestor.key, ancestor)
+            by_key[ancestor.key] = known.model_copy(update={"used_as": _main_use(known.used_as, ancestor.used_as)})
     return tuple(by_key.values())
+
+
+def with_use(bill: Bill, role: str | None) -> Bill:
+    """The bill of an input that is used in this role.
+
+    A teacher counts as teacher with its whole bill: N students share all that led to it, a student's training included.
+    Of a student's first weights and of data only the artifact itself takes the role; what their own teachers did stays
+    teacher's work. None keeps the roles in which everything was made.
+    """
+    if role is None:
+        return bill
+    artefact = bill.artefact.model_copy(update={"used_as": role})
+    ancestry = bill.ancestry
+    if role == "teacher":
+        ancestry = tuple(ancestor.model_copy(update={"used_as": role}) for ancestor in ancestry)
+    return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry})
+
+
+def _main_use(*uses: str | None) -> str | None:
+    """The role of an artifact that one run uses in several.
+
+    Any other use wins over `teacher`: the student needs the artifact with and without a teacher, so its energy belongs
+    to the sum without teacher, and N students do not share it. A declared use wins over the roles of its stages.
+    """
+    return next((role for role in ("student", "data", None) if role in uses), "teacher")

@@ -72,7 +72,8 @@ class AttemptEvents:
     """Results that are joules of artefacts, by their keys, shared by so many things."""
     findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """What trackers of the training loop found: by stage, then by tracker."""
-    bills: dict[str, Bill] = field(default_factory=dict)
+    bills: dict[tuple[str, str | None], Bill] = field(default_factory=dict)
+    """By key and use."""
     """Of what was made or used, by key: two inputs may have the same name."""
     device: str | None = None
     """Where the models of the run work (`cpu`, `cuda`); None where nothing declared it."""
@@ -139,7 +140,7 @@ def read_events(path: Path) -> AttemptEvents:
             events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
         elif kind == "artefact":
             bill = Bill.model_validate(line["bill"])
-            events.bills[bill.key] = bill
+            events.bills[bill.key, bill.artefact.used_as] = bill
             for stage in bill.artefact.stages:
                 for opening in events.openings.get(stage, []):
                     opening.artifact = True

@@ -72,12 +72,20 @@ def kind_by_name(name: str) -> StageKind:
 
 
 def kinds_of(ancestor: Ancestor) -> tuple[StageKind, ...]:
-    """What the stages were in which an artifact was made; of unmetered work, whose it was."""
+    """What the stages were in which an artifact was made; of unmetered work, whose it was.
+
+    The role in which it is used replaces that in which it was made. Data that a teacher generated is the exception: it
+    is teacher's work here as it is in a run that has it generated.
+    """
     if ancestor.roles:
         declared = zip(ancestor.roles, ancestor.activities, strict=True)
-        return tuple(StageKind(checked_role(role), activity) for role, activity in declared)
-    names = (ancestor.name,) if ancestor.kind == UNMETERED else ancestor.stages
-    return tuple(kind_by_name(name) for name in names)
+        made = [StageKind(checked_role(role), activity) for role, activity in declared]
+    else:
+        made = [kind_by_name(name) for name in ((ancestor.name,) if ancestor.kind == UNMETERED else ancestor.stages)]
+    generated = ancestor.used_as == "data" and any(kind.role == "teacher" for kind in made)
+    if ancestor.used_as is None or generated:
+        return tuple(made)
+    return tuple(kind._replace(role=checked_role(ancestor.used_as)) for kind in made)
 
 
 class Segment(Frozen):

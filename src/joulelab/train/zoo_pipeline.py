@@ -172,6 +172,5 @@ class _Lab:
         request = self.spec.request
         weights = request.size.hub_id if request.weights == PUBLISHED else request.weights
         dataset = "" if request.dataset == SYNTHETIC else request.dataset
-        return [
-            input_bill(self.run, kind, name, kind) for kind, name in (("model", weights), ("dataset", dataset)) if name
-        ]
+        bills = [input_bill(self.run, "model", weights, "model", role="student")] if weights else []
+        return bills + ([input_bill(self.run, "dataset", dataset, "dataset", role="data")] if dataset else [])

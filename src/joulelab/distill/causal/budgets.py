@@ -15,7 +15,7 @@ from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Ancestor, Bill, ancestry_of
 from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.record import Result, components_of
+from joulelab.runs.record import Result, StageRole, components_of, kinds_of
 from joulelab.units import energy_text
 
 NOTED = "budget.json"
@@ -49,8 +49,8 @@ def for_training(bench: Bench, parents: Iterable[Bill], start: Artifact | None) 
         return Allowance(kept["left"]["tokens"], kept["left"]["energy_j"])
     budget = bench.spec.budget
     lineage = ancestry_of([*parents, *([start.bill] if start else [])])
-    teacher_j = _joules(bench, lineage, "teacher.")
-    start_j = _joules(bench, lineage, "student.")
+    teacher_j = _joules(bench, lineage, "teacher")
+    start_j = _joules(bench, lineage, "student")
     start_tokens = trained_tokens(start) if start else 0
     left = Allowance(
         tokens=None if budget.tokens is None else budget.tokens - start_tokens,
@@ -79,10 +79,10 @@ def _left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | None) ->
     return (spec.budget.energy_j or 0.0) - sum(taken_j or 0.0 for taken_j in taken.values())
 
 
-def _joules(bench: Bench, lineage: Iterable[Ancestor], who: str) -> float | None:
+def _joules(bench: Bench, lineage: Iterable[Ancestor], role: StageRole) -> float | None:
     """None where they are not known of all that was done; 0 where nothing was done."""
     policy, estimates = bench.spec.energy.total_energy_policy, bench.spec.training.budget_counts_estimates
-    figures = [components_of(one) for one in lineage if any(stage.startswith(who) for stage in one.stages)]
+    figures = [components_of(one) for one in lineage if any(kind.role == role for kind in kinds_of(one))]
     found = [figure.best(policy) if estimates else figure.under_policy(policy) for figure in figures]
     known = [figure.energy_j for figure in found if figure.energy_j is not None]
     return sum(known) if len(known) == len(found) else None

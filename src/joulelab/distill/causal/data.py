@@ -20,7 +20,7 @@ from joulelab.runs.context import Stage
 def tokenised(bench: Bench) -> Artifact:
     """Both stores in one artefact: they come from one source, by one tokenizer."""
     data = bench.spec.data
-    raw = input_bill(bench.run, "texts", data.source, "text")
+    raw = input_bill(bench.run, "texts", data.source, "text", role="data")
 
     def make(folder: Path) -> None:
         with bench.run.stage("data.preprocess", role="data", activity="preprocess") as stage:

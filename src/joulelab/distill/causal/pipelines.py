@@ -185,7 +185,7 @@ def _pairs(bench: Bench, data: Artifact) -> Artifact:
 
 def the_teacher(bench: Bench) -> Voice:
     name = bench.spec.teacher.model
-    bill = input_bill(bench.run, "teacher", name, "model")
+    bill = input_bill(bench.run, "teacher", name, "model", role="teacher")
     return Voice(name, bench.teacher_identity, bench.load_teacher, bill)
 
 

@@ -125,7 +125,7 @@ def examined(
     }
     parents = [bill, data.bill]
     if spec.quality.answers:
-        parents.append(input_bill(bench.run, "questions", spec.quality.answers, "text"))
+        parents.append(input_bill(bench.run, "questions", spec.quality.answers, "text", role="data"))
     made = bench.run.artifact(f"{who}-quality", kind="quality", inputs=inputs, parents=parents, make=make, reuse=reuse)
     return Examined.load(made.folder)
 

@@ -126,9 +126,10 @@ def _origin(bench: Bench, start: Artifact | None) -> list[Bill]:
     if start is not None:
         return [start.bill]
     if student.model is not None:
-        return [input_bill(bench.run, "student's weights", student.model, "model")]
+        return [input_bill(bench.run, "student's weights", student.model, "model", role="student")]
     if student.layers is not None or student.teacher_embeddings:
-        return [input_bill(bench.run, "teacher", bench.spec.teacher.model, "model")]
+        # layers of the run's own teacher: its training stays the teacher's, as it does where the run trains the teacher
+        return [input_bill(bench.run, "teacher", bench.spec.teacher.model, "model", role="teacher")]
     return []
 
 
