@@ -235,5 +235,5 @@ def test_incomplete_readings_give_a_reason_instead_of_a_ratio() -> None:
     whole = EnergyFigure(energy_j=512.0, method="counter")
     for coverage, reason in ((0.72, "readings are missing (72 % covered)"), (0.985, ""), (1.0, "")):
         assert why_incomplete([whole, whole.model_copy(update={"coverage": coverage})]) == reason
-    unmetered = whole.model_copy(update={"lower_bound": True})
-    assert why_incomplete([whole, unmetered]) == "some of the work was not metered"
+    assert why_incomplete([whole, whole.model_copy(update={"lower_bound": True})]) == ""
+    assert why_incomplete([whole], unmetered=True) == "some of the work was not metered"

@@ -191,10 +191,7 @@ def taught_model(play):
 
 def roles(record):
     """Of the inherited artifacts: the roles in which they count, and whether N students share them."""
-    return {
-        one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teachers(one))
-        for one in record.inherited
-    }
+    return {one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teachers(one)) for one in record.inherited}
 
 
 def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, taught_model):

@@ -8,15 +8,18 @@ from operator import attrgetter
 from typing import Literal
 
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, total
-from joulelab.report.comparison import ComparedRun, Role, Row
+from joulelab.report.comparison import ComparedRun, Role, Row, one_of_each_record
 from joulelab.report.differences import energy_ratio, quality_difference
 from joulelab.report.joules import is_teacher, mean_figure
 from joulelab.report.quality import share_interval
 from joulelab.report.stage_means import stage_means
+from joulelab.runs.measure_result import repeat_mean
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.stats import Interval, mean_t
 
 TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
+_WITH_TEACHER = attrgetter("with_teacher", "mixed", "incomplete")
+_WITHOUT_TEACHER = attrgetter("without_teacher", "mixed_without", "incomplete_without")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
@@ -28,6 +31,7 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
     if role == "method" and trained and only_infers(runs[0].record):
         role = "inference"
     values = [run.quality.result.value for run in runs if run.quality]
+    records = one_of_each_record(runs)
     return Row(
         label=label,
         role=role,
@@ -35,13 +39,13 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         quality=sum(values) / len(values) if values else None,
         interval=_interval(runs, values),
         stages=stage_means(runs),
-        own=mean_figure(run.joules.own for run in runs),
+        own=mean_figure(run.joules.own for run in records),
         inherited=_mean_inherited(runs),
         without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
         with_teacher=_mean_sum(runs, [run.joules.with_teacher for run in runs], with_teacher=True),
-        setup=_mean_apart(runs, "setup"),
-        repeated=_mean_apart(runs, "repeated"),
-        whole=mean_figure(run.joules.whole for run in runs),
+        setup=_mean_apart(records, "setup"),
+        repeated=_mean_apart(records, "repeated"),
+        whole=mean_figure(run.joules.whole for run in records),
         mixed=any(run.joules.mixed for run in runs),
         mixed_without=any(run.joules.mixed_without for run in runs),
         teacher_share=_teacher_share(runs),
@@ -49,8 +53,8 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         j_per_sample=training_mean(runs, "j_per_sample"),
         unknown=tuple(dict.fromkeys(name for run in runs for name in run.joules.unknown)),
         difference=None if own else quality_difference(runs, baseline),
-        student_ratio=None if own else energy_ratio(runs, baseline, attrgetter("without_teacher", "mixed_without")),
-        full_ratio=None if own else energy_ratio(runs, baseline, attrgetter("with_teacher", "mixed")),
+        student_ratio=None if own else energy_ratio(runs, baseline, _WITHOUT_TEACHER),
+        full_ratio=None if own else energy_ratio(runs, baseline, _WITH_TEACHER),
     )
 
 
@@ -79,7 +83,13 @@ def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
 
 
 def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teacher: bool) -> EnergyFigure:
-    """What all repeats use, made by one of them or by another run, was measured once: repeats make it no surer."""
+    """What all repeats use, made by one of them or by another run, was measured once: repeats make it no surer.
+
+    Of a measured program it is what `measure` states: the mean with Student's interval over the repeats.
+    """
+    repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
+    if repeats is not None and not any(run.record.inherited for run in runs):
+        return repeats.energy
     mean = mean_figure(sums)
     if mean.half_width_j is None:
         return mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -38,6 +39,14 @@ class ComparedRun:
         """Of a run that has one; those without stand in no comparison of quality."""
         assert self.quality is not None
         return self.quality.result
+
+
+def one_of_each_record(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """For what all repeats of a measured program have in common: their setup, and all energy that was used."""
+    first: dict[str, ComparedRun] = {}
+    for run in runs:
+        first.setdefault(run.record.run_id, run)
+    return list(first.values())
 
 
 @dataclass(frozen=True)

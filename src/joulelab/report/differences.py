@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.comparison import ComparedRun, EnergyRatio, QualityDifference
-from joulelab.report.joules import RunJoules, mixes_methods, why_incomplete
+from joulelab.report.joules import RunJoules, missing_time_rel, mixes_methods
 from joulelab.report.predictions import predicted_difference
 from joulelab.stats import (
     Interval,
@@ -76,9 +76,9 @@ def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], th
 def energy_ratio(
     runs: Sequence[ComparedRun],
     baseline: Sequence[ComparedRun],
-    of: Callable[[RunJoules], tuple[EnergyFigure, bool]],
+    of: Callable[[RunJoules], tuple[EnergyFigure, bool, str]],
 ) -> EnergyRatio:
-    """`of` names the joules, and says whether estimates and measurements are added in them."""
+    """`of` names the joules, whether estimates and measurements are added in them, and why they give no ratio."""
     if not baseline:
         return EnergyRatio(None, 0, "the baseline has no finished run")
     pairs = pairs_of(runs, baseline)
@@ -86,12 +86,13 @@ def energy_ratio(
     ours = [method for _, method in pairs] if pairs else list(runs)
     count = min(len(ours), len(theirs))
     named = [[of(run.joules) for run in side] for side in (ours, theirs)]
-    figures = [[figure for figure, _ in side] for side in named]
-    if incomplete := why_incomplete(figure for side in figures for figure in side):
-        return EnergyRatio(None, count, incomplete)
+    figures = [[figure for figure, _, _ in side] for side in named]
+    reasons = [incomplete for side in named for _, _, incomplete in side if incomplete]
+    if reasons:
+        return EnergyRatio(None, count, reasons[0])
     if mixes_methods(figure for side in figures for figure in side):
         return EnergyRatio(None, count, "one side is measured and the other estimated")
-    if any(mixed for side in named for _, mixed in side):
+    if any(mixed for side in named for _, mixed, _ in side):
         return EnergyRatio(None, count, "some of the joules are measured and some estimated")
     joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
     if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
@@ -100,6 +101,7 @@ def energy_ratio(
     same = {device for run in ours for device in run.devices} == {device for run in theirs for device in run.devices}
     if not same:
         ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
+    ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
     needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
     crowded = any(figure.crowded for side in figures for figure in side)

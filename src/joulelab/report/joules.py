@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from joulelab.meter.figure_text import coverage_text
-from joulelab.meter.figures import COVERED, EnergyFigure, missing, total
+from joulelab.meter.figures import EnergyFigure, missing, total
 from joulelab.runs.bills import UNMETERED, Ancestor
+from joulelab.runs.measure_result import RUN
 from joulelab.runs.record import (
     EnergyByComponent,
     RunRecord,
@@ -64,20 +65,18 @@ class Part:
 def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
     """A run's energy in parts that add up to all it used: inherited ones first; idle baselines belong to no bill.
 
-    Setup and repeated work are parts of their own kind. With `repeat` the parts are those of one run of a measured
-    program, with its share of the setup.
+    Setup and repeated work are parts of their own kind. With `repeat` the work is that one run of a measured program;
+    the setup is that of all its runs.
     """
     inherited = [part for ancestor in record.inherited for part in _ancestor_parts(ancestor, record.policy)]
     made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
-    stages = [stage for stage in record.stages if not stage.outside_totals and stage.repeat in (None, repeat)]
-    if repeat is None:
-        stages = [stage for stage in record.stages if not stage.outside_totals]
+    stages = [stage for stage in record.stages if not stage.outside_totals]
+    if repeat is not None:
+        stages = [stage for stage in stages if stage.repeat in (None, repeat)]
     own = [_own_part(stage, made.get(stage.name)) for stage in stages]
     if not inherited and all(part.kind != "work" for part in own):
         own = [replace(part, kind="work") for part in own]  # a run without stages has nothing else to compare
-    count = 1 if repeat is None else sum(stage.repeat is not None for stage in record.stages)
-    shared = [part if part.kind == "work" else _scaled(part, 1 / count) for part in own]
-    return (*inherited, *shared)
+    return (*inherited, *own)
 
 
 def method_parts(parts: Iterable[Part], include_repeated: bool = False) -> tuple[Part, ...]:
@@ -93,7 +92,8 @@ def _own_part(stage: StageRecord, key: str | None) -> Part:
     kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
     kinds = (StageKind(stage.role, stage.activity),)
     figures = stage.best, _scopes(stage.energy, stage.best)
-    return Part(stage.name, False, stage.role == "teacher", *figures, key, kind, kinds)
+    name = stage.name if stage.repeat is None else RUN  # all runs of a program are the same work
+    return Part(name, False, stage.role == "teacher", *figures, key, kind, kinds)
 
 
 def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
@@ -131,14 +131,12 @@ def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | 
     }
 
 
-def _scaled(part: Part, factor: float) -> Part:
-    scopes = {name: None if value is None else factor * value for name, value in part.by_scope.items()}
-    return replace(part, figure=part.figure.scaled(factor), by_scope=scopes)
-
-
 @dataclass(frozen=True)
 class RunJoules:
-    """What one run used itself, what it uses of others' work, and what methods are compared by."""
+    """What one run used itself, what it uses of others' work, and what methods are compared by.
+
+    Of one run of a measured program the sums that methods are compared by are its own; the others are of all its runs.
+    """
 
     own: EnergyFigure
     """Setup and repeated work included."""
@@ -163,7 +161,10 @@ class RunJoules:
     """Those of them that are work done for this run: a sum without it is a lower bound."""
     mixed: bool
     """Whether the sum with the teacher adds estimates to measurements; it must then say so."""
+    incomplete: str
+    """Why no ratio is formed of the sum with the teacher; empty where there is one."""
     mixed_without: bool
+    incomplete_without: str
     """The same of the sum without the teacher."""
 
 
@@ -171,8 +172,6 @@ def run_joules(record: RunRecord, repeat: int | None = None, include_repeated: b
     parts = all_parts(record, repeat)
     counted = method_parts(parts, include_repeated)
     own = record.totals.best if record.totals else missing(NOT_RECORDED)
-    if repeat is not None and own.energy_j is not None:
-        own = known_sum([part.figure for part in parts if not part.inherited])
     bills = [part.figure for part in parts if part.inherited]
     no_teacher = is_teacher(record)  # without the teacher there is nothing to tell of it
     students = [part for part in counted if no_teacher or not part.shared]
@@ -192,12 +191,21 @@ def run_joules(record: RunRecord, repeat: int | None = None, include_repeated: b
         unknown=tuple(dict.fromkeys(_name(record, part) for part in parts if _is_unknown(part))),
         unmetered=tuple(ancestor.name for ancestor in record.inherited if ancestor.kind == UNMETERED),
         mixed=mixes_methods(part.figure for part in counted),
+        incomplete=_why_no_ratio(counted),
         mixed_without=mixes_methods(part.figure for part in students),
+        incomplete_without=_why_no_ratio(students),
     )
 
 
 def _method_sum(own: EnergyFigure, parts: Sequence[Part]) -> EnergyFigure:
     return own if own.energy_j is None or not parts else known_sum([part.figure for part in parts])
+
+
+def _why_no_ratio(parts: Sequence[Part]) -> str:
+    """The last readings of a killed attempt may be missing: that is stated in the interval, and forbids no ratio."""
+    unmetered = any(part.figure.lower_bound and part.figure.energy_j is None for part in parts)
+    work = [part.figure for part in parts if part.kind != "repeated"]
+    return why_incomplete([known_sum(work)] if work else [], unmetered)
 
 
 def _sum_of_kind(parts: Sequence[Part], kind: PartKind) -> EnergyFigure | None:
@@ -253,16 +261,24 @@ def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
     return total(present).scaled(1 / len(present)) if present else total(parts)
 
 
-def why_incomplete(figures: Iterable[EnergyFigure]) -> str:
+def why_incomplete(figures: Iterable[EnergyFigure], unmetered: bool = False) -> str:
     """Why no ratio is formed with these figures; empty where they have all energy that belongs to them.
 
     Time without readings up to 2 % biases a ratio by no more than that; the table marks such figures with ≥.
+    `unmetered`: work that belongs to them was done where no meter was.
     """
-    bounds = [figure for figure in figures if figure.is_lower_bound]
-    least = min((figure.coverage for figure in bounds), default=1.0)
+    least = min((figure.coverage for figure in figures if figure.is_lower_bound), default=1.0)
     if least < COVERED_FOR_RATIOS:
         return f"readings are missing ({coverage_text(least)})"
-    return "some of the work was not metered" if any(figure.coverage >= COVERED for figure in bounds) else ""
+    return "some of the work was not metered" if unmetered else ""
+
+
+def missing_time_rel(figure: EnergyFigure) -> float:
+    """How much a lower bound may lack because of time without readings, relative to it."""
+    if not figure.energy_j or not figure.is_lower_bound:
+        return 0.0
+    lacking_j = sum(error.half_width_j for error in figure.errors if error.name == "missing time")
+    return lacking_j / abs(figure.energy_j)
 
 
 def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:

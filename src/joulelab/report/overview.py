@@ -135,7 +135,7 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "time": _time(row),
         "hardware": Cell(*[" / ".join(dict.fromkeys(hardware_text(run.folder) for run in row.runs))] * 2),
         "repeats": Cell(str(len(row.runs)), float(len(row.runs))),
-        "runs": Cell(*[", ".join(_short_id(run.record.run_id) for run in row.runs)] * 2),
+        "runs": Cell(*[", ".join(dict.fromkeys(_short_id(run.record.run_id) for run in row.runs))] * 2),
         "grade": _grade(row),
     }
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from joulelab.report.comparison import ComparedRun, Comparison, Row
-from joulelab.report.joules import Part
+from joulelab.report.joules import Part, missing_time_rel
 from joulelab.runs.record import RunRecord
 from joulelab.stats import t_quantile
 
@@ -55,6 +55,7 @@ def datasets(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
 def _run(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, Any]:
     facts = {"run": name, "id": run.record.run_id, "method": row.label, "seed": run.seed, "role": row.role}
     facts |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
+    facts |= {"missing": _short(missing_time_rel(run.joules.with_teacher))}
     facts |= {"t": round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0}
     facts |= {"lower_bound": row.with_teacher.is_lower_bound}
     if run.quality is None:

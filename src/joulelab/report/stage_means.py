@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from joulelab.meter.figures import EnergyFigure, total
-from joulelab.report.comparison import ComparedRun, StageMean
-from joulelab.report.joules import Part, PartKind, known_sum
+from joulelab.report.comparison import ComparedRun, StageMean, one_of_each_record
+from joulelab.report.joules import Part, PartKind, known_sum, method_parts
+from joulelab.runs.measure_result import RUN, repeat_mean
 
 Line = tuple[str, bool]
 """Its name, and whether it is a line of inherited work."""
@@ -17,20 +18,28 @@ def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
     """Inherited work first, as it came first, then the rest in order.
 
     What one seed made and the others inherit is one line: which of them paid is chance. A run without the work counts
-    as 0 J of it, and a run without any joules is in no mean, as it is in no sum.
+    as 0 J of it, and a run without any joules is in no mean, as it is in no sum. The repeats of a measured program are
+    one line, with the interval that `measure` states; their setup was done once for all of them.
     """
     bills = [run.all_parts for run in runs]
+    repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
+    ids = [run.record.run_id for run in runs]
+    first = [ids.index(run_id) for run_id in dict.fromkeys(ids)]
     lines: dict[Line, dict[int, list[Part]]] = {}
     joined = _joined(bills)
     for place, parts in enumerate(bills):
-        for part in parts:
+        for part in parts if place in first else method_parts(parts):
             line = (part.stage, True) if part.inherited else (joined.get(part.stage, part.stage), part.stage in joined)
             lines.setdefault(line, {}).setdefault(place, []).append(part)
     billed = [place for place, run in enumerate(runs) if run.joules.with_teacher.energy_j is not None]
-    means = [
-        StageMean(name, _all_inherited(by_run), _mean(by_run, billed or range(len(runs))), _kind(by_run))
-        for (name, _), by_run in lines.items()
-    ]
+    counted = billed or range(len(runs))
+    once = [place for place in counted if place in first]
+    means = []
+    for (name, inherited), by_run in lines.items():
+        figure = _mean(by_run, counted if _kind(by_run) == "work" else once)
+        if repeats is not None and name == RUN and not inherited:
+            figure = repeats.energy
+        means.append(StageMean(name, _all_inherited(by_run), figure, _kind(by_run)))
     return tuple(sorted(means, key=lambda mean: not mean.inherited))
 
 

@@ -35,6 +35,7 @@ from joulelab.report.wording import (
     ratio_cell,
 )
 from joulelab.runs.groups import GroupRecord
+from joulelab.runs.measure_result import RUN
 from joulelab.runs.record import RunRecord
 from joulelab.units import duration_text, energy_text
 
@@ -197,7 +198,9 @@ def _item_cell(row: Row) -> str:
 def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:
     """Whose joules a line means, where that could be taken in two ways."""
     notes = []
-    if any(len(row.runs) > 1 for row in rows):
+    if any(run.repeat is not None for row in rows for run in row.runs):
+        notes.append(f"{RUN}: mean over all runs of the program. Setup and all energy used: of the whole measurement.")
+    elif any(len(row.runs) > 1 for row in rows):
         notes.append("Each line is the mean over all runs of a method, whoever paid, so that the lines add up.")
     if any(inherited for _, inherited in keys):
         notes.append("(inherited): other runs paid for it; counted once in each bill.")

@@ -76,9 +76,12 @@ class RepeatMean:
     duration_s: float
 
 
-def repeat_mean(record: RunRecord) -> RepeatMean | None:
-    """None where the program was not measured several times, or its repeats were measured by different methods."""
-    stages = repetitions(record)
+def repeat_mean(*records: RunRecord) -> RepeatMean | None:
+    """Over all repeats in these records of one program.
+
+    None where it was not measured several times, or its repeats were measured by different methods.
+    """
+    stages = [stage for record in records for stage in repetitions(record)]
     summary = summarise(stages)
     figure = _mean_figure(stages, summary)
     return None if summary is None or figure is None else RepeatMean(summary.count, figure, summary.mean_s)
@@ -212,5 +215,6 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
     incomplete = {
         "coverage": sum(figure.coverage for figure in seen) / len(seen),
         "lower_bound": any(figure.is_lower_bound for figure in seen),
+        "crowded": any(figure.crowded for figure in seen),
     }
     return mean.model_copy(update=incomplete)

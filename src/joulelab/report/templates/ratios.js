@@ -1,6 +1,6 @@
 // Multiples of the baseline with 95 % intervals, as the report computes them: on logarithms, paired by seed where each
-// side has each seed once, else Welch's; the scale errors of two cards join them in quadrature. One thing differs: from
-// 20 repeats on the report draws a bootstrap, and the page keeps Student's t.
+// side has each seed once, else Welch's; the scale errors of two cards and time without readings join them in
+// quadrature. One thing differs: from 20 repeats on the report draws a bootstrap, and the page keeps Student's t.
 (() => {
   "use strict";
   const { report } = window.view;
@@ -43,12 +43,14 @@
     return [middle, both > 0 ? t(both ** 2 / spread) * Math.sqrt(both) : 0];
   }
 
-  // [value, low, high, repeats], or null where joules are missing; each run is {seed, joules, devices, gain}.
+  // [value, low, high, repeats], or null where joules are missing; each run is {seed, joules, devices, gain, missing}.
   function ratio(ours, theirs) {
     const pairs = pairsOf(ours, theirs);
     const sides = pairs.length ? [0, 1].map((side) => pairs.map((pair) => pair[side])) : [ours, theirs];
     if (sides.some((side) => !side.length || side.some((run) => !(run.joules > 0 && run.joules < Infinity)))) return null;
     let [middle, half] = pairs.length ? paired(pairs) : welch(ours, theirs);
+    const lacking = sides.map((side) => Math.log1p(Math.max(...side.map((run) => run.missing))) ** 2);
+    half = Math.sqrt(half ** 2 + lacking[0] + lacking[1]);
     const cards = sides.map((side) => Array.from(new Set(side.flatMap((run) => run.devices))).sort().join());
     if (cards[0] !== cards[1]) {
       const scale = sides.map((side) => Math.log1p(Math.max(...side.map((run) => run.gain))) ** 2);
