@@ -4,6 +4,9 @@ import shutil
 
 import pytest
 
+from joulelab.report.energy_bill import run_bill
+from joulelab.report.joules import parts_of
+
 
 @pytest.fixture(scope="module")
 def trained(lab, tmp_path_factory):
@@ -22,3 +25,7 @@ def test_our_own_final_model_brings_its_bill_as_teacher_and_as_student(lab, trai
     assert inherited["final_model"].energy["cpu_estimate"].energy_j == used > 0
     assert len({ancestor.key for ancestor in second.lineage}) == len(second.lineage)  # each once
     assert str(ours) not in inherited
+    (part,) = [part for part in parts_of(second) if part.key == inherited["final_model"].key]
+    assert (part.shared, part.is_students) == (role == "teacher", role == "student")
+    (line,) = [line for line in run_bill(second, students=10).inherited if line.name == "final_model"]
+    assert line.shared is (role == "teacher"), "ten students share the training of their teacher, not of their start"
