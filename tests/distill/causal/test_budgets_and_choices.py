@@ -352,12 +352,26 @@ def test_joules_that_nobody_measured_are_missing_and_not_0():
     figures = {"gpu": missing("none"), "cpu_estimate": EnergyFigure(energy_j=1.0, method="estimated")}
     done = Ancestor(key="a", name="logits", kind="x", made_by="r", stages=("teacher.logits",), energy=figures)
     bench = SimpleNamespace(spec=spec)
-    assert budgets._joules(bench, [done], "teacher.") is None
-    assert budgets._joules(bench, [done], "student.") == 0.0
+    assert budgets._joules(bench, [done], "teacher") is None
+    assert budgets._joules(bench, [done], "student") == 0.0
     assert budgets._left_j(spec, None, 1.0) == 4.0
     spec.budget.counts_teacher = True
     with pytest.raises(ConfigError, match=r"joules of the teacher .* nobody measured"):
         budgets._left_j(spec, None, 1.0)
+
+
+def test_a_student_s_model_that_teaches_is_taken_off_the_budget_as_teacher():
+    """It was taken off as the SFT student that this one begins with, also where the budget leaves the teacher out."""
+    spec = SimpleNamespace(
+        energy=SimpleNamespace(total_energy_policy="measured"), training=SimpleNamespace(budget_counts_estimates=True)
+    )
+    figures = {"gpu": EnergyFigure(energy_j=3.0, method="counter")}
+    made = Ancestor(key="a", name="final_model", kind="x", made_by="r", stages=("student.train",), energy=figures)
+    bench = SimpleNamespace(spec=spec)
+    for used_as, teacher_j, start_j in ((None, 0.0, 3.0), ("student", 0.0, 3.0), ("teacher", 3.0, 0.0)):
+        lineage = [made.model_copy(update={"used_as": used_as})]
+        assert budgets._joules(bench, lineage, "teacher") == teacher_j
+        assert budgets._joules(bench, lineage, "student") == start_j
 
 
 def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):

@@ -82,7 +82,8 @@ def _left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | None) ->
 def _joules(bench: Bench, lineage: Iterable[Ancestor], role: StageRole) -> float | None:
     """None where they are not known of all that was done; 0 where nothing was done."""
     policy, estimates = bench.spec.energy.total_energy_policy, bench.spec.training.budget_counts_estimates
-    figures = [components_of(one) for one in lineage if any(kind.role == role for kind in kinds_of(one))]
+    metered = [one for one in lineage if one.stages]
+    figures = [components_of(one) for one in metered if any(kind.role == role for kind in kinds_of(one))]
     found = [figure.best(policy) if estimates else figure.under_policy(policy) for figure in figures]
     known = [figure.energy_j for figure in found if figure.energy_j is not None]
     return sum(known) if len(known) == len(found) else None
