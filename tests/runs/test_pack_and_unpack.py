@@ -1,5 +1,6 @@
 """An archive says the same to somebody else: whole, recomputable, and without what is nobody's business."""
 
+import errno
 import gzip
 import hashlib
 import io
@@ -12,6 +13,7 @@ import pytest
 
 from joulelab.cli.unpack import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
+from joulelab.runs import unpacking
 from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.lock import holding
 from joulelab.runs.pack_secrets import without_secrets
@@ -134,14 +136,14 @@ def test_a_flipped_byte_or_a_missing_end_is_refused_and_leaves_nothing(folder, t
         try:
             out = unpack(archive, tmp_path / "out")
         except JoulelabError as error:
-            assert error.exit_code == 1
+            assert error.exit_code == 2
             refused += 1
         else:  # the byte told of nothing that is kept, as a time in a header
             assert files_of(out) == original
             shutil.rmtree(out)
     assert refused > 15
     archive.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(JoulelabError, match="corrupted"):
+    with pytest.raises(UsageError, match="corrupted"):
         unpack(archive, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir() if path.name not in (name, "runs")] == []
 
@@ -174,7 +176,7 @@ def named(name, kind=tarfile.REGTYPE, link=""):
 )
 def test_an_archive_of_somebody_elses_making_writes_nowhere(tmp_path, member, said):
     archive = tar_of(tmp_path / "x.tar.gz", (member, b""))
-    with pytest.raises(JoulelabError, match=said):
+    with pytest.raises(UsageError, match=said):
         unpack(archive, tmp_path / "deep" / "er" / "out")
     assert not list(tmp_path.rglob("escaped")) and not (tmp_path / "deep" / "er" / "out").exists()
 
@@ -202,13 +204,42 @@ def test_mistakes_are_answered(folder, tmp_path):
     with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|unknown kind of archive"):
         pack([folder], [], tmp_path / "x.rar")
     (tmp_path / "x.tar.gz").write_text("not an archive")
-    with pytest.raises(JoulelabError, match="corrupted or not an archive"):
+    with pytest.raises(UsageError, match=r"corrupted or not an archive .* expected a \.tar\.gz or \.zip"):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")
     with pytest.raises(UsageError, match="there already"):
         unpack(tmp_path / "x.tar.gz", folder)
     changed(folder, lambda record: record.update(status="running"))
     with holding(folder), pytest.raises(UsageError, match="still running"):
         pack([folder], [], tmp_path / "y.zip")
+
+
+def test_a_full_disk_is_no_fault_of_the_archive(folder, tmp_path, monkeypatch):
+    pack([folder], [], tmp_path / "x.zip")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(unpacking, "_copy", full)
+    with pytest.raises(OSError, match="No space left"):
+        unpack(tmp_path / "x.zip", tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ['{"run_id": ', "{}", "[1, 2]"])
+def test_a_record_that_cannot_be_read_ends_verification_as_a_wrong_file(folder, tmp_path, content):
+    (folder / "run.json").write_text(content)
+    with pytest.raises(UsageError, match=r"run\.json .*; --verify expected the record of a run"):
+        verify_runs([folder])
+
+
+def test_an_archive_without_runs_is_not_verified(folder, tmp_path):
+    pack([folder], [], tmp_path / "x.tar.gz")
+    opened = unpack(tmp_path / "x.tar.gz", tmp_path / "opened")
+    files = {f"{TOP}/{name}": content for name, content in files_of(opened).items() if "runs/" not in name}
+    sums = files[f"{TOP}/SHA256SUMS"].decode().splitlines(keepends=True)
+    files[f"{TOP}/SHA256SUMS"] = "".join(line for line in sums if " runs/" not in line).encode()
+    tar_of(tmp_path / "empty.tar.gz", *((named(name), content) for name, content in files.items()))
+    with pytest.raises(UsageError, match="holds no run"):
+        unpack_verb(tmp_path / "empty.tar.gz", tmp_path / "out", verify=True)
 
 
 def test_secrets_stay_at_home(folder, tmp_path):

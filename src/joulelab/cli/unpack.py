@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from joulelab.cli.options import AsJson
-from joulelab.errors import InvalidMeasurement
+from joulelab.errors import InvalidMeasurement, UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.verification import FigureCheck
@@ -28,7 +28,7 @@ def unpack(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Unpack an archive and check every file by its SHA-256 sum; a damaged one leaves nothing behind (exit code 1).
+    """Unpack an archive and check every file by its SHA-256 sum; a corrupted one leaves nothing behind (exit code 2).
 
     The folder `runs` in it is a store: joulelab runs --runs-dir FOLDER/runs
 
@@ -44,6 +44,8 @@ def unpack(
     if verify:
         from joulelab.runs.verification import verify_runs
 
+        if not runs:
+            raise UsageError(f"{archive} holds no run, so there is nothing to verify", f"see what it holds: {folder}")
         checks = verify_runs(runs)
     if as_json:
         print_json(folder, runs, checks)
@@ -114,7 +116,7 @@ def print_rows(caption: str, checks: list[FigureCheck]) -> None:
 
 def _verdict(check: FigureCheck) -> str:
     words: str = check.verdict
-    if check.verdict == "newer method" and check.recomputed is not None:
+    if check.verdict == "newer method":
         words = f"newer method: {_value(check.recorded)} to {_value(check.recomputed)}"
     return words + (f" ({check.reason})" if check.reason else "")
 

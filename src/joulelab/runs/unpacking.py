@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from joulelab.errors import JoulelabError, NotFoundError, UsageError
+from joulelab.errors import NotFoundError, UsageError
 from joulelab.runs.packing import FORMAT, MANIFEST, SUMS, TOP
+from joulelab.runs.storage import storage_failure
 
 # A year of eight cards is a few gigabytes; an archive that claims more means to fill the disk.
 LARGEST_BYTES = 200 << 30
@@ -52,15 +53,19 @@ def _extract(archive: Path, place: Path) -> dict[str, str]:
             target = place / _inside(archive, name)
             total += size
             if total > LARGEST_BYTES or len(sums) >= MOST_FILES:
-                raise JoulelabError(f"{archive} claims to hold {total} bytes in {len(sums)} files", "it is not opened")
+                raise UsageError(f"{archive} claims to hold {total} bytes in {len(sums)} files", "it is not opened")
             inner = target.relative_to(place).as_posix()
             if inner in sums:
-                raise JoulelabError(f"{archive} holds {inner} twice", "it was not made by `joulelab pack`")
+                raise UsageError(f"{archive} holds {inner} twice", "it was not made by `joulelab pack`")
             target.parent.mkdir(parents=True, exist_ok=True)
             sums[inner] = _copy(content, target, size)
     except _DAMAGE as error:
-        raise JoulelabError(
-            f"{archive} is corrupted or not an archive: {type(error).__name__}: {error}", "get another copy of it"
+        if storage_failure(error) is not None:
+            raise
+        raise UsageError(
+            f"{archive} is corrupted or not an archive ({type(error).__name__}: {error}); expected a .tar.gz or .zip "
+            "file that `joulelab pack` wrote",
+            "get another copy of it, or name another file",
         ) from None
     return sums
 
@@ -86,7 +91,7 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
                 if entry.is_dir():
                     continue
                 if kind not in (0, stat.S_IFREG):
-                    raise JoulelabError(f"{archive} holds {entry.filename}, which is no plain file", "not opened")
+                    raise UsageError(f"{archive} holds {entry.filename}, which is no plain file", "not opened")
                 with opened.open(entry) as content:
                     yield entry.filename, entry.file_size, content
         return
@@ -95,7 +100,7 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
             if member.isdir():
                 continue
             if not member.isreg():
-                raise JoulelabError(f"{archive} holds {member.name}, which is no plain file", "it is not opened")
+                raise UsageError(f"{archive} holds {member.name}, which is no plain file", "it is not opened")
             yield member.name, member.size, tar.extractfile(member)
 
 
@@ -103,9 +108,9 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
     """The name below our top folder; one that leads out of it is refused."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise JoulelabError(f"{archive} holds the name {name!r}, which leads out of its folder", "it is not opened")
+        raise UsageError(f"{archive} holds the name {name!r}, which leads out of its folder", "it is not opened")
     if len(path.parts) < 2 or path.parts[0] != TOP:
-        raise JoulelabError(
+        raise UsageError(
             f"{archive} was not made by `joulelab pack`: it holds {name!r}", "joulelab pack RUN -o x.tar.gz makes one"
         )
     return PurePosixPath(*path.parts[1:])
@@ -113,19 +118,22 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
 
 def _require_whole(archive: Path, place: Path, found: dict[str, str]) -> None:
     if SUMS not in found or MANIFEST not in found:
-        raise JoulelabError(f"{archive} was not made by `joulelab pack`: it has no {SUMS} or no {MANIFEST}")
+        raise UsageError(
+            f"{archive} was not made by `joulelab pack`: it has no {SUMS} or no {MANIFEST}",
+            "joulelab pack RUN -o x.tar.gz makes an archive",
+        )
     try:
         lines = (place / SUMS).read_text(encoding="utf-8").splitlines()
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
         version = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["format"]
     except (ValueError, KeyError, TypeError):
-        raise JoulelabError(f"{archive}: {SUMS} or {MANIFEST} cannot be read", "ask for another copy of it") from None
+        raise UsageError(f"{archive}: {SUMS} or {MANIFEST} cannot be read", "get another copy of it") from None
     if version != FORMAT:
-        raise JoulelabError(f"{archive} has format {version}; this version reads {FORMAT}", "install a newer joulelab")
+        raise UsageError(f"{archive} has format {version}; this version reads {FORMAT}", "install a newer joulelab")
     listed = {name: digest for name, digest in found.items() if name != SUMS}
     wrong = [f"{name} differs" for name in expected if name in listed and listed[name] != expected[name]]
     wrong += [f"{name} is missing" for name in expected if name not in listed]
     wrong += [f"{name} is not in {SUMS}" for name in listed if name not in expected]
     if wrong:
         shown = "; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise JoulelabError(f"{archive} is not what was packed: {shown}", "ask for another copy of it")
+        raise UsageError(f"{archive} is not what was packed, by {SUMS}: {shown}", "get another copy of it")

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 from pydantic import ValidationError
 
-from joulelab.errors import JoulelabError
+from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.trace import read_header
 from joulelab.runs import first_release
 from joulelab.runs.artifacts import read_bill
@@ -111,13 +111,23 @@ _SUBJECTS_BY_END = {
 def verify_runs(folders: list[Path]) -> list[FigureCheck]:
     """One verdict per figure of every run; inherited ones against the run that made them, where it is here too."""
     checks: list[FigureCheck] = []
-    records = {folder: read_record(RunPaths(folder)) for folder in folders}
+    records = {folder: _read(RunPaths(folder)) for folder in folders}
     for folder, record in records.items():
         checks += _Run(RunPaths(folder), record).checks()
     by_id = {record.run_id: record for record in records.values()}
     for folder, record in records.items():
         checks += _inherited(RunPaths(folder), record, by_id)
     return _one_per_figure(checks)
+
+
+def _read(paths: RunPaths) -> RunRecord:
+    try:
+        return read_record(paths)
+    except JoulelabError as error:
+        raise UsageError(
+            f"{error.message}; --verify expected the record of a run",
+            "get another copy of the archive; `joulelab unpack` without --verify opens it as it is",
+        ) from None
 
 
 def _one_per_figure(checks: list[FigureCheck]) -> list[FigureCheck]:
