@@ -133,7 +133,16 @@ def test_a_forged_field_of_the_record_is_found(judged, tmp_path, forgery):
 @pytest.mark.parametrize("key", ["packages", "python", "cpu", "gpus", "command", "host", "variables"])
 def test_a_forged_environment_is_found_by_the_digest_in_the_marks(judged, key):
     edit(judged / "environment.json", lambda facts: facts.update({key: "another"}))
-    assert f"environment.{key}" in wrong(judged)
+    (found,) = wrong(judged).values()
+    assert found.figure == f"environment.{key}"
+    assert "another" in found.recorded
+
+
+def test_a_forged_cpu_is_listed_once_with_both_names(judged):
+    true = read_json(judged / "environment.json")["cpu"]["model"]
+    edit(judged / "environment.json", lambda facts: facts["cpu"].update(model="EPYC 9999"))
+    (found,) = wrong(judged).values()
+    assert (found.figure, found.recorded, found.recomputed) == ("environment.cpu.model", "EPYC 9999", true)
 
 
 def test_an_environment_whose_digest_was_taken_out_is_found(judged):

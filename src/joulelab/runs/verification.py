@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import BadZipFile
@@ -280,24 +280,30 @@ class _Run:
         if not self.paths.environment.exists():
             return
         facts = read_json(self.paths.environment)
+        in_trace = list(self._guarded("environment", self._environment_in_trace(facts)))
         begun = [events.environment for events in self.leading if events.begin_ns]
         if begun and begun[-1]:
             now = digests(facts)
+            in_trace = [check for check in in_trace if check.figure != "environment"]  # the digests name the entry
+            shown = {check.figure.split(".")[1] for check in in_trace if not check.good}
             for key in dict.fromkeys((*begun[-1], *now)):
                 check = self._check(f"environment.{key}", now.get(key), begun[-1].get(key), "digest in its marks")
-                yield _or_redacted(check, json.dumps(facts.get(key)))
+                text = json.dumps(facts.get(key))
+                if check.good:
+                    yield check
+                elif key not in shown:  # a digest tells that the entry differs, and not what it was
+                    yield _or_redacted(replace(check, recorded=text, recomputed=f"digest {check.recomputed}"))
         elif not self.older and begun:
             yield self._check("environment", "a snapshot", None, "its marks hold no digest of it")
         else:
             reason = "no digest was recorded; only what the trace states too is compared"
             yield FigureCheck(self.record.run_id, "environment", None, None, "no evidence", reason)
-        if not self.record.spec.get("energy", {}).get("replay_trace"):
-            yield from self._environment_in_trace(facts)
+        yield from in_trace
 
     def _environment_in_trace(self, facts: dict[str, Any]) -> Iterator[FigureCheck]:
         """Host, version and devices, which the recorder wrote down by itself."""
         traces = self.paths.traces()
-        if not traces:
+        if not traces or self.record.spec.get("energy", {}).get("replay_trace"):
             return
         lead = next((row.host for row in reversed(self.record.attempts) if row.number == traces[-1][1]), None)
         header: dict[str, Any] = next(
@@ -388,10 +394,10 @@ def _words(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _or_redacted(check: FigureCheck, text: str = "") -> FigureCheck:
+def _or_redacted(check: FigureCheck) -> FigureCheck:
     """`pack` replaces what looks like a secret, so a text with its mark cannot agree any more."""
-    if check.verdict == "differs" and REDACTED in f"{check.recorded} {check.recomputed} {text}":
-        return FigureCheck(check.run_id, check.figure, check.recorded, check.recomputed, "redacted", check.reason)
+    if check.verdict == "differs" and REDACTED in f"{check.recorded} {check.recomputed}":
+        return replace(check, verdict="redacted")
     return check
 
 
