@@ -227,7 +227,7 @@ def test_a_full_disk_is_no_fault_of_the_archive(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", ['{"run_id": ', "{}", "[1, 2]"])
 def test_a_record_that_cannot_be_read_ends_verification_as_a_wrong_file(folder, tmp_path, content):
     (folder / "run.json").write_text(content)
-    with pytest.raises(UsageError, match=r"run\.json .*; --verify expected the record of a run"):
+    with pytest.raises(UsageError, match=r"run\.json.*; --verify needs the record of a run"):
         verify_runs([folder])
 
 

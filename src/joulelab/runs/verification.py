@@ -125,7 +125,7 @@ def _read(paths: RunPaths) -> RunRecord:
         return read_record(paths)
     except JoulelabError as error:
         raise UsageError(
-            f"{error.message}; --verify expected the record of a run",
+            f"{error.message}; --verify needs the record of a run",
             "get another copy of the archive; `joulelab unpack` without --verify opens it as it is",
         ) from None
 
