@@ -1,10 +1,12 @@
-"""How many cores there are for us."""
+"""How many CPU cores this process may use."""
 
 from __future__ import annotations
 
 import os
 
+from joulelab.meter.sensors.cores import allowed_cores
+
 
 def usable_cores() -> int:
-    """That this process may use, which under Slurm are fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores available to this process (respects affinity, for example under Slurm)."""
+    return len(allowed_cores(os.getpid()))

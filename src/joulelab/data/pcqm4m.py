@@ -11,6 +11,7 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from joulelab import lookup
 from joulelab.data.batch_source import Rows
 from joulelab.data.cores import usable_cores
 from joulelab.data.molecules import MoleculeRows, MoleculeTable
+from joulelab.data.smiles import read_molecule
 from joulelab.data.sources import content_hash
 from joulelab.data.splits import Split
 from joulelab.errors import ConfigError, DependencyMissing
@@ -73,10 +75,8 @@ def _rows_of(split: Split, total: int) -> Rows:
 
 
 def _parse(smiles: list[str], targets: NDArray[np.float32], with_positions: bool) -> MoleculeTable:
-    try:
-        from joulelab.data.smiles import read_molecule
-    except ImportError as error:
-        raise DependencyMissing("SMILES need RDKit, not installed here", 'pip install "joulelab[graphs]"') from error
+    if find_spec("rdkit") is None:
+        raise DependencyMissing("SMILES need RDKit, which is not installed", 'pip install "joulelab[graphs]"')
     with ThreadPoolExecutor(usable_cores()) as pool:  # RDKit lets go of Python's lock while it embeds
         found = list(pool.map(lambda text: read_molecule(text, with_positions), smiles))
     return MoleculeTable(

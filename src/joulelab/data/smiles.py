@@ -1,4 +1,4 @@
-"""What RDKit makes of a SMILES string: atoms, bonds and positions as arrays. Importing this imports RDKit."""
+"""SMILES strings to atoms, bonds and positions as arrays, with RDKit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rdkit import Chem
-from rdkit.Chem import rdDepictor, rdDistGeom
-from rdkit.rdBase import BlockLogs
 
 from joulelab.data.molecules import FEATURES
 from joulelab.errors import ConfigError
@@ -23,6 +20,9 @@ class Molecule(NamedTuple):
 
 def read_molecule(smiles: str, with_positions: bool) -> Molecule:
     """Its heavy atoms; without positions they all lie at 0."""
+    from rdkit import Chem
+    from rdkit.rdBase import BlockLogs
+
     _silent = BlockLogs()  # until the end of this function: what RDKit cannot do is dealt with here
     chem = Chem.MolFromSmiles(smiles)
     if chem is None or not chem.GetNumAtoms():
@@ -52,6 +52,9 @@ def _features(atom: Any) -> tuple[int, ...]:
 
 def _positions(chem: Any) -> NDArray[np.float64]:
     """In ångström: RDKit's embedding, or the flat drawing for the few molecules that it gives up on."""
+    from rdkit import Chem
+    from rdkit.Chem import rdDepictor, rdDistGeom
+
     whole = Chem.AddHs(chem)
     for random_start in (False, True):
         if rdDistGeom.EmbedMolecule(whole, randomSeed=1, useRandomCoords=random_start) == 0:
