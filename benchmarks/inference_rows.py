@@ -37,8 +37,8 @@ from joulelab.infer.precisions import cast_inputs, cast_model, inference, peak_n
 from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
 from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.health import load_health, throttle_shares
 from joulelab.meter.session import Meter
-from joulelab.meter.vitals import load_vitals, throttle_shares
 from joulelab.runs.idle import IdlePower, idle_power, is_steady, spread_and_drift
 from joulelab.runs.record import IdleBaseline
 from joulelab.stats import Interval, ratio_paired
@@ -233,7 +233,7 @@ def teller(
 
 
 def state_during(lab: Lab, windows: list[tuple[int, int]]) -> dict[str, Any]:
-    states = load_vitals(lab.meter.trace_path).during(windows)
+    states = load_health(lab.meter.trace_path).during(windows)
 
     def median(name: str) -> float | None:
         values = [getattr(state, name) for state in states if getattr(state, name) is not None]

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.parquet import MISFIT, write_parquet
 from joulelab.meter.trace import header
-from joulelab.meter.trace_parquet import MISFIT, write_parquet
 from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Attempt, EnergyByComponent, RunRecord, Segment, StageRecord, Totals

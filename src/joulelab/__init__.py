@@ -22,7 +22,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "measure": "joulelab.runs.measure_api:measure",
     "measured": "joulelab.runs.measure_api:measured",
-    "telemetry": "joulelab.meter.telemetry:telemetry",
+    "telemetry": "joulelab.meter.monitor.telemetry:telemetry",
 }
 __all__ = ["__version__", *_EXPORTS]
 

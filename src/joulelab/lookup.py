@@ -94,9 +94,9 @@ SENSORS = Table(
     {
         "nvml": "joulelab.meter.sensors.nvml:NvmlSensor",
         "rapl": "joulelab.meter.sensors.rapl:RaplSensor",
-        "host": "joulelab.meter.sensors.host:HostSensor",
-        "cpu-estimate": "joulelab.meter.sensors.cpu_estimate:CpuEstimateSensor",
-        "cores": "joulelab.meter.sensors.cores:CoresSensor",
+        "host": "joulelab.meter.sensors.cpu:HostSensor",
+        "cpu-estimate": "joulelab.meter.sensors.cpu:CpuEstimateSensor",
+        "cores": "joulelab.meter.sensors.cpu:CoresSensor",
         "amd": "joulelab.meter.sensors.amd:AmdSensor",
         "apple": "joulelab.meter.sensors.apple:AppleSensor",
         "replay": "joulelab.meter.sensors.replay:ReplaySensor",

@@ -91,7 +91,7 @@ def test_required_sensors_that_are_not_there_stop_before_anything_starts(tmp_pat
 def doctor(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr("joulelab.runs.doctor.recorder_cpu_share", lambda config, seconds: 0.004)
-    monkeypatch.setattr("joulelab.meter.calibrate_devices.RAPL_S", 0.05)
+    monkeypatch.setattr("joulelab.meter.calibrate.RAPL_S", 0.05)
 
     def call(*words):
         return CliRunner().invoke(app, ["doctor", "--runs-dir", str(tmp_path), *words])

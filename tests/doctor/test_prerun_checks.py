@@ -9,7 +9,7 @@ import pytest
 from joulelab.clock import NS
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.vitals import collect_vitals
+from joulelab.meter.health import collect_health
 from joulelab.runs.listeners import Silent
 from joulelab.runs.prerun import (
     Expected,
@@ -65,7 +65,7 @@ def test_one_small_card_among_large_ones_is_found():
 
 
 def ticks(stamps_s):
-    return collect_vitals({"kind": "gpu", "device": "gpu:A", "mono_ns": round(s * NS)} for s in stamps_s)
+    return collect_health({"kind": "gpu", "device": "gpu:A", "mono_ns": round(s * NS)} for s in stamps_s)
 
 
 def test_a_kept_cadence_is_told_from_a_broken_one():
@@ -82,10 +82,10 @@ def test_too_few_readings_are_no_sampling():
 
 def test_a_stranger_on_the_gpu_is_named():
     text = "another process uses this GPU, and its joules are in the card's: python (pid 7)"
-    vitals = collect_vitals([{"kind": "warning", "mono_ns": 5, "text": text}])
-    assert neighbours_check(vitals, [H200]) == (False, text)
-    assert neighbours_check(collect_vitals([]), [H200])[0] is True
-    assert neighbours_check(vitals, [])[0] is None
+    health = collect_health([{"kind": "warning", "mono_ns": 5, "text": text}])
+    assert neighbours_check(health, [H200]) == (False, text)
+    assert neighbours_check(collect_health([]), [H200])[0] is True
+    assert neighbours_check(health, [])[0] is None
 
 
 def baseline(**fields):
@@ -101,7 +101,7 @@ def test_an_idle_that_still_falls_is_a_warning_with_its_numbers():
 
 def test_no_sensor_is_no_verdict_on_idle():
     assert idle_checks([])[0][0] is None
-    assert throttling_check(collect_vitals([]), None)[0] is None
+    assert throttling_check(collect_health([]), None)[0] is None
 
 
 def burnt(utilisation):
@@ -113,7 +113,7 @@ def burnt(utilisation):
     ]
     part = Segment(attempt=1, host="h", started_at="", duration_s=2, start_ns=0, end_ns=2 * NS)
     stage = SimpleNamespace(duration_s=2.0, energy_j=1400.0, mean_power_w=700.0, segments=(part,))
-    return burn_check(stage, [baseline()], "products", collect_vitals(lines))
+    return burn_check(stage, [baseline()], "products", collect_health(lines))
 
 
 def test_a_card_that_the_load_did_not_reach_is_named_though_the_others_were_hot():

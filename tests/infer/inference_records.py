@@ -1,7 +1,7 @@
 """Records of inference runs with rows as a test wants them."""
 
-from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import missing
+from joulelab.meter.health import CoreUse
 from joulelab.runs.record import EnergyByComponent, IdleBaseline, RunRecord, StageRecord, Totals
 
 NS = 10**9

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joulelab.meter.marks import Phase, RingReader, RingWriter
-from joulelab.meter.phases import PhaseBook
+from joulelab.meter.marks import Phase, PhaseBook, RingReader, RingWriter
 
 
 def test_marks_come_back_in_order_with_phase_and_stage(tmp_path):

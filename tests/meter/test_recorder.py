@@ -16,7 +16,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.recorder import ended_recorders_s, trace_lines
 from joulelab.meter.sampling import SensorReader
-from joulelab.meter.sensors.process_tree import is_recorder
+from joulelab.meter.sensors.processes import is_recorder
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_lines

@@ -138,4 +138,4 @@ def test_no_other_module_of_the_meter_opens_and_reads_sensors_in_a_loop_of_its_o
             name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
             if name == "open" and ast.unparse(node.func.value).endswith("sensor"):
                 callers.add(path.relative_to(meter).as_posix())
-    assert callers == {"calibrate_devices.py", "sampling.py"}
+    assert callers == {"calibrate.py", "sampling.py"}

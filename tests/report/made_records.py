@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.grids import parse_grid
+from joulelab.meter.health import CoreUse
 from joulelab.meter.trace import LineFile
 from joulelab.runs.bills import Ancestor, external
 from joulelab.runs.carbon import co2e

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.meter.figures import missing
-from joulelab.meter.foreign import codecarbon
+from joulelab.meter.importers import emissions_csv
 from joulelab.report.bill_exports import codecarbon_csv
 from joulelab.report.energy_bill import find_bill, run_bill
 from joulelab.report.joules import run_joules
@@ -114,7 +114,7 @@ def test_weights_that_a_student_itself_began_with_make_it_fine_tuning(made, sett
 
 def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
     text = ask(store, "made-KD", "--grid", "100", "--pue", "1", "--format", "codecarbon")
-    own, rest = codecarbon.read(text.splitlines(), None).runs
+    own, rest = emissions_csv.read(text.splitlines(), None).runs
     assert own.total_j == own.gpu_j == pytest.approx(131 + 9 + 4) and own.cpu_j is None
     # joules stand beside the seconds they were spent in: other runs had those of what was inherited
     assert own.mean_power_w == pytest.approx(144 / 29) and rest.duration_s is None
@@ -123,7 +123,7 @@ def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
     assert "joulelab: energy counter" in text
     assert codecarbon_csv(find_bill(store, "made-KD"), None, None, None).splitlines()[1].split(",")[5] == ""
     with_building = ask(store, "made-KD", "--grid", "100", "--pue", "1.5", "--format", "codecarbon")
-    runs = codecarbon.read(with_building.splitlines(), None).runs
+    runs = emissions_csv.read(with_building.splitlines(), None).runs
     assert sum(run.total_j for run in runs) == pytest.approx(1.5 * 926)  # CodeCarbon's energies have the PUE inside
     assert sum(run.emissions_kg for run in runs) == pytest.approx(1.5 * 926 / 3.6e6 * 0.1, rel=0.01)
 

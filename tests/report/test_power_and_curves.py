@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from joulelab.meter.parquet import copy_to_parquet
 from joulelab.meter.trace import LineFile, read_lines
-from joulelab.meter.trace_parquet import copy_to_parquet
 from joulelab.report.attempt_traces import attempt_traces
 from joulelab.report.compare import compare
 from joulelab.report.power_figure import power_over_time

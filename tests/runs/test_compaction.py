@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from joulelab.errors import JoulelabError
-from joulelab.meter import trace_columns, trace_parquet
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.health import load_health
+from joulelab.meter.parquet import copy_to_parquet, read_readings, write_parquet
 from joulelab.meter.recorder import STANDBY_S
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_header, read_lines
-from joulelab.meter.trace_parquet import copy_to_parquet, write_parquet
-from joulelab.meter.vitals import load_vitals
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt import RunAttempt
 from joulelab.runs.compaction import compact_ended, compact_run
@@ -86,12 +85,12 @@ def same_trace(one, other):
 def test_every_kind_of_line_comes_back_and_gives_the_same_arrays(tmp_path):
     jsonl = write(tmp_path / "h.1.jsonl", LINES)
     parquet = copy_to_parquet(jsonl, read_lines)
-    assert not trace_columns.read_readings(parquet).misfit  # so the arrays below come from the columns
+    assert not read_readings(parquet).misfit  # so the arrays below come from the columns
     for line, copy in zip(LINES, read_lines(parquet), strict=True):
         assert line == copy or line["kind"] == "host"  # with its NaN, which equals nothing
     assert read_header(parquet) == HEADER
     same_trace(load_trace(jsonl), load_trace(parquet))
-    assert load_vitals(jsonl) == load_vitals(parquet)
+    assert load_health(jsonl) == load_health(parquet)
 
 
 def test_a_word_where_a_number_belongs_is_kept_and_read_line_by_line(tmp_path):
@@ -141,7 +140,8 @@ def closed(folder, lines=LINES):
 
 def test_a_copy_that_differs_is_thrown_away(folder, monkeypatch):
     paths, jsonl = closed(folder)
-    monkeypatch.setattr(trace_parquet, "write_parquet", lambda path, lines: write_parquet(path, list(lines)[:-1]))
+    without_last = lambda path, lines: write_parquet(path, list(lines)[:-1])  # noqa: E731
+    monkeypatch.setattr("joulelab.meter.parquet.write_parquet", without_last)
     (why,) = compact_run(paths).kept
     assert "does not come back" in why
     assert [path.name for path in jsonl.parent.iterdir() if path.suffix != ".lock"] == [jsonl.name]

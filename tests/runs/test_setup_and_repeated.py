@@ -76,7 +76,7 @@ def test_idle_power_is_that_of_covered_time():
         idle_stages=["idle.before"],
         windows={"idle.before": [(0, 10 * NS)]},
         energy=lambda windows: energy,
-        vitals=SimpleNamespace(during=lambda windows: []),
+        health=SimpleNamespace(during=lambda windows: []),
     )
     (found,) = idle_baselines([attempt], "measured")
     assert found.power_w == pytest.approx(80)

@@ -11,8 +11,8 @@ from joulelab.cli.options import AsJson
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
-    from joulelab.meter.foreign.codecarbon import CodeCarbonLog
-    from joulelab.meter.foreign.power_log import PowerLog
+    from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+    from joulelab.meter.importers.power_log import PowerLog
 
 
 def import_log(
@@ -49,9 +49,9 @@ def import_log(
       joulelab import power_usage.csv --latency-ms 4.37
     """
     _check(period, idle, idle_watts, latency_ms)
-    from joulelab.meter.foreign.codecarbon import CodeCarbonLog
-    from joulelab.meter.foreign.gather import TimeRule
-    from joulelab.meter.foreign.recognise import read_log
+    from joulelab.meter.importers.convert import read_log
+    from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+    from joulelab.meter.importers.power_log import TimeRule
 
     log = read_log(file, TimeRule(time_zone, period))
     if isinstance(log, CodeCarbonLog):
@@ -64,7 +64,7 @@ def import_log(
     if out is not None:
         import sys
 
-        from joulelab.meter.foreign.to_trace import write_trace
+        from joulelab.meter.importers.convert import write_trace
 
         write_trace(log, file, out)
         print(f"trace: {out}", file=sys.stderr)
@@ -83,8 +83,14 @@ def _check(period: float | None, idle: str | None, idle_watts: float | None, lat
 def _print_log(
     log: PowerLog, file: Path, idle: str | None, idle_watts: float | None, latency_ms: float | None, as_json: bool
 ) -> None:
-    from joulelab.meter.foreign.busy_idle import IdleGiven, parse_idle
-    from joulelab.meter.foreign.summary import figures, require_inference, summary_data, with_energy
+    from joulelab.meter.importers.log_figures import (
+        IdleGiven,
+        figures,
+        parse_idle,
+        require_inference,
+        summary_data,
+        with_energy,
+    )
 
     window_s = None if idle is None else parse_idle(idle, log)
     latency_s = None if latency_ms is None else latency_ms / 1000

@@ -13,7 +13,7 @@ from joulelab.errors import SensorMissing, UsageError
 if TYPE_CHECKING:
     from joulelab.cli.monitor_view import PlainView, ScreenView
     from joulelab.meter.config import EnergyConfig
-    from joulelab.meter.monitoring.loop import Monitor
+    from joulelab.meter.monitor.operator_log import Monitor
     from joulelab.meter.sampling import SensorReader
 
 SHORTEST_INTERVAL_S = 0.02
@@ -64,11 +64,9 @@ def monitor(
     from contextlib import ExitStack
 
     from joulelab.meter.config import EnergyConfig
-    from joulelab.meter.monitoring.exposition import PrometheusPage
-    from joulelab.meter.monitoring.log_file import LogFile
-    from joulelab.meter.monitoring.loop import Monitor, Settings
-    from joulelab.meter.monitoring.stopping import StopSignals
-    from joulelab.meter.monitoring.tally import Tally
+    from joulelab.meter.monitor.exposition import PrometheusPage
+    from joulelab.meter.monitor.operator_log import LogFile, Monitor, Settings, StopSignals
+    from joulelab.meter.monitor.tally import Tally
 
     sensor_interval_s = min(interval, LONGEST_SENSOR_INTERVAL_S)
     config = EnergyConfig(
@@ -123,7 +121,7 @@ def _gpus(wanted: str | None) -> str:
         return "none"
     from joulelab.errors import JoulelabError
     from joulelab.meter.config import are_gpu_names
-    from joulelab.meter.monitoring.gpu_choice import choose
+    from joulelab.meter.monitor.operator_log import choose
 
     try:
         chosen = choose(wanted or "0")
@@ -159,7 +157,7 @@ def _readers(config: EnergyConfig, pid: int | None) -> list[SensorReader]:
 def _other_maker() -> str | None:
     """The sensor for GPUs of another maker, where its library is there and no NVIDIA driver answers."""
     from joulelab.errors import JoulelabError
-    from joulelab.meter.monitoring.gpu_choice import choose
+    from joulelab.meter.monitor.operator_log import choose
     from joulelab.meter.sensors import amd
 
     if not amd.present():

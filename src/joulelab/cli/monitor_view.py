@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from joulelab.meter.figure_text import amount_text, method_text
-from joulelab.meter.monitoring.tally import Joules, Tally, sparkline
+from joulelab.meter.monitor.tally import Joules, Tally, sparkline
 from joulelab.report.grid import Grid, make_grid, to_rich
 from joulelab.units import duration_text, power_text
 

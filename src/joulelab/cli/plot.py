@@ -11,7 +11,7 @@ from joulelab.cli.options import AsJson, RunsDir
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
-    from joulelab.meter.foreign.power_log import PowerLog
+    from joulelab.meter.importers.power_log import PowerLog
 
 FORMATS = ("png", "svg")
 
@@ -39,8 +39,7 @@ def plot(
     wanted = _formats(formats)
     if period is not None and not 0 < period < float("inf"):
         raise UsageError(f"--period {period:g} is not a number above 0")
-    from joulelab.meter.foreign.busy_idle import IdleGiven
-    from joulelab.meter.foreign.summary import figures, summary_data
+    from joulelab.meter.importers.log_figures import IdleGiven, figures, summary_data
 
     log, title, folder = _load(source, runs_dir, time_zone, period)
     if x == "wall" and not log.has_wall:
@@ -86,8 +85,8 @@ def _formats(text: str) -> list[str]:
 
 def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | None) -> tuple[PowerLog, str, Path]:
     """The log, its title, and where its figures go by default."""
-    from joulelab.meter.foreign.gather import TimeRule
-    from joulelab.meter.foreign.recognise import read_power_log
+    from joulelab.meter.importers.convert import read_power_log
+    from joulelab.meter.importers.power_log import TimeRule
 
     path = Path(source)
     if path.is_file():
@@ -107,7 +106,7 @@ def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | 
 
         newest = run_folders_of(store, [str(folder)])[-1].name
         raise UsageError(f"{folder.name} is a group of runs", f"plot one of them, as `joulelab plot {newest}`")
-    from joulelab.meter.foreign.operators_jsonl import read_files
+    from joulelab.meter.importers.joulelab_jsonl import read_files
 
     traces = [trace for _, _, trace in RunPaths(folder).traces()]
     if not traces:

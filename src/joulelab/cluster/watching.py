@@ -13,7 +13,7 @@ from joulelab.cluster.live_run import LiveRun, RunWatcher
 from joulelab.cluster.waiting_runs import home_of
 from joulelab.errors import JoulelabError
 from joulelab.meter.figure_text import relative_text
-from joulelab.meter.sensors.cpu_estimate import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
+from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group

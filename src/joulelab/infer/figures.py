@@ -14,7 +14,7 @@ from joulelab.infer.energy import Reader, mean_power_w
 from joulelab.infer.infer_config import Case
 from joulelab.infer.precisions import peak_name
 from joulelab.infer.timing import Latency, Round
-from joulelab.meter.vitals import load_vitals, throttle_shares
+from joulelab.meter.health import load_health, throttle_shares
 from joulelab.train.peak_flops import peak_flops
 
 
@@ -46,7 +46,7 @@ def row_values(
 
 def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Clocks, temperature and what held the card back: a figure without them is hard to repeat."""
-    states = load_vitals(trace).during(windows)
+    states = load_health(trace).during(windows)
 
     def told(name: str) -> dict[str, float] | None:
         values = [getattr(state, name) for state in states if getattr(state, name) is not None]

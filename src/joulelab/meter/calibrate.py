@@ -1,16 +1,37 @@
-"""What kind of sensor this is, from readings of it: refresh period, cost of a call, averaging window, agreement, idle.
+"""Calibration of a machine's sensors: refresh period, cost of a call, averaging window, agreement, idle power.
 
-Pure functions over recorded series (seconds, value), so that every figure of a machine profile can be recomputed and
-tested with series of exactly known properties. `calibrate_devices.py` records them on the machine itself.
+The first half is pure functions over recorded series of (seconds, value), so that every figure of a machine profile can
+be recomputed, and tested with series of exactly known properties. The second half records such series, faster than any
+sensor refreshes: NVML cards under a load and at rest, RAPL as it is found, and what measuring itself costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median, pstdev, quantiles
+from typing import Any
 
-from joulelab.meter.figures import Frozen
+import psutil
+
+from joulelab.clock import NS
+from joulelab.errors import JoulelabError
+from joulelab.lookup import SENSORS
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.profile import CallCost, DeviceProfile, IdleState
+from joulelab.meter.sensors import Device, SensorUnavailable
+from joulelab.meter.sensors.nvml import power_field, power_w
+from joulelab.meter.sensors.processes import cpu_seconds, is_recorder
+from joulelab.meter.session import Meter
 
 Reading = tuple[float, float]
 """When, in seconds, and what."""
@@ -20,21 +41,6 @@ _FEWEST_CHANGES = 5
 _HIGH, _LOW = 0.9, 0.1
 # Clocks within one step of this size are one state.
 _CLOCK_STEP_MHZ = 100
-
-
-class CallCost(Frozen):
-    median_s: float
-    p99_s: float
-    calls: int
-
-
-class IdleState(Frozen):
-    """Power at rest in one state of the clocks."""
-
-    sm_clock_MHz: float | None  # noqa: N815 (as in the trace)
-    power_w: float
-    spread_w: float
-    duration_s: float
 
 
 def refresh_period_s(readings: Sequence[Reading]) -> float | None:
@@ -105,9 +111,9 @@ def _at(readings: Sequence[Reading], stamp: float) -> float:
 def idle_states(rows: Sequence[tuple[float, float, float | None]]) -> tuple[IdleState, ...]:
     """(seconds, watts, SM clock) of a card at rest, gathered by clock; what lasted less than a second is left out."""
     by_clock: dict[float | None, list[tuple[float, float]]] = {}
-    for (stamp, power_w, clock_mhz), (following, _, _) in pairwise(rows):
+    for (stamp, watts, clock_mhz), (following, _, _) in pairwise(rows):
         state = None if clock_mhz is None else round(clock_mhz / _CLOCK_STEP_MHZ) * float(_CLOCK_STEP_MHZ)
-        by_clock.setdefault(state, []).append((following - stamp, power_w))
+        by_clock.setdefault(state, []).append((following - stamp, watts))
     found = [
         IdleState(
             sm_clock_MHz=clock,
@@ -118,3 +124,268 @@ def idle_states(rows: Sequence[tuple[float, float, float | None]]) -> tuple[Idle
         for clock, seen in by_clock.items()
     ]
     return tuple(sorted((s for s in found if s.duration_s >= 1.0), key=lambda state: -state.power_w))
+
+
+LOAD_MODULE = "joulelab.train.burn"
+_GRACE_S = 60.0
+
+
+@dataclass
+class Load:
+    """What the load says of itself; `end_ns` is known once the block is left."""
+
+    what: str
+    begin_ns: int
+    end_ns: int | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def burning(seconds: float, gpu_uuid: str | None = None) -> Iterator[Load]:
+    """The load runs for about `seconds` from the block's begin, on the given card; the block's end waits for it."""
+    environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})}
+    process = subprocess.Popen(
+        [sys.executable, "-m", LOAD_MODULE, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        first = _line(process)
+        if "load" not in first:
+            _, errors = process.communicate(timeout=_GRACE_S)
+            raise JoulelabError(
+                f"the load did not start: {errors.strip().splitlines()[-1] if errors.strip() else 'it said nothing'}",
+                f"try it alone: {sys.executable} -m {LOAD_MODULE} 1",
+            )
+        load = Load(str(first["load"]), int(first["begin_ns"]))
+        yield load
+        out, errors = process.communicate(timeout=seconds + _GRACE_S)
+        load.end_ns = _ended(out)
+        if process.returncode != 0:
+            load.problems.append(f"the load ended with {process.returncode}: {errors.strip()[-300:]}")
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def _line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    return _parsed(process.stdout.readline())
+
+
+def _ended(output: str) -> int | None:
+    ends = [fields["end_ns"] for text in output.splitlines() if "end_ns" in (fields := _parsed(text))]
+    return int(ends[-1]) if ends else None
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+BURN_S = 6.0
+REST_S = 12.0
+RAPL_S = 0.5
+# Longer than any averaging window known (1 s), with a level after it.
+FALL_S = 4.0
+_POLL_S = 0.002
+_COUNTER_EVERY_S = 0.02
+# The load's first second has a start-up overshoot; the counter's share of it is compared from then on.
+_WARM_S = 1.0
+
+
+@dataclass
+class CardReadings:
+    """What one card said, by what was asked; times in seconds on the monotonic clock."""
+
+    series: dict[str, list[Reading]] = field(default_factory=dict)
+    durations_s: dict[str, list[float]] = field(default_factory=dict)
+    rest: list[tuple[float, float, float | None]] = field(default_factory=list)
+    """(when, watts, SM clock) while nothing ran."""
+    load: str | None = None
+    begin_s: float = 0.0
+    end_s: float = 0.0
+
+    def take(self, what: str, call: Callable[[], float | None]) -> float | None:
+        before = time.monotonic_ns()
+        value = call()
+        after = time.monotonic_ns()
+        if value is not None:
+            self.series.setdefault(what, []).append(((before + after) / 2 / NS, value))
+            self.durations_s.setdefault(what, []).append((after - before) / NS)
+        return value
+
+
+def card_profile(device: Device, readings: CardReadings) -> DeviceProfile:
+    """All figures of one card, from its readings alone."""
+    loaded = {
+        what: [reading for reading in series if readings.begin_s + _WARM_S <= reading[0] <= readings.end_s]
+        for what, series in readings.series.items()
+    }
+    costs = {what: cost for what, durations in readings.durations_s.items() if (cost := call_cost(durations))}
+    shape = loaded.get("instant") or loaded.get("average") or []
+    return DeviceProfile(
+        device=device.device,
+        name=device.name,
+        refresh_s={what: refresh_period_s(series) for what, series in loaded.items()},
+        call_cost=costs,
+        averaging_window_s={
+            what: averaging_window_s(readings.series[what], readings.end_s)
+            for what in ("instant", "average")
+            if what in readings.series
+        },
+        agreement_rel=agreement_rel(loaded.get("counter", []), shape),
+        idle=idle_states(readings.rest),
+    )
+
+
+def record_card(nvml: Any, uuid: str, burn_s: float = BURN_S, rest_s: float = REST_S) -> CardReadings:
+    """At rest, under load, at rest again: about `burn_s` + 1.5 x `rest_s` seconds."""
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    readings = CardReadings()
+    _rest(nvml, handle, readings, rest_s / 2)
+    with burning(burn_s, uuid) as load:
+        readings.load, readings.begin_s = load.what, load.begin_ns / NS
+        _poll(nvml, handle, readings, readings.begin_s + burn_s)
+        # the load ends by itself meanwhile: its fall must be polled without a hole
+        _poll(nvml, handle, readings, readings.begin_s + burn_s + FALL_S, counter=False)
+    readings.end_s = (load.end_ns or time.monotonic_ns()) / NS
+    _rest(nvml, handle, readings, rest_s)
+    return readings
+
+
+def _poll(nvml: Any, handle: Any, readings: CardReadings, until_s: float, counter: bool = True) -> None:
+    due_s = 0.0
+    while (now := time.monotonic()) < until_s:
+        readings.take("average", lambda: _quietly(nvml, lambda: power_w(nvml, handle, "average")))
+        readings.take("instant", lambda: _quietly(nvml, lambda: power_w(nvml, handle, "instant")))
+        if counter and now >= due_s:
+            due_s = now + _COUNTER_EVERY_S
+            readings.take(
+                "counter", lambda: _quietly(nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000)
+            )
+        time.sleep(_POLL_S)
+
+
+def _rest(nvml: Any, handle: Any, readings: CardReadings, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    field = power_field(nvml, handle)
+    while time.monotonic() < end:
+        watts = _quietly(nvml, lambda: power_w(nvml, handle, field))
+        clock = _quietly(nvml, lambda: float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
+        if watts is not None:
+            readings.rest.append((time.monotonic(), watts, clock))
+        time.sleep(0.1)
+
+
+def _quietly(nvml: Any, call: Callable[[], Any]) -> Any:
+    """A card that lacks something says so with an error; that is an answer, too."""
+    try:
+        return call()
+    except nvml.NVMLError:
+        return None
+
+
+def calibrate_gpus(devices: list[Device], notes: list[str]) -> tuple[list[DeviceProfile], str | None]:
+    """Every NVIDIA card, one after the other, and what the load was."""
+    cards = [device for device in devices if device.device.startswith("gpu:GPU-")]
+    if not cards:
+        return [], None
+    import pynvml
+
+    pynvml.nvmlInit()
+    profiles, load = [], None
+    try:
+        for device in cards:
+            readings = record_card(pynvml, device.device.removeprefix("gpu:"))
+            load = readings.load
+            if not (load or "").startswith("torch"):
+                notes.append(f"{device.name}: no torch with a GPU, so it was read at rest only")
+            profiles.append(card_profile(device, readings))
+    finally:
+        pynvml.nvmlShutdown()
+    return profiles, load
+
+
+def calibrate_rapl(config: EnergyConfig, notes: list[str], seconds: float = RAPL_S) -> list[DeviceProfile]:
+    """Refresh and cost of the RAPL domains; one read takes them all, so they share its cost."""
+    sensor = SENSORS.resolve("rapl")(config, os.getpid())
+    try:
+        devices: list[Device] = sensor.open()
+    except SensorUnavailable as gone:
+        notes.append(f"{gone.component}: {gone.reason}")
+        return []
+    series: dict[str, list[Reading]] = {}
+    durations: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = time.monotonic_ns()
+        lines = sensor.read()
+        after = time.monotonic_ns()
+        durations.append((after - before) / NS)
+        for line in lines:
+            for domain, joules in line.get("rapl", {}).items():
+                series.setdefault(f"rapl:{domain}", []).append(((before + after) / 2 / NS, joules))
+    sensor.close()
+    cost = call_cost(durations)
+    return [
+        DeviceProfile(
+            device=device.device,
+            name=device.name,
+            refresh_s={"counter": refresh_period_s(series.get(device.device, []))},
+            call_cost={"counter": cost} if cost else {},
+        )
+        for device in devices
+    ]
+
+
+def fsync_cost(folder: Path, writes: int = 20) -> CallCost | None:
+    """One line written and synced, where runs are kept: what a durable mark costs. None where it cannot be written."""
+    line = b"x" * 200 + b"\n"
+    durations = []
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".joulelab-fsync-") as file:
+            for _ in range(writes):
+                before = time.perf_counter()
+                os.write(file.fileno(), line)
+                os.fsync(file.fileno())
+                durations.append(time.perf_counter() - before)
+    except OSError:
+        return None
+    return call_cost(durations)
+
+
+def clock_cost(calls: int = 2000) -> CallCost | None:
+    durations = []
+    for _ in range(calls):
+        before = time.perf_counter()
+        time.monotonic_ns()
+        durations.append(time.perf_counter() - before)
+    return call_cost(durations)
+
+
+def recorder_cpu_share(config: EnergyConfig, seconds: float = 3.0) -> float | None:
+    """CPU time of a recorder at work over wall time, start-up left out; None where it cannot be seen."""
+    with tempfile.TemporaryDirectory(prefix="joulelab-doctor-") as folder:
+        meter = Meter(Path(folder) / "trace.jsonl", Path(folder) / "events.jsonl", config)
+        meter.start()
+        try:
+            time.sleep(0.5)
+            before = _recorder_seconds()
+            started = time.monotonic()
+            time.sleep(seconds)
+            after, elapsed = _recorder_seconds(), time.monotonic() - started
+        finally:
+            meter.stop()
+    return None if before is None or after is None else (after - before) / elapsed
+
+
+def _recorder_seconds() -> float | None:
+    children = psutil.Process().children(recursive=True)
+    return next((cpu_seconds(child) for child in children if is_recorder(child)), None)

@@ -13,10 +13,24 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from joulelab.meter.calibrate import CallCost, IdleState
 from joulelab.meter.figures import Frozen
 
 SCHEMA_VERSION = 1
+
+
+class CallCost(Frozen):
+    median_s: float
+    p99_s: float
+    calls: int
+
+
+class IdleState(Frozen):
+    """Power at rest in one state of the clocks."""
+
+    sm_clock_MHz: float | None  # noqa: N815 (as in the trace)
+    power_w: float
+    spread_w: float
+    duration_s: float
 
 
 class DeviceProfile(Frozen):

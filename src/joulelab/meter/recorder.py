@@ -1,13 +1,12 @@
-"""The recorder: a child process that reads the sensors at a fixed cadence and appends what they say to the trace.
+"""The recorder: a child process that reads the sensors at a fixed cadence and appends their readings to the trace.
 
-It stands apart so that a slow sensor never delays the measured program and a killed program still leaves its trace. It
-lives in a session of its own, ignores the signals meant for the program, and ends when told to or, within one tick,
-when the program is gone: the pipe on its standard input then reads end of file.
+It is a separate process so that a slow sensor never delays the measured program and a killed program still leaves its
+trace. It has a session of its own, ignores the signals meant for the program, and ends when asked to or, within one
+reading, when the program is gone: the pipe on its standard input then reads end of file.
 
 Several programs on one host (ranks of one job) share one trace. Each has a recorder; the one that holds the lock on the
-trace records, the others stand by and only drain their program's marks. What they were given and it was not, it takes
-in (rank_wishes.py). The kernel drops the lock with its holder, so a dead one cannot keep it, and the next takes over
-within `STANDBY_S`.
+trace records, the others stand by and only drain their program's marks. The kernel drops the lock with its holder, so a
+dead recorder cannot keep it, and the next takes over within `STANDBY_S`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,38 @@ from typing import Any
 from joulelab import clock
 from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.marks import RingReader
-from joulelab.meter.phases import PhaseBook
-from joulelab.meter.rank_wishes import RankWishes
+from joulelab.meter.marks import PhaseBook, RingReader
 from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
 from joulelab.meter.sensors import Line
 from joulelab.meter.trace import LineFile, header, open_trace, read_lines
+
+_GPU = "gpu:"
+
+
+class GpuRequests:
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+        self._file = trace.with_suffix(".wishes")
+        self._seen: set[str] = set()
+
+    def leave(self, pid: int, uuids: list[str]) -> None:
+        file = LineFile(self._file)
+        file.append({"pid": pid, "uuids": uuids}, sync=True)
+        file.close()
+
+    def new(self) -> list[str]:
+        """What was asked for since the last look."""
+        asked = [uuid for line in read_lines(self._file) for uuid in line["uuids"]] if self._file.exists() else []
+        found = asked if self._seen else [*self._recorded(), *asked]
+        fresh = [uuid for uuid in dict.fromkeys(found) if uuid not in self._seen]
+        self._seen.update(fresh)
+        return fresh
+
+    def _recorded(self) -> list[str]:
+        """The cards of whoever recorded before."""
+        devices = [device for line in read_lines(self._trace) for device in line.get("devices", ())]
+        return [name.removeprefix(_GPU) for device in devices if (name := device["device"]).startswith(_GPU)]
+
 
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
@@ -76,7 +101,7 @@ class Recorder:
         self._trace: LineFile | None = None
         self._loop = SamplingLoop(self._take)
         self._lines_lost = 0
-        self._wishes = RankWishes(Path(job.trace))
+        self._wishes = GpuRequests(Path(job.trace))
         self._wishes_due_ns = 0
 
     def run(self) -> None:

@@ -27,9 +27,8 @@ from joulelab.meter.curve import (
     sample_curve,
 )
 from joulelab.meter.figures import Method
+from joulelab.meter.parquet import SUFFIX, Pieces, read_rare_lines, read_readings
 from joulelab.meter.trace import read_lines, where_now
-from joulelab.meter.trace_columns import Pieces, read_rare_lines, read_readings
-from joulelab.meter.trace_parquet import SUFFIX
 
 Array = NDArray[Any]
 # A wrapping counter that fell is taken as wrapped unless that needed this many times the power `max_gap_s` stands for.

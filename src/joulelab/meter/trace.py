@@ -74,7 +74,7 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
     """
     path = where_now(path)
     if path.suffix == ".parquet":
-        from joulelab.meter.trace_parquet import read_parquet_lines  # arrays, which a recorder hardly ever needs
+        from joulelab.meter.parquet import read_parquet_lines  # arrays, which a recorder hardly ever needs
 
         yield from read_parquet_lines(path)
         return

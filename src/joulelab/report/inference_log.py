@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.foreign.busy_idle import Level
-from joulelab.meter.foreign.summary import DeviceFigures
+from joulelab.meter.importers.log_figures import DeviceFigures, Level
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.log_tables import millijoules
 from joulelab.report.wording import NOTHING

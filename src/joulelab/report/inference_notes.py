@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figure_text import relative_text, uncertainty_note
+from joulelab.meter.health import most_crowded
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.runs.record import RunRecord
 from joulelab.units import power_text, three_digits

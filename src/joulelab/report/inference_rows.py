@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.infer.energy import PerInference
-from joulelab.meter.core_use import CoreUse
+from joulelab.meter.health import CoreUse
 from joulelab.runs.idle import IdlePower, idle_power
 from joulelab.runs.record import CPU_WORK, IdleBaseline, RunRecord
 from joulelab.stats import Interval, ratio_paired

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import altair as alt
 
-from joulelab.meter.foreign.energy import HOLE_FACTOR
-from joulelab.meter.foreign.power_log import DeviceLog, PowerLog
+from joulelab.meter.importers.log_figures import HOLE_FACTOR
+from joulelab.meter.importers.power_log import DeviceLog, PowerLog
 from joulelab.report.palette import label_scales
 from joulelab.report.thinning import thin
 from joulelab.units import BYTES_PER_MB

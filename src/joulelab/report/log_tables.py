@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 from joulelab.meter.figure_text import relative_text
 from joulelab.meter.figures import COVERED
-from joulelab.meter.foreign.busy_idle import Inference, Level
-from joulelab.meter.foreign.codecarbon import CodeCarbonLog
-from joulelab.meter.foreign.energy import DeviceEnergy
-from joulelab.meter.foreign.power_log import PowerLog
-from joulelab.meter.foreign.summary import DeviceFigures
-from joulelab.meter.sensors.cpu_estimate import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
+from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+from joulelab.meter.importers.log_figures import DeviceEnergy, DeviceFigures, Inference, Level
+from joulelab.meter.importers.power_log import PowerLog
+from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.grid import Grid, make_grid
 from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.meter.arrow_arrays import numbers_in
+from joulelab.meter.health import throttle_words
+from joulelab.meter.parquet import SUFFIX, numbers_in, read_batches
 from joulelab.meter.trace import read_lines
-from joulelab.meter.trace_parquet import SUFFIX, read_batches
-from joulelab.meter.vitals import throttle_words
 
 Stretch = tuple[int, int, str]
 """From, to (monotonic nanoseconds), and why."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.health import most_crowded
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.exam import exam_sentences
 from joulelab.report.pareto import reading_sentences

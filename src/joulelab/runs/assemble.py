@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from joulelab.clock import NS
-from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
 from joulelab.meter.grids import GridFactor, parse_grid
+from joulelab.meter.health import most_crowded
 from joulelab.meter.integrate import peak_power_w
-from joulelab.meter.phases import PhaseAggregate
+from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import Trace
 from joulelab.runs.attempt_data import (
     AttemptData,
@@ -237,7 +237,7 @@ def _item_energy(energy: EnergyByComponent, kind: StageKind, parts: Parts, polic
     own = work_policy(policy, device)
     if own == policy or energy.gpu.energy_j is None:
         return None
-    readings = [state.utilization_percent for attempt, windows in parts for state in attempt.vitals.during(windows)]
+    readings = [state.utilization_percent for attempt, windows in parts for state in attempt.health.during(windows)]
     if kind.role != "inference" and any(readings):
         return None
     return energy.best(own)

@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from joulelab.clock import NS, iso
-from joulelab.meter.core_use import CoreUse
+from joulelab.meter.health import CoreUse, Health, load_health
 from joulelab.meter.integrate import COMPONENTS, component_energy, without
 from joulelab.meter.series import Trace, load_trace
-from joulelab.meter.vitals import Vitals, load_vitals
 from joulelab.runs.beside import CodecarbonReadings, load_codecarbon
 from joulelab.runs.events import AttemptEvents, Opening, Window, overlap, read_events
 from joulelab.runs.paths import RunPaths
@@ -48,14 +47,14 @@ class AttemptData:
         return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows))
 
     def core_use(self, windows: list[Window]) -> CoreUse | None:
-        return self.vitals.core_use_during(windows)
+        return self.health.core_use_during(windows)
 
     def started_at(self, mono_ns: int) -> str:
         return iso(mono_ns / NS + self.trace.offset_s - self.clock_offset_s)
 
     @cached_property
-    def vitals(self) -> Vitals:
-        return load_vitals(self.trace_path)
+    def health(self) -> Health:
+        return load_health(self.trace_path)
 
     @property
     def idle_stages(self) -> list[str]:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.errors import JoulelabError
+from joulelab.meter.parquet import SUFFIX, copy_to_parquet
 from joulelab.meter.recorder import ENDED_SUFFIX
 from joulelab.meter.trace import read_lines
-from joulelab.meter.trace_parquet import SUFFIX, copy_to_parquet
 from joulelab.runs.events import drain_ring
 from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths

@@ -12,14 +12,12 @@ from typing import Any, Literal
 import joulelab
 from joulelab import clock
 from joulelab.errors import JoulelabError, SensorMissing
-from joulelab.meter.calibrate import CallCost
-from joulelab.meter.calibrate_devices import calibrate_gpus, calibrate_rapl
+from joulelab.meter.calibrate import calibrate_gpus, calibrate_rapl, clock_cost, fsync_cost, recorder_cpu_share
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import Frozen
-from joulelab.meter.own_cost import clock_cost, fsync_cost, recorder_cpu_share
-from joulelab.meter.profile import MachineProfile, load_profile, with_id
+from joulelab.meter.profile import CallCost, MachineProfile, load_profile, with_id
 from joulelab.meter.sensors import Device
-from joulelab.meter.sensors.cpu_estimate import processor_name
+from joulelab.meter.sensors.cpu import processor_name
 from joulelab.runs import environment
 from joulelab.runs.record import MEASURED_COMPONENTS
 from joulelab.runs.sensing import Sensed, sense

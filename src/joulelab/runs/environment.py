@@ -21,8 +21,7 @@ import psutil
 import joulelab
 from joulelab import clock
 from joulelab.meter.profile import profile_id
-from joulelab.meter.sensors.cores import allowed_cores
-from joulelab.meter.sensors.cpu_estimate import processor_name
+from joulelab.meter.sensors.cpu import allowed_cores, processor_name
 from joulelab.meter.sensors.nvml import permitted_cards
 
 REDACTED = "<redacted>"

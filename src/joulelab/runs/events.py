@@ -8,8 +8,7 @@ from typing import Any
 
 from joulelab import clock
 from joulelab.meter.integrate import without
-from joulelab.meter.marks import RingReader
-from joulelab.meter.phases import PhaseAggregate, PhaseBook
+from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.bills import Bill
 from joulelab.runs.record import StageKind, kind_by_name

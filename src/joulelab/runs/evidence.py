@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.health import most_crowded, throttle_shares
 from joulelab.meter.integrate import both_paths
 from joulelab.meter.series import DeviceSeries
-from joulelab.meter.vitals import throttle_shares
 from joulelab.runs.attempt_data import AttemptData, seconds
 from joulelab.runs.events import Window
 from joulelab.runs.record import IdleBaseline, policy_components
@@ -31,9 +30,9 @@ def gather(
 ) -> Evidence:
     """Of one stage, or of the whole run for `stage=None`."""
     windows = [window for _, pieces in parts for window in pieces]
-    warnings = [text for attempt, pieces in parts for text in attempt.vitals.warnings_during(pieces)]
+    warnings = [text for attempt, pieces in parts for text in attempt.health.warnings_during(pieces)]
     devices = [series for attempt, _ in parts for series in _devices_behind(attempt, figure)]
-    states = [state for attempt, pieces in parts for state in attempt.vitals.during(pieces)]
+    states = [state for attempt, pieces in parts for state in attempt.health.during(pieces)]
     attempts = {(attempt.number, attempt.host): attempt for attempt, _ in parts}
     return Evidence(
         figure=figure,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.vitals import GpuState
+from joulelab.meter.health import GpuState
 from joulelab.runs.attempt_data import AttemptData, seconds
 from joulelab.runs.events import Window
 from joulelab.runs.record import IdleBaseline
@@ -48,7 +48,7 @@ def _baseline(
     attempt: AttemptData, stage: str, windows: list[Window], power_w: float, piece_powers_w: list[float]
 ) -> IdleBaseline:
     spread, drift = spread_and_drift(piece_powers_w)
-    states = attempt.vitals.during(windows)
+    states = attempt.health.during(windows)
     loads = [start for name, spans in attempt.windows.items() if name not in attempt.idle_stages for start, _ in spans]
     return IdleBaseline(
         stage=stage,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import JoulelabError
-from joulelab.meter.arrow_arrays import indices, table_of
+from joulelab.meter.parquet import indices, table_of
 from joulelab.runs.index_rows import LISTING, RUNS, STAGE_ROWS, STAGES, SUMMARY, arrow_fields, row_of
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.store import age, read_record, run_files, settle

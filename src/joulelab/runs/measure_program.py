@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from joulelab.errors import EndedBySignal, JoulelabError
-from joulelab.meter.sensors.process_tree import is_recorder
+from joulelab.meter.sensors.processes import is_recorder
 from joulelab.runs import measure_guard
 from joulelab.runs.measure_command import NOT_EXECUTABLE, NOT_FOUND, CannotStart
 from joulelab.runs.measure_signals import ENDING, SignalRelay

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.core_use import most_crowded
 from joulelab.meter.figure_text import covered_percent
 from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.health import most_crowded
 from joulelab.meter.series import Trace
 from joulelab.runs.attempt_data import AttemptData
 from joulelab.runs.record import MEASURED_COMPONENTS, IdleBaseline, Note
@@ -68,7 +68,7 @@ def _trace_notes(attempt: AttemptData, going_on: int) -> dict[str, Note]:
     if attempt.events.marks_lost:
         text = f"{attempt.events.marks_lost} phase marks came faster than they could be read and were lost"
         notes["marks"] = Note(level="warning", text=text)
-    for _, text in attempt.vitals.warnings:
+    for _, text in attempt.health.warnings:
         notes[text] = Note(level="warning", text=text)
     return notes
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal, InvalidMeasurement
+from joulelab.meter.calibrate import burning
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import Frozen
-from joulelab.meter.load import burning
-from joulelab.meter.vitals import Vitals, load_vitals, throttle_shares
+from joulelab.meter.health import Health, load_health, throttle_shares
 from joulelab.runs import environment
 from joulelab.runs.attempt import idle
 from joulelab.runs.context import RunContext
@@ -94,7 +94,7 @@ def prerun(
         record = measured.end(status, error)
     if error is not None:
         raise error
-    report = judge(record, measured.paths.folder, vitals_of(measured), environment.gpus(), expected, load, strict)
+    report = judge(record, measured.paths.folder, health_of(measured), environment.gpus(), expected, load, strict)
     write_json(measured.paths.folder / "prerun.json", report)
     return report
 
@@ -108,14 +108,14 @@ def _watch(run: RunContext, seconds: float) -> None:
         run.progress.advance(round(seconds - (end - time.monotonic())))
 
 
-def vitals_of(measured: MeasuredRun) -> Vitals:
-    return load_vitals(measured.paths.traces()[-1][2])
+def health_of(measured: MeasuredRun) -> Health:
+    return load_health(measured.paths.traces()[-1][2])
 
 
 def judge(
     record: RunRecord,
     folder: Path,
-    vitals: Vitals,
+    health: Health,
     gpus: Sequence[dict[str, Any]],
     expected: Expected,
     load: str,
@@ -127,10 +127,10 @@ def judge(
     checks = [
         *hardware_checks(gpus, expected),
         *(_warning("idle", *answer, strict) for answer in idle_checks(baselines)),
-        _warning("burn-in", *burn_check(burn, baselines, load, vitals), strict),
-        _warning("throttling", *throttling_check(vitals, burn), strict),
-        _warning("sampling", *sampling_check(vitals), strict),
-        _warning("other processes", *neighbours_check(vitals, gpus), strict),
+        _warning("burn-in", *burn_check(burn, baselines, load, health), strict),
+        _warning("throttling", *throttling_check(health, burn), strict),
+        _warning("sampling", *sampling_check(health), strict),
+        _warning("other processes", *neighbours_check(health, gpus), strict),
     ]
     passed = not any(check.ok is False and check.required for check in checks)
     return PrerunReport(
@@ -194,7 +194,7 @@ def _idle_text(baseline: IdleBaseline) -> str:
     return f"{baseline.stage}: {power_text(baseline.power_w)}{clocks}{spread}{drift}"
 
 
-def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load: str, vitals: Vitals) -> Answer:
+def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load: str, health: Health) -> Answer:
     if burn is None:
         return False, "the load did not run"
     text = f"{load} for {duration_text(burn.duration_s)}"
@@ -203,23 +203,23 @@ def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load
     idle_w = min((baseline.power_w for baseline in baselines), default=0.0)
     mean_w = burn.mean_power_w or 0.0
     text = f"{text}: {power_text(mean_w)} against {power_text(idle_w)} idle"
-    rested = _cards_without_work(vitals, burn)
+    rested = _cards_without_work(health, burn)
     if rested:
         return False, f"{text}; metered, and not reached by the load: {', '.join(rested)}"
     return mean_w > 1.1 * idle_w, text
 
 
-def _cards_without_work(vitals: Vitals, burn: StageRecord) -> list[str]:
+def _cards_without_work(health: Health, burn: StageRecord) -> list[str]:
     """Cards that were busy in no reading of the burn-in, though others may have lifted the sum of the watts."""
     most: dict[str, float] = {}
-    for state in vitals.during([(part.start_ns, part.end_ns) for part in burn.segments]):
+    for state in health.during([(part.start_ns, part.end_ns) for part in burn.segments]):
         if state.utilization_percent is not None:
             most[state.device] = max(state.utilization_percent, most.get(state.device, 0.0))
     return [device for device, percent in most.items() if percent < BUSY_PERCENT]
 
 
-def throttling_check(vitals: Vitals, burn: StageRecord | None) -> Answer:
-    states = vitals.during([(s.start_ns, s.end_ns) for s in burn.segments]) if burn else []
+def throttling_check(health: Health, burn: StageRecord | None) -> Answer:
+    states = health.during([(s.start_ns, s.end_ns) for s in burn.segments]) if burn else []
     if not states:
         return None, "no GPU to watch"
     shares = throttle_shares(states)
@@ -228,10 +228,10 @@ def throttling_check(vitals: Vitals, burn: StageRecord | None) -> Answer:
     return not thermal, words or "none during the burn-in"
 
 
-def sampling_check(vitals: Vitals) -> Answer:
+def sampling_check(health: Health) -> Answer:
     """Whether readings came when they were due: the share of steps no longer than 1.5 usual ones, for every sensor."""
     worst: tuple[float, str] | None = None
-    for sensor, stamps in vitals.ticks.items():
+    for sensor, stamps in health.ticks.items():
         steps = [(later - earlier) / NS for earlier, later in pairwise(stamps)]
         if len(steps) < 4:
             continue
@@ -244,12 +244,12 @@ def sampling_check(vitals: Vitals) -> Answer:
             worst = (kept, text)
     if worst is None:
         return False, "too few readings were recorded"
-    late = f"; {len(vitals.late_s)} came more than a whole interval late" if vitals.late_s else ""
+    late = f"; {len(health.late_s)} came more than a whole interval late" if health.late_s else ""
     return worst[0] >= KEPT_SHARE, worst[1] + late
 
 
-def neighbours_check(vitals: Vitals, gpus: Sequence[dict[str, Any]]) -> Answer:
+def neighbours_check(health: Health, gpus: Sequence[dict[str, Any]]) -> Answer:
     if not gpus:
         return None, "no GPU to share"
-    strangers = list(dict.fromkeys(text for _, text in vitals.warnings if "process" in text))
+    strangers = list(dict.fromkeys(text for _, text in health.warnings if "process" in text))
     return not strangers, "; ".join(strangers) or "none on the GPUs"

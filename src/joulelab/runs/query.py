@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
+from joulelab.meter.parquet import SUFFIX, is_whole, lines_table
 from joulelab.meter.trace import read_lines
-from joulelab.meter.trace_parquet import SUFFIX, is_whole, lines_table
 from joulelab.runs.index import Told, refresh
 from joulelab.runs.index_rows import INTEGER, NUMBER, RUNS, STAGE_ROWS, STAGES, TEXT, TIME
 from joulelab.runs.paths import RunPaths

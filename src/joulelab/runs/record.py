@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import field_validator, model_validator
 
 from joulelab.errors import JoulelabError
-from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import GridFactor
+from joulelab.meter.health import CoreUse
 from joulelab.runs.bills import UNMETERED, Ancestor
 from joulelab.runs.carbon import Co2e
 

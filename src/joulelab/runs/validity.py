@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from joulelab.errors import InvalidMeasurement
-from joulelab.meter.core_use import CoreUse
 from joulelab.meter.figure_text import coverage_text, covered_percent
 from joulelab.meter.figures import COVERED, EnergyFigure
-from joulelab.meter.sensors.nvml_card import POWER_LIMIT
+from joulelab.meter.health import CoreUse
+from joulelab.meter.sensors.nvml import POWER_LIMIT
 from joulelab.runs.beside import SOURCE as CODECARBON
 from joulelab.runs.record import Check, Grade, IdleBaseline, Note, RunRecord, Validity
 from joulelab.units import energy_text, plural

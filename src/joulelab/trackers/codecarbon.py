@@ -22,8 +22,8 @@ from typing import Any
 from joulelab import clock
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.foreign.codecarbon import energies_j
 from joulelab.meter.grids import parse_grid
+from joulelab.meter.importers.emissions_csv import energies_j
 from joulelab.meter.trace import LineFile, header
 from joulelab.runs.beside import FOLDER, readings_path
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab import lookup
-from joulelab.meter.live import LiveJoules
+from joulelab.meter.session import LiveJoules
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec

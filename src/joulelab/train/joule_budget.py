@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from joulelab.errors import ConfigError
-from joulelab.meter.live import LiveJoules
+from joulelab.meter.session import LiveJoules
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 

@@ -13,7 +13,7 @@ from torch import nn
 from joulelab import clock
 from joulelab.data.batch_source import BatchSource
 from joulelab.errors import ConfigError, OutOfMemory
-from joulelab.meter.telemetry import FILE_NAME, Telemetry
+from joulelab.meter.monitor.telemetry import FILE_NAME, Telemetry
 from joulelab.meter.trace import read_lines
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import RunPaths

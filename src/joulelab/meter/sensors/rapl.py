@@ -1,29 +1,74 @@
-"""CPU joules from the kernel's powercap tree (RAPL): one wrapping microjoule counter per domain, on Intel and AMD.
+"""CPU energy from the kernel's powercap tree (RAPL): one wrapping microjoule counter per domain, on Intel and AMD.
 
-Package domains hold the core and uncore domains, and psys holds the packages, so the total is packages + dram; the rest
-is recorded and shown, never added. Some laptops show a package twice, through its registers and through memory
-(`intel-rapl-mmio`): one of the two counts.
+Package domains contain the core and uncore domains, and psys contains the packages, so the total is packages + dram;
+the others are recorded and shown, never added. Some laptops show a package twice, through its registers and through
+memory (`intel-rapl-mmio`): only one of the two counts.
 
-The counter wraps at `max_energy_range_uj`, which differs by domain and goes into the trace's header, where the reader
+The counter wraps at `max_energy_range_uj`, which differs by domain and is in the trace's header, where the reader
 unwraps it. That works while at most one wrap lies between two readings, so the domains are first read at least twice
 within the shortest wrap at a power no package reaches, and then, once their power is known, `READS_PER_WRAP` times
-within a wrap at the highest power seen. `max_gap_s` is the gap from which on a wrap may be hidden.
+within a wrap at the highest power seen. From a gap of `max_gap_s` on a wrap may be hidden.
 
-RAPL knows no processes: on a node shared with other jobs its joules are labelled and stay out of the total.
+RAPL meters the whole node, so its joules belong to a job only if the job has the node to itself. Slurm states how many
+CPUs of the node a job has, not whether it is exclusive. Fewer CPUs than the node has means that others may be there:
+the joules are labeled and left out of the total. Where Slurm counts cores and the kernel hardware threads, a whole node
+looks like half of one, and `energy.node_shared=no` includes the joules again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.clock import NS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
-from joulelab.meter.sensors.slurm_share import why_shared
+
+
+def why_shared(setting: str, environ: Mapping[str, str], node_cpus: int | None = None) -> str | None:
+    """The reason why RAPL's joules are not this job's alone; None where they are."""
+    if setting == "no":
+        return None
+    if setting == "yes":
+        return "energy.node_shared=yes: the node-wide joules of RAPL include other jobs' work"
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    node_cpus = node_cpus or os.cpu_count() or 0
+    given = _cpus_of_job(environ)
+    if given is None:
+        return "Slurm does not say how much of this node the job has; energy.node_shared=no if it is all of it"
+    if given < node_cpus:
+        return (
+            f"the Slurm job has {given} of this node's {node_cpus} CPUs, so RAPL's joules include other jobs' work; "
+            "energy.node_shared=no if the job is exclusive"
+        )
+    return None
+
+
+def _cpus_of_job(environ: Mapping[str, str]) -> int | None:
+    """CPUs of this job on this node. A step may hold fewer than its job, so the job's own count goes first."""
+    per_node = _per_node(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    node = environ.get("SLURM_NODEID", "")
+    if len(set(per_node)) == 1:
+        return per_node[0]
+    if per_node and node.isdigit() and int(node) < len(per_node):
+        return per_node[int(node)]
+    on_node = environ.get("SLURM_CPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() else min(per_node, default=None)
+
+
+def _per_node(text: str) -> list[int]:
+    """Slurm's short form: '72(x2),36' is 72, 72, 36."""
+    counts: list[int] = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        counts += [int(number)] * int(times or 1)
+    return counts
+
 
 UJ = 1e-6
 # Intel documents no accuracy; comparisons against wall meters on server parts lie within a few percent.

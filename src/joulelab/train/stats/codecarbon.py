@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.meter.foreign.codecarbon import ENERGIES, energies_j
+from joulelab.meter.importers.emissions_csv import ENERGIES, energies_j
 from joulelab.trackers.codecarbon import offline_tracker
 from joulelab.train.stats.codecarbon_worth import Readings
 from joulelab.train.stats.files import CsvFile, LossFile, fresh_path

@@ -1,0 +1,1 @@
+"""Power logs of other tools and earlier versions: detected by content, placed in time, and summed per device."""

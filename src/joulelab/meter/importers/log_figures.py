@@ -1,0 +1,398 @@
+"""Energy of an imported log per device, its busy and idle levels, and all figures as plain data (`--json`).
+
+Energy is computed in each way the file allows, trapezoid over power and difference of the counter, shown next to each
+other. Polled power misses what happens between two readings; the counter does not, but not every file has it. A gap in
+the readings is excluded from the trapezoid and reported, because the power during it is unknown.
+
+Busy and idle are found by power alone: two levels that are far apart compared with their own spread. The cut between
+them is Otsu's, which maximizes the variance between the two groups (N. Otsu, IEEE Trans. SMC 9(1), 1979). Readings next
+to a change are excluded: a card's power field may be an average over a second, and then they belong to neither level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from joulelab import clock
+from joulelab.errors import UsageError
+from joulelab.meter.importers.power_log import COLUMNS, Array, DeviceLog, PowerLog, UnusableLog
+from joulelab.units import J_PER_WH
+
+# Readings further apart than this many usual steps have a hole between them.
+HOLE_FACTOR = 3.0
+
+
+@dataclass(frozen=True)
+class DeviceEnergy:
+    device: str
+    name: str
+    component: str
+    counted: bool
+    samples: int
+    first_s: float
+    last_s: float
+    interval_s: float | None
+    """The usual time between readings."""
+    mean_w: float | None
+    max_w: float | None
+    trapezoid_j: float | None
+    seen_s: float
+    """The part of the duration the trapezoid covers: all but the holes."""
+    counter_j: float | None
+    counter_restarts: int
+    holes: tuple[tuple[float, float], ...]
+
+    @property
+    def duration_s(self) -> float:
+        return self.last_s - self.first_s
+
+    @property
+    def best_j(self) -> float | None:
+        return self.counter_j if self.counter_j is not None else self.trapezoid_j
+
+
+def device_energy(log: DeviceLog) -> DeviceEnergy:
+    times, watts = log.series("power_watts")
+    steps = np.diff(times)
+    usual_s = float(np.median(steps)) if len(steps) else None
+    seen = steps <= HOLE_FACTOR * usual_s if usual_s else np.array([], dtype=bool)
+    seen_s = float(steps[seen].sum())
+    trapezoid_j = float(((watts[1:] + watts[:-1]) / 2 * steps)[seen].sum()) if len(steps) else None
+    counter_times, counter = log.series("energy_counter_j")
+    counter_j, restarts = counter_rise(counter, log.source.wrap_j)
+    span_s = float(counter_times[-1] - counter_times[0]) if len(counter_times) > 1 else 0.0
+    _, curve_w = log.power()
+    mean_w = trapezoid_j / seen_s if trapezoid_j is not None and seen_s else None
+    if mean_w is None and counter_j is not None and span_s:
+        mean_w = counter_j / span_s
+    return DeviceEnergy(
+        device=log.source.device,
+        name=log.source.name,
+        component=log.source.component,
+        counted=log.source.counted,
+        samples=len(times) or len(counter_times) or len(log.times_s),
+        first_s=float(log.times_s[0]),
+        last_s=float(log.times_s[-1]),
+        interval_s=usual_s,
+        mean_w=mean_w,
+        max_w=float(curve_w.max()) if len(curve_w) else None,
+        trapezoid_j=trapezoid_j,
+        seen_s=seen_s,
+        counter_j=counter_j,
+        counter_restarts=restarts,
+        holes=tuple((float(times[i]), float(times[i + 1])) for i in np.flatnonzero(~seen)),
+    )
+
+
+def counter_rise(counter_j: Array, wrap_j: float | None) -> tuple[float | None, int]:
+    """How far a counter rose. A fall is one wrap where its range is known, else a restart from 0 (driver reloaded)."""
+    if len(counter_j) < 2:
+        return None, 0
+    rises = np.diff(counter_j)
+    falls = rises < 0
+    if wrap_j:
+        return float(rises.sum() + wrap_j * falls.sum()), 0
+    return float(np.where(falls, counter_j[1:], rises).sum()), int(falls.sum())
+
+
+# Fewer readings than this between two changes are an excursion and no level.
+SHORTEST_SEGMENT = 4
+# The levels must differ by this many of their own spreads, and by this many watts.
+CLEAR_SPREADS = 3.0
+CLEAR_W = 2.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    from_s: float
+    to_s: float
+    mean_w: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """The mean over the readings that make it up, and how that was decided."""
+
+    power_w: float
+    spread_w: float | None
+    samples: int
+    source: str
+    stretches: tuple[Segment, ...] = ()
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Power over idle x latency. `gross_j` counts the idle power of the card during the inference as well."""
+
+    busy: Level
+    idle: Level
+    latency_s: float
+
+    @property
+    def net_w(self) -> float:
+        return self.busy.power_w - self.idle.power_w
+
+    @property
+    def net_j(self) -> float:
+        return self.net_w * self.latency_s
+
+    @property
+    def gross_j(self) -> float:
+        return self.busy.power_w * self.latency_s
+
+
+@dataclass(frozen=True)
+class IdleGiven:
+    """What the user says about idle: a stretch of the log, watts, or nothing."""
+
+    window_s: tuple[float, float] | None = None
+    """Seconds since the first reading of the log."""
+    power_w: float | None = None
+    option: str = "--idle"
+    """The verb's option for it; what is answered names that one."""
+    ways: str = "--idle FROM..TO (seconds of the log) or --idle-watts W"
+
+    @property
+    def known(self) -> bool:
+        return self.window_s is not None or self.power_w is not None
+
+
+def parse_idle(text: str, log: PowerLog, option: str = "--idle") -> tuple[float, float]:
+    """`FROM..TO`, as seconds since the first reading or as stamps with an offset."""
+    parts = text.split("..")
+    if len(parts) == 2:
+        ends = [_moment(part.strip(), log) for part in parts]
+        if ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
+            return ends[0], ends[1]
+    raise UsageError(
+        f"{option} '{text}' is not a stretch of the log",
+        "FROM..TO in seconds since its first reading, as 0..30, or two times, as 2026-01-31T12:00:00+01:00..",
+    )
+
+
+def _moment(text: str, log: PowerLog) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.timestamp() - log.first_s if log.has_wall else None
+
+
+def find_levels(times: Array, watts: Array, first_s: float) -> tuple[Level, Level] | None:
+    """(idle, busy), or None where the power does not have two clear levels."""
+    if len(watts) < 2 * SHORTEST_SEGMENT:
+        return None
+    high = watts > otsu_cut(watts)
+    levels = [_level(times, watts, high == side, first_s, "found in the log") for side in (False, True)]
+    idle, busy = levels
+    if idle is None or busy is None:
+        return None
+    spread = max(idle.spread_w or 0.0, busy.spread_w or 0.0)
+    clear = busy.power_w - idle.power_w > max(CLEAR_W, CLEAR_SPREADS * spread)
+    return (idle, busy) if clear else None
+
+
+def otsu_cut(watts: Array) -> float:
+    """The value between two readings that makes the variance between the groups largest."""
+    ordered = np.sort(watts)
+    count = len(ordered)
+    below = np.arange(1, count)
+    sums = np.cumsum(ordered)
+    difference = (sums[-1] - sums[:-1]) / (count - below) - sums[:-1] / below
+    between = below * (count - below) * difference**2
+    best = int(between.argmax())
+    return float((ordered[best] + ordered[best + 1]) / 2)
+
+
+def _level(times: Array, watts: Array, member: Array, first_s: float, source: str) -> Level | None:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], member.astype(int), [0]])))
+    kept, stretches = [], []
+    for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        inner = slice(start + (start > 0), stop - (stop < len(watts)))
+        if stop - start < SHORTEST_SEGMENT or inner.stop <= inner.start:
+            continue
+        kept.append(watts[inner])
+        mean_w = float(watts[inner].mean())
+        stretches.append(
+            Segment(float(times[inner][0]) - first_s, float(times[inner][-1]) - first_s, mean_w, len(watts[inner]))
+        )
+    if not kept:
+        return None
+    readings = np.concatenate(kept)
+    return Level(float(readings.mean()), _spread(readings), len(readings), source, tuple(stretches))
+
+
+def _spread(readings: Array) -> float | None:
+    return float(readings.std(ddof=1)) if len(readings) > 1 else None
+
+
+def idle_level(times: Array, watts: Array, first_s: float, given: IdleGiven) -> Level | None:
+    """The idle power as given; None where nothing was."""
+    if given.power_w is not None:
+        return Level(given.power_w, None, 0, "given with --idle-watts")
+    if given.window_s is None:
+        return None
+    begin, end = given.window_s
+    inside = watts[(times >= first_s + begin) & (times <= first_s + end)]
+    if not len(inside):
+        length = float(times[-1]) - first_s if len(times) else 0.0
+        raise UnusableLog(f"no reading lies in {given.option} {begin:g}..{end:g} s", f"the log is {length:g} s long")
+    return Level(float(inside.mean()), _spread(inside), len(inside), f"readings from {begin:g} to {end:g} s")
+
+
+def inference(times: Array, watts: Array, first_s: float, given: IdleGiven, latency_s: float) -> Inference:
+    idle = idle_level(times, watts, first_s, given)
+    found = find_levels(times, watts, first_s)
+    if found is not None:
+        return Inference(found[1], idle or found[0], latency_s)
+    if idle is None:
+        raise UnusableLog(
+            "the power has no two clear levels, so idle cannot be told from busy",
+            f"say which is idle: {given.ways}",
+        )
+    begin, end = given.window_s or (0.0, -1.0)
+    rest = watts[(times < first_s + begin) | (times > first_s + end)]
+    if not len(rest):
+        raise UnusableLog(f"no reading lies outside {given.option}", "a log of the work is needed as well")
+    source = "all readings outside the idle stretch" if given.window_s else "all readings"
+    return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s)
+
+
+MAX_LISTED_HOLES = 50
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """All that is said about one device; figures of different devices are never put together."""
+
+    energy: DeviceEnergy
+    columns: Mapping[str, tuple[float, float]]
+    """Mean and highest value of whatever else was read."""
+    idle: Level | None = None
+    inference: Inference | None = None
+
+    @property
+    def above_idle_j(self) -> float | None:
+        """Over the time the trapezoid covers: what happened in a hole is not known."""
+        if self.idle is None or self.energy.trapezoid_j is None:
+            return None
+        return self.energy.trapezoid_j - self.idle.power_w * self.energy.seen_s
+
+
+def figures(log: PowerLog, given: IdleGiven, latency_s: float | None = None) -> list[DeviceFigures]:
+    return [_figures(log, device, given, latency_s) for device in log.devices]
+
+
+def _figures(log: PowerLog, device: DeviceLog, given: IdleGiven, latency_s: float | None) -> DeviceFigures:
+    energy = device_energy(device)
+    columns = _column_figures(device)
+    if device.source.component != "gpu":
+        return DeviceFigures(energy, columns)
+    times, watts = device.power()
+    if not len(times):
+        return DeviceFigures(energy, columns)
+    if latency_s is not None:
+        worked = inference(times, watts, log.first_s, given, latency_s)
+        return DeviceFigures(energy, columns, worked.idle, worked)
+    return DeviceFigures(energy, columns, idle_level(times, watts, log.first_s, given))
+
+
+def _column_figures(device: DeviceLog) -> dict[str, tuple[float, float]]:
+    read_at = {name: device.series(name)[1] for name in COLUMNS if name not in ("power_watts", "energy_counter_j")}
+    return {name: (float(values.mean()), float(values.max())) for name, values in read_at.items() if len(values)}
+
+
+def with_energy(log: PowerLog, rows: list[DeviceFigures]) -> list[DeviceFigures]:
+    """The devices whose power or energy was read; an error where there is none."""
+    found = [row for row in rows if row.energy.max_w is not None or row.energy.best_j is not None]
+    if not found:
+        raise UnusableLog(f"this {log.format} has no reading of power or energy", "; ".join(log.notes))
+    return found
+
+
+def require_inference(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
+    """Watts of a GPU over time are what an inference's joules are told from; without any, there is nothing to tell."""
+    if any(row.inference is not None for row in rows):
+        return
+    found = ", ".join(dict.fromkeys(f"{row.energy.device} ({_method(row.energy)})" for row in rows))
+    measured = any(row.energy.component != "cpu_estimate" for row in rows)
+    raise UnusableLog(
+        f"joules per inference come from a GPU's measured power, and this {log.format} has none; it has {found}"
+        + ("" if measured else ": nothing in it was measured"),
+        "name a log of a GPU; joulelab infer MODEL measures here, with a CPU's joules estimated by --estimate-cpu",
+    )
+
+
+def summary_data(log: PowerLog, rows: list[DeviceFigures]) -> dict[str, Any]:
+    return {
+        "format": log.format,
+        "clock": log.clock,
+        "notes": list(log.notes),
+        "gaps": [asdict(gap) for gap in log.gaps],
+        "units": "J, W, s as in the names; 1 Wh = 3600 J; times as `clock` says",
+        "devices": [_device_data(log, row) for row in rows],
+    }
+
+
+def _device_data(log: PowerLog, row: DeviceFigures) -> dict[str, Any]:
+    energy = row.energy
+    data: dict[str, Any] = {
+        "device": energy.device,
+        "name": energy.name,
+        "component": energy.component,
+        "counted": energy.counted,
+        "samples": energy.samples,
+        "first": clock.iso(energy.first_s) if log.has_wall else None,
+        "last": clock.iso(energy.last_s) if log.has_wall else None,
+        "duration_s": energy.duration_s,
+        "sample_interval_s": energy.interval_s,
+        "mean_power_w": energy.mean_w,
+        "max_power_w": energy.max_w,
+        "energy_j": energy.best_j,
+        "energy_method": _method(energy),
+        "trapezoid": _energy_data(energy.trapezoid_j),
+        "counter": _energy_data(energy.counter_j),
+        "coverage": energy.seen_s / energy.duration_s if energy.interval_s and energy.duration_s else None,
+        "holes_s": [list(hole) for hole in _relative(energy.holes[:MAX_LISTED_HOLES], log.first_s)],
+        "counter_restarts": energy.counter_restarts,
+    }
+    data |= {name: {"mean": mean, "max": most} for name, (mean, most) in row.columns.items()}
+    if row.idle is not None:
+        data |= {"idle": asdict(row.idle), "above_idle_j": row.above_idle_j}
+    if row.inference is not None:
+        data["busy"] = asdict(row.inference.busy)
+        data["inference"] = {
+            "latency_s": row.inference.latency_s,
+            "power_above_idle_w": row.inference.net_w,
+            "energy_above_idle_j": row.inference.net_j,
+            "energy_gross_j": row.inference.gross_j,
+        }
+    return data
+
+
+def _method(energy: DeviceEnergy) -> str:
+    if energy.best_j is None:
+        return "missing"
+    if energy.component == "cpu_estimate":
+        return "estimated"
+    return "counter" if energy.counter_j is not None else "trapezoid"
+
+
+def _energy_data(energy_j: float | None) -> dict[str, float] | None:
+    if energy_j is None:
+        return None
+    return {"energy_j": energy_j, "energy_kj": energy_j / 1000, "energy_wh": energy_j / J_PER_WH}
+
+
+def _relative(holes: tuple[tuple[float, float], ...], first_s: float) -> list[tuple[float, float]]:
+    return [(begin - first_s, end - first_s) for begin, end in holes]

@@ -1,0 +1,398 @@
+"""What all importers share: rows as they were in the file, their times, and the log made of them, by device.
+
+Column names are the operators' field names; a value that the file does not have is NaN, never 0. Every irregularity
+(duplicates, late lines, clock steps, time zones that had to be assumed) is a note of the log.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joulelab.errors import JoulelabError, UsageError
+from joulelab.units import duration_text
+
+_NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z%/]*)\s*$")
+
+
+def number(cell: Any) -> float | None:
+    """43.2, '43.20 W' and '17 %' are numbers; '[N/A]', '-', 'nan' and nothing are None."""
+    if isinstance(cell, bool) or cell is None:
+        return None
+    if isinstance(cell, int | float):
+        return float(cell) if math.isfinite(cell) else None
+    match = _NUMBER.match(str(cell))
+    return float(match[1]) if match else None
+
+
+Array = NDArray[np.float64]
+COLUMNS = (
+    "power_watts",
+    "energy_counter_j",
+    "gpu_utilization_percent",
+    "memory_used_MB",
+    "memory_utilization_percent",
+    "temperature_C",
+    "cpu_utilization_percent",
+)
+
+
+class UnknownFormat(UsageError):
+    """A file that is none of the logs we can read."""
+
+
+class UnusableLog(JoulelabError):
+    """A log of a known kind that lacks what was asked of it."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Source:
+    """The thing that was metered, as far as the file names it."""
+
+    device: str
+    name: str = ""
+    component: str = "gpu"
+    counted: bool = True
+    wrap_j: float | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    source: Source
+    values: Mapping[str, float]
+    stamp: str | float | None = None
+    """Time as the file has it: text, or a number of seconds since 1970."""
+    seconds: float | None = None
+    """Time on a clock known to be sound (monotonic time placed by the header), where the file has one."""
+
+
+@dataclass(frozen=True)
+class LogGap:
+    """A stretch for which the recording program itself said that it has nothing."""
+
+    device: str
+    stamp: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DeviceLog:
+    """One device's readings; times ascend strictly, in seconds since 1970 or, without stamps, since the start."""
+
+    source: Source
+    times_s: Array
+    columns: Mapping[str, Array]
+
+    def series(self, column: str) -> tuple[Array, Array]:
+        """The times and values at which this column was read."""
+        values = self.columns.get(column)
+        if values is None:
+            return np.array([]), np.array([])
+        known = ~np.isnan(values)
+        return self.times_s[known], values[known]
+
+    def power(self) -> tuple[Array, Array]:
+        """Power as read, or else the slope of the counter, at the middle of each step."""
+        times, watts = self.series("power_watts")
+        if len(times):
+            return times, watts
+        times, joules = self.series("energy_counter_j")
+        if len(times) < 2:
+            return np.array([]), np.array([])
+        slope = np.diff(joules) / np.diff(times)
+        rising = slope >= 0
+        return ((times[1:] + times[:-1]) / 2)[rising], slope[rising]
+
+
+@dataclass(frozen=True)
+class PowerLog:
+    format: str
+    clock: str
+    """Where the times come from, in words, assumptions included."""
+    has_wall: bool
+    devices: tuple[DeviceLog, ...]
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures must know: clock steps, duplicates, lines that could not be read."""
+    gaps: tuple[LogGap, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def first_s(self) -> float:
+        return min((float(device.times_s[0]) for device in self.devices if len(device.times_s)), default=0.0)
+
+
+_FORMATS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S", "%Y-%m-%d %H:%M:%S,%f")
+_OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})$")
+# Epoch times above this are in milliseconds: in seconds it lies in the year 5138.
+_MILLISECONDS_ABOVE = 1e11
+
+
+def parse_zone(name: str | None) -> tzinfo | None:
+    """A zone by name (Europe/Berlin), `UTC`, or an offset (+02:00); None is this machine's own."""
+    if name is None:
+        return None
+    if match := _OFFSET.fullmatch(name):
+        sign = 1 if match[1] == "+" else -1
+        return timezone(sign * timedelta(hours=int(match[2]), minutes=int(match[3])))
+    if name.upper() in ("UTC", "Z"):
+        return UTC
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise UsageError(
+            f"--time-zone '{name}' is not a known zone", "a name as Europe/Berlin, UTC, or an offset as +02:00"
+        ) from None
+
+
+@dataclass
+class StampReader:
+    """Turns stamps of one device into seconds since 1970, in the order of the file."""
+
+    zone: tzinfo | None
+    zone_text: str
+    naive: int = 0
+    aware: int = 0
+    unreadable: int = 0
+    repeated_hour: int = 0
+    impossible: int = 0
+    offsets: set[timedelta | None] = field(default_factory=set)
+
+    def seconds(self, stamp: str | float | None, previous_s: float | None) -> float | None:
+        if isinstance(stamp, int | float):
+            self.aware += 1
+            return stamp / 1000 if stamp > _MILLISECONDS_ABOVE else float(stamp)
+        moment = None if stamp is None else _parse(stamp)
+        if moment is None:
+            self.unreadable += 1
+            return None
+        if moment.tzinfo is not None:
+            self.aware += 1
+            return moment.timestamp()
+        self.naive += 1
+        return self._local(moment, previous_s)
+
+    def _local(self, moment: datetime, previous_s: float | None) -> float:
+        first, second = (self._at(moment.replace(fold=fold)) for fold in (0, 1))
+        self.offsets.add((moment.replace(tzinfo=self.zone) if self.zone else moment.astimezone()).utcoffset())
+        if first > second:  # a time that the clock leaps over in spring
+            self.impossible += 1
+            return first
+        if first < second:
+            self.repeated_hour += 1
+            return second if previous_s is not None and first < previous_s else first
+        return first
+
+    def _at(self, moment: datetime) -> float:
+        return (moment.replace(tzinfo=self.zone) if self.zone is not None else moment).timestamp()
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.unreadable:
+            notes.append(f"{self.unreadable} records have no readable time and were left out")
+        if self.repeated_hour:
+            notes.append(
+                f"{self.repeated_hour} stamps lie in the hour that daylight saving runs through twice; "
+                "the order of the file decided which time round"
+            )
+        elif len(self.offsets) > 1:
+            notes.append("daylight saving changed during the log; durations take account of it")
+        if self.impossible:
+            notes.append(f"{self.impossible} stamps do not exist in {self.zone_text}: the zone is probably another")
+        return notes
+
+    def clock_text(self) -> str:
+        if not self.naive:
+            return "wall clock; stamps carry their offset"
+        return f"wall clock; stamps without an offset, read as {self.zone_text}"
+
+
+def stamp_reader(zone_name: str | None) -> StampReader:
+    zone = parse_zone(zone_name)
+    here = datetime.now().astimezone().tzname() or "local time"
+    text = zone_name or f"this machine's zone ({here}; assumed, --time-zone names another)"
+    return StampReader(zone, text)
+
+
+def _parse(stamp: str) -> datetime | None:
+    text = stamp.strip()
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        pass
+    for form in _FORMATS:
+        try:
+            return datetime.strptime(text, form)
+        except ValueError:
+            continue
+    return None
+
+
+@dataclass(frozen=True)
+class Ordered:
+    seconds: Array
+    """In the order of the file, with steps of the clock taken out."""
+    late: int
+    steps_s: tuple[float, ...]
+
+
+def put_in_order(seconds: Sequence[float]) -> Ordered:
+    """Tell late lines from a clock that was set back, and take the latter out: across it one usual step is assumed."""
+    placed = np.array(seconds, dtype=float)
+    gaps = np.abs(np.diff(placed))
+    usual_s = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
+    offset_s, late, steps = 0.0, 0, []
+    index = 1
+    while index < len(placed):
+        top = placed[:index].max()
+        rest = placed[index:] + offset_s
+        if rest[0] >= top:
+            # all up to the next fall are in order: no need to look at each
+            falls = np.flatnonzero(np.diff(rest) < 0)
+            stop = int(falls[0]) + 1 if len(falls) else len(rest)
+            placed[index : index + stop] = rest[:stop]
+            index += stop
+            continue
+        returns = np.flatnonzero(rest >= top)
+        block = rest[: int(returns[0])] if len(returns) else rest
+        return_s = float(rest[returns[0]] - block[-1]) if len(returns) else None
+        if _came_late(block, placed[:index], return_s, usual_s):
+            placed[index : index + len(block)] = block
+            late += len(block)
+            index += len(block)
+        else:
+            steps.append(float(rest[0] - top - usual_s))
+            offset_s += float(top + usual_s - rest[0])
+    return Ordered(placed, late, tuple(steps))
+
+
+def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: float) -> bool:
+    """Late lines fill places left free, and the log then jumps back to where it was. A clock that was set goes on from
+    its new time in usual steps, among or before the times that are there already."""
+    if len(block) > 1 and (np.diff(block) < 0).all():
+        return True  # newest first: so some programs write
+    if return_s is not None and return_s < 1.5 * usual_s:
+        return False
+    if return_s is None and block.min() < earlier.min():
+        return False
+    others = np.sort(earlier)
+    at = np.searchsorted(others, block)
+    left = np.abs(block - others[np.clip(at - 1, 0, len(others) - 1)])
+    right = np.abs(block - others[np.clip(at, 0, len(others) - 1)])
+    return bool(np.median(np.minimum(left, right)) >= 0.7 * usual_s)
+
+
+@dataclass(frozen=True)
+class TimeRule:
+    """What the user says about times."""
+
+    zone: str | None = None
+    period_s: float | None = None
+
+
+@dataclass
+class Findings:
+    """What a reader found besides rows."""
+
+    format: str
+    notes: list[str] = field(default_factory=list)
+    gaps: list[LogGap] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    elapsed_clock: str = ""
+    """Set where the times are not of day: says what they are."""
+
+
+def gather(rows: Iterable[Row], rule: TimeRule, found: Findings) -> PowerLog:
+    by_device: dict[str, list[Row]] = {}
+    for row in rows:
+        by_device.setdefault(row.source.device, []).append(row)
+    stamps = stamp_reader(rule.zone)
+    devices, notes = [], list(found.notes)
+    for name, device_rows in by_device.items():
+        device, own = _device(device_rows, stamps)
+        notes += [f"{name}: {note}" for note in own]
+        if len(device.times_s):
+            devices.append(device)
+    notes += stamps.notes()
+    sound = sum(1 for rows_of in by_device.values() for row in rows_of if row.seconds is not None)
+    return PowerLog(
+        format=found.format,
+        clock=found.elapsed_clock or _clock_text(stamps, sound),
+        has_wall=not found.elapsed_clock,
+        devices=tuple(devices),
+        notes=tuple(notes),
+        gaps=tuple(found.gaps),
+        facts=found.facts,
+    )
+
+
+def _clock_text(stamps: StampReader, sound: int) -> str:
+    if not sound:
+        return stamps.clock_text()
+    ours = "the recorder's monotonic clock, placed by its header's wall clock"
+    return f"{ours}; for older records: {stamps.clock_text()}" if stamps.naive + stamps.aware else ours
+
+
+def _device(rows: Sequence[Row], stamps: StampReader) -> tuple[DeviceLog, list[str]]:
+    unique = list({_identity(row): row for row in rows}.values())
+    notes = [f"{len(rows) - len(unique)} records stand in the file twice"] if len(unique) < len(rows) else []
+    times, kept = _seconds(unique, stamps, notes)
+    order = np.argsort(times, kind="stable")
+    columns = {name: _column(kept, name)[order] for name in COLUMNS if any(name in row.values for row in kept)}
+    return _without_equal_times(kept[0].source if kept else rows[0].source, times[order], columns, notes), notes
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    """Records without any time are never the same: equal readings are the rule for them."""
+    when = row.seconds if row.seconds is not None else row.stamp
+    return (when if when is not None else id(row), *sorted(row.values.items(), key=lambda item: item[0]))
+
+
+def _seconds(rows: Sequence[Row], stamps: StampReader, notes: list[str]) -> tuple[Array, list[Row]]:
+    sound = [row for row in rows if row.seconds is not None]
+    others, seconds = [], []
+    previous = None
+    for row in rows:
+        if row.seconds is None and (at := stamps.seconds(row.stamp, previous)) is not None:
+            others.append(row)
+            seconds.append(at)
+            previous = at
+    ordered = put_in_order(seconds)
+    if ordered.late:
+        notes.append(f"{ordered.late} records came late and were put in their place")
+    for step_s in ordered.steps_s:
+        notes.append(
+            f"the clock went back by {duration_text(-step_s)} during the log: times after it are moved on, "
+            "and across it one usual step is assumed"
+        )
+    return np.concatenate([np.array([row.seconds for row in sound], dtype=float), ordered.seconds]), [*sound, *others]
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row.values.get(name, np.nan) for row in rows], dtype=float)
+
+
+def _without_equal_times(source: Source, times: Array, columns: Mapping[str, Array], notes: list[str]) -> DeviceLog:
+    """Stamps in whole seconds repeat when sampling was faster: their mean is that second's value."""
+    unique, where = np.unique(times, return_inverse=True)
+    if len(unique) == len(times):
+        return DeviceLog(source, times, dict(columns))
+    notes.append(f"{len(times) - len(unique)} records share a stamp with the one before; their mean is taken")
+    merged = {}
+    for name, values in columns.items():
+        known = ~np.isnan(values)
+        counts = np.bincount(where[known], minlength=len(unique))
+        sums = np.bincount(where[known], weights=values[known], minlength=len(unique))
+        merged[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return DeviceLog(source, unique, merged)

@@ -1,0 +1,1 @@
+"""`joulelab monitor`: one durable record per device and tick, in the fields that operators parse."""
