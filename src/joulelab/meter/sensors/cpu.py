@@ -1,8 +1,9 @@
 """The host's CPU: utilization, contention by other processes, and energy estimated from CPU time.
 
 Contention shows whether times and CPU estimates are comparable. Threads that wait for each other spin, so on contended
-cores a program takes not only longer but more CPU time, and the estimate is made of CPU time. The kernel counts how long each core was busy, stolen time of a virtual machine included; what remains after the CPU time of
-the program, its ranks and the recorder was used by others.
+cores a program takes not only longer but more CPU time, and the estimate is made of CPU time. The kernel counts how
+long each core was busy, stolen time of a virtual machine included; what remains after the CPU time of the program, its
+ranks and the recorder was used by others.
 
 The estimate is CPU time x watts per busy hardware thread, for machines without a readable sensor. The CPU time
 (children and other ranks of its launch on this host included, recorders not) is exact; the watts are not. They are the
