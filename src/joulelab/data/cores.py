@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from joulelab.meter.sensors.cores import allowed_cores
+from joulelab.meter.sensors.cpu import allowed_cores
 
 
 def usable_cores() -> int:
