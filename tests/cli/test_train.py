@@ -32,9 +32,11 @@ def test_one_epoch_of_the_split_is_trained_and_every_stage_has_its_joules(record
     assert record["status"] == "done"
     assert record["spec"]["training"]["epochs"] == 1.0
     stages = {stage["name"]: stage for stage in record["stages"]}
-    assert [name for name in stages if name.startswith("model.")] == ["model.prepare", "model.train", "model.evaluate"]
-    assert stages["model.train"]["samples"] == 100
-    assert stages["model.train"]["tokens"] == 100 * 32
+    named = [name for name in stages if name.startswith("model.")]
+    assert named == ["model.prepare", "model.train", "model.train.setup", "model.evaluate"]
+    trained, setup = stages["model.train"], stages["model.train.setup"]
+    assert trained["samples"] + setup["samples"] == 100
+    assert trained["tokens"] + setup["tokens"] == 100 * 32
     assert stages["model.train"]["j_per_sample"] > 0
     assert all(stage["best"]["energy_j"] > 0 for stage in stages.values())
 

@@ -1,5 +1,6 @@
 """Budgets: whichever is used up first ends the training, the schedule follows it, and the end can be replayed."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -127,18 +128,54 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
     trainer.budget.clock_s = lambda: machine.now_s
     forward = trainer.forward
     trainer.forward = lambda batch: (machine.work(step_s), forward(batch))[1]
-    before_j = machine.used_j
     trainer.train()
+    before_j = spent[0]  # the first step is setup
     sensor_delay_s, most_w = 0.5, 250.0 if wave == "steady" else 400.0
     allowed_j = most_w * step_s + (0.0 if wave == "steady" else most_w * sensor_delay_s)
     overshoot_j = machine.used_j - before_j - budget_j
     assert -allowed_j <= overshoot_j <= allowed_j + 1e-6
     assert all(rate > 0 for rate in rates)
     if wave == "steady":
-        middles = [(after_j - before_j - most_w * step_s / 2) / budget_j for after_j in spent]
+        middles = [max(0.0, after_j - before_j - most_w * step_s / 2) / budget_j for after_j in spent]
         share = most_w * step_s / budget_j
         assert rates == pytest.approx([rate_factor("linear", at, 0.3) for at in middles], abs=0.02 + share)
         assert max((abs(b - a) for a, b in pairwise(rates)), default=0.0) <= 1.5 * share / 0.3 + 0.02
+
+
+@pytest.mark.parametrize("limit", [{"max_time_s": 10.0}, {"max_energy_j": 2500.0}], ids=["time", "joules"])
+def test_setup_spends_no_time_and_no_joules_of_a_budget(limit):
+    """100 s of compilation in the first step and 50 s in a later one used up the budget before training began."""
+    now_s = [0.0]
+    trainer = language_trainer(8, Surroundings(energy_j=lambda: 250.0 * now_s[0]), max_steps=None, **limit)
+    trainer.budget.clock_s = lambda: now_s[0]
+    forward = trainer.forward
+
+    def slow(batch):
+        compile_s = {0: 100.0, 5: 50.0}.get(trainer.position.step, 0.0)
+        with trainer.budget.paused() if compile_s else nullcontext():
+            now_s[0] += compile_s
+        now_s[0] += 0.5
+        return forward(batch)
+
+    trainer.forward = slow
+    trainer.train()
+    assert trainer.position.step == pytest.approx(1 + 20, abs=1)
+
+
+def test_a_pause_within_a_pause_is_counted_once_and_a_failed_one_ends():
+    now_s = [0.0]
+    timed = budget(clock=lambda: now_s[0], max_time_s=100.0)
+    timed.start()
+    with timed.paused():
+        now_s[0] += 3.0
+        with timed.paused():
+            now_s[0] += 4.0
+        assert timed.state()["time_s"] == 0.0
+    with pytest.raises(KeyError), timed.paused():
+        now_s[0] += 2.0
+        raise KeyError
+    now_s[0] += 1.0
+    assert timed.state()["time_s"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(("max_tokens", "batch_size"), [(1500, 8), (20_000, 4), (100, 8)])

@@ -1,5 +1,7 @@
 """How much training is allowed: in steps, epochs, tokens, seconds or joules, whichever is used up first.
 
+Setup is not training: evaluations, compilation and the first step of an attempt spend neither seconds nor joules.
+
 Steps, epochs and tokens follow from the position alone. Seconds and joules are looked at once a second, and more often
 towards the end; what was seen is noted with its step, so that the run can be replayed elsewhere with the same learning
 rates and the same end.
@@ -43,12 +45,14 @@ class Budget:
     _looked_s: float = -math.inf
     _look_every_s: float = 0.0
     _seen: float = 0.0
-    _seen_at: float = 0.0
-    """Steps that were done when `_seen` was read."""
+    _seen_at: float = 1.0
+    """Steps that were done when `_seen` was read; the first one spends nothing, because it is setup."""
     _seen_below_1: float = 0.0
     _per_step: float = 0.0
     """Rise of `_seen` per step between the last two readings."""
     _earlier: dict[str, float] = field(default_factory=lambda: {"time_s": 0.0, "energy_j": 0.0})
+    _before_pause: dict[str, float] | None = None
+    """What was spent when the pause began; None while training."""
 
     def __post_init__(self) -> None:
         self._began_s = self.clock_s()
@@ -142,21 +146,29 @@ class Budget:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is spent meanwhile is not training's."""
-        before = self.state()
-        yield
-        after = self.state()
-        for name in self._earlier:
-            self._earlier[name] -= after[name] - before[name]
+        """What is spent meanwhile (an evaluation, a compilation, the first step) is not training's; pauses may nest."""
+        if self._before_pause is not None:
+            yield
+            return
+        before = self._before_pause = self._spent()
+        try:
+            yield
+        finally:
+            self._before_pause = None
+            after = self._spent()
+            for name in self._earlier:
+                self._earlier[name] -= after[name] - before[name]
 
     def state(self) -> dict[str, float]:
         """Spent over all attempts, for a checkpoint."""
+        return {**self._spent(), "seen": self._seen, "seen_at": self._seen_at, "per_step": self._per_step}
+
+    def _spent(self) -> dict[str, float]:
+        if self._before_pause is not None:
+            return self._before_pause
         return {
             "time_s": self._earlier["time_s"] + self.clock_s() - self._began_s,
             "energy_j": self._earlier["energy_j"] + self._energy_of_attempt_j(),
-            "seen": self._seen,
-            "seen_at": self._seen_at,
-            "per_step": self._per_step,
         }
 
     def _energy_of_attempt_j(self) -> float:
@@ -168,7 +180,7 @@ class Budget:
     def load_state(self, state: dict[str, float]) -> None:
         self._earlier = {"time_s": state["time_s"], "energy_j": state["energy_j"]}
         self._seen = self._seen_below_1 = state["seen"]
-        self._seen_at, self._per_step = state.get("seen_at", 0.0), state.get("per_step", 0.0)
+        self._seen_at, self._per_step = state.get("seen_at", 1.0), state.get("per_step", 0.0)
 
 
 class EarlyStopping:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,8 +45,14 @@ def compile_in_place(model: nn.Module, setting: str) -> None:
 
 
 @contextmanager
-def compilation_marks(setting: str, note: Callable[[str, int, int], None]) -> Iterator[None]:
+def compilation_marks(
+    setting: str,
+    note: Callable[[str, int, int], None],
+    paused: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[None]:
     """Report the time of every compilation, autotuning and CUDA-graph capture as `note("compile", begin_ns, end_ns)`.
+
+    Each of them runs inside `paused()`: a budget of training does not count it.
 
     They come when a graph or shape is first met: mostly in the first step, and in any later one with a new shape.
     torch counts nested ones itself and reports the outermost begin and end.
@@ -58,12 +64,15 @@ def compilation_marks(setting: str, note: Callable[[str, int, int], None]) -> It
     from torch._dynamo.callback import callback_handler  # imports the compiler, which takes seconds
 
     begin_ns = 0
+    pause = ExitStack()
 
     def start(*_: object) -> None:
         nonlocal begin_ns
         begin_ns = clock.now().mono_ns
+        pause.enter_context(paused())
 
     def end(*_: object) -> None:
+        pause.close()
         note("compile", begin_ns, clock.now().mono_ns)
 
     callback_handler.register_start_callback(start)

@@ -25,9 +25,10 @@ class TrainingConfig(Section):
     max_tokens: int | None = Field(None, ge=1)
     """Stop after the step in which this many tokens have been trained on."""
     max_time_s: float | None = Field(None, gt=0)
-    """Stop after this many seconds of training, earlier attempts of a resumed run included."""
+    """Stop after this many seconds of training, earlier attempts of a resumed run included. Setup does not count: the
+    first step of each attempt, compilation, evaluations."""
     max_energy_j: float | None = Field(None, gt=0)
-    """Stop after this many joules of training, as measured while it runs."""
+    """Stop after this many joules of training, as measured while it runs. Setup does not count, as for `max_time_s`."""
     budget_counts_estimates: bool = False
     """Let estimated joules count towards `max_energy_j`; without it a joule budget needs a sensor."""
     replay_budget_of: str | None = None

@@ -96,7 +96,7 @@ class _Session:
     def train(self) -> Outcome:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
-        compiling = compilation_marks(task.config.compile, run.note_setup)
+        compiling = compilation_marks(task.config.compile, run.note_setup, self._budget_paused)
         with self._rows(), compiling, self._training_stage() as stage, _explained(task):
             self.began_ns = clock.now().mono_ns
             trainer = self.trainer = self._trainer(stage)
@@ -111,6 +111,9 @@ class _Session:
         if told:
             run.progress.say(told)
         return Outcome(loss, trainer.position, told)
+
+    def _budget_paused(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.trainer is None else self.trainer.budget.paused()
 
     def _training_stage(self) -> AbstractContextManager[Stage]:
         return self.run.stage(self.task.stage, role=self.task.role, activity="train")

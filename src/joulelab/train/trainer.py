@@ -35,8 +35,6 @@ from joulelab.train.tally import Tally
 from joulelab.zoo.objective import Objective, ObjectiveOutput
 
 B = TypeVar("B", bound=TrainingBatch)
-# The first step is left out of rates and comparisons where it is at most this part of the training.
-WARM_UP_SHARE = 0.02
 
 
 class Trainer(ABC, Generic[B]):
@@ -98,9 +96,10 @@ class Trainer(ABC, Generic[B]):
             self.stats.start_train()
             began = self.position
             while not self.over:
-                self.step()
-                if self.position.step == began.step + 1:
-                    self._end_warm_up(began)
+                if self.position.step == began.step:
+                    self._warm_up()
+                else:
+                    self.step()
                 if self._due(self.config.log_every_steps):
                     loss = self.log()
                 if self.around.evaluate and self._due(self.config.evaluate_every_steps):
@@ -114,11 +113,18 @@ class Trainer(ABC, Generic[B]):
         self.close()
         return loss
 
-    def _end_warm_up(self, began: Position) -> None:
-        """The first step allocates, initializes libraries and loads kernels; where it is a small part, it is setup."""
-        if self.budget.fraction(self.position) - self.budget.fraction(began) <= WARM_UP_SHARE:
+    def _warm_up(self) -> None:
+        """The first step of an attempt allocates, initializes libraries and loads kernels: it is setup.
+
+        The rule is the same for short and long trainings, so that their rates can be compared. Only a training of a
+        single step keeps it, as nothing else was trained.
+        """
+        began = self.position
+        with self.budget.paused():
+            self.step()
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # what the step left to the device belongs to it
+        if began.step > 0 or not self.over:
             self.around.warmed_up(began, self.position)
 
     @property

@@ -60,7 +60,7 @@ def test_the_second_who_needs_a_teachers_work_finds_it_with_its_bill(finished):
 
 def test_all_students_get_the_same_tokens_the_start_included(finished):
     for name, (record, paths) in finished.items():
-        train = record.stage("student.train").tokens
+        train = record.stage("student.train").tokens + record.stage("student.train.setup").tokens
         start = record.results["budget.start_tokens"].value
         assert (start > 0) == (name in ("dpo", "self"))
         assert 2400 <= start + train < 2400 + 4 * 64 * 2
