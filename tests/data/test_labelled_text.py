@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from joulelab.data import text_tables
+from joulelab.data import hub
 from joulelab.data.labelled_text import load, text_id
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
@@ -154,7 +154,7 @@ def test_a_hub_that_cannot_be_reached_is_answered_with_what_works_without_it(mon
         def load_dataset(self, *_: str) -> Any:
             raise ConnectionError("Couldn't reach 'org/name' on the Hub\nlong trail")
 
-    monkeypatch.setattr(text_tables, "_datasets", Offline)
+    monkeypatch.setattr(hub, "import_datasets", Offline)
     with pytest.raises(NotFoundError, match=r"dataset 'org/name': Couldn't reach 'org/name' on the Hub$") as caught:
         load("org/name")
     assert "sample:reviews" in caught.value.hint
@@ -168,7 +168,7 @@ def test_the_subset_of_a_hub_dataset_is_its_configuration(monkeypatch: pytest.Mo
             assert names == ("glue", "sst2")
             return datasets.Dataset.from_list([{"sentence": row["text"], "label": row["label"]} for row in ROWS])
 
-    monkeypatch.setattr(text_tables, "_datasets", Hub)
+    monkeypatch.setattr(hub, "import_datasets", Hub)
     assert load("glue", "sst2").labels == (1, 0)
 
 

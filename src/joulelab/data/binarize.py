@@ -6,6 +6,7 @@ the bytes are the same whatever the number of workers. A worker needs the tokeni
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 from collections import deque
@@ -134,7 +135,6 @@ def _counted(encoded: Iterable[Block], tick: Tick) -> Iterator[tuple[list[int], 
 
 def _import_tokenizers() -> Any:
     try:
-        import tokenizers
+        return importlib.import_module("tokenizers")
     except ImportError as error:
         raise DependencyMissing("the package 'tokenizers' is not installed", 'pip install "joulelab[train]"') from error
-    return tokenizers

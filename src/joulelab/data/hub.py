@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import queue
 import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from joulelab.data.sources import hub_hint
-from joulelab.errors import NotFoundError
+from joulelab.errors import DependencyMissing, NotFoundError
 
 PATIENCE_S = 2.0
 
@@ -35,6 +37,14 @@ def offline_by_choice() -> bool:
 def require_reachable(wanted: str) -> None:
     if not reachable():
         raise NotFoundError(f"'{wanted}' is not here, and {_endpoint()} cannot be reached", hub_hint(wanted))
+
+
+def import_datasets() -> Any:
+    """The package `datasets`, which only readers and writers of its format need."""
+    try:
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
 
 
 def cached_folder(name: str, file: str) -> Path | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from joulelab.data import hub, sources
 from joulelab.data.text_files import text_column
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.errors import ConfigError, NotFoundError
 
 _USUAL_CONFIG = {"allenai/c4": "en"}
 
@@ -26,7 +26,7 @@ class HubText:
         self._streaming = not whole and not offline
         if not offline:
             hub.require_reachable(self.name)
-        self._datasets = _import_datasets()
+        self._datasets = hub.import_datasets()
 
     def splits(self) -> tuple[str, ...]:
         with _explained(self.name):
@@ -58,7 +58,7 @@ class SavedText:
     """A folder that `datasets` wrote with save_to_disk."""
 
     def __init__(self, folder: Path) -> None:
-        loaded = _import_datasets().load_from_disk(str(folder))
+        loaded = hub.import_datasets().load_from_disk(str(folder))
         self.name = str(folder)
         self._parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
@@ -75,14 +75,6 @@ class SavedText:
 
     def count(self, split: str) -> int:
         return len(self._parts[split])
-
-
-def _import_datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
-    return datasets
 
 
 @contextmanager

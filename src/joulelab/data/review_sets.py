@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from joulelab.data import labelled_text
+from joulelab.data import hub, labelled_text
 from joulelab.data.labelled_text import LabelledText, Splits
-from joulelab.errors import ConfigError, DependencyMissing
+from joulelab.errors import ConfigError
 
 SaveFormat = Literal["hf", "parquet", "jsonl"]
 PARTS = ("train", "validation", "test")
@@ -86,10 +86,7 @@ def save_parts(folder: Path, parts: Splits, encode: Encode, save_format: SaveFor
 
 
 def _save_hf(folder: Path, columns: dict[str, dict[str, list[Any]]], class_names: tuple[str, ...]) -> None:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DependencyMissing("--save-format hf needs the package 'datasets'", "pip install datasets") from error
+    datasets = hub.import_datasets()
     features = datasets.Features(
         {
             "text": datasets.Value("string"),

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from joulelab.errors import ConfigError
 
+SYNTHETIC_SIZES = {"train": 100_000, "validation": 2_000, "test": 2_000}
+"""Samples of each split of the synthetic datasets."""
 _SPLIT = re.compile(r"(?P<name>\w+)(\[(?P<from>-?\d+%?)?:(?P<to>-?\d+%?)?\])?")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from joulelab.data import sources
 from joulelab.data.text_sources import REVIEW_SOURCES, check_source
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.errors import ConfigError, NotFoundError
 
 UTF8 = "utf-8-sig"  # some editors begin a file with a mark that is no part of the text
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
@@ -174,11 +174,15 @@ _READERS: dict[str, Callable[[Path], Columns]] = {
 
 
 def _read_saved_dataset(folder: Path) -> Columns:
-    return _merge_parts(_datasets().load_from_disk(str(folder)), str(folder))
+    from joulelab.data import hub
+
+    return _merge_parts(hub.import_datasets().load_from_disk(str(folder)), str(folder))
 
 
 def _read_hub(name: str, subset: str) -> Columns:
-    datasets = _datasets()
+    from joulelab.data import hub
+
+    datasets = hub.import_datasets()
     try:
         found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
     # No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all of these.
@@ -188,14 +192,6 @@ def _read_hub(name: str, subset: str) -> Columns:
             f"the hub did not give the dataset '{name}': {first_line}", sources.hub_hint(name)
         ) from error
     return _merge_parts(found, name)
-
-
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise DependencyMissing("the package 'datasets' is not installed", 'pip install "joulelab[train]"') from error
-    return datasets
 
 
 def _merge_parts(found: Any, source: str) -> Columns:

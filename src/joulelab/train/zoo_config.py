@@ -11,8 +11,7 @@ from pydantic import Field
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.splits import parse_split
-from joulelab.data.synthetic.text import SAMPLES
+from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
 from joulelab.runs import environment
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
@@ -135,9 +134,9 @@ def _check_data(request: WorkloadRequest) -> None:
             raise refuse_dataset(request)
         sources.parse(request.dataset)
         return
-    if split.name not in SAMPLES:
-        raise lookup.unknown("split of the synthetic set", split.name, SAMPLES)
-    split.rows(SAMPLES[split.name])
+    if split.name not in SYNTHETIC_SIZES:
+        raise lookup.unknown("split of the synthetic set", split.name, SYNTHETIC_SIZES)
+    split.rows(SYNTHETIC_SIZES[split.name])
 
 
 def _check_weights(request: WorkloadRequest) -> None:

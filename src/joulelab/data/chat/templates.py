@@ -8,6 +8,7 @@ refused, as any guess would train on words that the user said.
 
 from __future__ import annotations
 
+import importlib
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -155,14 +156,12 @@ def _rendered(
     tokenizer: Any, conversation: Conversation, template: ChatTemplate, **options: Any
 ) -> tuple[list[str], list[list[Span]]]:
     from jinja2 import TemplateError
-    from transformers.utils.chat_template_utils import render_jinja_template
 
+    render_jinja: Any = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
     text = _FIXED_CLOCK + template.text if "strftime_now" in template.text else template.text
     words = {"date_string": _FIXED_DATE, **tokenizer.special_tokens_map, **options}
     try:
-        found: tuple[list[str], list[list[Span]]] = render_jinja_template(
-            conversations=[conversation], chat_template=text, **words
-        )
+        found: tuple[list[str], list[list[Span]]] = render(conversations=[conversation], chat_template=text, **words)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in conversation)
         raise ConversationRefused(

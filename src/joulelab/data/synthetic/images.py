@@ -16,10 +16,9 @@ from torch.nn import functional
 
 from joulelab import lookup
 from joulelab.data.batch_source import Rows, TensorBatch
-from joulelab.data.splits import Split
+from joulelab.data.splits import SYNTHETIC_SIZES, Split
 
 # shapes: B images, C colours, H x W pixels
-SAMPLES = {"train": 100_000, "validation": 2_000, "test": 2_000}
 COARSE_SIDE = 4
 COARSE_NOISE = 0.3
 FINE_NOISE = 0.5
@@ -30,11 +29,11 @@ class SyntheticImages:
     """Labels follow from the rows; the noise is drawn anew for every batch, from its draw alone."""
 
     def __init__(self, classes: int, side: int, split: Split) -> None:
-        if split.name not in SAMPLES:
-            raise lookup.unknown("split of the synthetic images", split.name, SAMPLES)
+        if split.name not in SYNTHETIC_SIZES:
+            raise lookup.unknown("split of the synthetic images", split.name, SYNTHETIC_SIZES)
         self.classes, self._side = classes, side
-        self.rows = split.rows(SAMPLES[split.name])
-        self._split_number = list(SAMPLES).index(split.name)
+        self.rows = split.rows(SYNTHETIC_SIZES[split.name])
+        self._split_number = list(SYNTHETIC_SIZES).index(split.name)
         shape = (classes, 3, COARSE_SIDE, COARSE_SIDE)
         self._patterns = np.random.default_rng(_PATTERN_SEED).standard_normal(shape, dtype=np.float32)
 

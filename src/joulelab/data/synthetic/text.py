@@ -11,7 +11,6 @@ IN_USE = 64
 """Distinct ids; learning which they are already takes the loss from ln(vocabulary) to ln(64)."""
 FAITHFUL = 0.8
 """How often an id is followed by its favourite successor."""
-SAMPLES = {"train": 100_000, "validation": 2_000, "test": 2_000}
 _LANGUAGE_SEED = 597  # the language is the same in every run; only what is said in it varies
 
 

@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from joulelab import lookup
 from joulelab.data.batch_source import Rows, TensorBatch
-from joulelab.data.splits import Split
+from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.data.synthetic.images import FINE_NOISE, generator_on
 
 # shapes: B clips, T frames, C colours, H x W pixels
-SAMPLES = {"train": 100_000, "validation": 2_000, "test": 2_000}
 COARSE_SIDE = 6
 SCENE_COLOUR = (1.0, -0.5, 0.5)
 """What all clips have in common; a clip's own pattern varies around it."""
@@ -27,11 +26,11 @@ class SyntheticClips:
     """Pattern, path and noise of a clip come from the draw of its batch."""
 
     def __init__(self, frames: int, side: int, split: Split) -> None:
-        if split.name not in SAMPLES:
-            raise lookup.unknown("split of the synthetic clips", split.name, SAMPLES)
-        self.rows = split.rows(SAMPLES[split.name])
+        if split.name not in SYNTHETIC_SIZES:
+            raise lookup.unknown("split of the synthetic clips", split.name, SYNTHETIC_SIZES)
+        self.rows = split.rows(SYNTHETIC_SIZES[split.name])
         self._frames, self._side = frames, side
-        self._split_number = list(SAMPLES).index(split.name)
+        self._split_number = list(SYNTHETIC_SIZES).index(split.name)
 
     def batch(self, rows: Rows, draw: int) -> TensorBatch:
         film = partial(_film, frames=self._frames, side=self._side, seed=draw + self._split_number)

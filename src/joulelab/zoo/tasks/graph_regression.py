@@ -18,9 +18,8 @@ from joulelab.data import sources
 from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
 from joulelab.data.molecules import MoleculeGraph, MoleculeRows, degree_histogram
 from joulelab.data.pcqm4m import open_pcqm4m
-from joulelab.data.splits import parse_split
+from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.synthetic.molecules import SyntheticMolecules
-from joulelab.data.synthetic.text import SAMPLES
 from joulelab.zoo.drawn import drawn
 from joulelab.zoo.graphs.dimenet import DimeNet
 from joulelab.zoo.graphs.neighbours import Edges, Triplets, edges_within, triplets_of
@@ -56,8 +55,8 @@ def open_molecules(request: WorkloadRequest, with_positions: bool) -> tuple[Mole
     wanted, held_out = parse_split(request.split), parse_split("validation")
     if request.dataset == SYNTHETIC:
         # splits differ in their seed, so that no molecule is in two of them
-        made = [SyntheticMolecules(seed=list(SAMPLES).index(split.name)) for split in (wanted, held_out)]
-        rows = [split.rows(SAMPLES[split.name]) for split in (wanted, held_out)]
+        made = [SyntheticMolecules(seed=list(SYNTHETIC_SIZES).index(split.name)) for split in (wanted, held_out)]
+        rows = [split.rows(SYNTHETIC_SIZES[split.name]) for split in (wanted, held_out)]
         return MoleculeRows(rows[0], made[0].molecules), MoleculeRows(rows[1], made[1].molecules)
     path = sources.parse(request.dataset).path
     if path is None or not path.is_file():

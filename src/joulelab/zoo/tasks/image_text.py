@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.splits import Split
+from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.data.synthetic.image_text import SyntheticImageText, paint_fields
-from joulelab.data.synthetic.text import SAMPLES
 from joulelab.data.vocabulary import FIRST_PLAIN
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
@@ -81,7 +80,7 @@ def _batches(request: WorkloadRequest, config: Any, split: Split) -> ShuffledRow
     side, prompt_tokens, answer_tokens = (request.shape[name] for name in ("side", "prompt", "answer"))
     plain = range(FIRST_PLAIN, min(int(config.text_config.vocab_size), int(config.image_token_index)))
     # splits differ in their seed, so that no image is in two of them
-    source = SyntheticImageText(plain, prompt_tokens, answer_tokens, seed=list(SAMPLES).index(split.name))
+    source = SyntheticImageText(plain, prompt_tokens, answer_tokens, seed=list(SYNTHETIC_SIZES).index(split.name))
     image_tokens = (side // int(config.vision_config.patch_size)) ** 2
     image = np.full(image_tokens, int(config.image_token_index))
 
@@ -98,7 +97,7 @@ def _batches(request: WorkloadRequest, config: Any, split: Split) -> ShuffledRow
             expand=partial(paint_fields, side=side, seed=draw),
         )
 
-    return ShuffledRows(split.rows(SAMPLES[split.name]), request.rows_per_batch, request.seed, make)
+    return ShuffledRows(split.rows(SYNTHETIC_SIZES[split.name]), request.rows_per_batch, request.seed, make)
 
 
 def interleave(prompt_P: Ids, image: Ids, answers_BA: Ids) -> Ids:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from joulelab import lookup
 from joulelab.data.batch_source import Rows
 from joulelab.data.packed_text import Encoding, pack
-from joulelab.data.splits import Split, parse_split
-from joulelab.data.synthetic.text import SAMPLES, SyntheticText
+from joulelab.data.splits import SYNTHETIC_SIZES, Split, parse_split
+from joulelab.data.synthetic.text import SyntheticText
 from joulelab.data.text_documents import MOST_OF_A_HUB_SET, Documents, open_documents
 from joulelab.data.vocabulary import Vocabulary, own_vocabulary
 from joulelab.errors import ConfigError
@@ -52,12 +52,12 @@ def open_rows(request: WorkloadRequest, config: Any, tokens: int, sentinels: int
 
 
 def _synthetic(vocabulary: Vocabulary, tokens: int, split: Split) -> TokenRows:
-    if split.name not in SAMPLES:
-        raise lookup.unknown("split of the synthetic set", split.name, SAMPLES)
+    if split.name not in SYNTHETIC_SIZES:
+        raise lookup.unknown("split of the synthetic set", split.name, SYNTHETIC_SIZES)
     # splits differ in their seed, so that no sequence is in two of them
-    seed = list(SAMPLES).index(split.name)
+    seed = list(SYNTHETIC_SIZES).index(split.name)
     text = SyntheticText(vocabulary.plain.stop, tokens, seed, reserved=vocabulary.plain.start)
-    return TokenRows(split.rows(SAMPLES[split.name]), text.sequences)
+    return TokenRows(split.rows(SYNTHETIC_SIZES[split.name]), text.sequences)
 
 
 def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: int) -> LanguageRows:
@@ -66,7 +66,7 @@ def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: in
     train = _packed(documents, split, chosen.encoding, tokens)
     held_out: TokenRows | None
     if VALIDATION.name in documents.source.splits() and split.name != VALIDATION.name:
-        few = f"validation[:{SAMPLES['validation']}]"
+        few = f"validation[:{SYNTHETIC_SIZES['validation']}]"
         held_out = _packed(documents, parse_split(few), chosen.encoding, tokens)
     else:
         train, held_out = _hold_out(train)

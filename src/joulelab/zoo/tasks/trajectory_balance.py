@@ -16,8 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.splits import Split
-from joulelab.data.synthetic.text import SAMPLES
+from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.zoo.drawn import drawn
 from joulelab.zoo.gflownet.fragments import FRAGMENTS, ports_of
 from joulelab.zoo.gflownet.policy import Decision, Policy
@@ -44,8 +43,8 @@ def prepare(request: WorkloadRequest) -> Workload:
 
 
 def _rollouts(request: WorkloadRequest, building: TreeBuilding, split: Split) -> Rollouts:
-    seed = request.seed + SPLITS_APART * list(SAMPLES).index(split.name)
-    return Rollouts(building, len(split.rows(SAMPLES[split.name])), request.rows_per_batch, seed)
+    seed = request.seed + SPLITS_APART * list(SYNTHETIC_SIZES).index(split.name)
+    return Rollouts(building, len(split.rows(SYNTHETIC_SIZES[split.name])), request.rows_per_batch, seed)
 
 
 class Reward(Protocol):
