@@ -39,3 +39,11 @@ def test_faults_of_other_devices_and_other_times_are_not_the_reason():
 def test_time_without_readings_is_the_reason():
     (text,) = doubts([stage("missing time", coverage=0.72)], None, trace())
     assert "read during 72 % of the time only; repeat" in text and "longer" not in text
+
+
+def test_a_reader_that_failed_as_a_whole_is_the_reason_for_each_of_its_domains():
+    """`rapl` is the gap, `rapl:package-0` the source; `measure longer` was printed."""
+    failed = stage("missing time")
+    failed.best = failed.best.model_copy(update={"sources": ("rapl:package-0",)})
+    (text,) = doubts([failed], None, trace(Gap("rapl", 40 * NS, "no such file")))
+    assert "no such file; repeat the measurement" in text and "longer" not in text

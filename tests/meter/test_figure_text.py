@@ -13,7 +13,7 @@ from joulelab.meter.figure_text import (
     labeled_text,
     uncertainty_note,
 )
-from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing, total
 
 MEASURED = EnergyFigure(energy_j=512.0, method="counter", half_width_j=1.0, gain_error_rel=0.05, sources=("gpu:0",))
 ESTIMATED = EnergyFigure(energy_j=146.0, method="estimated", half_width_j=0.9, gain_error_rel=0.7)
@@ -58,6 +58,16 @@ def test_a_lower_bound_prints_no_interval_whatever_its_method():
     found = ESTIMATED.model_copy(update={"coverage": 0.5})
     assert amount_text(found) == "≥ 146 J (50 % covered)"
     assert figure_text(found) == "≥ 146 J (50 % covered), gain ±70 %, estimated"
+
+
+def test_energy_above_idle_that_is_not_distinguishable_from_0_is_no_lower_bound():
+    """Energy above idle of 10 % of the time was `≥ 44.3 mJ` where the idle power alone was known to ±2 J."""
+    seen = ErrorComponent(name="idle", joules=(2.0,), shared=True)
+    found = EnergyFigure(energy_j=0.0443, method="counter", coverage=0.096, errors=(seen,), half_width_j=2.0)
+    assert amount_text(found) == "inconclusive (9.6 % covered)"
+    gap = ErrorComponent(name="missing time", joules=(2000.0,), shared=True)
+    wide = MEASURED.model_copy(update={"coverage": 0.5, "errors": (gap,), "half_width_j": 2000.0})
+    assert amount_text(wide) == "≥ 512 J (50 % covered)", "what was seen is a bound, whatever was not"
 
 
 def test_a_table_with_lower_bounds_says_what_they_are():

@@ -153,8 +153,9 @@ def result_lines(result: MeasureResult) -> list[str]:
         power = power_text(figure.mean_power_w(row.duration_s))
         lines.append(f"{title_of(row)}: {energy}; {power}, {duration_text(row.duration_s)}")
     if mean is not None and result.energy is not None:
+        interval = "" if result.energy.is_lower_bound else "Student's t interval over repeats, "
         lines.append(
-            f"mean of {mean.count}: {figure_text(result.energy)}; Student's t interval over repeats, "
+            f"mean of {mean.count}: {figure_text(result.energy)}; {interval}"
             f"standard deviation {100 * mean.spread_rel:.1f} %, {duration_text(mean.mean_s)} each"
         )
     lines += [f"warning: {text}" for text in result.warnings]

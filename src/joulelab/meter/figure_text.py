@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from joulelab.meter.figures import COVERED, EnergyFigure, Method
+from joulelab.meter.figures import COVERED, EnergyFigure, Method, combined_half_width_j
 from joulelab.units import energy_text, with_prefix
 
 CODECARBON = "codecarbon"
@@ -34,7 +34,16 @@ def amount_text(figure: EnergyFigure | None) -> str:
     spread = uncertainty_text(figure)
     number = with_prefix(figure.energy_j, "J", _more_digits(figure) if spread else 0)
     covered = f" ({coverage_text(figure.coverage)})" if figure.coverage < COVERED else ""
+    if figure.is_lower_bound and _is_undetermined(figure):
+        return f"inconclusive{covered}"
     return f"{bound_mark(figure)}{number}{f' {spread}' if spread else ''}{covered}"
+
+
+def _is_undetermined(figure: EnergyFigure) -> bool:
+    """Whether energy above idle, a difference, is not distinguishable from 0 in the covered time: it bounds nothing."""
+    known = [error for error in figure.errors if error.name != "missing time"]
+    difference = any(error.name == "idle" for error in known)
+    return difference and combined_half_width_j(known) >= abs(figure.energy_j or 0.0)
 
 
 def _more_digits(figure: EnergyFigure) -> int:

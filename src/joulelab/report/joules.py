@@ -255,10 +255,10 @@ def said_below(record: RunRecord, figure: EnergyFigure) -> str:
 
 
 def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
-    """Mean over repeats. Random half-widths average out, the gain error does not."""
+    """Mean over repeats, of their coverage too. Random half-widths average out, the gain error does not."""
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
-    return total(present).scaled(1 / len(present)) if present else total(parts)
+    return total(present, [1.0] * len(present)).scaled(1 / len(present)) if present else total(parts)
 
 
 def why_incomplete(figures: Iterable[EnergyFigure], unmetered: bool = False) -> str:

@@ -139,7 +139,7 @@ def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
     """The cause of a wide interval and what to do about it: measuring longer helps against sampling only."""
     gaps = trace.gaps if trace is not None else ()
     faults = [
-        gap.reason for stage in stages for gap in gaps if gap.device in stage.best.sources and _during(gap, stage)
+        gap.reason for stage in stages for gap in gaps if _concerns(gap, stage.best.sources) and _during(gap, stage)
     ]
     if faults:
         return f"{'; '.join(dict.fromkeys(faults))}; repeat the measurement"
@@ -148,6 +148,11 @@ def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
         covered = min(stage.best.coverage for stage in stages)
         return f"the sensor was read during {covered_percent(covered)} of the time only; repeat the measurement"
     return "the program is short against the sampling; measure longer, or set a smaller --interval"
+
+
+def _concerns(gap: Gap, sources: tuple[str, ...]) -> bool:
+    """A reader with several domains fails as a whole: `rapl` for `rapl:package-0`."""
+    return any(source == gap.device or source.startswith(f"{gap.device}:") for source in sources)
 
 
 def _during(gap: Gap, stage: StageRecord) -> bool:
