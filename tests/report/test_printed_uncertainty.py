@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vl_convert
 
+from joulelab.meter.figures import missing
 from joulelab.report.bill_tables import bill_markdown
 from joulelab.report.compare import compare
 from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.energy_bill import run_bill
-from joulelab.report.figures import stages_of_run
+from joulelab.report.figures import folded, stages_of_run
 from joulelab.report.page_builders import run_headline
 from joulelab.report.parts import datasets
 from joulelab.report.run_tables import stages_grid
@@ -91,6 +94,17 @@ def test_bars_of_lower_bounds_are_marked_in_every_figure(made, tmp_path: Path) -
             assert ("≥: lower bound" in figure.caption) is bound, figure.title
             svg = vl_convert.vegalite_to_svg(figure.complete(datasets(comparison)))
             assert ("≥" in svg) is bound, figure.title
+
+
+def test_a_run_without_joules_is_in_no_mean_of_the_bars(made, tmp_path: Path) -> None:
+    """It counted as 0 J: a bar of 8 J where the table had 24 J, of three repeats of which one was measured."""
+    records = made.demo_records(True)
+    comparison = compare(made.group_of(records), records, tmp_path)
+    row = next(row for row in comparison.rows if len(row.runs) > 1)
+    gone = replace(row.runs[1], joules=replace(row.runs[1].joules, with_teacher=missing("no reading")))
+    rows = tuple(replace(one, runs=(row.runs[0], gone)) if one is row else one for one in comparison.rows)
+    spec = json.dumps(stages_by_method(replace(comparison, rows=rows), []).spec)
+    assert json.dumps({"method": row.label, "row": folded(row.label), "repeats": 1}) in spec
 
 
 def test_a_stage_of_a_lower_bound_prints_its_item_energy_as_one(made) -> None:

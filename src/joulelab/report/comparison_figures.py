@@ -137,7 +137,9 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
     pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
     scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
     places = json.dumps([stage for stage, _ in pairs])
-    counts = {row.label: len(row.runs) for row in comparison.rows}
+    # a run without joules is in no mean, here as in the table
+    energies = {row.label: [run.joules.with_teacher.energy_j for run in row.runs] for row in comparison.rows}
+    counts = {label: len(found) - found.count(None) for label, found in energies.items()}
     inherited = "datum.paid == 'inherited'"
     y = alt.Y("row:N", title=None, sort=[folded(label) for label in counts], axis=alt.Axis(**FOLDED_AXIS))
     title = energy_title("Mean energy per student", unit, figures)
@@ -200,7 +202,8 @@ def repeats(comparison: Comparison) -> Figure | None:
     runs = (
         parts_chart(factor)
         .transform_aggregate(total="sum(energy)", groupby=["run", "method"])
-        .transform_lookup("run", from_=_run_facts("seed", "t", "lower_bound"))
+        .transform_lookup("run", from_=_run_facts("seed", "t", "incomplete"))
+        .transform_calculate(lower_bound="datum.incomplete")
         .transform_lookup("method", from_=_folded_methods(counts))
     )
     means = runs.transform_aggregate(

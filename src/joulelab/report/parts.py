@@ -57,7 +57,7 @@ def _run(name: str, row: Row, run: ComparedRun, times: float) -> dict[str, Any]:
     facts |= {"devices": sorted(run.devices), "gain": run.joules.with_teacher.gain_error_rel or 0.0}
     facts |= {"missing": _short(missing_time_rel(run.joules.with_teacher))}
     facts |= {"t": round(t_quantile(0.975, len(row.runs) - 1), 4) if len(row.runs) > 1 else 0.0}
-    facts |= {"lower_bound": row.with_teacher.is_lower_bound}
+    facts |= {"lower_bound": row.with_teacher.is_lower_bound, "incomplete": run.joules.with_teacher.is_lower_bound}
     if run.quality is None:
         return facts
     value, interval = run.quality.result.value, run.quality.interval
