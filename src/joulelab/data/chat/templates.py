@@ -161,7 +161,9 @@ def _rendered(
     text = _FIXED_CLOCK + template.text if "strftime_now" in template.text else template.text
     words = {"date_string": _FIXED_DATE, **tokenizer.special_tokens_map, **options}
     try:
-        found: tuple[list[str], list[list[Span]]] = render(conversations=[conversation], chat_template=text, **words)
+        found: tuple[list[str], list[list[Span]]] = render_jinja(
+            conversations=[conversation], chat_template=text, **words
+        )
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in conversation)
         raise ConversationRefused(
