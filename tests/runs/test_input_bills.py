@@ -200,7 +200,7 @@ def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, tau
     assert roles(record) == dict.fromkeys(["data", "cache", "final_model"], ("teacher", True))
     assert all(part.shared for part in parts_of(record) if part.inherited)
     train = next(part for part in parts_of(record) if part.key == read_bill(taught_model).key)
-    assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, as teacher", True, False)
+    assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, of the teacher", True, False)
     found = run_joules(record)
     assert found.inherited_but_teacher is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
     bill = run_bill(record, students=10)

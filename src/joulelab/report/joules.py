@@ -120,7 +120,7 @@ def _part_name(ancestor: Ancestor) -> str:
     """Its stages; of a teacher that was made as something else, with its use: it is not the student's own training."""
     name = _AND.join(ancestor.stages) or ancestor.name
     as_made = ancestor.model_copy(update={"used_as": None})
-    return f"{name}, as teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
+    return f"{name}, of the teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
 
 
 def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
