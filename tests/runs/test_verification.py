@@ -256,6 +256,15 @@ def test_a_record_of_the_first_release_that_was_scaled_everywhere_is_found(any_o
         assert check.reason == "by the rules of the first release"
 
 
+def test_the_totals_are_named_first_among_many_forged_figures(old, tmp_path, capsys):
+    scale_everywhere(old, 0.5, JOULES)
+    pack([old], [], tmp_path / "x.zip")
+    with pytest.raises(InvalidMeasurement, match=r"\(\S+: totals\.best\.energy_j, \S+: totals\.best\.half_width_j"):
+        unpack_verb(tmp_path / "x.zip", tmp_path / "out", verify=True)
+    listed = capsys.readouterr().out.partition("Figures that do not follow from the evidence")[2]
+    assert listed.index("totals.best.energy_j") < listed.index("stages.")
+
+
 def test_a_figure_of_the_first_release_that_was_taken_out_is_found(old):
     edit(old / "run.json", lambda record: stage(record, "student.train")["best"].update(half_width_j=None))
     assert list(wrong(old)) == ["stages.student.train.best.half_width_j"]

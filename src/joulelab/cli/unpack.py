@@ -53,7 +53,7 @@ def unpack(
         print(f"{folder}: {len(runs)} run{'' if len(runs) == 1 else 's'}, every file is what its sum says")
         if checks is not None:
             print_checks(checks)
-    if checks is not None and (wrong := [check for check in checks if not check.good]):
+    if checks is not None and (wrong := _headlines_first([check for check in checks if not check.good])):
         names = ", ".join(f"{check.run_id}: {check.figure}" for check in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise InvalidMeasurement(
@@ -84,7 +84,10 @@ def print_checks(checks: list[FigureCheck]) -> None:
             other = len(found) - sum(counts)
             rows.append((subject, *(str(count or "-") for count in (*counts, other))))
         print_grid(make_grid(run_id, "Figures|Match>|Newer method>|Wrong>|Not checked>", rows))
-        print_rows("Figures that do not follow from the evidence", [check for check in mine if not check.good])
+        print_rows(
+            "Figures that do not follow from the evidence",
+            _headlines_first([check for check in mine if not check.good]),
+        )
         energy = [check for check in mine if check.verdict == "newer method" and check.figure in HEADLINES]
         print_rows("Computed by a newer method since", energy)
         unchecked = [check for check in mine if check.verdict in ("redacted", "no evidence", "not in the archive")]
@@ -100,6 +103,10 @@ def print_checks(checks: list[FigureCheck]) -> None:
 WRONG = ("differs", "cannot be recomputed")
 HEADLINES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
 MOST_ROWS = 12
+
+
+def _headlines_first(checks: list[FigureCheck]) -> list[FigureCheck]:
+    return sorted(checks, key=lambda check: check.figure not in HEADLINES)
 
 
 def print_rows(caption: str, checks: list[FigureCheck]) -> None:
