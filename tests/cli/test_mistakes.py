@@ -121,6 +121,27 @@ def test_an_unknown_size_is_answered_with_where_sizes_are_listed(tmp_path):
     assert "hint: `joulelab zoo bert` lists its sizes" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["infer", "bert-b", "--seq-length", "999999"], "bert-b has 512 positions; 999,999 tokens were requested"),
+        (["infer", "bert", "--size", "tiny", "--seq-length", "32,65"], "bert has 64 positions; 65 tokens"),
+        (["infer", "bert", "--seq-length", "513"], "bert has 512 positions; 513 tokens were requested"),
+        (["infer", "longformer", "--seq-length", "4097"], "longformer has 4,096 positions; 4,097 tokens"),
+        (["train", "gpt2", "shape.tokens=1025"], "gpt2 has 1,024 positions; 1,025 tokens were requested"),
+        (["infer", "./model", "--seq-length", "513"], "./model has 512 positions; 513 tokens were requested"),
+        (["infer", "./model", "--generate", "--prompt-tokens", "500"], "./model has 512 positions; 628 tokens"),
+    ],
+)
+def test_an_input_longer_than_the_model_is_refused_before_anything_starts(tmp_path, words, message):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 512}')
+    done = joulelab_here(*words, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+    assert "hint: request at most" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_show_takes_patterns_as_other_verbs_do(tmp_path):
     for name in ("hole-a", "hole-b", "whole"):
         joulelab("measure", "--gpus", "none", "--name", name, "--runs-dir", tmp_path, "--", "true")

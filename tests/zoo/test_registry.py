@@ -4,8 +4,10 @@ import pytest
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.zoo.architectures import make_config
 from joulelab.zoo.entry import ZooEntry
 from joulelab.zoo.registry import all_models, find_model
+from joulelab.zoo.request import WorkloadRequest
 
 
 def test_every_model_of_the_zoo_is_found_by_its_own_name():
@@ -64,3 +66,20 @@ def test_a_file_that_is_not_there_is_told(tmp_path, monkeypatch):
     with pytest.raises(NotFoundError, match="unknown model 'mine'") as told:
         find_model("mine")
     assert "./mine.py" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    "name", ["albert", "bart", "bert", "bigbird", "distilbert", "gpt2", "longformer", "opt", "whisper"]
+)
+def test_declared_positions_are_those_of_the_architecture(name):
+    """They refuse an input that is too long before a framework is imported."""
+    entry = find_model(name)
+    for size in entry.sizes:
+        config = make_config(WorkloadRequest(entry, size))
+        positions = config.max_target_positions if name == "whisper" else config.max_position_embeddings
+        positions -= entry.options.get("unused_positions", 0)
+        WorkloadRequest(entry, size, asked_shape={"tokens": positions}).require_length()
+        with pytest.raises(ConfigError, match=f"{positions:,} positions"):
+            WorkloadRequest(
+                entry, size, asked_shape={"tokens": positions + getattr(config, "block_size", 1)}
+            ).require_length()

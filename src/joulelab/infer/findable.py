@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from joulelab import lookup
 from joulelab.data import hub, samples, sources
 from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.runs.json_file import read_json
 from joulelab.zoo.norms.shapes import SHAPES
 from joulelab.zoo.registry import is_file
 
@@ -31,8 +32,21 @@ def require_weights(name: str, model: str) -> None:
         raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")
 
 
-def require_positions(model: str, lengths: Sequence[int]) -> None:
-    limit = SHAPES[model].positions
+def positions_of(model: str) -> int | None:
+    """Of a sample, folder or hub id, by its config.json; None where there is no such file here, as with GGUF."""
+    place = sources.parse(model)
+    folder = hub.cached_folder(model, "config.json") if place.kind == "hub" else place.path
+    if folder is None or not (folder / "config.json").is_file():
+        return None
+    config = read_json(folder / "config.json")
+    found = next((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), None)
+    return found if isinstance(found, int) else None
+
+
+def require_positions(model: str, limit: int | None, lengths: Sequence[int]) -> None:
     for tokens in lengths:
-        if tokens > limit:
-            raise ConfigError(f"{model} has {limit} positions, and seq_length is {tokens}", "ask for fewer tokens")
+        if limit is not None and tokens > limit:
+            raise ConfigError(
+                f"{model} has {limit:,} positions; {tokens:,} tokens were requested",
+                f"request at most {limit:,} tokens",
+            )

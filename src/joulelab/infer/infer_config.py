@@ -219,8 +219,13 @@ class InferSpec(RunSpec):
         if self.kind == "zoo":
             entry = find_model(self.model)
             require_packages(entry)
-            WorkloadRequest(entry, self.size, asked_shape=dict.fromkeys(["tokens"] if self.seq_lengths else [], 1))
+            for tokens in self.seq_lengths or (0,):
+                shape = {"tokens": tokens} if tokens else {}
+                WorkloadRequest(entry, self.size, weights=self.weights, asked_shape=shape).require_length()
         if self.model in SHAPES:
-            findable.require_positions(self.model, self.seq_lengths)
+            findable.require_positions(self.model, SHAPES[self.model].positions, self.seq_lengths)
         if self.weights_from is not None:
             findable.require_weights(self.weights_from, self.model)
+        if self.kind == "pretrained":
+            lengths = (self.prompt_tokens + self.new_tokens,) if self.generate else self.seq_lengths
+            findable.require_positions(self.model, findable.positions_of(self.model), lengths)

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from joulelab.data import sources
 from joulelab.data.batch_source import TensorBatch
 from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.findable import require_positions
 from joulelab.infer.infer_config import Case, InferSpec
 from joulelab.infer.precisions import cast_inputs, cast_model
 from joulelab.zoo.flop_counter import FlopCounter
@@ -183,14 +184,8 @@ def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[st
             size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
             channels = getattr(config, "num_channels", 3)
             return "pixel_values", torch.randn(case.batch_size, channels, size, size), "image"
-        _require_positions(spec, config, case.tokens)
+        require_positions(spec.model, getattr(config, "max_position_embeddings", None), [case.tokens])
         return "input_ids", torch.randint(0, config.vocab_size, (case.batch_size, case.tokens)), "sequence"
-
-
-def _require_positions(spec: InferSpec, config: Any, tokens: int) -> None:
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and tokens > limit:
-        raise ConfigError(f"{spec.model} has {limit} positions, and {tokens} tokens were asked for", "ask for fewer")
 
 
 def forward_flops(subject: Subject) -> tuple[float | None, str]:

@@ -88,6 +88,7 @@ class TrainSpec(TrainingRunSpec):
         request = self.request
         for name in self.training.stats:
             _check_tracker(name)
+        request.require_length()
         _check_data(request)
         _check_weights(request)
         require_packages(request.entry)

@@ -12,6 +12,9 @@ from joulelab.zoo.entry import Size, ZooEntry
 
 SYNTHETIC = "synthetic"
 
+# How architectures of transformers call the number of their positions.
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+
 
 @dataclass(frozen=True)
 class WorkloadRequest:
@@ -47,6 +50,27 @@ class WorkloadRequest:
     @property
     def shape(self) -> dict[str, int]:
         return {**self.size.shape, **self.asked_shape}
+
+    def require_length(self) -> None:
+        """Refuse an input that is too long, by what the entry declares: no framework is imported.
+
+        Weights other than the published ones may have more positions; `prepare` compares with their configuration.
+        """
+        tokens, settings, options = self.shape.get("tokens"), self.size.settings, self.entry.options
+        if tokens is None or self.weights not in ("", "published"):
+            return
+        if "settings" in options:
+            options["settings"](settings, tokens)
+        declared = [settings[key] for key in _POSITIONS if key in settings]
+        self.require_positions(declared[0] if declared else options.get("positions"), tokens)
+
+    def require_positions(self, positions: int | None, tokens: int) -> None:
+        unused = self.entry.options.get("unused_positions", 0)
+        if positions is not None and tokens > positions - unused:
+            raise ConfigError(
+                f"{self.entry.name} has {positions - unused:,} positions; {tokens:,} tokens were requested",
+                f"request at most {positions - unused:,} tokens, or choose another size",
+            )
 
     @property
     def rows_per_batch(self) -> int:

@@ -49,5 +49,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
-    options={"head": ("predictions",)},
+    options={"positions": 512, "head": ("predictions",)},
 )

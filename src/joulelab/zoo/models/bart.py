@@ -49,4 +49,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.seq2seq:prepare_infilling",
     dataset="text by path or hub id (allenai/c4)",
+    options={"positions": 1024},
 )

@@ -34,5 +34,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
-    options={"head": ("cls",)},
+    options={"positions": 512, "head": ("cls",)},
 )

@@ -55,5 +55,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.block_sparse_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
-    options={"head": ("cls",), "idle": (".pooler.",), "settings": require_blocks},
+    options={"positions": 4096, "head": ("cls",), "idle": (".pooler.",), "settings": require_blocks},
 )

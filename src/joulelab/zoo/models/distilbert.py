@@ -27,5 +27,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
-    options={"head": ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")},
+    options={"positions": 512, "head": ("vocab_transform", "activation", "vocab_layer_norm", "vocab_projector")},
 )

@@ -49,4 +49,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.causal_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
+    options={"positions": 1024},
 )

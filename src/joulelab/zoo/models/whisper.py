@@ -48,4 +48,5 @@ MODEL = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.speech_to_text:prepare",
     dataset="a table (CSV, JSON lines) of `audio` and `text` by path, the audio in 16 kHz mono WAV files",
+    options={"positions": 448},
 )

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from joulelab.errors import ConfigError
 from joulelab.zoo.request import WorkloadRequest
 
 
@@ -21,9 +20,4 @@ def summed_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 def require_room(request: WorkloadRequest, config: Any, tokens: int) -> None:
     """A position that was never embedded would be an index error deep inside the model, or on a GPU a dead context."""
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and tokens > positions - request.entry.options.get("unused_positions", 0):
-        raise ConfigError(
-            f"{request.entry.name} has {positions:,} positions; {tokens:,} tokens were asked for",
-            "ask for fewer tokens, or take another size",
-        )
+    request.require_positions(getattr(config, "max_position_embeddings", None), tokens)
