@@ -59,7 +59,9 @@ def run(
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            "--run-dir", help="The run's own folder; one that holds this run already goes on.", show_default=False
+            "--run-dir",
+            help="Run directory; if it contains this run, resume it. Artifacts are still searched in --runs-dir.",
+            show_default=False,
         ),
     ] = None,
     part: Annotated[
@@ -98,7 +100,7 @@ def run(
     """
     from joulelab.runs.store import store_root
 
-    store = run_dir.absolute().parent if run_dir else store_root(runs_dir)
+    store = store_root(runs_dir)
     only = read_part(part)
     if compare:
         from joulelab.cli.compare_option import comparison_of
@@ -229,7 +231,7 @@ def start_run(
     require_inputs([spec])
     if dry_run:
         print_settings(spec.model_dump(mode="json"), as_json)
-    elif not followed(store, spec.pipeline, part):
+    elif not followed(run_dir.absolute().parent if run_dir else store, spec.pipeline, part):
         if run_dir is None:
             run_folder(create_run(store, spec).folder, as_json, part)
         else:

@@ -66,7 +66,7 @@ def submit(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN|GROUP", help="Submit what is left of an earlier one.")
     ] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="The run's own folder.", show_default=False)] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Run directory.", show_default=False)] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not try the environment here first.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the scripts; write and submit nothing.")] = False,
     runs_dir: RunsDir = None,
@@ -103,7 +103,7 @@ def submit(
     from joulelab.runs.store import store_root
 
     settings = job_settings(preset, _asked(context.params))
-    store = (run_dir.parent if run_dir else store_root(runs_dir)).absolute()
+    store = store_root(runs_dir).absolute()
     if resume is not None:
         if experiment is not None or array is not None or repeats > 1 or both or run_dir is not None:
             raise UsageError(

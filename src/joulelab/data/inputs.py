@@ -33,7 +33,7 @@ def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRo
     place = sources.parse(source)
     bill = None
     if place.path is not None and place.kind != "sample":  # samples are pinned wheels, no run made them
-        bill = find_bill(place.path, (run.paths.folder.parent, store_root(None)), run.warn)
+        bill = find_bill(place.path, (run.store, store_root(None)), run.warn)
     if bill is None:
         identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
         bill = external(source, kind, identity)

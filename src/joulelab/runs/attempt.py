@@ -32,7 +32,7 @@ from joulelab.runs.sensing import demand_sensors
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
 from joulelab.runs.storage import storage_failure
-from joulelab.runs.store import prices
+from joulelab.runs.store import prices, searched_store
 from joulelab.runs.summary import flat_summary
 from joulelab.runs.yaml_text import write_yaml
 
@@ -40,7 +40,7 @@ from joulelab.runs.yaml_text import write_yaml
 def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
     """A folder with the merged config and an opening record, queued: it is running once a process has locked it.
 
-    `folder` is one the user chose.
+    `folder` is one the user chose; the run still looks for artifacts in `store`.
     """
     paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
@@ -52,6 +52,7 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
         group=group,
         created_at=clock.iso(clock.now().wall_s),
         spec=settings,
+        store=str(store.absolute()) if folder and store.absolute() != paths.folder.absolute().parent else None,
     )
     try:
         write_yaml(paths.config, settings)
@@ -227,7 +228,7 @@ def mark_failed(paths: RunPaths, failure: JoulelabError) -> None:
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:
     """Assemble and write the record, the flat summary, one file per stage, and the final bills."""
-    record = assemble(paths, status, error_record(error) if error else None, prices(paths.folder.parent))
+    record = assemble(paths, status, error_record(error) if error else None, prices(searched_store(paths)))
     write_json(paths.record, record)
     write_json(paths.summary, flat_summary(record))
     for old in paths.stages.glob("*.json"):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from joulelab.runs.record import Result, StageKind, checked_role, kind_by_name
 from joulelab.runs.soundness import Opens, harm, list_contents, set_aside
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.stopping import StopRequest
-from joulelab.runs.store import settled
+from joulelab.runs.store import searched_store, settled
 
 PROGRESS_EVERY_S = 1.0
 
@@ -192,13 +193,18 @@ class RunContext:
         self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
         return found
 
+    @cached_property
+    def store(self) -> Path:
+        """Where artifacts of other runs are searched."""
+        return searched_store(self.paths)
+
     def key_of(self, kind: str, inputs: Mapping[str, Any], parents: Sequence[str]) -> str:
         """Of an artefact made from these by this code, whether it is there or not; parents are named by their keys."""
         return artefact_key(kind, inputs, parents, code_version())
 
     def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
         """What another run made and is still whole, where this one takes anything from others."""
-        others = find_artifacts(self.paths.folder.parent, key) if self.spec.reuse_artifacts else ()
+        others = find_artifacts(self.store, key) if self.spec.reuse_artifacts else ()
         return next((self._settled(other) for other in others if self._is_whole(other, opens)), None)
 
     def whole_in(self, folder: Path) -> Artifact | None:
@@ -271,7 +277,7 @@ class RunContext:
         """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
         and they are on its bill. `damaged_too` is for whoever can tell what is still good in a damaged one."""
         takes = (lambda part: True) if damaged_too else self._is_whole
-        parts = find_parts(self.paths.folder.parent, key, takes) if self.spec.reuse_artifacts else []
+        parts = find_parts(self.store, key, takes) if self.spec.reuse_artifacts else []
         found = [self._settled(part) for part in parts]
         self._making[-1].joined += [part.bill for part in found]
         return found

@@ -413,6 +413,8 @@ class RunRecord(Frozen):
     machine_profile: str | None = None
     """Which calibration of this machine (`joulelab doctor --calibrate`) was in force."""
     error: ErrorRecord | None = None
+    store: str | None = None
+    """Where it looks for artifacts of other runs; null: in the folder that contains it (no --run-dir)."""
     process: ProcessMark | None = None
     """Who began the latest attempt; null while it waits for one, and in older records."""
 

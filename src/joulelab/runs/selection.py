@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.runs.groups import load_group
 from joulelab.runs.paths import GroupPaths
-from joulelab.runs.store import find_folder, load_record, run_folders
+from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
 
 
 def is_pattern(name: str) -> bool:
@@ -55,8 +56,9 @@ def with_ancestors(folders: Sequence[Path]) -> list[Path]:
     waiting = list(folders)
     while waiting:
         folder = waiting.pop()
-        for ancestor in load_record(folder).inherited:
-            maker = folder.parent / ancestor.made_by
+        record = load_record(folder)
+        for ancestor, store in product(record.inherited, stores_of(folder, record.store)):
+            maker = store / ancestor.made_by
             if maker not in found and (maker / "run.json").exists():
                 found[maker] = None
                 waiting.append(maker)

@@ -115,9 +115,19 @@ def load_record(folder: Path) -> RunRecord:
             f"{folder.name} is a group, and one run is wanted", f"`joulelab show {folder.name}` names them"
         )
     record = settle(RunPaths(folder), read_record(RunPaths(folder)))
-    price = prices(folder.parent)
+    price = prices(*stores_of(folder, record.store))
     lineage = (one if one.key in record.made else price(one) for one in record.lineage)
     return record.model_copy(update={"lineage": tuple(lineage)})
+
+
+def searched_store(paths: RunPaths) -> Path:
+    """The store in which a run looks for artifacts: a run folder chosen by the user may be anywhere."""
+    return stores_of(paths.folder, read_json(paths.record).get("store"))[0]
+
+
+def stores_of(folder: Path, store: str | None) -> tuple[Path, ...]:
+    """Where the makers of a run's artifacts may be: `store` of its record, and next to it, where it was unpacked."""
+    return (Path(store), folder.parent) if store else (folder.parent,)
 
 
 def read_record(paths: RunPaths) -> RunRecord:

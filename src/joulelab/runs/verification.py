@@ -43,7 +43,7 @@ TOLERANCE_REL = 1e-9
 SUMMARY = RunPaths(Path()).summary.name
 # What the recomputation takes over from the record; `_claims` checks those for which there is evidence.
 _TAKEN_OVER = {"schema_version", "method_version", "run_id", "name", "label", "status", "group", "created_at", "spec"}
-_TAKEN_OVER |= {"error", "process", "lineage"}
+_TAKEN_OVER |= {"error", "process", "store", "lineage"}
 _UNREADABLE = (JoulelabError, OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile)
 # Sentences of an older version may be worded differently today; grades and numbers next to them are compared.
 _WORDING = ("text", "reason", "fix")

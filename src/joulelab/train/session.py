@@ -219,7 +219,7 @@ class _Session:
         name = self.task.config.replay_budget_of
         if name is None:
             return None
-        folder = find_folder(self.run.paths.folder.parent, name)
+        folder = find_folder(self.run.store, name)
         looks = _looks(read_lines(RunPaths(folder).metrics), self.task.stage)
         if not looks:
             raise ConfigError(

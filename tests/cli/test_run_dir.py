@@ -1,0 +1,51 @@
+"""`--run-dir` chooses where one run is written; artifacts are searched in the store all the same."""
+
+from commands import joulelab_here
+
+from joulelab.errors import JoulelabError
+from joulelab.lookup import PIPELINES
+from joulelab.runs.selection import with_ancestors
+from joulelab.runs.store import load_record
+
+SETTINGS = ["energy.estimate_cpu=true", "energy.gpus=none", "energy.sample_interval_s=0.05"]
+
+
+def make_teacher(run):
+    def make(folder):
+        with run.stage("teacher.train"):
+            (folder / "weights").write_text("w")
+
+    run.artifact("teacher", kind="model", inputs={"a": 1}, parents=[], make=make)
+
+
+def run_demo(*words):
+    done = joulelab_here("run", "demo-kd", *SETTINGS, *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_in_a_chosen_folder_finds_the_teacher_of_the_store_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    store, chosen = tmp_path / "runs", tmp_path / "elsewhere" / "mine"
+    run_demo("--runs-dir", tmp_path / "elsewhere")  # next to the chosen folder, but not in the store
+    run_demo("--runs-dir", store)
+    (maker,) = store.iterdir()
+    run_demo("--runs-dir", store, "--run-dir", chosen)
+    record = load_record(chosen)
+    assert record.stage("teacher.train") is None
+    assert [one.made_by for one in record.inherited] == [maker.name]
+    assert with_ancestors([chosen]) == [chosen, maker]
+
+
+def test_the_store_is_remembered_for_a_resume(tmp_path, monkeypatch):
+    store, chosen = tmp_path / "runs", tmp_path / "elsewhere" / "mine"
+
+    def fail(run):
+        raise JoulelabError("stopped")
+
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: fail)
+    assert joulelab_here("run", "demo-kd", *SETTINGS, "--runs-dir", store, "--run-dir", chosen).returncode == 1
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: make_teacher)
+    run_demo("--runs-dir", store)
+    done = joulelab_here("run", "--resume", chosen, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert load_record(chosen).stage("teacher.train") is None
