@@ -75,6 +75,7 @@ def test_inference_on_the_cpu_does_not_report_the_idle_gpu_as_energy_per_item(nv
     monkeypatch.setitem(SHAPES, "deit-t", small)
     nvml_sim.gpus = [SimGpu(wave=constant(80), settings={"utilization": "0 0"})]
     nvml_sim.write()
+    (tmp_path / "none").mkdir()
     quick = ["energy.idle_before_s=0", "energy.idle_after_s=0", "rounds=1", f"energy.rapl_root={tmp_path / 'none'}"]
     for estimate in (False, True):
         record = run(
