@@ -254,9 +254,11 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     context.close()
 
 
-def as_runs(joules: list[float], seeds: list[int], card: str = "gpu:0", gain: float = 0.05) -> list[dict[str, Any]]:
+def as_runs(
+    joules: list[float], seeds: list[int], card: str = "gpu:0", gain: float = 0.05, missing: float = 0.0
+) -> list[dict[str, Any]]:
     return [
-        {"seed": seed, "joules": value, "devices": [card], "gain": gain}
+        {"seed": seed, "joules": value, "devices": [card], "gain": gain, "missing": missing}
         for seed, value in zip(seeds, joules, strict=True)
     ]
 
@@ -278,9 +280,23 @@ THREE = [0, 1, 2]
             as_runs(THEIRS, [0, 1, 2, 3]),
             widened_ratio(ratio_paired(OURS, THEIRS), 0.02, 0.05),
         ),
+        (
+            as_runs(OURS, [0, 1, 2, 3], missing=0.2),
+            as_runs(THEIRS, [0, 1, 2, 3]),
+            widened_ratio(ratio_paired(OURS, THEIRS), 0.2),
+        ),
         (as_runs([5.0, float("nan")], [0, 1]), as_runs([2.0, 2.1], [0, 1]), None),
     ],
-    ids=["paired", "some pair", "repeats of one seed", "no seed in common", "one each", "two cards", "missing"],
+    ids=[
+        "paired",
+        "some pair",
+        "repeats of one seed",
+        "no seed in common",
+        "one each",
+        "two cards",
+        "lower bound",
+        "missing",
+    ],
 )
 def test_the_page_computes_ratios_as_the_report_does(visit: Visit, ours: Any, theirs: Any, wanted: Any) -> None:
     script = "([ours, theirs]) => window.view.ratioWords(window.view.ratio(ours, theirs))"
