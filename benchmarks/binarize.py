@@ -86,8 +86,7 @@ def read_options() -> argparse.Namespace:
 
 def read_texts(source: str, documents: int) -> list[str]:
     from joulelab.data.splits import parse_split
-    from joulelab.data.text_documents import open_documents
-    from joulelab.data.text_dump import one_line
+    from joulelab.data.text import one_line, open_documents
 
     split = parse_split(f"train[:{documents}]" if documents else "train")
     return [line for line in map(one_line, open_documents(source).read(split)) if line]
@@ -147,8 +146,7 @@ def binarize_all(
     rates: dict[str, list[Rate]], tokenizer: Any, options: argparse.Namespace, texts: list[str], some: list[str]
 ) -> list[list[int]]:
     """Times all of the corpus; gives back the ids of the slice."""
-    from joulelab.data.binarize import binarize
-    from joulelab.data.tokenizer_family import describe
+    from joulelab.data.tokenize import binarize, describe
 
     facts = describe(tokenizer, options.tokenizer)
     with tempfile.TemporaryDirectory() as folder:

@@ -36,9 +36,8 @@ from pacing import TokenSpeed, forget_peak, free, peak_gib, undisturbed, wait, w
 from torch import nn
 
 from joulelab.data.chat.attention import use_packed_attention
-from joulelab.data.chat.batches import training_batches
-from joulelab.data.chat.documents import DocumentList, EncodedDocument
-from joulelab.data.chat.packing import PackedRows, pack
+from joulelab.data.chat.encoding import DocumentList, EncodedDocument
+from joulelab.data.chat.packing import PackedRows, pack, training_batches
 from joulelab.distill.causal.heads import head_of, open_for_loss
 from joulelab.distill.causal.models import draw
 from joulelab.distill.causal.objectives import TokenObjective

@@ -31,7 +31,7 @@ import transformers
 from pacing import TokenSpeed, forget_peak, free, undisturbed, warm_up
 from torch import nn
 
-from joulelab.data.store import write_store
+from joulelab.data.token_store import write_store
 from joulelab.distill.lm_batches import LmBatch, LmBatches, LmTask
 from joulelab.distill.lm_config import LmDistillation
 from joulelab.distill.lm_masking import MaskRecipe

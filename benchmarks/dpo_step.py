@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pacing import Window, forget_peak, free, undisturbed, wait, warm_up
 from torch import nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.distill.preferences.losses import dpo_loss, margins
 from joulelab.distill.preferences.objective import PreferenceObjective

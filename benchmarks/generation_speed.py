@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from pacing import TokenSpeed, forget_peak, free, peak_gib, wait
 
-from joulelab.data.labelled_text import load
+from joulelab.data.labeled_text import load
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.meter.config import EnergyConfig

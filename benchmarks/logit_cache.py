@@ -82,7 +82,7 @@ def drawn_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
 
 @torch.no_grad()
 def real_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
-    from joulelab.data.labelled_text import load
+    from joulelab.data.labeled_text import load
     from joulelab.distill.causal.heads import head_of, open_for_loss
     from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
 

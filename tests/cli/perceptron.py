@@ -12,7 +12,7 @@ def prepare(request):
     import torch
     from torch import nn
 
-    from joulelab.data.batch_source import ShuffledRows, TensorBatch
+    from joulelab.data.batches import ShuffledRows, TensorBatch
     from joulelab.data.splits import parse_split
     from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
     from joulelab.zoo.workload import Workload

@@ -11,8 +11,8 @@ import transformers
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
-from joulelab.data.store import open_store
-from joulelab.data.token_counts import read_counts
+from joulelab.data.masking import read_counts
+from joulelab.data.token_store import open_store
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.energy_bill import find_bill
 from joulelab.runs.store import load_record

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from joulelab.data.batch_source import ShuffledRows, TensorBatch
+from joulelab.data.batches import ShuffledRows, TensorBatch
 from joulelab.data.splits import parse_split
 from joulelab.zoo.entry import Size, ZooEntry
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
 from joulelab.zoo.pretrained import drawn_from
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 # A job that came back from the queue has shown what it was for, and is quick with the rest.
 CAME_BACK = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"

@@ -11,19 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joulelab.data.batches import BatchStream, batch_order, iterate_in_order, padded_share
-from joulelab.data.labelled_text import LabelledText, text_id
-from joulelab.data.tokenised import TokenisedSet, write
+from joulelab.data.labeled_text import LabeledText, TokenizedSet, text_id, write
 from joulelab.errors import ConfigError
 
 PAD = 0
 
 
 @pytest.fixture
-def dataset(tmp_path: Path) -> TokenisedSet:
+def dataset(tmp_path: Path) -> TokenizedSet:
     lengths = np.random.default_rng(0).integers(1, 40, size=250)
     texts = tuple(f"{number} " + "x" * int(length) for number, length in enumerate(lengths))
     labels = tuple(number % 2 for number in range(250))
-    data = LabelledText(tuple(text_id(text) for text in texts), texts, labels, ("a", "b"))
+    data = LabeledText(tuple(text_id(text) for text in texts), texts, labels, ("a", "b"))
     return write(tmp_path, data, lambda batch: [[ord(c) for c in text] for text in batch], vocab_size=128, pad_id=PAD)
 
 
@@ -74,7 +73,7 @@ def test_padded_share_counts_positions() -> None:
     assert padded_share(lengths, []) == 0.0
 
 
-def test_a_batch_is_padded_to_its_longest_row_and_counts_real_tokens(dataset: TokenisedSet) -> None:
+def test_a_batch_is_padded_to_its_longest_row_and_counts_real_tokens(dataset: TokenizedSet) -> None:
     batch = BatchStream(dataset, 8, seed=0).at(0, 0)
     lengths = dataset.lengths[batch.rows]
     assert batch.input_ids.shape == batch.attention_mask.shape == (8, lengths.max())
@@ -88,7 +87,7 @@ def test_a_batch_is_padded_to_its_longest_row_and_counts_real_tokens(dataset: To
         assert (batch.input_ids[place][~real] == PAD).all()
 
 
-def test_a_trainer_that_resumes_sees_the_batch_it_would_have_seen(dataset: TokenisedSet) -> None:
+def test_a_trainer_that_resumes_sees_the_batch_it_would_have_seen(dataset: TokenizedSet) -> None:
     running = BatchStream(dataset, 16, seed=7)
     seen = [running.at(epoch, index).rows.tolist() for epoch in (0, 1) for index in range(running.batches_per_epoch)]
     resumed = BatchStream(dataset, 16, seed=7)
@@ -96,7 +95,7 @@ def test_a_trainer_that_resumes_sees_the_batch_it_would_have_seen(dataset: Token
     assert resumed.at(0, 3).rows.tolist() == seen[3]
 
 
-def test_the_last_incomplete_batch_counts(dataset: TokenisedSet) -> None:
+def test_the_last_incomplete_batch_counts(dataset: TokenizedSet) -> None:
     stream = BatchStream(dataset, 16, seed=0)
     assert stream.batches_per_epoch == 16  # 250 rows: 15 batches of 16 and one of 10
     assert sum(stream.at(0, index).samples for index in range(16)) == 250
@@ -105,7 +104,7 @@ def test_the_last_incomplete_batch_counts(dataset: TokenisedSet) -> None:
             stream.at(0, index)
 
 
-def test_evaluation_reads_every_row_once_with_the_longest_first(dataset: TokenisedSet) -> None:
+def test_evaluation_reads_every_row_once_with_the_longest_first(dataset: TokenizedSet) -> None:
     batches = list(iterate_in_order(dataset, 32))
     widths = [batch.input_ids.shape[1] for batch in batches]
     assert widths == sorted(widths, reverse=True)
@@ -113,12 +112,12 @@ def test_evaluation_reads_every_row_once_with_the_longest_first(dataset: Tokenis
     assert sum(batch.tokens for batch in batches) == dataset.tokens_total
 
 
-def test_a_batch_moves_to_a_device_whole(dataset: TokenisedSet) -> None:
+def test_a_batch_moves_to_a_device_whole(dataset: TokenizedSet) -> None:
     batch = BatchStream(dataset, 4, seed=0).at(0, 0).to("meta")
     assert {batch.input_ids.device.type, batch.attention_mask.device.type, batch.labels.device.type} == {"meta"}
 
 
-def test_a_batch_size_below_one_is_refused(dataset: TokenisedSet) -> None:
+def test_a_batch_size_below_one_is_refused(dataset: TokenizedSet) -> None:
     with pytest.raises(ConfigError, match="batch size is 0"):
         BatchStream(dataset, 0, seed=0)
     with pytest.raises(ConfigError, match="batch size is -2"):

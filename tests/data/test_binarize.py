@@ -9,10 +9,8 @@ import tokenizers
 from small_tokenizers import SENTENCES
 from tokenizers import models, pre_tokenizers
 
-from joulelab.data.binarize import binarize, usual_workers
-from joulelab.data.text_dump import dump, read_dump
-from joulelab.data.tokenizer_family import describe
-from joulelab.data.word_cache import WordCache
+from joulelab.data.text import dump, read_dump
+from joulelab.data.tokenize import WordCache, binarize, describe, usual_workers
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.pretrained import load_tokenizer
 
@@ -61,7 +59,7 @@ def test_the_ids_of_the_samples_are_their_own(name):
 
 
 def test_a_full_cache_starts_anew(monkeypatch):
-    monkeypatch.setattr("joulelab.data.word_cache.MOST_WORDS", 12)
+    monkeypatch.setattr("joulelab.data.tokenize.MOST_WORDS", 12)
     tokenizer = small_tokenizers.bert().backend_tokenizer
     cache = WordCache(tokenizer)
     for text in SENTENCES * 2:
@@ -92,7 +90,7 @@ def test_each_family_has_its_own_ends(tmp_path, family, first, last):
 
 
 def test_the_bytes_are_the_same_whatever_the_number_of_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr("joulelab.data.binarize.TEXTS_PER_BLOCK", 7)
+    monkeypatch.setattr("joulelab.data.tokenize.TEXTS_PER_BLOCK", 7)
     facts = describe(small_tokenizers.bert(), "small")
     texts = [f"{number} {SENTENCES[number % 3]}" for number in range(60)]
     one = binarize(texts, tmp_path / "one", facts, workers=1)
@@ -109,7 +107,7 @@ def test_documents_are_stored_whole_though_minilm_cuts_at_128(tmp_path):
 
 
 def test_progress_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("joulelab.data.binarize.TEXTS_PER_BLOCK", 2)
+    monkeypatch.setattr("joulelab.data.tokenize.TEXTS_PER_BLOCK", 2)
     told = []
     facts = describe(small_tokenizers.gpt2(), "small")
     store = binarize(

@@ -134,7 +134,7 @@ def test_the_installed_samples_are_located_without_importing_their_modules() -> 
 
 def test_looking_at_data_needs_no_framework() -> None:
     code = (
-        "import sys, joulelab.data.samples, joulelab.data.sources, joulelab.data.labelled_text\n"
+        "import sys, joulelab.data.samples, joulelab.data.sources, joulelab.data.labeled_text\n"
         "print([m for m in ('torch', 'transformers', 'datasets', 'pandas', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

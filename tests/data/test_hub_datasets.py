@@ -9,7 +9,7 @@ import pytest
 import small_tokenizers
 import stand_in_hub
 
-from joulelab.data.chat.store import DocumentStore
+from joulelab.data.chat.encoding import DocumentStore
 
 pytest.importorskip("datasets")
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from joulelab import lookup
-from joulelab.data.image_boxes import centre_box, random_box
-from joulelab.data.image_files import find_files
-from joulelab.data.image_folder import DEVIATION, MEAN, FolderImages
+from joulelab.data.images import DEVIATION, MEAN, FolderImages, center_box, find_files, random_box
 from joulelab.data.splits import parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 from joulelab.zoo.request import WorkloadRequest
@@ -139,7 +137,7 @@ def test_random_boxes_stay_inside_and_vary() -> None:
 
 
 def test_the_centre_box_is_a_square_of_pixels() -> None:
-    left, top, right, bottom = centre_box(640, 320).pixels(640, 320)
+    left, top, right, bottom = center_box(640, 320).pixels(640, 320)
     assert (right - left, bottom - top) == pytest.approx((280, 280))
     assert (left + right, top + bottom) == pytest.approx((640, 320))
 

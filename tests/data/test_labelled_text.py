@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from joulelab.data import hub
-from joulelab.data.labelled_text import load, text_id
+from joulelab.data.labeled_text import load, text_id
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
 ROWS = [{"text": "A fine film.", "label": 1}, {"text": "A dull film.", "label": 0}]

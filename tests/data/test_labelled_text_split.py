@@ -6,13 +6,13 @@ from collections import Counter
 
 import pytest
 
-from joulelab.data.labelled_text import LabelledText, load, rows_by_split, split, text_id
+from joulelab.data.labeled_text import LabeledText, load, rows_by_split, split, text_id
 from joulelab.errors import ConfigError
 
 
-def numbered(count: int, classes: int = 2) -> LabelledText:
+def numbered(count: int, classes: int = 2) -> LabeledText:
     texts = tuple(f"text number {number}" for number in range(count))
-    return LabelledText(
+    return LabeledText(
         ids=tuple(text_id(text) for text in texts),
         texts=texts,
         labels=tuple(number % classes for number in range(count)),

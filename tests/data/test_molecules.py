@@ -5,10 +5,9 @@ import gzip
 import numpy as np
 import pytest
 
-from joulelab.data.molecules import degree_histogram
-from joulelab.data.pcqm4m import open_pcqm4m
+from joulelab.data.molecules import degree_histogram, open_pcqm4m
 from joulelab.data.splits import parse_split
-from joulelab.data.synthetic.molecules import SyntheticMolecules
+from joulelab.data.synthetic import SyntheticMolecules
 from joulelab.errors import ConfigError, NotFoundError
 
 
@@ -79,12 +78,12 @@ def test_pcqm4m_is_read_without_the_rows_whose_gap_is_not_public(data_csv):
 
 def test_positions_are_embedded_once_and_kept(data_csv, monkeypatch):
     pytest.importorskip("rdkit")
-    from joulelab.data import pcqm4m
+    from joulelab.data import molecules
 
     first = open_pcqm4m(data_csv, parse_split("train[:2]"), with_positions=True).molecules(np.arange(2))
     bonded = np.linalg.norm(first.positions[first.bonds[0]] - first.positions[first.bonds[1]], axis=1)
     assert bonded.min() > 1.2 and bonded.max() < 1.7
-    monkeypatch.setattr(pcqm4m, "read_molecule", None)
+    monkeypatch.setattr(molecules, "read_molecule", None)
     again = open_pcqm4m(data_csv, parse_split("train[:2]"), with_positions=True).molecules(np.arange(2))
     assert np.array_equal(first.positions, again.positions) and np.array_equal(first.bonds, again.bonds)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from joulelab.data import labelled_text
-from joulelab.data.review_sets import limited_parts, load_reviews, save_parts
+from joulelab.data import labeled_text
+from joulelab.data.labeled_text import limited_parts, load_reviews, save_parts
 from joulelab.errors import ConfigError
 
 
@@ -48,13 +48,13 @@ def test_what_is_saved_is_read_again_and_falls_into_the_same_parts(tmp_path, sav
     folder.mkdir()
     rows = save_parts(folder, parts, encode, save_format, lambda samples, tokens: None)
     assert rows == {"train": 20, "validation": 5, "test": 5}
-    again = labelled_text.load(str(folder))
+    again = labeled_text.load(str(folder))
     assert dict(zip(again.ids, again.labels, strict=True)) == {
         identity: label
         for part in (parts.train, parts.validation, parts.test)
         for identity, label in zip(part.ids, part.labels, strict=True)
     }
-    back = labelled_text.rows_by_split(again)
+    back = labeled_text.rows_by_split(again)
     assert {name: len(found) for name, found in back.items()} == rows
 
 

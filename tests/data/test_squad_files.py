@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.data.squad import parse_squad, read_squad
-from joulelab.data.squad_synthetic import synthetic_document
+from joulelab.data.squad.questions import parse_squad, read_squad, synthetic_document
 from joulelab.errors import ConfigError, NotFoundError
 
 FILES = Path(__file__).parent / "squad"

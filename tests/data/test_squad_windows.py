@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 from tiny_tokenizer import bert_tokenizer, roberta_like_tokenizer
 
-from joulelab.data.squad import Answer, Question, read_squad
-from joulelab.data.squad_batches import SquadBatches, collate, iterate_in_order
-from joulelab.data.squad_store import load_questions, open_features, write_features
-from joulelab.data.squad_windows import CLS, NOT_CONTEXT, WindowShape, make_windows, token_span
+from joulelab.data.squad.questions import Answer, Question, read_squad
+from joulelab.data.squad.windows import (
+    CLS,
+    NOT_CONTEXT,
+    SquadBatches,
+    WindowShape,
+    collate,
+    iterate_in_order,
+    load_questions,
+    make_windows,
+    open_features,
+    token_span,
+    write_features,
+)
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
 FILES = Path(__file__).parent / "squad"

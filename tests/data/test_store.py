@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulelab.data import store as store_module
-from joulelab.data.chat.store import DocumentStore
-from joulelab.data.store import (
+from joulelab.data import token_store as store_module
+from joulelab.data.chat.encoding import DocumentStore
+from joulelab.data.labeled_text import open_set
+from joulelab.data.token_store import (
     BITS,
     MANIFEST,
     OFFSETS,
@@ -24,7 +25,6 @@ from joulelab.data.store import (
     write_blocks,
     write_store,
 )
-from joulelab.data.tokenised import open_set
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
 ROWS = [[101, 7, 102], np.array([101, 8, 9, 102], dtype=np.uint16), [], [101, 102]]

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from joulelab import lookup
-from joulelab.data import hub, packed_text
-from joulelab.data.byte_text import decode_bytes, encode_bytes
-from joulelab.data.packed_text import Encoding, pack
+from joulelab.data import hub, tokenize
 from joulelab.data.splits import parse_split
-from joulelab.data.store import is_store
-from joulelab.data.text_documents import open_documents
+from joulelab.data.text import open_documents
+from joulelab.data.token_store import is_store
+from joulelab.data.tokenize import Encoding, decode_bytes, encode_bytes, pack
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.zoo.workload import WorkloadRequest, prepare
+from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.workload import prepare
 
 TEXTS = [f"Document number {number} says naïve things." for number in range(200)]
 BYTES = Encoding("bytes", encode_bytes, end_id=2, ids=512)
@@ -114,7 +114,7 @@ def test_packed_documents_follow_each_other_with_an_end_between(tmp_path):
 
 def test_a_large_text_is_kept_and_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULELAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(packed_text, "SMALL_BYTES", 10)
+    monkeypatch.setattr(tokenize, "SMALL_BYTES", 10)
     documents, split = open_documents(str(write_txt(tmp_path / "a.txt"))), parse_split("train")
     first = pack(documents, split, BYTES)
     assert isinstance(first.base, np.memmap)

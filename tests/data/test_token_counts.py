@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from joulelab.data.store import write_store
-from joulelab.data.token_counts import count_tokens, counts_file, mask_weights, read_counts, write_counts
+from joulelab.data.masking import count_tokens, counts_file, mask_weights, read_counts, write_counts
+from joulelab.data.token_store import write_store
 from joulelab.errors import ConfigError, NotFoundError
 
 
@@ -15,7 +15,7 @@ def _store(folder):
 
 
 def test_every_id_of_the_vocabulary_has_its_count(tmp_path, monkeypatch):
-    monkeypatch.setattr("joulelab.data.token_counts._TOKENS_PER_STEP", 3)
+    monkeypatch.setattr("joulelab.data.masking._TOKENS_PER_STEP", 3)
     told = []
     assert count_tokens(_store(tmp_path), tick=told.append).tolist() == [0, 0, 2, 2, 0, 2, 0, 1, 0]
     assert told == [3, 6, 7]

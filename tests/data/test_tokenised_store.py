@@ -6,23 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.data.labelled_text import LabelledText, text_id
-from joulelab.data.tokenised import TokenisedSet, open_set, write
+from joulelab.data.labeled_text import LabeledText, TokenizedSet, open_set, text_id, write
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
 TEXTS = ("one", "three", "fourteen")
 
 
-def data(texts: tuple[str, ...] = TEXTS) -> LabelledText:
+def data(texts: tuple[str, ...] = TEXTS) -> LabeledText:
     labels = tuple(number % 2 for number in range(len(texts)))
-    return LabelledText(tuple(text_id(text) for text in texts), texts, labels, ("odd", "even"))
+    return LabeledText(tuple(text_id(text) for text in texts), texts, labels, ("odd", "even"))
 
 
 def letters(texts: list[str]) -> list[list[int]]:
     return [[ord(letter) for letter in text] for text in texts]
 
 
-def written(folder: Path, vocab_size: int = 128) -> TokenisedSet:
+def written(folder: Path, vocab_size: int = 128) -> TokenizedSet:
     return write(folder, data(), letters, vocab_size=vocab_size, pad_id=0)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.data import tokenised
+from joulelab.data import labeled_text
 from joulelab.data.batches import collate
-from joulelab.data.labelled_text import LabelledText, text_id
+from joulelab.data.labeled_text import LabeledText, text_id
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective
 from joulelab.distill.classify_view import TextLook
@@ -36,7 +36,7 @@ class TinyEncoder(nn.Module):
 
 
 def texts(*words):
-    return LabelledText(
+    return LabeledText(
         ids=tuple(text_id(word) for word in words),
         texts=words,
         labels=tuple(k % 2 for k in range(len(words))),
@@ -50,7 +50,9 @@ def encode(batch):
 
 @pytest.fixture
 def dataset(tmp_path):
-    return tokenised.write(tmp_path / "set", texts("a", "bb", "ccc", "dddd", "eeeee"), encode, vocab_size=50, pad_id=0)
+    return labeled_text.write(
+        tmp_path / "set", texts("a", "bb", "ccc", "dddd", "eeeee"), encode, vocab_size=50, pad_id=0
+    )
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def write_teacher_cache(folder, dataset, teacher, batch_size):
 def test_cached_answers_follow_the_text_and_not_its_position(tmp_path, dataset):
     teacher = TinyEncoder()
     write_teacher_cache(tmp_path / "cache", dataset, teacher, batch_size=2)
-    shuffled = tokenised.write(
+    shuffled = labeled_text.write(
         tmp_path / "other", texts("eeeee", "a", "dddd", "bb", "ccc"), encode, vocab_size=50, pad_id=0
     )
     answers = open_cache(tmp_path / "cache", shuffled)
@@ -130,6 +132,6 @@ def test_cached_answers_follow_the_text_and_not_its_position(tmp_path, dataset):
 
 def test_a_text_the_teacher_has_not_seen_is_an_error(tmp_path, dataset):
     write_teacher_cache(tmp_path / "cache", dataset, TinyEncoder(), batch_size=8)
-    other = tokenised.write(tmp_path / "other", texts("a", "unseen"), encode, vocab_size=50, pad_id=0)
+    other = labeled_text.write(tmp_path / "other", texts("a", "unseen"), encode, vocab_size=50, pad_id=0)
     with pytest.raises(JoulelabError, match="1 of 2 training texts are not in the teacher's cache"):
         open_cache(tmp_path / "cache", other)

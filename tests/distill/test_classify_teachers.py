@@ -7,9 +7,9 @@ import pytest
 import torch
 from tiny_reviews import tiny_model
 
-from joulelab.data import tokenised
+from joulelab.data import labeled_text
 from joulelab.data.batches import BatchStream
-from joulelab.data.labelled_text import LabelledText, text_id
+from joulelab.data.labeled_text import LabeledText, text_id
 from joulelab.distill import classify_teacher
 from joulelab.distill.classify_chance import LUCK, needed_right, require_better_than_chance, shortfall
 from joulelab.distill.classify_config import DistillConfig
@@ -32,11 +32,11 @@ DISTILL = DistillConfig(kd_alpha=0.4, feat_beta=1.0, rel_distance=1.0, rel_angle
 @pytest.fixture
 def dataset(tmp_path):
     words = tuple(f"text {number}" for number in range(24))
-    data = LabelledText(tuple(map(text_id, words)), words, tuple(number % 2 for number in range(24)), ("0", "1"))
+    data = LabeledText(tuple(map(text_id, words)), words, tuple(number % 2 for number in range(24)), ("0", "1"))
     random = np.random.default_rng(0)
     lengths = random.integers(3, 9, size=24)
     rows = {word: random.integers(5, 17, size=length).tolist() for word, length in zip(words, lengths, strict=True)}
-    return tokenised.write(tmp_path / "set", data, lambda batch: [rows[word] for word in batch], 17, pad_id=0)
+    return labeled_text.write(tmp_path / "set", data, lambda batch: [rows[word] for word in batch], 17, pad_id=0)
 
 
 def trained(dataset, teacher):

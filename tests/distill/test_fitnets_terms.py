@@ -6,7 +6,7 @@ import torch
 from test_classify_objective import TinyEncoder, encode, texts
 from torch import nn
 
-from joulelab.data import tokenised
+from joulelab.data import labeled_text
 from joulelab.data.batches import collate
 from joulelab.distill import classify_objective
 from joulelab.distill.classify_config import ClassifySpec, DistillConfig, StudentConfig
@@ -26,7 +26,7 @@ LOSSES = {
 
 @pytest.fixture
 def batch(tmp_path):
-    dataset = tokenised.write(
+    dataset = labeled_text.write(
         tmp_path / "set", texts("a", "bb", "ccc", "dddd", "eeeee"), encode, vocab_size=50, pad_id=0
     )
     return collate(dataset, np.arange(5))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulelab.data.store import write_store
+from joulelab.data.token_store import write_store
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import check
 

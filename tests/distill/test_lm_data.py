@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from joulelab.data.store import write_store
+from joulelab.data.token_store import write_store
 from joulelab.distill.lm_batches import LmBatches, LmTask
 from joulelab.distill.lm_data import split_documents
 from joulelab.distill.lm_masking import MaskRecipe, mask_rows

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from joulelab.distill.chunked_vocabulary import Positions, TermWeights, VocabularyLoss, padded_projection
+from joulelab.distill.chunked_projection import padded_projection
+from joulelab.distill.chunked_vocabulary import Positions, TermWeights, VocabularyLoss
 from joulelab.distill.vocabulary_losses import (
     NO_TARGET,
     cosine_distance_sum,

@@ -7,7 +7,7 @@ import transformers
 from lm_tiny import make_model
 from torch import nn
 
-from joulelab.data.store import write_store
+from joulelab.data.token_store import write_store
 from joulelab.distill.lm_batches import LmBatches, LmTask
 from joulelab.distill.lm_config import LmDistillation
 from joulelab.distill.lm_heads import decoder_of, freeze_embeddings, open_for_loss
@@ -20,7 +20,7 @@ from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 VOCABULARY = 71
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.distill.qa_config import QaDistill
 from joulelab.distill.qa_losses import span_ce_sum, span_kl_sum
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
-from joulelab.train.trainer import Surroundings
+from joulelab.train.surroundings import Surroundings
 
 T3 = torch.tensor([[True, False, True, True, False]])  # class token, question, two words, padding
 

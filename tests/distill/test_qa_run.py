@@ -8,7 +8,7 @@ import torch
 from tiny_tokenizer import bert_tokenizer
 from transformers import BertConfig, BertForQuestionAnswering, BertModel, DistilBertConfig, DistilBertModel
 
-from joulelab.data.squad import read_squad
+from joulelab.data.squad.questions import read_squad
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run

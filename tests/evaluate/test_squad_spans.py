@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from joulelab.data.squad import Answer, Question
+from joulelab.data.squad.questions import Answer, Question
 from joulelab.evaluate.classification import load_predictions
 from joulelab.evaluate.squad import SquadScores, load_results
 from joulelab.evaluate.squad_spans import (

@@ -9,9 +9,9 @@ import pytest
 from joulelab.cli.infer_flags import FLAGS, checked_settings
 from joulelab.cli.infer_log import infer_from_log
 from joulelab.data import samples
-from joulelab.data.cores import usable_cores
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.infer.infer_config import InferSpec
+from joulelab.meter.sensors.cpu import usable_cores
 
 
 def spec(model, **flags):

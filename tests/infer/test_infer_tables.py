@@ -7,14 +7,13 @@ from inference_records import generated, record, row, stage
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare import compare
-from joulelab.report.grid import to_rich
+from joulelab.report.grid import render_text, to_rich
 from joulelab.report.inference_compare import use_grid
 from joulelab.report.inference_figure import joules_against_latency
 from joulelab.report.inference_rows import inference_rows, row_ratios
 from joulelab.report.inference_table import inference_grids, rows_data
 from joulelab.report.run_tables import stages_grid
 from joulelab.report.served import served
-from joulelab.report.tables import render_text
 from joulelab.runs.groups import GroupRecord
 
 PARTS = ("prefill", "decode", "infer")

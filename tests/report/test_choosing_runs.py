@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from joulelab.cli.main import app
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.report.compare import compare
+from joulelab.report.grid import render_text
 from joulelab.report.hardware import environment_differences, hardware_warning
 from joulelab.report.selection import select
-from joulelab.report.tables import comparison_view, render_text
+from joulelab.report.tables import comparison_view
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import find_folder

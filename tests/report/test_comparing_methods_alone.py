@@ -10,10 +10,11 @@ from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.lookup import PIPELINES
 from joulelab.report.compare import compare
+from joulelab.report.grid import render_text, to_rich
 from joulelab.report.parts import datasets
 from joulelab.report.run_tables import header_grid
 from joulelab.report.selection import select
-from joulelab.report.tables import comparison_grids, render_text, runs_grid, to_rich
+from joulelab.report.tables import comparison_grids, runs_grid
 from joulelab.report.verdict import verdict
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import RunContext

@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import Comparison, Row, compare
+from joulelab.report.compare import compare
+from joulelab.report.comparison import Comparison, Row
 from joulelab.report.joules import why_incomplete
 from joulelab.report.plain import comparison_data
 from joulelab.report.predictions import correct_by_item

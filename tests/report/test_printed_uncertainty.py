@@ -17,11 +17,12 @@ from joulelab.report.compare import compare
 from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.energy_bill import run_bill
 from joulelab.report.figures import folded, stages_of_run
+from joulelab.report.grid import render_text
 from joulelab.report.page_builders import run_headline
 from joulelab.report.parts import datasets
 from joulelab.report.run_tables import stages_grid
 from joulelab.report.served_figure import joules_against_time
-from joulelab.report.tables import comparison_markdown, render_text, run_view, runs_table
+from joulelab.report.tables import comparison_markdown, run_view, runs_table
 from joulelab.runs.record import RunRecord
 from joulelab.runs.summary import flat_summary
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from joulelab.report.compare import compare
-from joulelab.report.grid import make_grid, to_markdown, to_rich
+from joulelab.report.grid import make_grid, render_text, to_markdown, to_rich
 from joulelab.report.joules import said_below
-from joulelab.report.tables import comparison_markdown, comparison_view, render_text, run_view, runs_table
+from joulelab.report.tables import comparison_markdown, comparison_view, run_view, runs_table
 from joulelab.report.wording import ratio
 from joulelab.runs.record import ErrorRecord, Note
 from joulelab.stats import Interval

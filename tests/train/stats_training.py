@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from joulelab.clock import NS
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.train.config import TrainingConfig
 from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import Bench, NoOpStats

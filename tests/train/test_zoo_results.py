@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.train.held_out import held_out_loss
 from joulelab.train.zoo_results import Speed, read_speed, share_of_peak
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective

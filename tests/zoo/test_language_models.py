@@ -14,8 +14,9 @@ from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.surroundings import Surroundings
 from joulelab.zoo import architectures
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks import block_sparse_lm, sliding_window_lm
-from joulelab.zoo.workload import WorkloadRequest, count_parameters, on_meta, prepare
+from joulelab.zoo.workload import count_parameters, on_meta, prepare
 
 NAMES = ("gpt2", "bert", "reformer", "t5", "opt", "bart", "bigbird", "albert", "distilbert", "longformer")
 SIZES = [(name, size) for name in NAMES for size in lookup.ZOO.resolve(name).sizes]

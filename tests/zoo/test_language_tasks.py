@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from joulelab import lookup
-from joulelab.data.masking import mask_rows, masked_per_row
-from joulelab.data.span_noise import collapse, draw_spans, plan_infilling, plan_sentinels
-from joulelab.data.vocabulary import Vocabulary, own_vocabulary
+from joulelab.data.masking import collapse, draw_spans, mask_rows, masked_per_row, plan_infilling, plan_sentinels
+from joulelab.data.tokenize import Vocabulary, own_vocabulary
 from joulelab.errors import ConfigError
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.seq2seq import corrupt_spans, infill
-from joulelab.zoo.workload import WorkloadRequest, prepare
+from joulelab.zoo.workload import prepare
 
 WORDS = own_vocabulary(1000, None, sentinels=100)
 

@@ -12,8 +12,9 @@ from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.surroundings import Surroundings
 from joulelab.zoo import architectures
 from joulelab.zoo.registry import absent_packages, find_model
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks import image_text
-from joulelab.zoo.workload import WorkloadRequest, count_parameters, on_meta, prepare
+from joulelab.zoo.workload import count_parameters, on_meta, prepare
 
 LEARNING_RATE = 1e-2
 NAMES = ("whisper", "llava", "pna", "dimenet", "gflownet")

@@ -9,13 +9,13 @@ import pytest
 import torch
 from PIL import Image
 
-from joulelab.data.synthetic.audio import NOISE, speak, spectrum
-from joulelab.data.synthetic.image_text import COLOURS, SyntheticImageText, paint_fields
+from joulelab.data.synthetic import COLORS, NOISE, SyntheticImageText, paint_fields, speak, spectrum
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.registry import find_model
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.image_text import answer_loss, interleave
 from joulelab.zoo.tasks.speech_to_text import transcription_loss
-from joulelab.zoo.workload import WorkloadRequest, prepare
+from joulelab.zoo.workload import prepare
 
 
 def tiny(name, **asked):
@@ -64,7 +64,7 @@ def test_the_answer_can_be_read_off_the_image():
     seen = ((means > 0).long() * torch.tensor([1, 2, 4])[:, None]).sum(1).numpy()
     assert np.array_equal(seen, colours)
     assert np.array_equal(source.names[seen[:, :8]], source.answers(colours))
-    assert len(set(source.names.tolist()) | set(source.prompt.tolist())) == COLOURS + 4
+    assert len(set(source.names.tolist()) | set(source.prompt.tolist())) == COLORS + 4
 
 
 def test_the_image_decides_the_loss():

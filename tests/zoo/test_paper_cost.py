@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.zoo.entry import Size, ZooEntry
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
 from joulelab.zoo.paper_cost import paper_cost, told, training_bytes

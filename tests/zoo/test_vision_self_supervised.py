@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from joulelab import lookup
-from joulelab.data.synthetic.images import generator_on
+from joulelab.data.synthetic import generator_on
 from joulelab.errors import ConfigError
 from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.crops import random_crops

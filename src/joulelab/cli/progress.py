@@ -7,7 +7,6 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from joulelab.runs.listeners import Progress
 from joulelab.units import duration_text
 
 if TYPE_CHECKING:
@@ -115,6 +114,3 @@ class BarProgress:
 
 def watching() -> PlainProgress | BarProgress:
     return BarProgress() if sys.stderr.isatty() else PlainProgress()
-
-
-__all__ = ["Progress", "watching"]

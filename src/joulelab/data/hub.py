@@ -1,4 +1,4 @@
-"""The Hugging Face hub, where it can be reached: asked once and briefly, as its own clients retry for half a minute."""
+"""The Hugging Face hub: whether it can be reached, and the datasets on it or saved from it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import queue
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from joulelab.data import sources
 from joulelab.data.sources import hub_hint
-from joulelab.errors import DependencyMissing, NotFoundError
+from joulelab.data.text import text_column
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
 PATIENCE_S = 2.0
 
@@ -69,3 +73,83 @@ def _answers(address: str, patience_s: float) -> bool:
     except OSError:
         return False
     return True
+
+
+# Documents of text in a dataset on the Hugging Face hub, streamed: C4 has 365 million, and a run reads a few.
+
+
+_USUAL_CONFIG = {"allenai/c4": "en"}
+
+
+class HubText:
+    """`org/name`, or `org/name:config` where a dataset has several."""
+
+    def __init__(self, name: str, whole: bool = False) -> None:
+        """`whole` downloads and keeps all of it, for readers who go through all of it anyway."""
+        self.name, _, config = name.partition(":")
+        self.config = config or _USUAL_CONFIG.get(self.name)
+        # What a user who switched the network off has on disk is read from there, whole.
+        offline = offline_by_choice()
+        self._streaming = not whole and not offline
+        if not offline:
+            require_reachable(self.name)
+        self._datasets = import_datasets()
+
+    def splits(self) -> tuple[str, ...]:
+        with _explained(self.name):
+            return tuple(self._datasets.get_dataset_split_names(self.name, self.config))
+
+    def read(self, split: str) -> Iterator[str]:
+        column = ""
+        for row in self.rows(split):
+            column = column or text_column(row, self.name)
+            yield str(row[column] or "")
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        """With all their columns."""
+        with _explained(self.name):
+            yield from self._load(split)
+
+    def count(self, split: str) -> int:
+        with _explained(self.name):
+            known = self._load(split).info.splits
+        if not known or not known[split].num_examples:
+            raise ConfigError(f"how many documents {self.name} has is not known", "slice it by numbers: train[:1000]")
+        return int(known[split].num_examples)
+
+    def _load(self, split: str) -> Any:
+        return self._datasets.load_dataset(self.name, self.config, split=split, streaming=self._streaming)
+
+
+class SavedText:
+    """A folder that `datasets` wrote with save_to_disk."""
+
+    def __init__(self, folder: Path) -> None:
+        loaded = import_datasets().load_from_disk(str(folder))
+        self.name = str(folder)
+        self._parts: dict[str, Any] = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._parts)
+
+    def read(self, split: str) -> Iterator[str]:
+        part = self._parts[split]
+        column = text_column(part.column_names, self.name)
+        yield from (str(row[column] or "") for row in part.select_columns([column]))
+
+    def rows(self, split: str) -> Iterator[dict[str, Any]]:
+        yield from self._parts[split]
+
+    def count(self, split: str) -> int:
+        return len(self._parts[split])
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        text = " ".join((str(error) or type(error).__name__).split())
+        hint = f"write {name}:CONFIG" if "config name is missing" in text.lower() else sources.hub_hint(name)
+        raise NotFoundError(f"the hub did not give the dataset '{name}': {text[:300]}", hint) from error

@@ -1,17 +1,31 @@
-"""Molecules as arrays: those of a batch lie one after the other as one graph, with no bonds between them.
+"""Molecules as arrays: graphs of a batch, SMILES read with RDKit, and the PCQM4Mv2 dataset.
+
+The molecules of a batch follow one another as one graph, with no bonds between them.
 
 Legend: B molecules, N atoms in all, E bonds in all (each in both directions), F features of an atom.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.batch_source import Rows
+from joulelab import lookup
+from joulelab.data.batches import Rows
+from joulelab.data.sources import content_hash
+from joulelab.data.splits import Split
+from joulelab.errors import ConfigError, DependencyMissing
+from joulelab.meter.sensors.cpu import usable_cores
+from joulelab.runs.paths import cache_folder
 
 FEATURES = (
     "atomic number",
@@ -93,3 +107,148 @@ def _gathered(offsets: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64]
 def degree_histogram(graph: MoleculeGraph) -> NDArray[np.int64]:
     """How many atoms have 0, 1, 2, ... neighbours."""
     return np.bincount(np.bincount(graph.bonds[1], minlength=len(graph.features)))
+
+
+# SMILES strings to atoms, bonds and positions as arrays, with RDKit.
+
+
+class Molecule(NamedTuple):
+    features: NDArray[np.float32]
+    positions: NDArray[np.float32]
+    bonds: NDArray[np.int64]
+    """[2, bonds], each in both directions."""
+
+
+def read_molecule(smiles: str, with_positions: bool) -> Molecule:
+    """Its heavy atoms; without positions they all lie at 0."""
+    from rdkit import Chem
+    from rdkit.rdBase import BlockLogs
+
+    _silent = BlockLogs()  # until the end of this function: what RDKit cannot do is dealt with here
+    chem = Chem.MolFromSmiles(smiles)
+    if chem is None or not chem.GetNumAtoms():
+        raise ConfigError(f"'{smiles}' is not a molecule that RDKit can read", "check the column of SMILES")
+    features = np.array([_features(atom) for atom in chem.GetAtoms()], dtype=np.float32)
+    positions = _positions(chem) if with_positions else np.zeros((len(features), 3))
+    ends = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in chem.GetBonds()]
+    bonds = np.array([end for pair in ends for end in (pair, pair[::-1])], dtype=np.int64).reshape(-1, 2).T
+    return Molecule(features, positions.astype(np.float32), bonds)
+
+
+def _features(atom: Any) -> tuple[int, ...]:
+    found = (
+        atom.GetAtomicNum(),
+        int(atom.GetChiralTag()),
+        atom.GetTotalDegree(),
+        atom.GetFormalCharge(),
+        atom.GetTotalNumHs(),
+        atom.GetNumRadicalElectrons(),
+        int(atom.GetHybridization()),
+        int(atom.GetIsAromatic()),
+        int(atom.IsInRing()),
+    )
+    assert len(found) == len(FEATURES)
+    return found
+
+
+def _positions(chem: Any) -> NDArray[np.float64]:
+    """In ångström: RDKit's embedding, or the flat drawing for the few molecules that it gives up on."""
+    from rdkit import Chem
+    from rdkit.Chem import rdDepictor, rdDistGeom
+
+    whole = Chem.AddHs(chem)
+    for random_start in (False, True):
+        if rdDistGeom.EmbedMolecule(whole, randomSeed=1, useRandomCoords=random_start) == 0:
+            return np.array(whole.GetConformer().GetPositions()[: chem.GetNumAtoms()])
+    rdDepictor.Compute2DCoords(chem)
+    return np.array(chem.GetConformer().GetPositions())
+
+
+# PCQM4Mv2 as it is published: a CSV (also .gz) of SMILES and HOMO-LUMO gaps, read into arrays with RDKit.
+#
+# Only the rows that were asked for are read, and what was read is kept under ~/.cache/joulelab, by content: drawing a
+# molecule's positions takes RDKit milliseconds. The last 2 % of the rows are held out, which is about where
+# PCQM4Mv2's own validation set begins.
+
+
+SMILES, TARGET = "smiles", "homolumogap"
+HELD_OUT_SHARE = 0.02
+SPLITS = ("train", "validation")
+_FORMAT = 1  # of the arrays that are kept
+
+
+def open_pcqm4m(path: Path, split: Split, with_positions: bool, at_most: int | None = None) -> MoleculeRows:
+    smiles, targets = _read_csv(path)
+    rows = _rows_of(split, len(smiles))[:at_most]
+    kept = _kept_at(path, rows, with_positions)
+    table = _load(kept) if kept.exists() else _parse([smiles[row] for row in rows], targets[rows], with_positions)
+    if not kept.exists():
+        _keep(kept, table)
+    return MoleculeRows(np.arange(len(rows)), table.molecules)
+
+
+def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float32]]:
+    """Without the rows whose gap is not public."""
+    from pyarrow import ArrowException, csv
+
+    try:
+        table = csv.read_csv(path)
+    except (ArrowException, OSError) as error:
+        raise ConfigError(f"{path} cannot be read as CSV: {error}", f"expected columns {SMILES},{TARGET}") from error
+    for name in (SMILES, TARGET):
+        if name not in table.column_names:
+            raise ConfigError(
+                f"{path} has no column '{name}': found {', '.join(table.column_names)}",
+                "PCQM4Mv2's data.csv has idx,smiles,homolumogap",
+            )
+    targets = np.asarray(table[TARGET].to_numpy(), dtype=np.float32)
+    known = np.flatnonzero(np.isfinite(targets))
+    if len(known) < 2:
+        raise ConfigError(f"{path} has {len(known)} molecules with a gap", "expected two or more")
+    smiles = table[SMILES].to_pylist()
+    return [smiles[row] for row in known], targets[known]
+
+
+def _rows_of(split: Split, total: int) -> Rows:
+    if split.name not in SPLITS:
+        raise lookup.unknown("split of PCQM4Mv2", split.name, SPLITS)
+    held_out = max(1, int(total * HELD_OUT_SHARE))
+    if split.name == "validation":
+        return split.rows(held_out) + (total - held_out)
+    return split.rows(total - held_out)
+
+
+def _parse(smiles: list[str], targets: NDArray[np.float32], with_positions: bool) -> MoleculeTable:
+    if find_spec("rdkit") is None:
+        raise DependencyMissing("SMILES need RDKit, which is not installed", 'pip install "joulelab[graphs]"')
+    with ThreadPoolExecutor(usable_cores()) as pool:  # RDKit lets go of Python's lock while it embeds
+        found = list(pool.map(lambda text: read_molecule(text, with_positions), smiles))
+    return MoleculeTable(
+        features=np.concatenate([molecule.features for molecule in found]),
+        positions=np.concatenate([molecule.positions for molecule in found]),
+        bonds=np.concatenate([molecule.bonds for molecule in found], axis=1),
+        atom_offsets=_offsets([len(molecule.features) for molecule in found]),
+        bond_offsets=_offsets([molecule.bonds.shape[1] for molecule in found]),
+        targets=targets,
+    )
+
+
+def _offsets(sizes: list[int]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _kept_at(path: Path, rows: Rows, with_positions: bool) -> Path:
+    key = hashlib.sha256(f"{_FORMAT} {content_hash(path)} {with_positions} ".encode() + rows.tobytes()).hexdigest()
+    return cache_folder() / "molecules" / f"{key[:32]}.npz"
+
+
+def _keep(kept: Path, table: MoleculeTable) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}.npz")
+    np.savez(unfinished, **asdict(table))
+    unfinished.replace(kept)
+
+
+def _load(kept: Path) -> MoleculeTable:
+    with np.load(kept, allow_pickle=False) as arrays:
+        return MoleculeTable(**arrays)

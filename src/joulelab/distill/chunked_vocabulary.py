@@ -18,12 +18,9 @@ from joulelab.distill.chunked_projection import (
     chunked_loss,
     compiled,
     computed_in,
-    padded_projection,
 )
 from joulelab.distill.divergences import forward_kl, teacher_log_softmax
 from joulelab.distill.vocabulary_losses import NO_TARGET, logits_apart
-
-__all__ = ["Positions", "Projection", "TermWeights", "VocabularyLoss", "chunk_terms", "padded_projection"]
 
 
 @dataclass(frozen=True)

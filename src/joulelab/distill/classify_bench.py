@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 
-from joulelab.data import tokenised
-from joulelab.data.tokenised import TokenisedSet
+from joulelab.data import labeled_text
+from joulelab.data.labeled_text import TokenizedSet
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
@@ -29,5 +29,5 @@ class Bench:
     def classes(self) -> int:
         return int(self.set("train").labels.max()) + 1
 
-    def set(self, split: str) -> TokenisedSet:
-        return tokenised.open_set(self.data.folder / split)
+    def set(self, split: str) -> TokenizedSet:
+        return labeled_text.open_set(self.data.folder / split)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.text_sources import check_source
+from joulelab.data.text import check_source
 from joulelab.errors import DependencyMissing
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec

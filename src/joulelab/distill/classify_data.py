@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from joulelab.data import labelled_text, tokenised
+from joulelab.data import labeled_text
 from joulelab.data.inputs import input_bill
 from joulelab.distill.classify_config import ClassifySpec
 from joulelab.runs.artifacts import Artifact
@@ -19,8 +19,8 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
 
     def make(folder: Path) -> None:
         with run.stage("data.preprocess", role="data", activity="preprocess") as stage:
-            texts = labelled_text.load(data.source, data.subset)
-            parts = labelled_text.split(texts, data.train_size, data.validation_size, data.test_size)
+            texts = labeled_text.load(data.source, data.subset)
+            parts = labeled_text.split(texts, data.train_size, data.validation_size, data.test_size)
             tokenizer = load_tokenizer(tokenizer_of)
             samples, tokens = 0, 0
             for name in ("train", "validation", "test"):
@@ -32,8 +32,10 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
     return run.artifact("data", kind="tokenised-text", inputs=inputs, parents=[raw], make=make)
 
 
-def _write(folder: Path, texts: labelled_text.LabelledText, tokenizer: Any, max_tokens: int) -> tokenised.TokenisedSet:
-    return tokenised.write(
+def _write(
+    folder: Path, texts: labeled_text.LabelledText, tokenizer: Any, max_tokens: int
+) -> labeled_text.TokenisedSet:
+    return labeled_text.write(
         folder,
         texts,
         lambda batch: tokenizer(batch, truncation=True, max_length=max_tokens)["input_ids"],

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from joulelab.data.batch_source import BatchSource
-from joulelab.data.batches import BatchStream
+from joulelab.data.batches import BatchSource, BatchStream
 from joulelab.distill.classify_bench import Bench
 from joulelab.distill.classify_quality import EpochValidation
 from joulelab.evaluate.classification import Predictions, predict

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import TensorBatch
-from joulelab.data.batches import Batch
+from joulelab.data.batches import Batch, TensorBatch
 from joulelab.distill.pooling import pool
 from joulelab.errors import ConfigError
 

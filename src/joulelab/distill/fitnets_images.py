@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.batch_source import ShuffledRows
-from joulelab.data.image_folder import FolderImages
+from joulelab.data.batches import ShuffledRows
+from joulelab.data.images import FolderImages
 from joulelab.data.inputs import input_bill
 from joulelab.data.splits import parse_split
-from joulelab.data.synthetic.images import SyntheticImages
+from joulelab.data.synthetic import SyntheticImages
 from joulelab.distill.classify_config import DistillConfig
 from joulelab.distill.classify_objective import ClassifyObjective, HintObjective
 from joulelab.distill.classify_quality import tell

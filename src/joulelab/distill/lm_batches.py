@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from joulelab.data.batch_source import TensorBatch
-from joulelab.data.batches import batch_order, padded_share
+from joulelab.data.batches import TensorBatch, batch_order, padded_share
 from joulelab.distill.chunked_vocabulary import Positions
 from joulelab.distill.lm_masking import MaskRecipe, mask_rows, masked_per_row
 from joulelab.distill.lm_rows import Sequences

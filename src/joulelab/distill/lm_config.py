@@ -14,8 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.store import find_store, refuse_pickle
-from joulelab.data.token_counts import require_counts
+from joulelab.data.masking import require_counts
+from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.errors import ConfigError, DependencyMissing
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec

@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.data import sources
-from joulelab.data.binarize import binarize, usual_workers
+from joulelab.data.masking import mask_weights, read_counts, write_counts
 from joulelab.data.splits import parse_split
-from joulelab.data.store import TokenStore, is_store, open_store
-from joulelab.data.text_documents import open_documents
-from joulelab.data.token_counts import mask_weights, read_counts, write_counts
-from joulelab.data.tokenizer_family import describe
+from joulelab.data.text import open_documents
+from joulelab.data.token_store import TokenStore, is_store, open_store
+from joulelab.data.tokenize import binarize, describe, usual_workers
 from joulelab.distill.lm_batches import LmBatches, LmTask
 from joulelab.distill.lm_config import LmData, LmDistillation
 from joulelab.distill.lm_masking import MaskRecipe

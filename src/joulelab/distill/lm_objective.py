@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joulelab.distill.chunked_vocabulary import Projection, TermWeights, VocabularyLoss, padded_projection
+from joulelab.distill.chunked_projection import Projection, padded_projection
+from joulelab.distill.chunked_vocabulary import TermWeights, VocabularyLoss
 from joulelab.distill.lm_batches import LmBatch
 from joulelab.distill.lm_config import LmDistillation
 from joulelab.distill.lm_heads import decoder_of

@@ -12,7 +12,7 @@ from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill
-from joulelab.data.token_counts import counts_file
+from joulelab.data.masking import counts_file
 from joulelab.distill.lm_batches import LmBatch, LmBatches
 from joulelab.distill.lm_config import OF_TEACHER, LmDistillation, LmDistillSpec, LmTraining
 from joulelab.distill.lm_data import LmCorpus, held_out_batches, make_task, open_corpus, sequences_of, write_corpus

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.store import TokenStore
+from joulelab.data.token_store import TokenStore
 from joulelab.errors import ConfigError
 
 Ids = NDArray[np.int64]

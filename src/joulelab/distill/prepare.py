@@ -8,9 +8,9 @@ from typing import cast
 import numpy as np
 
 from joulelab.data.inputs import input_bill
-from joulelab.data.store import open_store
-from joulelab.data.text_dump import DumpCounts
-from joulelab.data.token_counts import read_counts, write_counts
+from joulelab.data.masking import read_counts, write_counts
+from joulelab.data.text import DumpCounts
+from joulelab.data.token_store import open_store
 from joulelab.distill.prepare_artifacts import (
     COUNTS,
     DUMP,

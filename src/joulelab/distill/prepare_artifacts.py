@@ -6,13 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from joulelab.data.binarize import binarize, usual_workers
+from joulelab.data.masking import count_tokens, write_counts
 from joulelab.data.splits import parse_split
-from joulelab.data.store import TokenStore
-from joulelab.data.text_documents import open_documents
-from joulelab.data.text_dump import DumpCounts, dump, read_dump
-from joulelab.data.token_counts import count_tokens, write_counts
-from joulelab.data.tokenizer_family import describe
+from joulelab.data.text import DumpCounts, dump, open_documents, read_dump
+from joulelab.data.token_store import TokenStore
+from joulelab.data.tokenize import binarize, describe, usual_workers
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import Bill

@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from joulelab.data import samples, sources
+from joulelab.data.masking import counts_file
 from joulelab.data.splits import parse_split
-from joulelab.data.store import find_store, open_store
-from joulelab.data.text_dump import DEFAULT_MIN_CHARS
-from joulelab.data.token_counts import counts_file
-from joulelab.data.tokenizer_family import Family
+from joulelab.data.text import DEFAULT_MIN_CHARS
+from joulelab.data.token_store import find_store, open_store
+from joulelab.data.tokenize import Family
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 from joulelab.runs.spec import RunSpec
 

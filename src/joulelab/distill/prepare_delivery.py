@@ -12,7 +12,7 @@ from pathlib import Path
 
 from joulelab.data import sources
 from joulelab.data.inputs import origin_note
-from joulelab.data.store import is_store
+from joulelab.data.token_store import is_store
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.bills import BILL

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import cast
 
 from joulelab.data.inputs import input_bill, origin_note
-from joulelab.data.review_sets import limited_parts, load_reviews, save_parts
+from joulelab.data.labeled_text import limited_parts, load_reviews, save_parts
 from joulelab.distill.prepare_delivery import deliver
 from joulelab.distill.prepare_reviews_config import PrepareReviewsSpec
 from joulelab.runs.artifacts import Artifact

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from joulelab.data import sources
-from joulelab.data.text_sources import check_source
+from joulelab.data.text import check_source
 from joulelab.distill.classify_config import require_frameworks
 from joulelab.distill.prepare_config import PrepareSpec
 

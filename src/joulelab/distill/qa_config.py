@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.squad import Question, parse_squad, read_squad
-from joulelab.data.squad_synthetic import SYNTHETIC, synthetic_document
+from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read_squad, synthetic_document
 from joulelab.errors import ConfigError, DependencyMissing
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec

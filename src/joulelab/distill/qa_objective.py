@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import TensorBatch
-from joulelab.data.squad_batches import model_inputs, takes_token_types
+from joulelab.data.batches import TensorBatch
+from joulelab.data.squad.windows import model_inputs, takes_token_types
 from joulelab.distill.qa_config import QaDistill
 from joulelab.distill.qa_losses import Span, span_ce_sum, span_kl_sum
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker

@@ -11,10 +11,17 @@ import torch
 from torch import nn
 
 from joulelab.data.inputs import input_bill
-from joulelab.data.squad_batches import SquadBatches, iterate_in_order, takes_token_types
-from joulelab.data.squad_store import load_questions, open_features, write_features
-from joulelab.data.squad_synthetic import SYNTHETIC
-from joulelab.data.squad_windows import WindowShape, make_windows
+from joulelab.data.squad.questions import SYNTHETIC
+from joulelab.data.squad.windows import (
+    SquadBatches,
+    WindowShape,
+    iterate_in_order,
+    load_questions,
+    make_windows,
+    open_features,
+    takes_token_types,
+    write_features,
+)
 from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective

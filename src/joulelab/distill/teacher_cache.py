@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from joulelab.data.batches import Batch, iterate_in_order
-from joulelab.data.tokenised import TokenisedSet
+from joulelab.data.labeled_text import TokenizedSet
 from joulelab.distill.classify_view import Look, View
 from joulelab.errors import JoulelabError
 
@@ -29,7 +29,7 @@ _BYTES_ON_DEVICE = 8 * 2**30
 def write_cache(
     folder: Path,
     teacher: nn.Module,
-    dataset: TokenisedSet,
+    dataset: TokenizedSet,
     *,
     look: Look,
     batch_size: int,
@@ -83,7 +83,7 @@ class TeacherCache:
         return self._there[name][torch.from_numpy(rows).to(device, non_blocking=True)]
 
 
-def open_cache(folder: Path, dataset: TokenisedSet) -> TeacherCache:
+def open_cache(folder: Path, dataset: TokenizedSet) -> TeacherCache:
     """The cache laid out for this data set; a text the teacher has not seen is an error, not a guess."""
     cached = np.load(folder / IDS)
     logits_NC, features_NH = (np.load(folder / name, mmap_mode="r") for name in (LOGITS, FEATURES))

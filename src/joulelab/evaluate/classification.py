@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data.batches import iterate_in_order
-from joulelab.data.tokenised import TokenisedSet
+from joulelab.data.labeled_text import TokenizedSet
 from joulelab.evaluate.calibration import expected_calibration_error
 from joulelab.runs.record import Result
 
@@ -90,7 +90,7 @@ def quality(found: Predictions, teacher: Predictions | None = None) -> dict[str,
 
 @torch.inference_mode()
 def predict(
-    model: nn.Module, dataset: TokenisedSet, batch_size: int, device: torch.device, tick: Callable[[int, int], None]
+    model: nn.Module, dataset: TokenizedSet, batch_size: int, device: torch.device, tick: Callable[[int, int], None]
 ) -> Predictions:
     """Run the whole set; `tick(samples, tokens)` is told how far it is and may end it."""
     model.eval()

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from joulelab.data import labelled_text, sources
-from joulelab.data.text_tables import UTF8, parsed_json, unreadable
+from joulelab.data import labeled_text, sources
+from joulelab.data.text import UTF8, parsed_json, unreadable
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_text import same_answer
 from joulelab.infer.generation.answers import Prompt, as_messages
@@ -54,7 +54,7 @@ def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
 
 def review_questions(limit: int, chat: bool) -> list[Question]:
     """Held-out reviews of one sentence; those of the test split, which no run of ours trains on."""
-    data = labelled_text.split(labelled_text.load("sample:reviews", "short"), 0, 0, limit).test
+    data = labeled_text.split(labeled_text.load("sample:reviews", "short"), 0, 0, limit).test
     choices = ("negative", "positive") if chat else (" negative", " positive")
     return [
         Question(_asked(POLARITY.format(text=text), chat), choices[label], choices)

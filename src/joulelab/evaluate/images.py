@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import Rows, TensorBatch
+from joulelab.data.batches import Rows, TensorBatch
 from joulelab.evaluate.classification import Predictions
 
 _HELD_OUT_DRAW = 0  # synthetic images are drawn; held-out ones are the same at every look

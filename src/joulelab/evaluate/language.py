@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import BatchSource, TrainingBatch
+from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.train.precision import autocast
 
 B = TypeVar("B", bound=TrainingBatch)

@@ -20,8 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from joulelab.data.chat.batches import NOT_TRAINED, CausalBatch, causal_batch
-from joulelab.data.chat.packing import PackedRows
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch
 from joulelab.errors import ConfigError
 from joulelab.evaluate.language import token_loss
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from joulelab.data.squad import Question
+from joulelab.data.squad.questions import Question
 from joulelab.evaluate.answer_text import best_scores, gold_texts
 from joulelab.evaluate.classification import Predictions
 from joulelab.evaluate.squad_spans import Candidates

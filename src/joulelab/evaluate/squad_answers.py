@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from joulelab.data.squad import Question
-from joulelab.data.squad_batches import iterate_in_order, model_inputs, takes_token_types
-from joulelab.data.squad_store import SquadFeatures
+from joulelab.data.squad.questions import Question
+from joulelab.data.squad.windows import SquadFeatures, iterate_in_order, model_inputs, takes_token_types
 from joulelab.evaluate.squad_spans import Candidates, ScoredWindow, SearchLimits, find_candidates
 
 Tick = Callable[[int, int], None]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.squad_windows import CLS, NOT_CONTEXT
+from joulelab.data.squad.windows import CLS, NOT_CONTEXT
 
 Floats = NDArray[np.float32]
 # Between windows that give a token equally much context, the longer one is taken; too small to outweigh one token.

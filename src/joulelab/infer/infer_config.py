@@ -11,10 +11,10 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import samples, sources
-from joulelab.data.cores import usable_cores
 from joulelab.errors import UsageError
 from joulelab.infer import findable
 from joulelab.infer.threads import threads_without_a_wish
+from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs import environment
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.norms.shapes import SHAPES, Norm

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.infer_config import Case
 from joulelab.infer.subject import Subject, weight_bytes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joulelab.data import sources
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.findable import require_positions
 from joulelab.infer.infer_config import Case, InferSpec

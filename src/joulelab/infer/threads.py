@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from joulelab.data.cores import usable_cores
+from joulelab.meter.sensors.cpu import usable_cores
 
 WISH = "OMP_NUM_THREADS"
 

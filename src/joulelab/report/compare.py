@@ -11,14 +11,11 @@ from pathlib import Path
 
 from joulelab.errors import UsageError
 from joulelab.meter.figures import missing
-from joulelab.report.compare_rows import TRAINING_STAGES, make_row, only_infers
+from joulelab.report.compare_rows import make_row, only_infers
 from joulelab.report.comparison import (
     ComparedRun,
     Comparison,
-    EnergyRatio,
     IncompleteRun,
-    QualityDifference,
-    Row,
 )
 from joulelab.report.joules import all_parts, method_parts, run_joules
 from joulelab.report.quality import Measure, Quality, common_measure, measure_names, quality_of, result_of
@@ -26,18 +23,6 @@ from joulelab.runs.groups import GroupRecord
 from joulelab.runs.json_file import read_json
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
-
-__all__ = [
-    "TRAINING_STAGES",
-    "ComparedRun",
-    "Comparison",
-    "EnergyRatio",
-    "QualityDifference",
-    "Row",
-    "compare",
-    "compared_runs",
-    "seed_of",
-]
 
 
 def compare(

@@ -9,7 +9,8 @@ from pathlib import Path
 from joulelab.meter.figure_text import labeled_text
 from joulelab.report.attempt_traces import attempt_traces
 from joulelab.report.checklist import checklist_grid
-from joulelab.report.compare import Comparison, compare, seed_of
+from joulelab.report.compare import compare, seed_of
+from joulelab.report.comparison import Comparison
 from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.facts import (
     difference_grid,

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.compare import Comparison, compare
+from joulelab.report.compare import compare
+from joulelab.report.comparison import Comparison
 from joulelab.runs.groups import GroupRecord, Member, group_records, varying
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import RunRecord

@@ -19,7 +19,7 @@ from joulelab.meter.figure_text import (
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare_rows import training_energy, training_stage
 from joulelab.report.comparison import Comparison, Row
-from joulelab.report.grid import Column, Grid, make_grid, render_text, to_markdown, to_rich
+from joulelab.report.grid import Column, Grid, make_grid, to_markdown, to_rich
 from joulelab.report.inference_compare import use_grid
 from joulelab.report.language_table import language_grid
 from joulelab.report.payback_words import payback_grid
@@ -38,15 +38,6 @@ from joulelab.runs.groups import GroupRecord
 from joulelab.runs.measure_result import RUN
 from joulelab.runs.record import RunRecord
 from joulelab.units import duration_text, energy_text
-
-__all__ = [
-    "comparison_grids",
-    "comparison_markdown",
-    "comparison_view",
-    "render_text",
-    "run_view",
-    "runs_table",
-]
 
 
 def comparison_view(comparison: Comparison) -> RenderableType:

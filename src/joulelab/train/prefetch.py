@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from joulelab.data.batch_source import BatchSource, TrainingBatch
+from joulelab.data.batches import BatchSource, TrainingBatch
 
 B = TypeVar("B", bound=TrainingBatch)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from joulelab import clock
-from joulelab.data.batch_source import BatchSource
+from joulelab.data.batches import BatchSource
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.meter.monitor.telemetry import FILE_NAME, Telemetry
 from joulelab.meter.trace import read_lines

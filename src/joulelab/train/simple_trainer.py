@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import TrainingBatch
+from joulelab.data.batches import TrainingBatch
 from joulelab.train import parallel
 from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import Light

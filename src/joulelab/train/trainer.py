@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import BatchSource, TrainingBatch
+from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
 from joulelab.train.budget import Budget, EarlyStopping
 from joulelab.train.checkpoint import Heavy, Light

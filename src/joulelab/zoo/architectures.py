@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from joulelab.zoo.pretrained import drawn_from, explained_load, import_transformers
-from joulelab.zoo.workload import WorkloadRequest
+from joulelab.zoo.request import WorkloadRequest
 
 PUBLISHED = "published"
 

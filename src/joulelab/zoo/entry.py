@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joulelab.zoo.workload import Workload, WorkloadRequest
+    from joulelab.zoo.request import WorkloadRequest
+    from joulelab.zoo.workload import Workload
 
 Prepare = Callable[["WorkloadRequest"], "Workload"]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import TrainingBatch
+from joulelab.data.batches import TrainingBatch
 
 PhaseMaker = Callable[[str], AbstractContextManager[None]]
 B_contra = TypeVar("B_contra", bound=TrainingBatch, contravariant=True)

@@ -9,21 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import BatchSource
+from joulelab.data.batches import BatchSource
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.registry import require_packages
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
-
-__all__ = [
-    "SYNTHETIC",
-    "Workload",
-    "WorkloadRequest",
-    "count_parameters",
-    "on_meta",
-    "prepare",
-    "refuse_dataset",
-    "require_packages",
-]
+from joulelab.zoo.request import WorkloadRequest
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections import Counter
 import chat_tokenizers as made
 import pytest
 
-from joulelab.data.chat.prepare import prepare_codeforces_cots, prepare_openr1_math, prepare_tulu3, write_rows
-from joulelab.data.chat.rows import rows_of
-from joulelab.data.chat.store import DocumentStore
+from joulelab.data.chat.conversations import rows_of
+from joulelab.data.chat.datasets import prepare_codeforces_cots, prepare_openr1_math, prepare_tulu3, write_rows
+from joulelab.data.chat.encoding import DocumentStore
 from joulelab.errors import ConfigError
 
 

@@ -7,10 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from joulelab.data.chat.cleaning import cleaned, code_only, strip_think_blocks
-from joulelab.data.chat.messages import only_split, prompt_of
-from joulelab.data.chat.presets import preset
-from joulelab.data.chat.rows import rows_of
+from joulelab.data.chat.conversations import cleaned, code_only, only_split, prompt_of, rows_of, strip_think_blocks
+from joulelab.data.chat.datasets import preset
 from joulelab.errors import ConfigError, NotFoundError
 
 ASKED = {"role": "user", "content": "2 + 2?"}

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from joulelab.data.chat.documents import EncodedDocument
+from joulelab.data.chat.encoding import DocumentStore, EncodedDocument, write_documents
 from joulelab.data.chat.packing import pack
-from joulelab.data.chat.store import DocumentStore, write_documents
 from joulelab.errors import ConfigError, NotFoundError
 
 

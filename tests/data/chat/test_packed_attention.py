@@ -7,9 +7,8 @@ import transformers
 from torch.nn import functional
 
 from joulelab.data.chat.attention import NAME, PackedAttention, keeps_documents_apart, register, use_packed_attention
-from joulelab.data.chat.batches import batches_in_order
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.packing import pack
+from joulelab.data.chat.encoding import EncodedDocument
+from joulelab.data.chat.packing import batches_in_order, pack
 from joulelab.errors import ConfigError
 
 SIZES = {

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from joulelab.data.chat.batches import NOT_TRAINED, batches_in_order, training_batches
-from joulelab.data.chat.documents import DocumentList, EncodedDocument
-from joulelab.data.chat.packing import PADDING, pack
+from joulelab.data.chat.encoding import DocumentList, EncodedDocument
+from joulelab.data.chat.packing import NOT_TRAINED, PADDING, batches_in_order, pack, training_batches
 from joulelab.errors import ConfigError
 
 END = 7  # both the end of a text and the padding

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from joulelab.data.chat.store import DocumentStore
+from joulelab.data.chat.encoding import DocumentStore
 from joulelab.errors import ConfigError
 
 MARKED = (

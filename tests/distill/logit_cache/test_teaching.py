@@ -5,9 +5,8 @@ import pytest
 import torch
 import transformers
 
-from joulelab.data.chat.batches import batches_in_order, training_batches
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.packing import pack
+from joulelab.data.chat.encoding import EncodedDocument
+from joulelab.data.chat.packing import batches_in_order, pack, training_batches
 from joulelab.distill.logit_cache.batches import TaughtBatches
 from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.reader import LogitCache

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.chat.batches import NOT_TRAINED, CausalBatch, document_bounds
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, document_bounds
 from joulelab.errors import ConfigError
 
 NAME = "joulelab_packed"

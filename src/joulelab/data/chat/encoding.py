@@ -1,24 +1,87 @@
-"""Conversations and texts to token ids, and which of the ids are trained.
+"""Conversations and texts to token ids with a loss mask, and the store that holds such documents.
 
-Trained are the assistant's words and the token that ends its turn, so that a student learns to stop; of a plain text
-everything, with one end-of-text behind it. What is trained is decided here once, by place. Nothing later looks at ids
-to guess it: where padding and end-of-text are the same id, a guess by id would take every end out of the loss.
+Targets of the loss are the assistant's tokens and the token that ends its turn, so that a student learns to stop; in a
+plain text all tokens, with one end-of-text at the end. The mask is decided here once, by position. Later code never
+infers it from ids: where padding and end-of-text share an id, that would remove every end from the loss.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.messages import Conversation, Row
+from joulelab.data.chat.conversations import Conversation, Row
 from joulelab.data.chat.templates import ChatTemplate, RenderedChat, render, render_text, template_of
+from joulelab.data.token_store import BITS, Column, RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedDocument:
+    ids: NDArray[np.int64]
+    trained: NDArray[np.bool_]
+    """Which ids are targets of the loss. The first never is: nothing stands before it to predict it from."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def trained_count(self) -> int:
+        return int(np.count_nonzero(self.trained[1:]))
+
+    def cut(self, max_tokens: int | None) -> EncodedDocument:
+        """The first tokens; an answer that is cut has no end of turn, and none is made up."""
+        if max_tokens is not None and max_tokens < 2:
+            raise ConfigError(f"max_tokens is {max_tokens}; a token needs one before it", "allow 2 or more")
+        return EncodedDocument(self.ids[:max_tokens], self.trained[:max_tokens])
+
+
+class Documents(Protocol):
+    """A store on disk or a list in memory."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def lengths(self) -> NDArray[np.int64]: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    def document(self, number: int) -> EncodedDocument: ...
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentList:
+    """A few documents in memory, for a test or a held-out set."""
+
+    documents: Sequence[EncodedDocument]
+    pad_id: int = 0
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.array([len(document) for document in self.documents], dtype=np.int64)
+
+    def document(self, number: int) -> EncodedDocument:
+        return self.documents[number]
+
+
+# Conversations and texts to token ids, and which of the ids are trained.
+#
+# Trained are the assistant's words and the token that ends its turn, so that a student learns to stop; of a plain
+# text everything, with one end-of-text behind it. What is trained is decided here once, by place. Nothing later looks
+# at ids to guess it: where padding and end-of-text are the same id, a guess by id would take every end out of the
+# loss.
 
 
 def encode_rows(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[EncodedDocument]:
@@ -145,3 +208,57 @@ def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     # special tokens are part of a template's text, so none are added
     found: list[list[int]] = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False).input_ids
     return found
+
+
+# Encoded documents in a store on disk: token ids, and one bit per token: whether it is a target of the loss.
+
+
+class DocumentStore(RaggedStore):
+    COLUMNS = ("tokens", "trained")
+    NOUN = "document store"
+
+    def _read_attributes(self) -> None:
+        self.pad_id: int = self.attributes["pad_id"]
+        self.trained_count: int = self.attributes["trained_tokens"]
+        """Targets of the loss in all documents."""
+
+    def document(self, number: int) -> EncodedDocument:
+        return EncodedDocument(self.row(number), self.bits("trained", self.span(number)))
+
+
+def write_documents(
+    folder: Path,
+    documents: Iterable[EncodedDocument],
+    *,
+    vocab_size: int,
+    pad_id: int,
+    tokenizer: str,
+    notes: Mapping[str, Any] | None = None,
+) -> DocumentStore:
+    """Write documents as they come; those without a target of the loss are skipped and counted.
+
+    `tokenizer` is its name. `notes` become attributes of the store (hashes, the template, counts of dropped rows); they
+    are read after the last document, so the caller may count while documents are written.
+    """
+    targets = skipped = 0
+    with store_writer(folder, {"tokens": token_column(vocab_size), "trained": Column(BITS)}) as writer:
+        for document in documents:
+            if not document.trained_count:
+                skipped += 1
+                continue
+            writer.append([len(document)], tokens=document.ids, trained=document.trained)
+            targets += document.trained_count
+        if not targets:
+            raise ConfigError(
+                f"none of {skipped:,} documents has a token to train on",
+                "check that the conversations have assistant turns and that max_tokens does not cut all of them off",
+            )
+        writer.attributes.update(
+            **(notes or {}),
+            trained_tokens=targets,
+            documents_without_trained_tokens=skipped,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            pad_id=pad_id,
+        )
+    return DocumentStore(folder)

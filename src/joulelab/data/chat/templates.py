@@ -1,10 +1,4 @@
-"""A conversation as text, by the tokenizer's own chat template, and where in that text the assistant speaks.
-
-Templates that mark the assistant's turns (`{% generation %}`) say it themselves. For the others the conversation is
-rendered turn by turn: what is added when an answer follows the prompt is the answer. That holds only while a template
-leaves the earlier text alone when a turn is added; one that rewrites it (some drop the thoughts of earlier turns) is
-refused, as any guess would train on words that the user said.
-"""
+"""A chat template of the user's own, as a file; without torch, so that a login node can check it."""
 
 from __future__ import annotations
 
@@ -12,10 +6,30 @@ import importlib
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from joulelab.data.chat.messages import ASSISTANT, Conversation
+from joulelab.data.chat.conversations import ASSISTANT, Conversation
 from joulelab.errors import ConfigError
+
+
+def read_template(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the chat template {path.absolute()} cannot be read: {error}", "check the path") from error
+    if not text.strip():
+        raise ConfigError(f"the chat template {path.absolute()} is empty", "write a Jinja template into it")
+    return text
+
+
+# A conversation as text, by the tokenizer's own chat template, and where in that text the assistant speaks.
+#
+# Templates that mark the assistant's turns (`{% generation %}`) say it themselves. For the others the conversation is
+# rendered turn by turn: what is added when an answer follows the prompt is the answer. That holds only while a
+# template leaves the earlier text alone when a turn is added; one that rewrites it (some drop the thoughts of earlier
+# turns) is refused, as any guess would train on words that the user said.
+
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from joulelab.data.chat.messages import ASSISTANT, Row, prompt_of
+from joulelab.data.chat.conversations import ASSISTANT, Row, prompt_of
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import rows

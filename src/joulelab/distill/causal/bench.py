@@ -10,10 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from joulelab.data.chat.encoding import tokenizer_sha256, vocab_size_of
+from joulelab.data.chat.encoding import DocumentStore, tokenizer_sha256, vocab_size_of
 from joulelab.data.chat.packing import PackedRows, pack
-from joulelab.data.chat.store import DocumentStore
-from joulelab.data.chat.template_file import read_template
+from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.errors import ConfigError

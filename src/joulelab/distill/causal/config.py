@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
-from joulelab.data.chat.template_file import read_template
+from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.learning import Distillation, Generation, Preferences
 from joulelab.distill.causal.shapes import SHAPES
 from joulelab.distill.causal.splitting import require_split, teacher_generates

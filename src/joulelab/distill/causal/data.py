@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from joulelab.data.chat.conversations import Row
+from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
-from joulelab.data.chat.messages import Row
-from joulelab.data.chat.prepare import settings_rows, write_rows
-from joulelab.data.chat.presets import ChatDataSettings
 from joulelab.data.chat.templates import template_of
 from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split

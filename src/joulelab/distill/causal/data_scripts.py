@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joulelab import lookup
-from joulelab.data.chat.presets import PRESETS
+from joulelab.data.chat.datasets import PRESETS
 from joulelab.errors import UsageError
 
 LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from joulelab.data.chat.batches import CausalBatch, training_batches
-from joulelab.data.chat.packing import PackedRows
+from joulelab.data.chat.packing import CausalBatch, PackedRows, training_batches
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.causal.objectives import Targets, TokenObjective

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from joulelab.data.chat.attention import PackedAttention
-from joulelab.data.chat.batches import CausalBatch
+from joulelab.data.chat.packing import CausalBatch
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.targets import CachedTargets, DenseTargets

@@ -16,9 +16,8 @@ from torch import nn
 
 from joulelab.data import sources
 from joulelab.data.chat.attention import use_packed_attention
-from joulelab.data.chat.batches import CausalBatch
-from joulelab.data.chat.packing import PackedRows
-from joulelab.data.chat.store import DocumentStore
+from joulelab.data.chat.encoding import DocumentStore
+from joulelab.data.chat.packing import CausalBatch, PackedRows
 from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of

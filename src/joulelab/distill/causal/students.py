@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from joulelab.data.batch_source import BatchSource
+from joulelab.data.batches import BatchSource
 from joulelab.data.chat.attention import PackedAttention, use_packed_attention
-from joulelab.data.chat.batches import training_batches
-from joulelab.data.chat.packing import PackedRows
+from joulelab.data.chat.packing import PackedRows, training_batches
 from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.budgets import TRAINED, Allowance

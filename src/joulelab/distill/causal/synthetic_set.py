@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.encoding import pad_id_of
-from joulelab.data.chat.store import write_documents
+from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
 from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import REPORT, candidates, energy_gap
 from joulelab.distill.causal.bench import TRAIN, Bench

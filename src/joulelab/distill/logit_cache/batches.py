@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from joulelab.data.batch_source import BatchSource
-from joulelab.data.chat.batches import NOT_TRAINED, CausalBatch
+from joulelab.data.batches import BatchSource
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch
 from joulelab.distill.logit_cache.keys import Piece, pieces_of
 from joulelab.distill.logit_cache.manifest import CacheManifest
 from joulelab.distill.logit_cache.reader import LogitCache

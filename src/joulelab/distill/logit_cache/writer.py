@@ -20,12 +20,12 @@ from types import TracebackType
 
 from torch import Tensor
 
-from joulelab.data.cores import usable_cores
 from joulelab.distill.logit_cache.asking import kept_keys
 from joulelab.distill.logit_cache.keys import first_of_each
 from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest, write_manifest
 from joulelab.distill.logit_cache.packing import EncodedTargets
 from joulelab.distill.logit_cache.shards import SUFFIX, Entry, pack_entry, shard_files, write_shard
+from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs.shares import ALL, Share
 
 HEAD = "head.safetensors"

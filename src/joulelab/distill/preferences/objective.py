@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.distill.preferences.losses import PreferenceLoss, preference_loss
 from joulelab.distill.preferences.policy import answer_log_probabilities
 from joulelab.distill.preferences.target_log_probabilities import Projecting

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.distill.preferences.pair_rows import PairRows
 from joulelab.distill.preferences.pairs import Pair
 from joulelab.errors import ConfigError

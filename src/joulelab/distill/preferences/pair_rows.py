@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.distill.preferences.pairs import Pair
 
 PROMPT, CHOSEN, REJECTED, PADDING = 0, 1, 2, -1

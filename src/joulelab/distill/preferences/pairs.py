@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.store import RaggedStore, store_writer, token_column
+from joulelab.data.token_store import RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError, JoulelabError
 
 _HINT = "make the pairs again"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.data.chat.attention import NAME as PACKED
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.preferences.pair_rows import PairRows

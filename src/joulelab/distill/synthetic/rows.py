@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from joulelab.data.chat.messages import ASSISTANT
+from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.distill.synthetic.filters import Kept
 from joulelab.infer.generation.answers import as_messages
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
-from joulelab.data.chat.messages import Conversation, Message
+from joulelab.data.chat.conversations import Conversation, Message
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.settings import GenerationSettings
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from joulelab.data.chat import encoding
-from joulelab.data.chat.messages import ASSISTANT
+from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.answers import Prompt, as_messages
 

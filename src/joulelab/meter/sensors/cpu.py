@@ -234,3 +234,11 @@ def _describe(device: str, whose: str, counted: bool = True) -> Device:
         gain_error_rel=KNOWN_MODEL_GAIN_ERROR_REL if row.threads > 1 else FAMILY_GAIN_ERROR_REL,
         facts=facts,
     )
+
+
+# How many CPU cores this process may use.
+
+
+def usable_cores() -> int:
+    """CPU cores available to this process (respects affinity, for example under Slurm)."""
+    return len(allowed_cores(os.getpid()))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joulelab.data.cores import usable_cores
+from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.zoo.gflownet.fragments import ABSENT
 from joulelab.zoo.gflownet.molecules import Chemist, Joined, Tree, hire, hired_qed
 from joulelab.zoo.gflownet.trees import Trees

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.synthetic.images import generator_on
+from joulelab.data.synthetic import generator_on
 from joulelab.zoo.gflownet.trees import STOP, TreeBuilding, Trees
 
 SMALLEST = 1e-20

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks import masked_lm
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 _PLANNED_IN_THE_PAPER = (1024, 3072, 4096)
 

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.token_loss import require_room, summed_cross_entropy
 from joulelab.zoo.tasks.token_rows import TokenRows, open_rows
 from joulelab.zoo.tasks.unpadded import drop_no_layers, use_unpadded_attention
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 
 def prepare(request: WorkloadRequest) -> Workload:

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data import sources
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.molecules import MoleculeGraph, MoleculeRows, degree_histogram
-from joulelab.data.pcqm4m import open_pcqm4m
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.molecules import MoleculeGraph, MoleculeRows, degree_histogram, open_pcqm4m
 from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
-from joulelab.data.synthetic.molecules import SyntheticMolecules
+from joulelab.data.synthetic import SyntheticMolecules
 from joulelab.zoo.drawn import drawn
 from joulelab.zoo.graphs.dimenet import DimeNet
 from joulelab.zoo.graphs.neighbours import Edges, Triplets, edges_within, triplets_of
 from joulelab.zoo.graphs.pna import Pna
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import Workload
 
 SURVEYED = 10_000
 """Training molecules, the first ones, behind the mean, spread and degrees that the training is scaled by."""

@@ -8,12 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.image_rows import open_images, shuffled
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 # shapes: B images, V classes
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from joulelab.data import sources
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.image_boxes import CENTRE_SHARE
-from joulelab.data.image_folder import FolderImages
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.images import CENTER_SHARE, FolderImages
 from joulelab.data.splits import parse_split
-from joulelab.data.synthetic.images import SyntheticImages
-from joulelab.zoo.workload import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.data.synthetic import SyntheticImages
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
 
 
 class Images(Protocol):
@@ -26,7 +25,7 @@ class Images(Protocol):
 
 
 def open_images(
-    request: WorkloadRequest, side: int, classes: int, augment: bool, centre_share: float = CENTRE_SHARE
+    request: WorkloadRequest, side: int, classes: int, augment: bool, centre_share: float = CENTER_SHARE
 ) -> tuple[Images, Images]:
     """To train on, and held out; `classes` is how many the synthetic ones have."""
     train, held_out = request.wanted_split, parse_split("validation")

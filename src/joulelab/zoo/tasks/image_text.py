@@ -13,16 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
-from joulelab.data.synthetic.image_text import SyntheticImageText, paint_fields
-from joulelab.data.vocabulary import FIRST_PLAIN
+from joulelab.data.synthetic import SyntheticImageText, paint_fields
+from joulelab.data.tokenize import FIRST_PLAIN
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest
 from joulelab.zoo.tasks.questioned_images import open_questions
 from joulelab.zoo.tasks.token_loss import summed_cross_entropy
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 Ids = NDArray[np.int64]
 

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.splits import parse_split
-from joulelab.data.synthetic.images import generator_on
-from joulelab.data.synthetic.video import SyntheticClips
+from joulelab.data.synthetic import SyntheticClips, generator_on
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
 from joulelab.zoo.tasks.latent_prediction_net import LatentPredictionNet
 from joulelab.zoo.tasks.moving_average import MovingAverage
 from joulelab.zoo.tasks.on_device import Tensors, then
 from joulelab.zoo.tasks.patch_masks import pick, ranked_patches, through_time
 from joulelab.zoo.tasks.self_supervised_recipes import PredictionRecipe
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import Workload
 
 # shapes: B clips, K patches seen, M patches to predict, D features
 OWN_STREAM = 1 << 16  # masks are drawn apart from the clips

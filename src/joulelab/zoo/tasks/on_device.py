@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from joulelab.data.batch_source import TensorBatch
+from joulelab.data.batches import TensorBatch
 
 Tensors = Mapping[str, Tensor]
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from joulelab.data import sources
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.image_folder import normalised, read_middle
-from joulelab.data.image_questions import Questions, read_questions
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.images import Questions, normalized, read_middle, read_questions
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import Objective
+from joulelab.zoo.request import WorkloadRequest, refuse_dataset
 from joulelab.zoo.tasks.tokenizers import choose_tokenizer
-from joulelab.zoo.workload import Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import Workload
 
 HELD_OUT_SHARE = 0.05
 NOT_TRAINED = -100
@@ -117,4 +117,4 @@ class _Rows:
 
 def _with_pixels(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     others = {name: value for name, value in tensors.items() if name != "bytes"}
-    return {**others, "pixels": normalised(tensors["bytes"], CLIP_MEAN, CLIP_DEVIATION)}
+    return {**others, "pixels": normalized(tensors["bytes"], CLIP_MEAN, CLIP_DEVIATION)}

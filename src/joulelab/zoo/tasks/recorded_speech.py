@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.audio_manifest import SAMPLING_HZ, Clips, read_manifest, read_wav
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
+from joulelab.data.audio import SAMPLING_HZ, Clips, read_manifest, read_wav
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import import_transformers
+from joulelab.zoo.request import WorkloadRequest, refuse_dataset
 from joulelab.zoo.tasks.tokenizers import choose_tokenizer
-from joulelab.zoo.workload import Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import Workload
 
 FRAMES_PER_SECOND = 100
 HELD_OUT_SHARE = 0.05

@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.synthetic.images import generator_on
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.synthetic import generator_on
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 from joulelab.zoo.pretrained import drawn_from
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.crops import GLOBAL_AREA, LOCAL_AREA, random_crops
 from joulelab.zoo.tasks.image_rows import Images, open_images
 from joulelab.zoo.tasks.moving_average import MovingAverage
@@ -26,7 +27,7 @@ from joulelab.zoo.tasks.patch_masks import ranked_patches
 from joulelab.zoo.tasks.self_distillation_losses import balanced_targets, crop_agreement, koleo, patch_agreement
 from joulelab.zoo.tasks.self_distillation_net import DistilledNet, Scores
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 # shapes: B images, C crops of each, G = 2 of them global, K hidden patches of the first global crop, P prototypes
 GLOBAL_CROPS = 2

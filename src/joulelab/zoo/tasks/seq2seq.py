@@ -13,16 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.span_noise import SpanPlan, collapse, draw_spans, plan_infilling, plan_sentinels
-from joulelab.data.vocabulary import Vocabulary
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.masking import SpanPlan, collapse, draw_spans, plan_infilling, plan_sentinels
+from joulelab.data.tokenize import Vocabulary
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.request import WorkloadRequest
 from joulelab.zoo.tasks.token_loss import require_room, summed_cross_entropy
 from joulelab.zoo.tasks.token_rows import TokenRows, open_rows
 from joulelab.zoo.tasks.unpadded import drop_no_layers, use_unpadded_attention
-from joulelab.zoo.workload import Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 Ids = NDArray[np.int64]
 Denoising = Callable[[Ids, int], tuple[Ids, Ids]]

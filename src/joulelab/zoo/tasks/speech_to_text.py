@@ -13,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from joulelab.data.batch_source import Rows, ShuffledRows, TensorBatch
-from joulelab.data.synthetic.audio import speak
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.synthetic import speak
 from joulelab.errors import ConfigError
 from joulelab.zoo import architectures
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest
 from joulelab.zoo.tasks.recorded_speech import open_recordings
 from joulelab.zoo.tasks.token_loss import summed_cross_entropy
 from joulelab.zoo.tasks.token_rows import TokenRows, open_rows
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest
+from joulelab.zoo.workload import Workload
 
 Ids = NDArray[np.int64]
 

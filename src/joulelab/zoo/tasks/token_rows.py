@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab import lookup
-from joulelab.data.batch_source import Rows
-from joulelab.data.packed_text import Encoding, pack
+from joulelab.data.batches import Rows
 from joulelab.data.splits import SYNTHETIC_SIZES, Split, parse_split
-from joulelab.data.synthetic.text import SyntheticText
-from joulelab.data.text_documents import MOST_OF_A_HUB_SET, Documents, open_documents
-from joulelab.data.vocabulary import Vocabulary, own_vocabulary
+from joulelab.data.synthetic import SyntheticText
+from joulelab.data.text import MOST_OF_A_HUB_SET, Documents, open_documents
+from joulelab.data.tokenize import Encoding, Vocabulary, own_vocabulary, pack
 from joulelab.errors import ConfigError
 from joulelab.zoo.request import SYNTHETIC, WorkloadRequest
 from joulelab.zoo.tasks.tokenizers import choose_tokenizer, end_of_text

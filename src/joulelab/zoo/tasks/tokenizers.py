@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.data import hub
-from joulelab.data.byte_text import IDS_NEEDED, encode_bytes
-from joulelab.data.packed_text import Encoding
-from joulelab.data.span_noise import MOST_SENTINELS
-from joulelab.data.vocabulary import Vocabulary, own_vocabulary
+from joulelab.data.masking import MOST_SENTINELS
+from joulelab.data.tokenize import IDS_NEEDED, Encoding, Vocabulary, encode_bytes, own_vocabulary
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.architectures import PUBLISHED
 from joulelab.zoo.pretrained import load_tokenizer

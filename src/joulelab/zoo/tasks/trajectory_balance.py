@@ -23,7 +23,8 @@ from joulelab.zoo.gflownet.policy import Decision, Policy
 from joulelab.zoo.gflownet.rollout import Path, RolloutBatch, Rollouts, mask, roll_out
 from joulelab.zoo.gflownet.trees import TreeBuilding, Trees
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.workload import SYNTHETIC, Workload, WorkloadRequest, refuse_dataset
+from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.zoo.workload import Workload
 
 SPLITS_APART = 1_000_003
 """Between the seeds of two splits."""

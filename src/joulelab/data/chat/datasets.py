@@ -1,23 +1,86 @@
-"""From a source of rows to a store of encoded documents, with a manifest that says what became of every row."""
+"""Published chat datasets by short name, and preparing a document store from any source of rows."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from joulelab.data.chat.cleaning import cleaned
-from joulelab.data.chat.documents import EncodedDocument
-from joulelab.data.chat.encoding import encode_rows, encoding_identity, pad_id_of, vocab_size_of
-from joulelab.data.chat.messages import Row
-from joulelab.data.chat.presets import ChatDataSettings, preset
-from joulelab.data.chat.rows import rows_of
-from joulelab.data.chat.store import DocumentStore, write_documents
+from joulelab import lookup
+from joulelab.data.chat.conversations import Row, cleaned, rows_of
+from joulelab.data.chat.encoding import (
+    DocumentStore,
+    EncodedDocument,
+    encode_rows,
+    encoding_identity,
+    pad_id_of,
+    vocab_size_of,
+    write_documents,
+)
 from joulelab.data.chat.templates import ChatTemplate, ConversationRefused, template_of
 from joulelab.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ChatDataSettings:
+    source: str
+    """sample:reviews, a file or folder of JSON lines, JSON or Parquet, or a hub id."""
+    subset: str = "all"
+    """The configuration of a hub dataset; short, long or all of sample:reviews."""
+    split: Literal["train", "validation", "test"] | None = "train"
+    """Our own, by the hash of each question; None is everything."""
+    form: Literal["text", "chat"] = "text"
+    """Of sample:reviews: plain texts, or questions with answers."""
+    limit: int | None = None
+    """At most so many rows, taken by hash."""
+    strip_think_blocks: bool = False
+    """Take the thoughts out of answers."""
+    code_only: bool = False
+    """Keep the last block of code of an answer."""
+    only_correct: bool = True
+    """Where a set has verdicts on its answers, teach only the right ones."""
+    last_answer_only: bool = False
+    """Train on the last answer of a conversation alone, for chat templates that rewrite earlier turns."""
+    max_tokens: int | None = None
+    """Cut documents there."""
+
+
+PRESETS: dict[str, ChatDataSettings] = {
+    "tulu-3": ChatDataSettings("allenai/tulu-3-sft-mixture"),
+    "codeforces-cots": ChatDataSettings(
+        "open-r1/codeforces-cots", "solutions_py_decontaminated", strip_think_blocks=True, code_only=True
+    ),
+    "openr1-math": ChatDataSettings("open-r1/OpenR1-Math-220k", "default"),
+    "reviews": ChatDataSettings("sample:reviews", "short"),
+    "reviews-chat": ChatDataSettings("sample:reviews", "short", form="chat"),
+}
+
+
+def preset(name: str, **changes: Any) -> ChatDataSettings:
+    """`preset("tulu-3", source="tulu.parquet", limit=1000)`: what is not named stays as published.
+
+    A local file holds one configuration, so naming one as the source sets the subset aside.
+    """
+    if name not in PRESETS:
+        raise lookup.unknown("dataset", name, PRESETS)
+    known = ChatDataSettings.__dataclass_fields__
+    for key in changes:
+        if key not in known:
+            guess = lookup.nearest(key, known)
+            raise ConfigError(
+                f"the data have no setting '{key}'" + (f"; did you mean '{guess}'?" if guess else ""),
+                f"the settings are {', '.join(known)}",
+            )
+    if "source" in changes and "subset" not in changes:
+        changes["subset"] = "all"
+    return replace(PRESETS[name], **changes)
+
+
+# From a source of rows to a store of encoded documents, with a manifest that says what became of every row.
+
 
 _ROWS_PER_CALL = 250  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data.text_tables import pick, read_table
+from joulelab.data.text import pick, read_table
 from joulelab.errors import ConfigError, NotFoundError
 
 SAMPLING_HZ = 16_000

@@ -1,0 +1,388 @@
+"""Conversations and texts from any source: rows recognized by their columns, split by hash, and cleaned."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from joulelab.data import labeled_text, sources
+from joulelab.data.labeled_text import SplitName, split_of, text_id
+from joulelab.data.text import TEXT_COLUMNS, check_source, files_by_split, json_rows, read_files, unreadable
+from joulelab.errors import ConfigError
+
+ASSISTANT = "assistant"
+
+
+class Message(TypedDict):
+    role: str
+    """system, user, assistant or tool."""
+    content: str
+
+
+Conversation = list[Message]
+Row = Conversation | str
+"""A conversation, of which the assistant's turns are trained, or a plain text, of which everything is."""
+
+
+def prompt_of(conversation: Conversation) -> Conversation:
+    """What stands before the last answer: what a teacher is asked when it is to answer anew."""
+    answers = [place for place, message in enumerate(conversation) if message["role"] == ASSISTANT]
+    return conversation[: answers[-1]] if answers else conversation
+
+
+def row_id(row: Row) -> str:
+    """Known by the question, so that two answers to it never lie on both sides of a split."""
+    if isinstance(row, str):
+        return text_id(row)
+    first_answer = next((place for place, turn in enumerate(row) if turn["role"] == ASSISTANT), len(row))
+    asked = row[:first_answer] or row
+    return text_id("\n".join(turn["content"] for turn in asked))
+
+
+def only_split(rows: Iterable[Row], split: SplitName) -> Iterator[Row]:
+    """By the hash of the words: no size, order or later addition moves a held-out row into anyone's training."""
+    return (row for row in rows if split_of(row_id(row)) == split)
+
+
+# What a record of a published dataset means: a conversation, a plain text, or nothing that should be taught.
+#
+# Known by their columns, wherever the file came from: `messages` (Tulu-3 and most others; also `conversations` in the
+# older spelling with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
+# `generations` with verdicts on each (OpenR1-Math), `prompt` and `response`, and `text`.
+
+
+_MESSAGES = ("messages", "conversations", "conversation")
+_PROMPTS = ("prompt", "instruction", "question", "problem")
+_ANSWERS = ("response", "generation", "completion", "output", "answer")
+_VERDICTS = ("correctness_math_verify", "correctness_llama")
+_ROLES = {"human": "user", "gpt": ASSISTANT, "bot": ASSISTANT, "model": ASSISTANT}
+_TRUNCATED = "length"
+
+Record = Mapping[str, Any]
+
+
+def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> Row | None:
+    """None for a record that should not be taught; why is counted in `dropped`."""
+    if record.get("generations") is not None and record.get("problem"):
+        return _several_answers(record, dropped, only_correct)
+    if record.get("finish_reason") == _TRUNCATED:
+        # it stops in the middle of a thought, and who learns from it never learns to stop
+        dropped["answer was cut off"] += 1
+        return None
+    messages = next((record[name] for name in _MESSAGES if record.get(name) is not None), None)
+    if messages is not None:
+        return _taught(_conversation(messages), dropped)
+    prompt, answer = _first(record, _PROMPTS), _first(record, _ANSWERS)
+    if prompt is not None and answer is not None:
+        return _taught(_asked_and_answered(prompt, answer), dropped)
+    text = _first(record, TEXT_COLUMNS)
+    if text is None and _has(record, (*_MESSAGES, *TEXT_COLUMNS)):
+        dropped["empty"] += 1
+        return None
+    if text is None and _has(record, _PROMPTS) and _has(record, _ANSWERS):
+        dropped["no answer of the assistant" if prompt is not None else "no question"] += 1
+        return None
+    if text is None:
+        raise ConfigError(
+            f"a row has the columns {', '.join(record) or 'none'}, and none of them says what to teach",
+            "expected messages, or prompt and response, or problem and generations, or text",
+        )
+    if not _words(text, "text").strip():
+        dropped["empty"] += 1
+        return None
+    return _words(text, "text")
+
+
+def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) -> Row | None:
+    """The first answer that came to its end and was found right."""
+    answers: Sequence[Any] = record["generations"] or ()
+    whole = record.get("is_reasoning_complete") or [True] * len(answers)
+    reasons = record.get("finish_reasons") or [None] * len(answers)
+    verdicts = [record[name] for name in _VERDICTS if record.get(name)]
+    only_correct = only_correct and _has(record, _VERDICTS)  # of a set that nobody has judged all are taught
+    for place, answer in enumerate(answers):
+        complete = _at(whole, place) and _at(reasons, place) != _TRUNCATED
+        correct = not only_correct or any(_at(verdict, place) for verdict in verdicts)
+        if complete and correct and str(answer or "").strip():
+            return _asked_and_answered(record["problem"], answer)
+    dropped["no complete and correct answer" if only_correct else "no complete answer"] += 1
+    return None
+
+
+def _at(values: Sequence[Any], place: int) -> Any:
+    return values[place] if place < len(values) else None
+
+
+def _has(record: Record, names: Sequence[str]) -> bool:
+    """Whether there is such a column, be it empty in this row."""
+    return any(name in record for name in names)
+
+
+def _first(record: Record, names: Sequence[str]) -> Any:
+    return next((record[name] for name in names if record.get(name) is not None), None)
+
+
+def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
+    """Either may be messages already, as preference sets have them."""
+    asked = (
+        _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=_words(prompt, "prompt"))]
+    )
+    if isinstance(answer, list):
+        return asked + _conversation(answer)
+    return [*asked, Message(role=ASSISTANT, content=_words(answer, "answer"))]
+
+
+def _words(value: Any, what: str) -> str:
+    """As text; a number is a word too, and a list or an object written out would be taught as if somebody said it."""
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        raise ConfigError(f"its {what} is {_kind(value)}, in place of words", "only text can be taught here")
+    return str(value)
+
+
+def _kind(value: Any) -> str:
+    names = ((Mapping, "an object"), (str, "words"), (Sequence, "a list"))
+    return next((name for kind, name in names if isinstance(value, kind)), f"{value!r:.40}")
+
+
+def _conversation(messages: Any) -> Conversation:
+    if not isinstance(messages, list):
+        raise ConfigError(f"its messages are {_kind(messages)}", "expected a list of objects with role and content")
+    return [_message(found) for found in messages]
+
+
+def _message(found: Any) -> Message:
+    role = found.get("role", found.get("from")) if isinstance(found, Mapping) else None
+    if not isinstance(role, str):
+        has = f"has {', '.join(map(str, found)) or 'nothing'}" if isinstance(found, Mapping) else f"is {_kind(found)}"
+        raise ConfigError(f"a message {has}, and no role", "expected an object with role and content")
+    content = found.get("content", found.get("value"))
+    if not isinstance(content, str | None):
+        raise ConfigError(f"a message's content is {_kind(content)}, in place of words", "only text can be taught here")
+    return Message(role=_ROLES.get(role, role), content=content or "")
+
+
+def _taught(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
+    if not any(turn["role"] == ASSISTANT and turn["content"].strip() for turn in conversation):
+        dropped["no answer of the assistant"] += 1
+        return None
+    return conversation
+
+
+# Conversations and texts by what a user wrote: a sample, a file, a folder, a dataset on the hub.
+
+
+Form = Literal["text", "chat"]
+_OPENING_WORDS = 6  # of a review, that a prompt gives away
+_TRAIN = "train"
+_FEW = 50  # different rows: with fewer a split may well have none
+
+
+def rows_of(
+    source: str,
+    *,
+    split: SplitName | None = None,
+    subset: str = "all",
+    form: Form = "text",
+    limit: int | None = None,
+    only_correct: bool = True,
+    dropped: Counter[str] | None = None,
+) -> Iterator[Row]:
+    """The rows of a source, cut into train, validation and test by the hash of each row's question.
+
+    `subset` is the configuration of a hub dataset, or short, long, all of sample:reviews; `form` says whether those
+    are given as plain texts or as questions with answers. With a `limit` all rows are gone through and those with the
+    smallest hashes are taken: published sets lie sorted by origin, so their first rows are of one kind. A smaller
+    limit takes part of what a larger one takes.
+    """
+    counts = dropped if dropped is not None else Counter()
+    if limit is not None and limit < 1:
+        raise ConfigError(f"{limit} rows were asked for; expected 1 or more", "set a limit of 1 or more, or none")
+    if sources.parse(source).kind == "sample":
+        rows = _review_rows(source, subset, form, split)
+    else:
+        rows = _some_of(_read(source, subset, only_correct, counts), split, source, counts)
+    return rows if limit is None else iter(_with_smallest_hashes(rows, limit))
+
+
+def _read(source: str, subset: str, only_correct: bool, dropped: Counter[str]) -> Iterator[Row]:
+    for number, record in enumerate(_records(source, subset), 1):
+        try:
+            row = row_of(record, dropped, only_correct)
+        except ConfigError as error:
+            raise ConfigError(f"{source}, row {number}: {error.message}", error.hint) from None
+        if row is not None:
+            yield row
+
+
+def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped: Counter[str]) -> Iterator[Row]:
+    """Those of the split; that there is none is told with the reason, which may be the rows or how they are split."""
+    different: set[str] = set()
+    seen = taken = 0
+
+    def counted() -> Iterator[Row]:
+        nonlocal seen
+        for row in rows:
+            seen += 1
+            if len(different) < _FEW:
+                different.add(row_id(row))
+            yield row
+
+    for row in only_split(counted(), split) if split else counted():
+        taken += 1
+        yield row
+    if not seen:
+        why = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
+        raise ConfigError(
+            f"{source} has no row to train on: " + (f"all were left out ({why})" if why else "it is empty"),
+            "rows need an assistant's answer, or a text",
+        )
+    if not taken:
+        few = f"all {seen:,} have the same one" if len(different) == 1 else f"only {len(different)} are different"
+        raise ConfigError(
+            f"{source} has no row for {split}: rows are split for ever by the hash of their text or question, and "
+            + (few if seen > 1 else "it has a single row"),
+            f"give it {_FEW} different rows or more: a fifth or so is held out for quality",
+        )
+
+
+def _with_smallest_hashes(rows: Iterable[Row], limit: int) -> list[Row]:
+    numbered = ((row_id(row), place, row) for place, row in enumerate(rows))
+    return [row for _, _, row in heapq.nsmallest(limit, numbered, key=lambda entry: entry[:2])]
+
+
+def _review_rows(source: str, subset: str, form: Form, split: SplitName | None) -> Iterator[Row]:
+    data = labeled_text.load(source, subset)
+    by_split = labeled_text.rows_by_split(data)
+    chosen = by_split[split] if split else sorted(chain(*by_split.values()), key=lambda row: data.ids[row])
+    for row in chosen:
+        text = data.texts[row]
+        yield text if form == "text" else _as_question(text, data.class_names[data.labels[row]])
+
+
+def _as_question(review: str, polarity: str) -> Row:
+    """A prompt that a small model can follow, and every review another one."""
+    words = review.split()
+    opening, rest = " ".join(words[:_OPENING_WORDS]), " ".join(words[_OPENING_WORDS:])
+    return [
+        Message(role="user", content=f"Continue this {polarity} film review: {opening}"),
+        Message(role=ASSISTANT, content=rest or opening),
+    ]
+
+
+def _records(source: str, subset: str) -> Iterator[dict[str, Any]]:
+    found = check_source(source, subset)
+    if found.path is None:
+        from joulelab.data.hub import HubText
+
+        name = source if subset == "all" else f"{found.name.partition(':')[0]}:{subset}"
+        return HubText(name, whole=True).rows(_TRAIN)
+    if any((found.path / mark).exists() for mark in ("dataset_dict.json", "dataset_info.json")):
+        from joulelab.data.hub import SavedText
+
+        return SavedText(found.path).rows(_TRAIN)
+    files = files_by_split(found.path)
+    if _TRAIN not in files:
+        raise ConfigError(
+            f"{found.path.absolute()} has files of {', '.join(files)} and none to train on", "name a file itself"
+        )
+    return chain.from_iterable(map(_file_records, files[_TRAIN]))
+
+
+def _file_records(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+
+    kind = file.name.lower().removesuffix(".gz")
+    if not kind.endswith((".json", ".jsonl", ".parquet")):
+        yield from ({"text": text} for text in read_files([file]))
+        return
+    try:
+        yield from _parquet_rows(file) if kind.endswith(".parquet") else _objects(json_rows(file))
+    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise unreadable(file, error) from error
+
+
+def _objects(rows: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is {row!r:.60}, expected an object")
+        yield row
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(file) as table:
+        for batch in table.iter_batches():
+            yield from batch.to_pylist()
+
+
+# What is taken out of an assistant's answers before they are taught: its thoughts, or all but its code.
+
+
+_THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
+_FENCED = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[^\n]*\n(.*?)^[ ]{0,3}\1[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+def cleaned(
+    rows: Iterable[Row], dropped: Counter[str], *, strip_thoughts: bool = False, only_code: bool = False
+) -> Iterator[Row]:
+    """A conversation of which nothing is left to teach is dropped, counted. Plain texts pass as they are."""
+    for row in rows:
+        if isinstance(row, str) or not (strip_thoughts or only_code):
+            yield row
+            continue
+        kept = _clean_answers(row, strip_thoughts, only_code)
+        if kept is None:
+            dropped["an answer without code" if only_code else "an answer of thoughts alone"] += 1
+        else:
+            yield kept
+
+
+def strip_think_blocks(text: str) -> str:
+    """The answer without its `<think>` blocks.
+
+    A block that never ends was cut off, and so all after it is thought. One that never begins was begun by the
+    prompt, as some chat templates do, and so all before its end is thought.
+    """
+    kept: list[str] = []
+    depth = start = 0
+    for tag in _THINK_TAG.finditer(text):
+        if not tag[1]:
+            if depth == 0:
+                kept.append(text[start : tag.start()])
+            depth += 1
+        elif depth <= 1:
+            if depth == 0:
+                kept.clear()
+            depth, start = 0, tag.end()
+        else:
+            depth -= 1
+    if depth == 0:
+        kept.append(text[start:])
+    return "".join(kept).strip()
+
+
+def code_only(text: str) -> str:
+    """The last fenced block of code, in its fence; empty where there is none. Earlier ones are drafts and examples."""
+    found = list(_FENCED.finditer(text))
+    return found[-1][0].strip() if found else ""
+
+
+def _clean_answers(conversation: Conversation, strip_thoughts: bool, only_code: bool) -> Conversation | None:
+    """None where an answer has nothing left: a turn of silence must not be learned."""
+    kept: Conversation = []
+    for message in conversation:
+        words = message["content"]
+        if message["role"] == ASSISTANT:
+            words = strip_think_blocks(words) if strip_thoughts else words
+            words = code_only(words) if only_code else words
+            if not words.strip():
+                return None
+        kept.append(Message(role=message["role"], content=words))
+    return kept

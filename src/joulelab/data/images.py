@@ -1,0 +1,251 @@
+"""Images in folders with one subfolder per class, and image-question tables: found, decoded, cropped and normalized.
+
+Threads decode and crop; batches carry bytes, which become floating-point numbers on the device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from joulelab import lookup
+from joulelab.data.batches import Rows, TensorBatch
+from joulelab.data.splits import Split
+from joulelab.data.text import pick, read_table
+from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
+from joulelab.meter.sensors.cpu import usable_cores
+
+# The habits of ImageNet training: https://arxiv.org/abs/1409.4842 and torchvision's references
+AREA = (0.08, 1.0)
+RATIO = (3 / 4, 4 / 3)
+CENTER_SHARE = 7 / 8  # 224 out of 256
+_TRIES = 10
+
+
+class Box(NamedTuple):
+    """Edges as shares of the picture's width and height, so that they hold for a smaller decode of it too."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
+        # rounding must not push an edge past the picture's
+        return self.left * width, self.top * height, min(1.0, self.right) * width, min(1.0, self.bottom) * height
+
+
+def random_box(width: int, height: int, random: np.random.Generator) -> Box:
+    """A share of the area between `AREA`, at a ratio of sides between `RATIO`, anywhere; the middle where none fits."""
+    areas = random.uniform(*AREA, size=_TRIES) * width * height
+    ratios = np.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1]), size=_TRIES))
+    widths, heights = np.sqrt(areas * ratios) / width, np.sqrt(areas / ratios) / height
+    left_share, top_share = random.random(2)
+    fitting = np.flatnonzero((widths <= 1) & (heights <= 1))
+    if not len(fitting):
+        return center_box(width, height, share=1.0)
+    wide, high = float(widths[fitting[0]]), float(heights[fitting[0]])
+    left, top = left_share * (1 - wide), top_share * (1 - high)
+    return Box(left, top, left + wide, top + high)
+
+
+def center_box(width: int, height: int, share: float = CENTER_SHARE) -> Box:
+    """The square in the middle whose side is this share of the shorter side."""
+    edge = share * min(width, height)
+    wide, high = edge / width, edge / height
+    return Box((1 - wide) / 2, (1 - high) / 2, (1 + wide) / 2, (1 + high) / 2)
+
+
+# Images of the user's, found: a folder with one sub-folder a class.
+#
+# `train` and `validation` (or `val`) may be folders of their own; without the latter every tenth image is held out.
+
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".gif", ".tif", ".tiff")
+FOLDER_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
+HELD_OUT_EVERY = 10
+_LAYOUT = "expected FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE beside FOLDER/validation/CLASS/IMAGE"
+
+
+@dataclass(frozen=True, eq=False)
+class LabeledFiles:
+    classes: tuple[str, ...]
+    files: tuple[Path, ...]
+    labels: NDArray[np.int64]
+
+    def at(self, rows: Rows) -> LabeledFiles:
+        return LabeledFiles(self.classes, tuple(self.files[row] for row in rows), self.labels[rows])
+
+
+def find_files(root: Path, split_name: str) -> LabeledFiles:
+    """The images of a split; their order, and so their rows, follows from their names."""
+    if split_name not in FOLDER_NAMES:
+        raise lookup.unknown(f"split of {root}", split_name, FOLDER_NAMES)
+    train, own = _split_folder(root, "train"), _split_folder(root, split_name)
+    if _split_folder(root, "validation") is None and split_name != "test":
+        return _without_a_folder(_scan(train or root), split_name)
+    if own is None or train is None:
+        raise NotFoundError(f"{root.absolute()} has no folder '{split_name if own is None else 'train'}'", _LAYOUT)
+    return _relabeled(_scan(own), _class_names(train), own)
+
+
+def _without_a_folder(everything: LabeledFiles, split_name: str) -> LabeledFiles:
+    is_held_out = np.arange(len(everything.files)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    return everything.at(np.flatnonzero(is_held_out == (split_name == "validation")))
+
+
+def _relabeled(found: LabeledFiles, classes: tuple[str, ...], folder: Path) -> LabeledFiles:
+    """With the numbers that the training images' classes have."""
+    unknown = sorted(set(found.classes) - set(classes))
+    if unknown:
+        raise ConfigError(
+            f"{folder.absolute()} has classes that the training images lack: {', '.join(unknown[:5])}",
+            "name the class folders alike",
+        )
+    numbers = np.array([classes.index(name) for name in found.classes])
+    return LabeledFiles(classes, found.files, numbers[found.labels])
+
+
+def _scan(folder: Path) -> LabeledFiles:
+    classes = _class_names(folder)
+    found = [
+        (file, label)
+        for label, name in enumerate(classes)
+        for file in sorted((folder / name).rglob("*"))
+        if file.suffix.lower() in SUFFIXES
+    ]
+    if not found:
+        raise ConfigError(f"there are no images in class folders of {folder.absolute()}", _LAYOUT)
+    return LabeledFiles(classes, tuple(file for file, _ in found), np.array([label for _, label in found]))
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def _split_folder(root: Path, split_name: str) -> Path | None:
+    return next((root / name for name in FOLDER_NAMES[split_name] if (root / name).is_dir()), None)
+
+
+# Images of the user's, read: decoded and cropped by a pool of threads, carried as bytes, numbers on the device.
+
+
+# shapes: B images, C colours, H x W pixels
+Bytes = NDArray[np.uint8]
+# Mean and deviation of ImageNet's pixels, which published weights were trained with.
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MAX_THREADS = 16
+
+
+class FolderImages:
+    """`augment` shows a random part of each image, flipped or not, as the batch's draw decides; else the middle."""
+
+    def __init__(self, root: Path, side: int, split: Split, augment: bool, centre_share: float = CENTER_SHARE) -> None:
+        self._found = find_files(root, split.name)
+        self._side, self._augment, self._centre_share = side, augment, centre_share
+        self.rows = split.rows(len(self._found.files))
+        self.classes = len(self._found.classes)
+        _pillow()  # that the package is missing is told now, not at the first step
+
+    def batch(self, rows: Rows, draw: int) -> TensorBatch:
+        chosen = self._found.at(rows)
+        randoms = [np.random.default_rng([draw, place]) for place in range(len(rows))]
+        images = list(self._pool.map(self._read, chosen.files, randoms))
+        tensors = {"labels": torch.from_numpy(chosen.labels), "bytes": torch.from_numpy(np.stack(images))}
+        return TensorBatch(tensors, samples=len(rows), count=len(rows), expand=_to_numbers)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(min(_MAX_THREADS, usable_cores()), thread_name_prefix="joulelab-images")
+
+    def _read(self, file: Path, random: np.random.Generator) -> Bytes:
+        if not self._augment:
+            return read_middle(file, self._side, self._centre_share)
+        with _opened(file) as image:
+            width, height = image.size
+            seen = _shown(image, random_box(width, height, random), self._side)
+        return seen[:, ::-1] if random.random() < 0.5 else seen
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """An image; what is wrong with a broken one is told with the file's name."""
+    pillow = _pillow()
+    try:
+        with pillow.open(file) as image:
+            yield image
+    except (OSError, EOFError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise ConfigError(
+            f"{file.absolute()} cannot be read as an image: {error}", "repair or remove the file"
+        ) from error
+
+
+def _shown(image: Any, box: Box, side: int) -> Bytes:
+    """[H, W, C]: the box, scaled to `side`."""
+    enough = round(side / (box.right - box.left)), round(side / (box.bottom - box.top))
+    image.draft("RGB", enough)  # a JPEG is decoded at half, a quarter or an eighth where that is enough
+    scaled = image.convert("RGB").resize(
+        (side, side), _pillow().Resampling.BILINEAR, box=box.pixels(*image.size), reducing_gap=2.0
+    )
+    return np.asarray(scaled)
+
+
+def read_middle(file: Path, side: int, centre_share: float = CENTER_SHARE) -> Bytes:
+    """[H, W, C]: the middle of an image, scaled to `side`."""
+    with _opened(file) as image:
+        width, height = image.size
+        return _shown(image, center_box(width, height, centre_share), side)
+
+
+def normalized(bytes_BHWC: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """Numbers around 0, seen as [B, C, H, W] and laid out with the channels last, as tensor cores read them."""
+    mean_C, deviation_C = (torch.tensor(values, device=bytes_BHWC.device) for values in (mean, deviation))
+    return ((bytes_BHWC / 255.0 - mean_C) / deviation_C).permute(0, 3, 1, 2)
+
+
+def _to_numbers(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {"labels": tensors["labels"], "pixels": normalized(tensors["bytes"], MEAN, DEVIATION)}
+
+
+def _pillow() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DependencyMissing("reading images needs Pillow, not installed here", "pip install pillow") from error
+
+
+# Questions about images of the user's: a table (CSV, JSON lines, Parquet) of `image`, `question` and `answer`, the
+# images in files beside it.
+
+
+@dataclass(frozen=True)
+class Questions:
+    files: tuple[Path, ...]
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+def read_questions(path: Path) -> Questions:
+    """File names are relative to the table; all of them are looked for now, not hours later."""
+    columns = read_table(str(path), subset="all")
+
+    def texts(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(value) for value in columns.values[pick(columns, names, names[0], str(path))])
+
+    files = tuple(path.parent / name for name in texts(("image", "image_path", "file")))
+    absent = next((file for file in files if not file.is_file()), None)
+    if absent is not None:
+        raise NotFoundError(f"there is no file {absent.absolute()}", f"names in {path.name} are relative to it")
+    return Questions(files, texts(("question", "prompt")), texts(("answer", "response", "text")))

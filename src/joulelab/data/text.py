@@ -1,0 +1,541 @@
+"""Text from a file, a folder, a sample or a hub dataset: as tables of columns, or as a stream of documents.
+
+Documents are read one after another, so their total size does not matter.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, cast
+
+from joulelab import lookup
+from joulelab.data import samples, sources
+from joulelab.data.splits import Split
+from joulelab.errors import ConfigError, NotFoundError
+
+# Subsets of sample:reviews, by the value of its `source` column.
+REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rotten_tomatoes", "imdb")}
+
+
+def check_source(source: str, subset: str) -> sources.Source:
+    """What can be known before anything is read: that it is there, and that it has such a subset."""
+    found = sources.parse(source)
+    if found.kind in ("file", "folder") and subset != "all":
+        raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "set data.subset=all")
+    if found.kind == "sample":
+        sample = samples.find(found.name)
+        if sample.kind != "labelled-text":
+            raise ConfigError(
+                f"sample:{found.name} is a model ({sample.kind}), not labelled text", "use sample:reviews"
+            )
+        if subset not in REVIEW_SOURCES:
+            raise lookup.unknown("subset", subset, REVIEW_SOURCES, "subsets of sample:reviews: short, long, all")
+    return found
+
+
+# Tables of text as they are found: a sample, a file, a folder, the hub. What the columns mean is decided elsewhere.
+
+
+UTF8 = "utf-8-sig"  # some editors begin a file with a mark that is no part of the text
+TEXT_COLUMNS = ("text", "content", "review", "sentence")
+LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
+TITLE_COLUMN = "title"
+_PART_NAMES = ("train", "validation", "test")
+_NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table as it was found: column name -> values, and the names of the classes where the file states them."""
+
+    values: Mapping[str, Sequence[Any]]
+    class_names: tuple[str, ...] | None = None
+
+
+def read_table(source: str, subset: str) -> Columns:
+    found = check_source(source, subset)
+    if found.path is None:
+        return _read_hub(found.name, subset)
+    if found.kind == "sample":
+        return _read_sample(found.path, subset)
+    return _read_folder(found.path) if found.kind == "folder" else _read_file(found.path)
+
+
+def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
+    name = column(columns, candidates)
+    if name is None:
+        raise ConfigError(
+            f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
+            f"expected one of {', '.join(candidates)}",
+            f"rename the {what} column to '{candidates[0]}'",
+        )
+    return name
+
+
+def column(columns: Columns, candidates: tuple[str, ...]) -> str | None:
+    by_name = {name.strip().casefold(): name for name in columns.values}
+    return next((by_name[candidate] for candidate in candidates if candidate in by_name), None)
+
+
+def _read_sample(path: Path, subset: str) -> Columns:
+    rows = _read_csv(path).values
+    kept = [row for row, origin in enumerate(rows["source"]) if origin in REVIEW_SOURCES[subset]]
+    return Columns(
+        {
+            "text": [rows["text"][row].replace("<br />", " ") for row in kept],
+            "label": [rows["label"][row] for row in kept],
+        },
+        class_names=("negative", "positive"),
+    )
+
+
+def _read_folder(folder: Path) -> Columns:
+    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
+        return _read_saved_dataset(folder)
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
+    if len(files) > 1 and all(file.stem in _PART_NAMES for file in files):
+        return _joined([_read_file(file) for file in files], str(folder))
+    if len(files) != 1:
+        listed = ", ".join(file.name for file in files) or "none"
+        raise ConfigError(
+            f"{folder.absolute()} holds {len(files)} data files ({listed}); "
+            "expected one, or a folder saved by datasets",
+            f"name the file itself ({', '.join(_READERS)})",
+        )
+    return _read_file(files[0])
+
+
+def _joined(parts: Sequence[Columns], source: str) -> Columns:
+    """Parts of one set as one table, by the columns they share: the split is ours."""
+    header = Columns({name: () for name in parts[0].values if all(name in part.values for part in parts)})
+    text = pick(header, TEXT_COLUMNS, "text", source)
+    label = pick(header, LABEL_COLUMNS, "label", source)
+    chosen = [name for name in (text, label, column(header, (TITLE_COLUMN,))) if name]
+    return Columns({name: [value for part in parts for value in part.values[name]] for name in chosen})
+
+
+def _read_file(path: Path) -> Columns:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_READERS)}")
+    import pyarrow as pa
+
+    try:
+        return reader(path)
+    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+    except (pa.ArrowException, ValueError) as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> ConfigError:
+    """In words: bytes of another encoding are the user's to convert, and no file that is cut off."""
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigError(
+            f"{path.absolute()} is not text in UTF-8: it has a byte 0x{error.object[error.start]:02x} that no "
+            "character of UTF-8 has there",
+            f"convert it, from Latin-1 for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
+        )
+    return ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole")
+
+
+def json_line(text: str, number: int) -> Any:
+    """One line of a file of JSON lines; what is wrong with it is told with the line's number in the file."""
+    try:
+        return parsed_json(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number} is not JSON: {error.msg}, at column {error.colno}") from None
+
+
+def parsed_json(text: str) -> Any:
+    """JSON whose words are text: half a character (a lone `\\ud83d`, as cut-off emoji leave it) becomes U+FFFD."""
+    value = json.loads(text)
+    return _whole_characters(value) if "\\ud" in text.lower() else value
+
+
+def _whole_characters(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole_characters(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole_characters(one) for name, one in value.items()}
+    return value
+
+
+def _read_csv(path: Path) -> Columns:
+    import pyarrow.csv
+
+    options = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    return Columns(pyarrow.csv.read_csv(path, parse_options=options).to_pydict())
+
+
+def _read_parquet(path: Path) -> Columns:
+    import pyarrow.parquet
+
+    return Columns(pyarrow.parquet.read_table(path).to_pydict())
+
+
+def _read_json(path: Path) -> Columns:
+    """Lines of objects, or one list of objects."""
+    text = path.read_text(encoding=UTF8)
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    as_list = text.lstrip().startswith("[")
+    rows = parsed_json(text) if as_list else [json_line(line, number) for number, line in lines]
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            where = f"row {number}" if as_list else f"line {lines[number - 1][0]}"
+            raise ValueError(f"{where} is no object with a text and a label")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Columns({name: [row.get(name) for row in rows] for name in names})
+
+
+_READERS: dict[str, Callable[[Path], Columns]] = {
+    ".csv": _read_csv,
+    ".jsonl": _read_json,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+}
+
+
+def _read_saved_dataset(folder: Path) -> Columns:
+    from joulelab.data import hub
+
+    return _merge_parts(hub.import_datasets().load_from_disk(str(folder)), str(folder))
+
+
+def _read_hub(name: str, subset: str) -> Columns:
+    from joulelab.data import hub
+
+    datasets = hub.import_datasets()
+    try:
+        found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
+    # No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all of these.
+    except (OSError, ValueError) as error:
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise NotFoundError(
+            f"the hub did not give the dataset '{name}': {first_line}", sources.hub_hint(name)
+        ) from error
+    return _merge_parts(found, name)
+
+
+def _merge_parts(found: Any, source: str) -> Columns:
+    """All parts of a dataset as one table (the split is ours), without the rows the publisher left unlabelled."""
+    parts = list(found.values()) if isinstance(found, dict) else [found]
+    shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
+    header = Columns(dict.fromkeys(shared, ()))
+    text = pick(header, TEXT_COLUMNS, "text", source)
+    label = pick(header, LABEL_COLUMNS, "label", source)
+    title = column(header, (TITLE_COLUMN,))
+    # Only these are read: other columns of a hub dataset may be images.
+    columns = {name: [value for part in parts for value in part[name]] for name in (text, label, title) if name}
+    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELLED]
+    names = getattr(parts[0].features[label], "names", None)
+    return Columns(
+        {name: [values[row] for row in kept] for name, values in columns.items()},
+        class_names=tuple(names) if names else None,
+    )
+
+
+# Documents of text in files of the user's, read one after another, so that their size does not matter.
+#
+# A line of a .txt file is a document; of the other kinds it is a row's text. Any of them may be gzipped, as C4's are.
+
+
+_SPLIT_WORDS = {
+    "train": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+}
+_SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_WORDS)})(?![a-z])")
+_CSV_BLOCK_BYTES = 64 * 2**20  # a row has to fit into one
+
+
+def files_by_split(path: Path) -> dict[str, list[Path]]:
+    """A file is all `train`; the files of a folder are told apart by a word in their names (c4-validation.json.gz)."""
+    if path.is_file():
+        _reader(path)
+        return {"train": [path]}
+    found: dict[str, list[Path]] = {}
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and _kind(file) in _STREAMS:
+            word = _SPLIT_WORD.search(file.relative_to(path).as_posix().lower())
+            found.setdefault(_SPLIT_WORDS[word[1]] if word else "train", []).append(file)
+    if not found:
+        raise ConfigError(f"{path.absolute()} holds no files of text", f"expected {', '.join(_STREAMS)}")
+    return found
+
+
+def read_files(files: Iterable[Path]) -> Iterator[str]:
+    import pyarrow as pa
+
+    for file in files:
+        try:
+            yield from (text for text in map(str.strip, _reader(file)(file)) if text)
+        # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise unreadable(file, error) from error
+
+
+def text_column(names: Iterable[str], source: str) -> str:
+    return pick(Columns(dict.fromkeys(names, ())), TEXT_COLUMNS, "text", source)
+
+
+def _kind(path: Path) -> str:
+    return Path(path.stem if path.suffix.lower() == ".gz" else path.name).suffix.lower()
+
+
+def _reader(path: Path) -> Callable[[Path], Iterator[str]]:
+    reader = _STREAMS.get(_kind(path))
+    if reader is None:
+        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_STREAMS)}")
+    return reader
+
+
+def _opened(path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb"))
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    with _opened(path) as file:
+        yield from io.TextIOWrapper(file, encoding=UTF8)
+
+
+def _stream_json(path: Path) -> Iterator[str]:
+    """Lines of objects, or one list of objects."""
+    column = ""
+    for number, row in enumerate(json_rows(path), 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number} is no object with a text")
+        column = column if column in row else text_column(row, str(path))
+        yield str(row[column] or "")
+
+
+def json_rows(path: Path) -> Iterator[Any]:
+    lines = ((number, line) for number, line in enumerate(_read_lines(path), 1) if line.strip())
+    first = True
+    for number, line in lines:
+        if first and line.lstrip().startswith("["):
+            yield from parsed_json("\n" * (number - 1) + line + "".join(rest for _, rest in lines))
+            return
+        yield json_line(line, number)
+        first = False
+
+
+def _stream_csv(path: Path) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.csv
+
+    parsing = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    reading = pyarrow.csv.ReadOptions(block_size=_CSV_BLOCK_BYTES)
+    with _opened(path) as file:
+        header = pyarrow.csv.open_csv(file, read_options=reading, parse_options=parsing).schema.names
+    column = text_column(header, str(path))
+    converting = pyarrow.csv.ConvertOptions(include_columns=[column], column_types={column: pa.string()})
+    with _opened(path) as file:
+        yield from _texts(pyarrow.csv.open_csv(file, reading, parsing, converting))
+
+
+def _stream_parquet(path: Path) -> Iterator[str]:
+    import pyarrow.parquet
+
+    with _opened(path) as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        yield from _texts(table.iter_batches(columns=[text_column(table.schema_arrow.names, str(path))]))
+
+
+def _texts(batches: Iterable[Any]) -> Iterator[str]:
+    for batch in batches:
+        yield from (text or "" for text in batch.column(0).to_pylist())
+
+
+_STREAMS: Mapping[str, Callable[[Path], Iterator[str]]] = {
+    ".txt": _read_lines,
+    ".jsonl": _stream_json,
+    ".json": _stream_json,
+    ".csv": _stream_csv,
+    ".parquet": _stream_parquet,
+}
+
+
+# Documents of text by what a user wrote: a file, a folder, a sample or a dataset on the hub; and slices of them.
+
+
+MOST_OF_A_HUB_SET = 100_000
+"""Documents taken from the hub where the user named no slice: C4 as a whole would be 305 GB."""
+
+
+class DocumentSource(Protocol):
+    def splits(self) -> tuple[str, ...]: ...
+
+    def read(self, split: str) -> Iterator[str]:
+        """All of a split, in order."""
+
+    def count(self, split: str) -> int: ...
+
+
+class LocalText:
+    def __init__(self, path: Path) -> None:
+        self._files = files_by_split(path)
+
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self._files)
+
+    def read(self, split: str) -> Iterator[str]:
+        return read_files(self._files[split])
+
+    def count(self, split: str) -> int:
+        return sum(1 for _ in self.read(split))
+
+
+@dataclass(frozen=True)
+class Documents:
+    name: str
+    source: DocumentSource
+    identity: str
+    """Changes when the documents do, as far as can be told without reading them."""
+    size_bytes: int | None
+    """None where it is not known before reading."""
+
+    def read(self, split: Split) -> Iterator[str]:
+        """The documents of a split or slice; `train[:100]` is the first 100."""
+        if split.name not in self.source.splits():
+            raise lookup.unknown(f"split of {self.name}", split.name, self.source.splits())
+        first, beyond = self._bounds(split)
+        return islice(self.source.read(split.name), first, beyond)
+
+    def is_cut_short(self, split: Split) -> bool:
+        return self.size_bytes is None and not split.stop
+
+    def _bounds(self, split: Split) -> tuple[int, int | None]:
+        if all(edge.isdecimal() or not edge for edge in (split.start, split.stop)):
+            first = int(split.start or 0)
+            if self.is_cut_short(split):
+                return first, first + MOST_OF_A_HUB_SET
+            return first, int(split.stop) if split.stop else None
+        rows = split.rows(self.source.count(split.name))
+        return int(rows[0]), int(rows[-1]) + 1
+
+
+def open_documents(name: str) -> Documents:
+    found = sources.parse(name)
+    if found.kind == "sample" and samples.find(found.name).kind != "labelled-text":
+        raise ConfigError(f"{name} is a model, not text", "use sample:reviews")
+    if found.path is None:
+        from joulelab.data.hub import HubText
+
+        return Documents(name, HubText(found.name), identity=name, size_bytes=None)
+    if any((found.path / mark).exists() for mark in ("dataset_dict.json", "dataset_info.json")):
+        from joulelab.data.hub import SavedText
+
+        return Documents(name, SavedText(found.path), _identity(found.path), _size_bytes(found.path))
+    return Documents(name, LocalText(found.path), _identity(found.path), _size_bytes(found.path))
+
+
+def _identity(path: Path) -> str:
+    stamps = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in _files(path)]
+    return json.dumps(stamps)
+
+
+def _size_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in _files(path))
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
+# A corpus as one plain file with one document per line: what every later step, and a person with `less`, can read.
+#
+# Whitespace inside a document, line breaks included, becomes one space, so a line is a document and never part of
+# one.
+
+
+DEFAULT_MIN_CHARS = 1
+DOCUMENTS_PER_TICK = 1_000
+
+
+@dataclass(frozen=True)
+class DumpCounts:
+    kept: int = 0
+    too_short: int = 0
+    too_long: int = 0
+    characters: int = 0
+    """Of those kept."""
+
+    @property
+    def read(self) -> int:
+        return self.kept + self.too_short + self.too_long
+
+    def told(self) -> str:
+        return f"{self.kept:,} documents kept, dropped {self.too_short:,} too short and {self.too_long:,} too long"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def dump(
+    texts: Iterable[str],
+    file: Path,
+    *,
+    min_chars: int = DEFAULT_MIN_CHARS,
+    max_chars: int | None = None,
+    tick: Callable[[DumpCounts], None] = lambda counts: None,
+) -> DumpCounts:
+    """Write the documents whose length, whitespace normalised, lies within the limits; the order stays."""
+    if min_chars < 0 or (max_chars is not None and max_chars < max(min_chars, 1)):
+        raise ConfigError(f"no document has {min_chars} to {max_chars} characters", "check min_chars and max_chars")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+    try:
+        counts = _write(texts, temporary, max(min_chars, 1), max_chars, tick)
+        if counts.kept == 0:
+            raise ConfigError(f"no document is left to write: {counts.told()}", "check the source, or widen the limits")
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return counts
+
+
+def read_dump(file: Path) -> Iterator[str]:
+    """Its documents; lines without any text are passed over."""
+    if not file.is_file():
+        raise NotFoundError(f"there is no file {file.absolute()}", "`joulelab prepare dump` makes one")
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            yield from (text for text in map(str.strip, lines) if text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file.absolute()} is not UTF-8 text: {error.reason}", "convert it with iconv") from error
+
+
+def _write(
+    texts: Iterable[str], file: Path, min_chars: int, max_chars: int | None, tick: Callable[[DumpCounts], None]
+) -> DumpCounts:
+    kept = too_short = too_long = characters = 0
+    with file.open("w", encoding="utf-8", newline="\n") as out:
+        for number, text in enumerate(texts, start=1):
+            line = one_line(text)
+            if len(line) < min_chars:
+                too_short += 1
+            elif max_chars is not None and len(line) > max_chars:
+                too_long += 1
+            else:
+                kept += 1
+                characters += len(line)
+                out.write(line + "\n")
+            if number % DOCUMENTS_PER_TICK == 0:
+                tick(DumpCounts(kept, too_short, too_long, characters))
+        out.flush()
+        os.fsync(out.fileno())
+    return DumpCounts(kept, too_short, too_long, characters)
