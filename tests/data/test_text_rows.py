@@ -114,7 +114,7 @@ def test_packed_documents_follow_each_other_with_an_end_between(tmp_path):
 
 def test_a_large_text_is_kept_and_found_again(tmp_path, monkeypatch):
     monkeypatch.setenv("JOULELAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(tokenize, "SMALL_BYTES", 10)
+    monkeypatch.setattr(tokenize, "IN_MEMORY_BYTES", 10)
     documents, split = open_documents(str(write_txt(tmp_path / "a.txt"))), parse_split("train")
     first = pack(documents, split, BYTES)
     assert isinstance(first.base, np.memmap)

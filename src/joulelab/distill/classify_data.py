@@ -33,8 +33,8 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
 
 
 def _write(
-    folder: Path, texts: labeled_text.LabelledText, tokenizer: Any, max_tokens: int
-) -> labeled_text.TokenisedSet:
+    folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int
+) -> labeled_text.TokenizedSet:
     return labeled_text.write(
         folder,
         texts,
