@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from ragged_language import language_trainer
 
 from joulelab.errors import EndedBySignal
+from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
-from joulelab.meter.session import LiveJoules
 from joulelab.meter.trace import LineFile, header
 from joulelab.train.budget import Budget, EarlyStopping
 from joulelab.train.checkpoint import CheckpointFolder
@@ -115,8 +115,8 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
     """It was passed by up to 16 % and more, the first steps were made at rate 0, and the warm-up was one jump."""
     power_w = (lambda at_s: 250.0) if wave == "steady" else (lambda at_s: 400.0 if at_s % 3 < 1.5 else 100.0)
     machine = Machine(tmp_path / "trace.jsonl", power_w)
-    monkeypatch.setattr("joulelab.meter.session.time", machine)
-    live = LiveJoules(tmp_path / "trace.jsonl")
+    monkeypatch.setattr("joulelab.meter.monitor.tally.time", machine)
+    live = LiveEnergy(tmp_path / "trace.jsonl")
     rates, spent = [], []
     around = Surroundings(
         energy_j=live.read_now,

@@ -83,7 +83,7 @@ def _check(period: float | None, idle: str | None, idle_watts: float | None, lat
 def _print_log(
     log: PowerLog, file: Path, idle: str | None, idle_watts: float | None, latency_ms: float | None, as_json: bool
 ) -> None:
-    from joulelab.meter.importers.log_figures import (
+    from joulelab.meter.importers.log_energy import (
         IdleGiven,
         figures,
         parse_idle,

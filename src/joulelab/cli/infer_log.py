@@ -12,7 +12,7 @@ _OPTION = "--idle-from"
 _WAYS = f"{_OPTION} FROM..TO (seconds of the log), another log, or watts as 61W"
 
 if TYPE_CHECKING:
-    from joulelab.meter.importers.log_figures import DeviceFigures, IdleGiven
+    from joulelab.meter.importers.log_energy import DeviceFigures, IdleGiven
     from joulelab.meter.importers.power_log import PowerLog, TimeRule
 
 
@@ -25,7 +25,7 @@ def infer_from_log(
     as_json: bool,
 ) -> None:
     from joulelab.meter.importers.convert import read_power_log
-    from joulelab.meter.importers.log_figures import figures, require_inference, summary_data, with_energy
+    from joulelab.meter.importers.log_energy import figures, require_inference, summary_data, with_energy
     from joulelab.meter.importers.power_log import TimeRule
 
     if latency_ms is None:
@@ -62,7 +62,7 @@ def _require_use_of(rule: TimeRule, log: PowerLog) -> None:
 
 def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, str]:
     """What --idle-from says, and how it should be told; an empty text leaves the telling to the reader of the log."""
-    from joulelab.meter.importers.log_figures import IdleGiven, parse_idle
+    from joulelab.meter.importers.log_energy import IdleGiven, parse_idle
 
     said = IdleGiven(option=_OPTION, ways=_WAYS)
     if text is None:
@@ -75,7 +75,7 @@ def _idle(text: str | None, log: PowerLog, rule: TimeRule) -> tuple[IdleGiven, s
     if not Path(text).exists():
         raise UsageError(f"{_OPTION} '{text}' is no stretch, no power and no file", f"write {_WAYS}")
     from joulelab.meter.importers.convert import read_power_log
-    from joulelab.meter.importers.log_figures import device_energy
+    from joulelab.meter.importers.log_energy import device_energy
 
     idle = read_power_log(Path(text), rule, "an idle baseline")
     means = [mean for device in idle.devices if (mean := device_energy(device).mean_w) is not None]

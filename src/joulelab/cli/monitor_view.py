@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from joulelab.meter.figure_text import amount_text, method_text
-from joulelab.meter.monitor.tally import Joules, Tally, sparkline
+from joulelab.meter.monitor.tally import DeviceTally, Tally, sparkline
 from joulelab.report.grid import Grid, make_grid, to_rich
 from joulelab.units import duration_text, power_text
 
@@ -21,7 +21,7 @@ def live_grid(tally: Tally, elapsed_s: float) -> Grid:
     return make_grid(f"joulelab monitor, {duration_text(elapsed_s)}", TITLES, rows, _host_text(tally))
 
 
-def _row(joules: Joules) -> tuple[str, ...]:
+def _row(joules: DeviceTally) -> tuple[str, ...]:
     latest = joules.latest
     gpu = joules.device.component == "gpu"
     index = joules.device.facts.get("gpu_index", "")

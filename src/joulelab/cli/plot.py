@@ -39,7 +39,7 @@ def plot(
     wanted = _formats(formats)
     if period is not None and not 0 < period < float("inf"):
         raise UsageError(f"--period {period:g} is not a number above 0")
-    from joulelab.meter.importers.log_figures import IdleGiven, figures, summary_data
+    from joulelab.meter.importers.log_energy import IdleGiven, figures, summary_data
 
     log, title, folder = _load(source, runs_dir, time_zone, period)
     if x == "wall" and not log.has_wall:

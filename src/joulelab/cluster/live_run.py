@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.clock import NS
-from joulelab.meter.session import LiveTraces
+from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.trace import read_lines
 from joulelab.runs.json_file import read_json
 from joulelab.runs.lock import is_held

@@ -1,10 +1,4 @@
-"""The meter as the measured program uses it: start the recorder, write marks, read the energy so far, stop.
-
-Energy so far comes from the tail of the trace, each new line read once: a budget asks every second for hours, and
-reading the whole trace each time would cost more and more. It is the sum of the devices' counters (or of polled power
-where a card has none) and lags by about a second, which `read_now` fills at the last power. The record of a run is
-computed afterwards, from the whole trace.
-"""
+"""The meter as the measured program uses it: start the recorder, write marks, read the energy so far, stop."""
 
 from __future__ import annotations
 
@@ -14,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,127 +22,17 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase, RingWriter
-from joulelab.meter.monitor.tally import Joules
+from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.recorder import READY, STOP, Job, note_ended
-from joulelab.meter.sensors import Device, amd, apple
+from joulelab.meter.sensors import amd, apple
 from joulelab.meter.sensors.processes import RECORDER_MODULE, cpu_seconds
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import LineFile, header, read_lines
 
-
-class LiveJoules:
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-        self._offset = 0
-        self._devices: dict[str, Joules] = {}
-
-    def read(self, estimates: bool = False) -> float | None:
-        """Joules of all counted devices since the trace began; None where no sensor told any."""
-        self._take_new_lines()
-        chosen = self._chosen(estimates)
-        return sum(joules.energy_j for joules in chosen) if chosen else None
-
-    def read_now(self, estimates: bool = False) -> float | None:
-        """The same up to this moment: what the sensors have not reported yet is counted at their last power."""
-        self._take_new_lines()
-        now_ns = time.monotonic_ns()
-        chosen = self._chosen(estimates)
-        return sum(joules.energy_at(now_ns) for joules in chosen) if chosen else None
-
-    def power_w(self, estimates: bool = False) -> float | None:
-        """The latest power of the same devices, as far as the lines were read."""
-        found = [joules.power_w for joules in self._chosen(estimates) if joules.power_w is not None]
-        return sum(found) if found else None
-
-    def _chosen(self, estimates: bool) -> list[Joules]:
-        return [
-            joules
-            for joules in self._devices.values()
-            if joules.device.counted and joules.told and (estimates or joules.device.component != "cpu_estimate")
-        ]
-
-    def _take_new_lines(self) -> None:
-        if not self._trace.exists():
-            return
-        with self._trace.open("rb") as file:
-            file.seek(self._offset)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    return  # still being written: read again next time
-                self._offset += len(raw)
-                self._take(raw)
-
-    def _take(self, raw: bytes) -> None:
-        try:
-            line = json.loads(raw)
-        except ValueError:  # cut off by a full disk
-            return
-        kind = line.get("kind")
-        if kind in ("header", "devices"):
-            self._take_devices(line)
-        elif kind == "gpu":
-            self._take_gpu(line)
-        elif kind == "rapl":
-            for domain, energy_j in line["rapl"].items():
-                self._count(f"rapl:{domain}", line["mono_ns"], energy_j)
-        elif kind == "counters":
-            for device, energy_j in line["counters_j"].items():
-                self._count(device, line["mono_ns"], energy_j)
-        elif kind == "estimate" and line["device"] in self._devices:
-            watts = self._devices[line["device"]].device.facts["w_per_thread"]
-            self._count(line["device"], line["mono_ns"], line["busy_thread_s"] * watts)
-
-    def _take_devices(self, line: dict[str, Any]) -> None:
-        for device in line["devices"]:
-            self._devices.setdefault(device["device"], Joules(Device(**device)))
-
-    def _take_gpu(self, line: dict[str, Any]) -> None:
-        joules = self._devices.get(line["device"])
-        if joules is None:
-            return
-        if line.get("energy_counter_j") is not None:
-            joules.take_counter(line.get("counter_mono_ns") or line["mono_ns"], line["energy_counter_j"])
-        if line.get("power_watts") is not None:
-            joules.take_power(line["mono_ns"], line["power_watts"])
-
-    def _count(self, device: str, mono_ns: int, energy_j: float) -> None:
-        if device in self._devices:
-            self._devices[device].take_counter(mono_ns, energy_j)
-
-
-@dataclass(frozen=True)
-class LiveReading:
-    energy_j: float | None
-    power_w: float | None
-    estimated: bool = False
-    """No sensor told anything, and the CPU estimate stands in for it."""
-
-
-class LiveTraces:
-    """Keeps its place in every trace, so that looking again costs what was written meanwhile."""
-
-    def __init__(self) -> None:
-        self._traces: dict[Path, LiveJoules] = {}
-
-    def read(self, traces: Iterable[Path]) -> LiveReading:
-        for path in traces:
-            self._traces.setdefault(path, LiveJoules(path))
-        for estimates in (False, True):
-            found = [live.read(estimates) for live in self._traces.values()]
-            told = [energy_j for energy_j in found if energy_j is not None]
-            if told:
-                watts = [live.power_w(estimates) for live in self._traces.values()]
-                known = [power_w for power_w in watts if power_w is not None]
-                return LiveReading(sum(told), sum(known) if known else None, estimates)
-        return LiveReading(None, None)
-
-
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 RESTARTS = 20
-
-
-# opened only where their library is installed: their absence says nothing about a machine with other cards
+# Opened only if their library is installed: on a machine with other cards their absence is not worth a message.
 _OTHER_MAKERS = (("amd", amd.present), ("apple", apple.present))
 
 
@@ -296,9 +180,9 @@ class Meter:
     def trace_path(self) -> Path:
         return self._trace_path
 
-    def live(self) -> LiveJoules:
-        """For who must know joules every second while the run runs."""
-        return LiveJoules(self._trace_path)
+    def live(self) -> LiveEnergy:
+        """Energy so far, cheap enough to read every second."""
+        return LiveEnergy(self._trace_path)
 
     def so_far(self, components: Sequence[str] = COMPONENTS) -> dict[str, EnergyFigure]:
         """Joules since `start()`, by component, as far as the trace is written."""

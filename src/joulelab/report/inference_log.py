@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.importers.log_figures import DeviceFigures, Level
+from joulelab.meter.importers.log_energy import DeviceFigures, Level
 from joulelab.report.grid import Grid, make_grid
 from joulelab.report.log_tables import millijoules
 from joulelab.report.wording import NOTHING

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import altair as alt
 
-from joulelab.meter.importers.log_figures import HOLE_FACTOR
+from joulelab.meter.importers.log_energy import HOLE_FACTOR
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog
 from joulelab.report.palette import label_scales
 from joulelab.report.thinning import thin

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from joulelab.meter.figure_text import relative_text
 from joulelab.meter.figures import COVERED
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
-from joulelab.meter.importers.log_figures import DeviceEnergy, DeviceFigures, Inference, Level
+from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level
 from joulelab.meter.importers.power_log import PowerLog
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.grid import Grid, make_grid

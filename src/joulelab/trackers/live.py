@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab import lookup
-from joulelab.meter.session import LiveJoules
+from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec
@@ -33,7 +33,7 @@ class LiveTrackers:
     """All trackers of one attempt."""
 
     def __init__(self, names: Sequence[str], run: TrackedRun, trace: Path) -> None:
-        self._joules = LiveJoules(trace)
+        self._joules = LiveEnergy(trace)
         self._joules_due_s = 0.0
         self._told: list[str] = []
         with contextlib.redirect_stdout(sys.stderr):  # some greet; results alone go to stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from joulelab.errors import ConfigError
-from joulelab.meter.session import LiveJoules
+from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 
@@ -23,7 +23,7 @@ def require_joules(run: RunContext, *trainings: TrainingConfig | None, energy_j:
             joules_so_far(run, run.meter.live(), config)
 
 
-def joules_so_far(run: RunContext, live: LiveJoules, config: TrainingConfig) -> float:
+def joules_so_far(run: RunContext, live: LiveEnergy, config: TrainingConfig) -> float:
     """What the sensors that count towards a budget have told; where there are none, the run ends here."""
     patience_s = max(_PATIENCE_S, 2 * run.spec.energy.sample_interval_s)
     begun_s = time.monotonic()

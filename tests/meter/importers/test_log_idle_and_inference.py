@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_logs import dmon
 
-from joulelab.meter.importers.log_figures import find_levels
+from joulelab.meter.importers.log_energy import find_levels
 
 WORK = [61] * 30 + [74] + [87] * 60 + [70] + [61] * 30
 

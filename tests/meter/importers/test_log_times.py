@@ -7,7 +7,7 @@ import pytest
 from made_logs import every, old_monitor
 
 from joulelab.meter.importers.convert import read_power_log
-from joulelab.meter.importers.log_figures import IdleGiven, device_energy, figures
+from joulelab.meter.importers.log_energy import IdleGiven, device_energy, figures
 from joulelab.meter.importers.power_log import TimeRule, put_in_order
 from joulelab.report.log_tables import log_grid
 

@@ -176,7 +176,7 @@ def test_a_counter_that_wraps_twice_between_two_ticks_loses_nothing(tmp_path):
         running.until(count("rapl", 3))
         running.end()
     from joulelab.meter.importers.convert import read_power_log
-    from joulelab.meter.importers.log_figures import device_energy
+    from joulelab.meter.importers.log_energy import device_energy
     from joulelab.meter.importers.power_log import TimeRule
 
     log = read_power_log(running.log, TimeRule(), "this test")

@@ -16,7 +16,7 @@ from joulelab import clock
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.importers import dmon, emissions_csv, joulelab_jsonl, smi_csv
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
-from joulelab.meter.importers.log_figures import DeviceEnergy, device_energy
+from joulelab.meter.importers.log_energy import DeviceEnergy, device_energy
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog, TimeRule, UnknownFormat, UnusableLog
 from joulelab.meter.parquet import SUFFIX
 from joulelab.meter.trace import LineFile, header

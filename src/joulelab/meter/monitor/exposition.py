@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from joulelab.errors import UsageError
-from joulelab.meter.monitor.tally import Joules, Tally
+from joulelab.meter.monitor.tally import DeviceTally, Tally
 from joulelab.units import BYTES_PER_MB
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -86,7 +86,7 @@ def _family(name: str, kind: str, about: str, rows: list[tuple[dict[str, str], f
         yield f"{name}{{{inside}}} {value!r}" if inside else f"{name} {value!r}"
 
 
-def _gpu_labels(gpu: Joules) -> dict[str, str]:
+def _gpu_labels(gpu: DeviceTally) -> dict[str, str]:
     index = gpu.device.facts.get("gpu_index", gpu.latest.get("gpu_index", ""))
     return {"gpu": str(index), "uuid": gpu.device.device.removeprefix("gpu:"), "name": gpu.device.name}
 

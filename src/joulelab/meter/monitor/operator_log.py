@@ -235,7 +235,7 @@ class Monitor:
                 stamp = clock.now().fields()
                 record = {"kind": "rapl", **stamp, "device": "host", "rapl": counters, "session": self._session}
                 self._log.append(*self._wraps.to_write(record, due=False))
-                self.tally.take_rapl(record)
+                self.tally.take_line(record)
 
     def _take_tick(self, readings: list[Reading], late_s: float) -> None:
         lines = [line for reading in readings for line in self._log_problems(reading)]

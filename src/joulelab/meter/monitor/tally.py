@@ -1,14 +1,22 @@
-"""Energy and the latest readings since the monitor started, as the live view and the Prometheus page show them.
+"""Energy so far and the latest readings, per device: for the live view, the Prometheus page, budgets and trackers.
 
 Energy of a GPU is the difference of its counter where it has one, else the trapezoid over polled power; the two are
 never mixed. RAPL domains are unwrapped one by one, each with its own range.
+
+A budget asks every second for hours, so a trace is read from its tail. Counters are read about once a second;
+`LiveEnergy.read_now` fills the time since at the last power. The record of a run is computed afterwards, from the whole
+trace.
 """
 
 from __future__ import annotations
 
+import json
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from joulelab.clock import NS
@@ -20,7 +28,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
-class Joules:
+class DeviceTally:
     """Energy of one device since its first reading."""
 
     device: Device
@@ -34,14 +42,13 @@ class Joules:
     _polled: tuple[int, float] | None = None
 
     @property
-    def told(self) -> bool:
-        """Whether its sensor has said anything at all."""
+    def has_reading(self) -> bool:
         return self._counter is not None or self._polled is not None
 
     @property
     def figure(self) -> EnergyFigure:
         """Energy so far; the interval of measured energy comes from the whole trace, which is not read here."""
-        if not self.told:
+        if not self.has_reading:
             return missing("no reading yet")
         estimated = self.device.component == "cpu_estimate"
         return EnergyFigure(
@@ -86,8 +93,10 @@ class Joules:
 
 
 class Tally:
+    """Energy and latest readings of all devices, from the monitor's records or from the lines of a trace."""
+
     def __init__(self, devices: Sequence[Device]) -> None:
-        self.devices = {device.device: Joules(device) for device in devices}
+        self.devices = {device.device: DeviceTally(device) for device in devices}
         self.host: Line = {}
         self.process: dict[str, Any] | None = None
         self.ticks = 0
@@ -100,24 +109,32 @@ class Tally:
         self.wall_s = wall_s
         for record in records:
             if record["kind"] == "gpu" and record["device"] in self.devices:
-                self._take_gpu(self.devices[record["device"]], record)
-            if "rapl" in record:
-                self.take_rapl(record)
+                self.devices[record["device"]].latest = record
+            for domain in record.get("rapl", {}):
+                # a domain that is not in the header is shown, and its energy is not added to others
+                uncounted = Device(device=f"rapl:{domain}", component="cpu", name=f"rapl:{domain}", counted=False)
+                self.devices.setdefault(uncounted.device, DeviceTally(uncounted))
+            self.take_line(record)
             if record["kind"] in ("gpu", "host", "rapl"):
                 self.host = record
                 self.process = record.get("process", self.process)
 
-    def take_rapl(self, record: Line) -> None:
-        """RAPL counters read between two ticks, because one of them wrapped."""
-        for domain, counter_j in record["rapl"].items():
-            self._joules_of(f"rapl:{domain}").take_counter(record["mono_ns"], counter_j)
-
-    def _take_gpu(self, joules: Joules, record: Line) -> None:
-        joules.latest = record
-        if record.get("energy_counter_j") is not None:
-            joules.take_counter(record.get("counter_mono_ns") or record["mono_ns"], record["energy_counter_j"])
-        if record.get("power_watts") is not None:
-            joules.take_power(record["mono_ns"], record["power_watts"])
+    def take_line(self, line: Line) -> None:
+        """Add the energy of one record, or of one line of a trace, for the devices that are known."""
+        kind, mono_ns = line.get("kind"), line.get("mono_ns", 0)
+        if kind == "gpu" and (gpu := self.devices.get(line["device"])) is not None:
+            if line.get("energy_counter_j") is not None:
+                gpu.take_counter(line.get("counter_mono_ns") or mono_ns, line["energy_counter_j"])
+            if line.get("power_watts") is not None:
+                gpu.take_power(mono_ns, line["power_watts"])
+        counters_j = {f"rapl:{domain}": energy_j for domain, energy_j in line.get("rapl", {}).items()}
+        counters_j |= line.get("counters_j", {})
+        if kind == "estimate" and line["device"] in self.devices:
+            watts = self.devices[line["device"]].device.facts["w_per_thread"]
+            counters_j[line["device"]] = line["busy_thread_s"] * watts
+        for name, energy_j in counters_j.items():
+            if name in self.devices:
+                self.devices[name].take_counter(mono_ns, energy_j)
 
     def fail(self, sensor: str, devices: Sequence[str]) -> None:
         """A reading of these devices failed: their last one must not pass for a new one."""
@@ -126,10 +143,85 @@ class Tally:
             if name in self.devices:
                 self.devices[name].fail()
 
-    def _joules_of(self, device: str) -> Joules:
-        if device not in self.devices:
-            self.devices[device] = Joules(Device(device=device, component="cpu", name=device, counted=False))
-        return self.devices[device]
+
+class LiveEnergy:
+    """Energy while it is being used, from the tail of a trace: each new line is read once."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+        self._offset = 0
+        self._tally = Tally(())
+
+    def read(self, estimates: bool = False) -> float | None:
+        """Joules of all counted devices since the trace began; None if no sensor has a reading."""
+        self._take_new_lines()
+        chosen = self._chosen(estimates)
+        return sum(device.energy_j for device in chosen) if chosen else None
+
+    def read_now(self, estimates: bool = False) -> float | None:
+        """The same up to this moment: what the sensors have not reported yet is counted at their last power."""
+        self._take_new_lines()
+        now_ns = time.monotonic_ns()
+        chosen = self._chosen(estimates)
+        return sum(device.energy_at(now_ns) for device in chosen) if chosen else None
+
+    def power_w(self, estimates: bool = False) -> float | None:
+        """The latest power of the same devices, as far as the lines were read."""
+        found = [device.power_w for device in self._chosen(estimates) if device.power_w is not None]
+        return sum(found) if found else None
+
+    def _chosen(self, estimates: bool) -> list[DeviceTally]:
+        return [
+            tally
+            for tally in self._tally.devices.values()
+            if tally.device.counted and tally.has_reading and (estimates or tally.device.component != "cpu_estimate")
+        ]
+
+    def _take_new_lines(self) -> None:
+        if not self._trace.exists():
+            return
+        with self._trace.open("rb") as file:
+            file.seek(self._offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return  # still being written: read again next time
+                self._offset += len(raw)
+                with suppress(ValueError):  # a line that a full disk cut short
+                    self._take(json.loads(raw))
+
+    def _take(self, line: Line) -> None:
+        if line.get("kind") in ("header", "devices"):
+            for device in line["devices"]:
+                self._tally.devices.setdefault(device["device"], DeviceTally(Device(**device)))
+        else:
+            self._tally.take_line(line)
+
+
+@dataclass(frozen=True)
+class LiveReading:
+    energy_j: float | None
+    power_w: float | None
+    estimated: bool = False
+    """No sensor has a reading, so this is the CPU estimate."""
+
+
+class LiveTraces:
+    """Energy and power of an active run over all its hosts; each call reads only what was written since the last."""
+
+    def __init__(self) -> None:
+        self._traces: dict[Path, LiveEnergy] = {}
+
+    def read(self, traces: Iterable[Path]) -> LiveReading:
+        for path in traces:
+            self._traces.setdefault(path, LiveEnergy(path))
+        for estimates in (False, True):
+            energies_j = [live.read(estimates) for live in self._traces.values()]
+            known_j = [energy_j for energy_j in energies_j if energy_j is not None]
+            if known_j:
+                powers_w = [live.power_w(estimates) for live in self._traces.values()]
+                known_w = [power_w for power_w in powers_w if power_w is not None]
+                return LiveReading(sum(known_j), sum(known_w) if known_w else None, estimates)
+        return LiveReading(None, None)
 
 
 def sparkline(values: Sequence[float]) -> str:
