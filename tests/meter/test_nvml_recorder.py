@@ -183,7 +183,7 @@ def test_ranks_that_were_given_a_gpu_each_have_them_all_in_the_one_trace_also_af
 def test_a_card_of_another_rank_that_a_cgroup_hides_is_said_to_be_missing(nvml_here):
     sensor = NvmlSensor(EnergyConfig(), os.getpid())
     sensor.open()
-    devices, lines = sensor.adopt(["GPU-hidden"])
+    devices, lines = sensor.add_gpus(["GPU-hidden"])
     assert devices == []
     assert "GPU-hidden cannot be opened" in lines[0]["text"]
     sensor.close()

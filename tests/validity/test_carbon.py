@@ -78,7 +78,7 @@ def test_every_row_of_the_table_has_source_year_and_a_possible_value():
         ("ZZ", "no grid 'ZZ'; give an ISO code"),
         ("Mars", "no grid 'Mars'; give an ISO code"),
         ("FX", "no grid 'FX'; give an ISO code"),
-        ("60-40", "runs backwards"),
+        ("60-40", "invalid range 60-40"),
         ("9999", "grams per kilowatt-hour"),
         (False, "write NOR for Norway"),
         ("", "no grid ''"),

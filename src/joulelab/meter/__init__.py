@@ -1,1 +1,1 @@
-"""Joules: sensors, the recorder process, marks of the measured program, and pure integration of one over the other."""
+"""Energy measurement: sensors, the recorder process, marks of the measured program, and energy computed from both."""

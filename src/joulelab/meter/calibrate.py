@@ -34,17 +34,17 @@ from joulelab.meter.sensors.processes import cpu_seconds, is_recorder
 from joulelab.meter.session import Meter
 
 Reading = tuple[float, float]
-"""When, in seconds, and what."""
+"""Seconds and value."""
 
 _FEWEST_CHANGES = 5
-# Of a falling edge's height: below the noise at the ends, and with refresh steps on both sides.
+# Shares of a falling edge's height: away from the noise at its ends, with refresh steps on both sides.
 _HIGH, _LOW = 0.9, 0.1
 # Clocks within one step of this size are one state.
 _CLOCK_STEP_MHZ = 100
 
 
 def refresh_period_s(readings: Sequence[Reading]) -> float | None:
-    """Median time between two changes of what is read; None where it changed too seldom to tell.
+    """Median time between two changes of the value; None if it changed too rarely.
 
     It must be polled several times faster than it refreshes, under a load that keeps it changing.
     """
@@ -62,17 +62,17 @@ def call_cost(durations_s: Sequence[float]) -> CallCost | None:
 
 
 def averaging_window_s(readings: Sequence[Reading], load_end_s: float) -> float | None:
-    """Over how long the sensor averages, from how it falls after a load has ended.
+    """The length of the sensor's averaging window, from its fall after a load has ended.
 
-    A mean over a window falls in a straight line as long as the window, so its way from 90 % to 10 % of the step is
-    0.8 windows. None where there was no step to see.
+    A moving average over a window falls linearly for the length of the window after a step, so the time from 90 % to
+    10 % of the step is 0.8 windows. None if there was no step.
     """
     before = [value for stamp, value in readings if load_end_s - 0.5 <= stamp <= load_end_s]
     after = [(stamp, value) for stamp, value in readings if stamp > load_end_s]
     if len(before) < 3 or len(after) < 10:
         return None
     height = median(before)
-    # the level just after the fall: a card at rest goes on losing watts for many seconds as its clocks drop
+    # the level just after the fall: power of an idle card keeps falling for many seconds as its clocks drop
     settled = [value for stamp, value in after if 2.0 <= stamp - load_end_s <= 3.0]
     floor = median(settled) if settled else after[-1][1]
     step = height - floor
@@ -109,7 +109,7 @@ def _at(readings: Sequence[Reading], stamp: float) -> float:
 
 
 def idle_states(rows: Sequence[tuple[float, float, float | None]]) -> tuple[IdleState, ...]:
-    """(seconds, watts, SM clock) of a card at rest, gathered by clock; what lasted less than a second is left out."""
+    """Idle power by clock, from (seconds, watts, SM clock) of an idle card; states below a second are left out."""
     by_clock: dict[float | None, list[tuple[float, float]]] = {}
     for (stamp, watts, clock_mhz), (following, _, _) in pairwise(rows):
         state = None if clock_mhz is None else round(clock_mhz / _CLOCK_STEP_MHZ) * float(_CLOCK_STEP_MHZ)
@@ -132,7 +132,7 @@ _GRACE_S = 60.0
 
 @dataclass
 class Load:
-    """What the load says of itself; `end_ns` is known once the block is left."""
+    """What the load reports about itself; `end_ns` is known after the block."""
 
     what: str
     begin_ns: int
@@ -142,7 +142,7 @@ class Load:
 
 @contextlib.contextmanager
 def burning(seconds: float, gpu_uuid: str | None = None) -> Iterator[Load]:
-    """The load runs for about `seconds` from the block's begin, on the given card; the block's end waits for it."""
+    """Run the load for about `seconds` from the start of the block, on the given card; leaving the block waits."""
     environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": gpu_uuid} if gpu_uuid else {})}
     process = subprocess.Popen(
         [sys.executable, "-m", LOAD_MODULE, str(seconds)],
@@ -155,8 +155,9 @@ def burning(seconds: float, gpu_uuid: str | None = None) -> Iterator[Load]:
         first = _line(process)
         if "load" not in first:
             _, errors = process.communicate(timeout=_GRACE_S)
+            reason = errors.strip().splitlines()[-1] if errors.strip() else "it printed nothing"
             raise JoulelabError(
-                f"the load did not start: {errors.strip().splitlines()[-1] if errors.strip() else 'it said nothing'}",
+                f"the load did not start: {reason}",
                 f"try it alone: {sys.executable} -m {LOAD_MODULE} 1",
             )
         load = Load(str(first["load"]), int(first["begin_ns"]))
@@ -202,7 +203,7 @@ _WARM_S = 1.0
 
 @dataclass
 class CardReadings:
-    """What one card said, by what was asked; times in seconds on the monotonic clock."""
+    """Readings of one card by name (`instant`, `average`, `counter`); times in seconds on the monotonic clock."""
 
     series: dict[str, list[Reading]] = field(default_factory=dict)
     durations_s: dict[str, list[float]] = field(default_factory=dict)
@@ -253,7 +254,7 @@ def record_card(nvml: Any, uuid: str, burn_s: float = BURN_S, rest_s: float = RE
     with burning(burn_s, uuid) as load:
         readings.load, readings.begin_s = load.what, load.begin_ns / NS
         _poll(nvml, handle, readings, readings.begin_s + burn_s)
-        # the load ends by itself meanwhile: its fall must be polled without a hole
+        # the load ends by itself meanwhile, and its fall must be polled without a gap
         _poll(nvml, handle, readings, readings.begin_s + burn_s + FALL_S, counter=False)
     readings.end_s = (load.end_ns or time.monotonic_ns()) / NS
     _rest(nvml, handle, readings, rest_s)
@@ -285,7 +286,7 @@ def _rest(nvml: Any, handle: Any, readings: CardReadings, seconds: float) -> Non
 
 
 def _quietly(nvml: Any, call: Callable[[], Any]) -> Any:
-    """A card that lacks something says so with an error; that is an answer, too."""
+    """None if the card does not support the call."""
     try:
         return call()
     except nvml.NVMLError:

@@ -10,12 +10,12 @@ from joulelab.meter.grids import parse_grid
 
 
 def are_gpu_names(text: str) -> bool:
-    """Whether each name between commas is a position or the beginning of a UUID; no sensor is asked."""
+    """Whether each name between commas is a position or the start of a UUID; no sensor is opened."""
     return all(name.strip().isdigit() or name.strip().startswith(("GPU-", "MIG-")) for name in text.split(","))
 
 
 class EnergyConfig(BaseModel):
-    """What is measured, how often, and what may be called the total."""
+    """What is measured, how often, and what counts as the total."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -26,35 +26,35 @@ class EnergyConfig(BaseModel):
     gpus: str = "auto"
     """`auto` (the GPUs this job was given), `none`, or UUIDs and positions among those GPUs, separated by commas."""
     rapl_root: str = "/sys/class/powercap"
-    """Where the kernel's RAPL tree is; another tree can stand in for it."""
+    """Root of the kernel's RAPL tree, or of a copy of it."""
     node_shared: Literal["auto", "yes", "no"] = "auto"
-    """Whether other jobs run on this node, so that RAPL's joules stay out of the total; `auto`: as Slurm tells."""
+    """Whether other jobs run on this node, so that RAPL is left out of the total; `auto` asks Slurm's variables."""
     estimate_cpu: bool = False
-    """Also estimate CPU energy from CPU time; shown beside the measured total, never inside it."""
+    """Also estimate CPU energy from CPU time; reported separately, never added to the measured total."""
     estimate_machine: bool = False
-    """With `estimate_cpu`: also estimate the CPU energy of all processes of this machine, listed beside."""
+    """With `estimate_cpu`: also estimate the CPU energy of all processes of this machine, reported separately."""
     replay_trace: str = ""
-    """A recorded trace (JSONL) that stands in for the sensors, its times moved to now; its joules were spent before."""
+    """A recorded trace (JSONL) to replay in place of the sensors, with its times moved to now."""
     replay_speed: float = Field(1.0, gt=0, le=1000)
-    """How much faster than recorded a trace is replayed; joules stay, so power is multiplied by it."""
+    """Replay speed relative to the recording; energy stays the same, so power is multiplied by it."""
     idle_before_s: float = Field(0.0, ge=0, le=600)
     """Seconds of idle baseline recorded before the first stage; outside the totals."""
     idle_after_s: float = Field(0.0, ge=0, le=600)
     """Seconds of idle baseline recorded after the last stage; outside the totals."""
     total_energy_policy: Literal["measured", "gpu_only", "codecarbon"] = "measured"
-    """What `totals.energy_j` means: all that sensors measured, the GPUs alone, or CodeCarbon's own figure."""
+    """What `totals.energy_j` means: all measured energy, the GPUs only, or CodeCarbon's own figure."""
     codecarbon: bool = False
-    """Also run CodeCarbon beside the meter, offline; its figures stand in `codecarbon/` and are labelled as its own."""
+    """Also run CodeCarbon, offline; its files are in `codecarbon/` and its figures are labeled as its own."""
     require: Literal["nothing", "measured"] = "nothing"
-    """`measured`: do not start where no sensor can measure joules (exit code 3)."""
+    """`measured`: refuse to start if no sensor can measure energy (exit code 3)."""
     require_grade: Literal["none", "A", "B", "C"] = "none"
     """The lowest validity grade that is accepted; a run that does not reach it ends with exit code 4."""
     power_cap_w: float | None = Field(None, gt=0)
-    """Set this power limit on the job's GPUs while the run lasts, where the driver permits it; unset: hands off."""
+    """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits alone."""
     grid: str = "none"
-    """Whose electricity, for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
+    """Electricity grid for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
     pue: float | None = Field(None, ge=1, le=5)
-    """Power usage effectiveness of the building; CO2e with it is shown apart. Unset: not applied."""
+    """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
 
     @field_validator("gpus")
     @classmethod

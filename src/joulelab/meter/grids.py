@@ -1,8 +1,8 @@
-"""How many grams of CO2e a kilowatt-hour stands for, by grid: published yearly averages, as a range.
+"""Carbon intensity of electricity grids in g CO2e per kWh: published yearly averages, as a range.
 
 No single number is right: years differ, sources differ, and what is published is the average of what a country
 generates, not of what its sockets deliver. So every grid is the span of all rows of `grids.csv` (each with source and
-year), widened by `MARGIN_REL`. Or a user who knows better names a number or a range in g/kWh.
+year), widened by `MARGIN_REL`. Users can also give a number or a range in g/kWh.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ TABLE = Path(__file__).with_name("grids.csv")
 MARGIN_REL = 0.10
 NO_GRID = "none"
 _NUMBER = r"(\d+(?:\.\d+)?)"
-# Two-letter codes in use beside ISO's own.
+# Common two-letter codes that are not ISO's.
 _OTHER_CODES = {"UK": "GB", "EL": "GR"}
-# Codes are so short that every wrong one is near a right one, so only names are guessed at, and only near ones.
+# Codes are so short that every typo is close to another code, so only names get a suggestion.
 _LIKE_A_NAME = 0.75
 
 
 class GridFactor(Frozen):
     grid: str
-    """ISO code, EU, WORLD, or `given` for a number of the user's own."""
+    """ISO code, EU, WORLD, or `given` for a number from the user."""
     code3: str | None = None
     """ISO code of three letters, where the grid is a country."""
     name: str
@@ -39,7 +39,7 @@ class GridFactor(Frozen):
 
 
 def parse_grid(text: str) -> GridFactor | None:
-    """`FR`, `fra`, `world`, `56`, `40-60`; None for `none`. A ValueError says what would have been right."""
+    """`FR`, `fra`, `world`, `56`, `40-60`; None for `none`. The ValueError lists what is valid."""
     word = text.strip()
     if word.lower() == NO_GRID:
         return None
@@ -67,7 +67,7 @@ def _meant(word: str) -> str | None:
 
 def _given(low: float, high: float) -> GridFactor:
     if high < low:
-        raise ValueError(f"the range {low:g}-{high:g} runs backwards")
+        raise ValueError(f"invalid range {low:g}-{high:g}: the first number must not exceed the second")
     if high > 3000:
         raise ValueError(f"{high:g} g/kWh is more than any fuel emits; the unit is grams per kilowatt-hour")
     return GridFactor(

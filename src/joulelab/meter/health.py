@@ -15,9 +15,9 @@ from joulelab.meter.figures import Frozen
 from joulelab.meter.sensors.nvml import THROTTLE_REASONS
 from joulelab.meter.trace import read_lines
 
-# Others' tenth of the cores does no harm while there is room beside the program; without room it is time taken from it.
-CROWD_SHARE = 0.10
-ROOM_SHARE = 0.25
+# Other processes on a tenth of the cores do not matter while cores are idle; without idle cores they slow the program.
+CONTENTION_SHARE = 0.10
+IDLE_SHARE = 0.25
 
 
 class CoreUse(Frozen):
@@ -29,12 +29,12 @@ class CoreUse(Frozen):
     idle_cores: float
 
     @property
-    def crowded(self) -> bool:
-        return self.others_cores >= CROWD_SHARE * self.cores and self.idle_cores <= ROOM_SHARE * self.cores
+    def contended(self) -> bool:
+        return self.others_cores >= CONTENTION_SHARE * self.cores and self.idle_cores <= IDLE_SHARE * self.cores
 
     @property
-    def words(self) -> str:
-        return f"others used {self.others_cores:.2g} of {self.cores} CPU core{'s' if self.cores > 1 else ''}"
+    def text(self) -> str:
+        return f"other processes used {self.others_cores:.2g} of {self.cores} CPU core{'s' if self.cores > 1 else ''}"
 
 
 def mean_use(readings: Sequence[CoreUse]) -> CoreUse | None:
@@ -45,10 +45,10 @@ def mean_use(readings: Sequence[CoreUse]) -> CoreUse | None:
     return CoreUse(cores=readings[-1].cores, others_cores=others, idle_cores=idle)
 
 
-def most_crowded(uses: Sequence[CoreUse | None]) -> CoreUse | None:
-    """Of several hosts or attempts: one that was crowded spoils what all of them did together."""
+def most_contended(uses: Sequence[CoreUse | None]) -> CoreUse | None:
+    """The worst of several hosts or attempts: contention on one of them affects their common work."""
     known = [use for use in uses if use is not None]
-    return max(known, key=lambda use: (use.crowded, use.others_cores / use.cores), default=None)
+    return max(known, key=lambda use: (use.contended, use.others_cores / use.cores), default=None)
 
 
 Window = tuple[int, int]
@@ -69,20 +69,20 @@ class GpuState:
 class Health:
     gpus: tuple[GpuState, ...]
     warnings: tuple[tuple[int, str], ...]
-    """(when, text) of what sensors and recorder warned of."""
+    """(monotonic ns, text) of warnings by sensors and recorder."""
     ticks: dict[str, tuple[int, ...]]
-    """When each kind of line was read: the cadence that was really kept."""
+    """Monotonic ns of each kind of line: the actual cadence."""
     late_s: tuple[float, ...]
-    """Lateness of the readings that came more than an interval late."""
+    """Lateness of the readings that were more than an interval late."""
     cores: tuple[tuple[int, CoreUse], ...] = ()
-    """(when, who used the cores in the second or so before)."""
+    """(monotonic ns, use of the cores in about a second before)."""
 
     def during(self, windows: Sequence[Window]) -> list[GpuState]:
         inside = _Inside(windows)
         return [state for state in self.gpus if inside(state.mono_ns)]
 
     def core_use_during(self, windows: Sequence[Window]) -> CoreUse | None:
-        """None where nobody looked, as in older traces and in windows shorter than a reading."""
+        """None without readings, as in older traces and in windows shorter than a second."""
         inside = _Inside(windows)
         return mean_use([use for stamp, use in self.cores if inside(stamp)])
 
@@ -92,7 +92,7 @@ class Health:
 
 
 class _Inside:
-    """Whether a moment lies in one of some disjoint windows; a stage may have thousands of them."""
+    """Whether a time is in one of several disjoint windows; a stage may have thousands of them."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self._windows = sorted(windows)
@@ -118,7 +118,7 @@ def collect_health(lines: Iterable[dict[str, Any]]) -> Health:
         if kind == "gpu":
             gpus.append(_gpu_state(line, mono_ns))
         elif kind == "warning":
-            warnings.append((mono_ns, str(line.get("text") or line.get("reason") or "a sensor warned")))
+            warnings.append((mono_ns, str(line.get("text") or line.get("reason") or "unspecified sensor warning")))
         elif kind == "cores":
             cores.append((mono_ns, CoreUse(**{name: line[name] for name in CoreUse.model_fields})))
         if kind in ("gpu", "rapl", "host", "estimate"):
@@ -137,21 +137,21 @@ def _gpu_state(line: dict[str, Any], mono_ns: int) -> GpuState:
         sm_clock_mhz=line.get("sm_clock_MHz"),
         temperature_c=line.get("temperature_C"),
         utilization_percent=line.get("gpu_utilization_percent"),
-        throttling=throttle_words(line.get("throttle_reasons")),
+        throttling=throttle_reasons_text(line.get("throttle_reasons")),
     )
 
 
-def throttle_words(reasons: object) -> tuple[str, ...]:
-    """NVML's bits, or words that a sensor has made of them already, as the names used here."""
+def throttle_reasons_text(reasons: object) -> tuple[str, ...]:
+    """Throttle reasons as text, from NVML's bits or from a sensor that reports text."""
     if isinstance(reasons, int):
-        return tuple(words for bit, (_, words) in THROTTLE_REASONS.items() if words and reasons & bit)
+        return tuple(text for bit, (_, text) in THROTTLE_REASONS.items() if text and reasons & bit)
     if isinstance(reasons, list | tuple):
         return tuple(str(reason) for reason in reasons)
     return ()
 
 
 def throttle_shares(states: Sequence[GpuState]) -> dict[str, float]:
-    """Which share of the readings found the card held back, by reason."""
+    """Share of the readings in which the card was throttled, by reason."""
     counts: dict[str, int] = {}
     for state in states:
         for reason in state.throttling:

@@ -29,8 +29,8 @@ MAGIC = b"JLRING2\0"
 CAPACITY = 1 << 16
 _HEADER = struct.Struct("<8sQ")  # magic, capacity
 _HEADER_BYTES = 64
-# Begin ns, end ns, phase number, stage number, the record's own number from 1 on. In the machine's own order, so that
-# each field is stored at once, and the number last: a record is whole when its number is the one expected there.
+# Begin ns, end ns, phase number, stage number, the record's own number from 1 on. In native byte order, so that
+# each field is one store, and the number last: a record is complete when its number is the expected one.
 _RECORD = struct.Struct("qqIIQ")
 _RECORD_BYTES = _RECORD.size
 _pack_record = _RECORD.pack_into
@@ -54,14 +54,14 @@ class RingWriter:
         size = _HEADER_BYTES + capacity * _RECORD_BYTES
         with path.open("w+b") as file:
             try:
-                file.write(bytes(size))  # takes room on the disk: a page that found none later would end the program
+                file.write(bytes(size))  # allocates disk space: a page fault without space would kill the program later
                 file.flush()
             except OSError:
-                path.unlink()  # the record of the failure needs the room
+                path.unlink()  # the record of the failure needs the space
                 raise
             self._map = mmap.mmap(file.fileno(), size)
         for place in range(0, size, mmap.PAGESIZE):
-            self._map[place] = 0  # the page's first fault, now and not in a step
+            self._map[place] = 0  # the first page fault happens now and not in a step
         self._capacity = capacity
         self._written = 0
         self.stage = 0
@@ -94,16 +94,16 @@ class RingReader:
         oldest = max(self.read, newest - self._capacity)
         self.lost += oldest - self.read
         first, last = oldest % self._capacity, (oldest % self._capacity) + newest - oldest
-        # a fast loop leaves thousands of marks a second: they are unpacked in one piece, or two where the ring turns
+        # a fast loop writes thousands of marks a second: they are unpacked in one block, or in two where the ring wraps
         for start, stop in ((first, min(last, self._capacity)), (0, max(0, last - self._capacity))):
-            piece = ring[_HEADER_BYTES + start * _RECORD_BYTES : _HEADER_BYTES + stop * _RECORD_BYTES]
-            yield from map(PhaseMark._make, _RECORD.iter_unpack(piece))
+            block = ring[_HEADER_BYTES + start * _RECORD_BYTES : _HEADER_BYTES + stop * _RECORD_BYTES]
+            yield from map(PhaseMark._make, _RECORD.iter_unpack(block))
         self.read = newest
 
     def _newest(self, ring: mmap.mmap) -> int:
-        """The last record's number: from the reader's place on numbers rise by one, up to where the writer stands."""
+        """The last record's number: from the reader's position numbers increase by one up to the writer's."""
         first = self._number_at(ring, self.read)
-        if first <= self.read:  # of the lap before, or never written
+        if first <= self.read:  # of the previous round, or never written
             return self.read
         places = range(self._capacity)
         ahead = bisect_left(places, True, key=lambda k: self._number_at(ring, self.read + k) != first + k)
@@ -124,7 +124,7 @@ class RingReader:
 
 
 class Phase:
-    """`with phase:` around a piece of work. Reusable and nestable with others; not re-entrant with itself."""
+    """`with phase:` around part of a step. Reusable, nestable with other phases; not re-entrant."""
 
     __slots__ = ("_begin_ns", "_ring", "number")
 
@@ -140,7 +140,7 @@ class Phase:
         self._ring.write(self.number, self._begin_ns, monotonic_ns())
 
     def exclude(self, begin_ns: int, end_ns: int) -> None:
-        """Harmless where the phase is not open: its next entry sets the begin anew."""
+        """No effect if the phase is not open: entering it sets the begin again."""
         self._begin_ns += max(0, end_ns - max(begin_ns, self._begin_ns))
 
 
@@ -155,7 +155,7 @@ class PhaseAggregate:
     max_s: float = 0.0
     bins: dict[int, int] = field(default_factory=dict)
     bin_sums_s: dict[int, float] = field(default_factory=dict)
-    """Sum of the durations in a bin; in lines of the first release its middle stands for each of them."""
+    """Sum of the durations in a bin; lines of the first release lack it, and the middle of the bin is used instead."""
 
     def add(self, duration_s: float) -> None:
         self.count += 1
@@ -204,7 +204,7 @@ class PhaseBook:
             self.rows.setdefault((entry["stage"], entry["phase"]), PhaseAggregate()).merge(aggregate)
 
     def to_line(self, marks_read: int, marks_lost: int) -> dict[str, Any]:
-        """`marks_read` tells a reader where in the ring to go on if the recorder was killed after this line."""
+        """`marks_read` is the position in the ring to resume from if the recorder is killed after this line."""
         rows = [
             {
                 "stage": stage,

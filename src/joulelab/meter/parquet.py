@@ -93,10 +93,10 @@ def _bits(flags: np.ndarray[Any, Any]) -> Any:
     return pa.py_buffer(np.packbits(flags, bitorder="little"))
 
 
-def _offsets(pieces: Sequence[Any]) -> Any:
+def _offsets(chunks: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    return pa.py_buffer(np.fromiter(accumulate(map(len, pieces), initial=0), np.int32, len(pieces) + 1))
+    return pa.py_buffer(np.fromiter(accumulate(map(len, chunks), initial=0), np.int32, len(chunks) + 1))
 
 
 Line = dict[str, Any]
@@ -104,7 +104,7 @@ Line = dict[str, Any]
 SUFFIX = ".parquet"
 REST = "rest"
 MISFIT = "misfit"
-"""True where a typed field held something else, which then stands in `rest`."""
+"""True where a typed field has a value of another type, which is then in `rest`."""
 
 TEXTS = ("kind", "timestamp", "device", "gpu_uuid", "gpu_name")
 INTEGERS = ("mono_ns", "counter_mono_ns", "wall_us", "wall_us_mono_ns", "gpu_index", "throttle_reasons")
@@ -123,7 +123,7 @@ _LARGEST_EXACT = 2**53
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable()  # half a surrogate pair is JSON, and no UTF-8
+    return isinstance(value, str) and value.isprintable()  # half a surrogate pair is valid JSON and invalid UTF-8
 
 
 def _is_integer(value: object) -> bool:
@@ -165,7 +165,7 @@ def _schema() -> Any:
 
 
 def copy_to_parquet(jsonl: Path, read: Callable[[Path], Iterator[Line]]) -> Path:
-    """The trace as `<stem>.parquet` beside it: written, synced, read back, compared, and only then named.
+    """Copy a trace to `<stem>.parquet` next to it: write, sync, read back, compare, and only then rename.
 
     `read` gives the lines of the JSONL, which is left to the caller.
     """
@@ -190,7 +190,7 @@ def _require_same(jsonl: Path, written: Iterator[Line], copied: Iterator[Line]) 
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file ends as Parquet does; one that a full disk or a copy has cut off cannot be read at all."""
+    """Whether a file has Parquet's footer; one that a full disk or a copy truncated cannot be read at all."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_LAST_BYTES)))
@@ -215,7 +215,7 @@ def write_parquet(path: Path, lines: Iterable[Line]) -> None:
         schema,
         compression="zstd",
         use_dictionary=["kind", "device", "gpu_uuid", "gpu_name", REST],
-        # neighbouring stamps differ by little
+        # neighboring stamps differ by little
         column_encoding={"mono_ns": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BYTE_ARRAY"},
     ) as writer:
         while chunk := list(islice(remaining, _ROWS)):
@@ -270,7 +270,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
             if REST not in file.schema_arrow.names:
-                raise JoulelabError(f"{path} is a Parquet file, and not a trace of joulelab")
+                raise JoulelabError(f"{path} is a Parquet file but not a trace of joulelab")
             known = [name for name in columns if name in file.schema_arrow.names] if columns else None
             yield from file.iter_batches(batch_size=_ROWS, columns=known)
     except (pa.ArrowInvalid, OSError) as error:
@@ -279,7 +279,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
 
 Array = NDArray[Any]
 Pieces = dict[str, list[tuple[Array, Array]]]
-"""Device -> pieces of (times in monotonic nanoseconds, values), in the order of the trace."""
+"""Device -> chunks of (times in monotonic nanoseconds, values), in the order of the trace."""
 
 READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host", "cores")
 _RARE_COLUMNS = ["kind", "timestamp", "mono_ns", "device", REST]
@@ -296,13 +296,13 @@ class Readings:
     samples: Pieces = field(default_factory=dict)
     read_times: Pieces = field(default_factory=dict)
     stamps: list[int] = field(default_factory=list)
-    """First and last stamp of each piece of the trace."""
+    """First and last stamp of each chunk of the trace."""
     misfit: bool = False
-    """Some line holds a word where a number belongs; then the lines must be read one by one."""
+    """Some line has text in place of a number; then the lines must be read one by one."""
 
 
 def read_rare_lines(path: Path) -> list[dict[str, Any]]:
-    """Every line that is no reading: headers, added devices, gaps, warnings, the end."""
+    """Every line that is not a reading: headers, added devices, gaps, warnings, the end."""
     found = []
     for batch in read_batches(path, _RARE_COLUMNS):
         codes, kinds = _codes(batch.column("kind"))
@@ -357,15 +357,15 @@ def _take(found: Readings, columns: dict[str, Any]) -> None:
 
 
 def _codes(column: Any) -> tuple[Array, list[str]]:
-    """A column of words as numbers into a list of them; -1 where there is none."""
+    """A text column as indices into a list of its values; -1 for null."""
     encoded = column.dictionary_encode()
     codes, known = numbers_in(encoded.indices, np.int32)
     return np.where(known, codes, -1), encoded.dictionary.to_pylist()
 
 
-def _add(pieces: Pieces, device: str, times: Array, values: Array, chosen: Array) -> None:
+def _add(chunks: Pieces, device: str, times: Array, values: Array, chosen: Array) -> None:
     if chosen.any():
-        pieces.setdefault(device, []).append((times[chosen], values[chosen]))
+        chunks.setdefault(device, []).append((times[chosen], values[chosen]))
 
 
 def _take_samples(found: Readings, device: str, columns: dict[str, Any], rows: Array) -> None:

@@ -1,4 +1,4 @@
-"""A power cap on the job's GPUs, only where asked for and permitted, and taken back afterwards.
+"""A power cap on the job's GPUs, only on request and if permitted, and removed afterwards.
 
 A cap changes what is measured, so it is never a default: `energy.power_cap_w` asks for it, the driver may refuse (it
 usually wants root), and the cap that was in force is in every trace's header either way.
@@ -56,7 +56,7 @@ def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[N
 def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
     """Give the GPUs back the limits that were saved before a cap was set; what was done, a sentence per GPU.
 
-    The file is removed once nothing is left to do. A limit that someone has changed since is left alone, and so is one
+    The file is removed once nothing is left to do. A limit that was changed since is left alone, and so is one
     from before the machine was restarted: the driver has forgotten the cap then.
     """
     with _alone_with(saved) as alone:
@@ -66,15 +66,15 @@ def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
         if not found or found[-1]["boot_id"] != clock.boot_id():
             saved.unlink()
             return []
-        said, whole = _restore(found[-1]["cap_mw"], found[-1]["limits_mw"], nvml or _pynvml())
+        messages, whole = _restore(found[-1]["cap_mw"], found[-1]["limits_mw"], nvml or _pynvml())
         if whole:
             saved.unlink()
-    return said
+    return messages
 
 
 def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[str], bool]:
     """What was done, and whether nothing is left to do."""
-    said, whole = [], True
+    messages, whole = [], True
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -84,14 +84,16 @@ def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[st
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
             if nvml.nvmlDeviceGetPowerManagementLimit(handle) == cap_mw != limit_mw:
                 nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
-                said.append(f"The power limit of {uuid} was set back from {cap_mw / 1000:g} to {limit_mw / 1000:g} W")
+                messages.append(
+                    f"The power limit of {uuid} was set back from {cap_mw / 1000:g} to {limit_mw / 1000:g} W"
+                )
         except nvml.NVMLError as error:
             by_hand = f"sudo nvidia-smi -i {uuid} -pl {limit_mw // 1000}"
-            said.append(f"The power limit of {uuid} was not restored ({error}); by hand: {by_hand}")
+            messages.append(f"The power limit of {uuid} was not restored ({error}); by hand: {by_hand}")
             whole = False
     with suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
-    return said, whole
+    return messages, whole
 
 
 @contextmanager
@@ -144,5 +146,5 @@ def _set(nvml: Any, handle: Any, cap_mw: int) -> None:
     except nvml.NVMLError as error:
         raise ConfigError(
             f"energy.power_cap_w: the driver refuses to set the cap ({error})",
-            f"run `sudo nvidia-smi -pl {cap_mw // 1000}` yourself, or ask whoever runs the node",
+            f"run `sudo nvidia-smi -pl {cap_mw // 1000}`, or ask the administrator of the node",
         ) from None

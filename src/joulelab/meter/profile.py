@@ -1,7 +1,7 @@
-"""What `joulelab doctor --calibrate` found out about this machine's sensors, kept where later runs can cite it.
+"""Result of `joulelab doctor --calibrate`: properties of this machine's sensors, saved for later runs to cite.
 
-One JSON file per host under `$XDG_CONFIG_HOME/joulelab/machines/` (default `~/.config`). A result carries its id, so
-that anybody can tell which calibration of which day and driver was in force.
+One JSON file per host under `$XDG_CONFIG_HOME/joulelab/machines/` (default `~/.config`). A run
+record has the profile's id, which identifies the calibration, its day and driver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class IdleState(Frozen):
 
 
 class DeviceProfile(Frozen):
-    """Null means: could not be told here, for one of the reasons in the profile's notes."""
+    """Null: could not be determined, for a reason in the profile's notes."""
 
     device: str
     name: str
@@ -57,7 +57,7 @@ class MachineProfile(Frozen):
     processor: str
     driver: str | None = None
     load: str | None = None
-    """What kept the GPU busy meanwhile."""
+    """The load on the GPU during calibration."""
     devices: tuple[DeviceProfile, ...] = ()
     fsync_s: CallCost | None = None
     recorder_cpu_share: float | None = None
@@ -91,7 +91,7 @@ def save_profile(profile: MachineProfile) -> Path:
 
 
 def load_profile(host: str | None = None) -> MachineProfile | None:
-    """None where there is none, or where a file does not read as one: a calibration is a help, not a need."""
+    """None if there is no profile or it cannot be read: calibration is optional."""
     try:
         return MachineProfile.model_validate_json(profile_path(host).read_text(encoding="utf-8"))
     except (OSError, ValidationError):
@@ -99,6 +99,6 @@ def load_profile(host: str | None = None) -> MachineProfile | None:
 
 
 def profile_id() -> str | None:
-    """What a run cites: the id of this machine's calibration, if it has one."""
+    """The id of this machine's calibration, if it has one; recorded in every run."""
     profile = load_profile()
     return profile.profile_id if profile else None

@@ -32,49 +32,23 @@ from joulelab.meter.sampling import Reading, SamplingLoop, SensorReader
 from joulelab.meter.sensors import Line
 from joulelab.meter.trace import LineFile, header, open_trace, read_lines
 
-_GPU = "gpu:"
-
-
-class GpuRequests:
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-        self._file = trace.with_suffix(".wishes")
-        self._seen: set[str] = set()
-
-    def leave(self, pid: int, uuids: list[str]) -> None:
-        file = LineFile(self._file)
-        file.append({"pid": pid, "uuids": uuids}, sync=True)
-        file.close()
-
-    def new(self) -> list[str]:
-        """What was asked for since the last look."""
-        asked = [uuid for line in read_lines(self._file) for uuid in line["uuids"]] if self._file.exists() else []
-        found = asked if self._seen else [*self._recorded(), *asked]
-        fresh = [uuid for uuid in dict.fromkeys(found) if uuid not in self._seen]
-        self._seen.update(fresh)
-        return fresh
-
-    def _recorded(self) -> list[str]:
-        """The cards of whoever recorded before."""
-        devices = [device for line in read_lines(self._trace) for device in line.get("devices", ())]
-        return [name.removeprefix(_GPU) for device in devices if (name := device["device"]).startswith(_GPU)]
-
-
 PHASES_EVERY_S = 10.0
 # The driver's buffers run about 70 ms late and counters refresh every 100 ms: what a window's end needs is there then.
 SETTLE_S = 0.2
 STANDBY_S = 0.5
-# A sensor whose reading takes longer than this has a gap: its buffers may have run over meanwhile.
+# A sensor whose reading takes longer than this has a gap: its buffer may have overflowed meanwhile.
 HUNG_S = 1.0
 READY = "ready"
 STOP = "stop"
 GONE = "the measured program is gone"
 ENDED_SUFFIX = ".recorders"
+REQUESTS_SUFFIX = ".gpu-requests"
+_GPU = "gpu:"
 
 
 @dataclass(frozen=True)
 class Job:
-    """All the recorder is told; it travels as one JSON argument."""
+    """The recorder's settings, passed as one JSON argument."""
 
     trace: str
     events: str
@@ -89,7 +63,7 @@ class Job:
 
 class Recorder:
     def __init__(self, job: Job, ready: int) -> None:
-        """`ready` is the descriptor on which the program waits for the word that recording has begun."""
+        """`ready` is the descriptor on which the program waits until recording has started."""
         self._ready = ready
         self._config = EnergyConfig.model_validate(job.config)
         self._job = job
@@ -101,8 +75,8 @@ class Recorder:
         self._trace: LineFile | None = None
         self._loop = SamplingLoop(self._take)
         self._lines_lost = 0
-        self._wishes = GpuRequests(Path(job.trace))
-        self._wishes_due_ns = 0
+        self._requests = GpuRequests(Path(job.trace))
+        self._requests_due_ns = 0
 
     def run(self) -> None:
         reason = GONE
@@ -114,7 +88,7 @@ class Recorder:
     def _record(self) -> str:
         self._serve_if_elected()
         if self._trace is None:
-            self._leave_wishes()
+            self._request_gpus()
         os.write(self._ready, f"{READY}\n".encode())
         reason = self._loop.run(self._wait)
         assert reason is not None
@@ -123,15 +97,15 @@ class Recorder:
         return reason
 
     def _restore_power_limits(self, reason: str) -> None:
-        """Program and recorder may both be ended at any moment, so whichever ends first does it."""
+        """Program and recorder may both be killed at any moment, so whichever ends first restores them."""
         if not self._job.power_limits:
             return
         from joulelab.meter.power_cap import restore_power_limits
 
         for text in restore_power_limits(Path(self._job.power_limits)):
             if reason == GONE:
-                said = f"{text}; the recorder did that, because the program was killed"
-                self._events.append({"kind": "warning", **clock.now().fields(), "text": said}, sync=True)
+                text = f"{text}; the recorder did that, because the program was killed"
+                self._events.append({"kind": "warning", **clock.now().fields(), "text": text}, sync=True)
 
     def _serve_if_elected(self) -> None:
         if self._trace is not None:
@@ -144,27 +118,27 @@ class Recorder:
         self._open_sensors()
         self._take(self._loop.read_all("read_edge"))
 
-    def _leave_wishes(self) -> None:
-        """Tell whoever records which devices this rank was given."""
+    def _request_gpus(self) -> None:
+        """Ask the active recorder to read this rank's GPUs."""
         for name in self._job.sensors:
-            wishes = getattr(SENSORS.resolve(name)(self._config, self._job.pid), "wishes", None)
-            with suppress(Exception):  # a sensor that cannot say has none to tell
-                if wishes is not None and (uuids := wishes()):
-                    self._wishes.leave(self._job.pid, uuids)
+            requested = getattr(SENSORS.resolve(name)(self._config, self._job.pid), "requested_gpus", None)
+            with suppress(Exception):  # a driver that does not answer has no GPUs to request
+                if requested is not None and (uuids := requested()):
+                    self._requests.add(self._job.pid, uuids)
 
-    def _take_in_wishes(self) -> None:
-        if self._trace is None or time.monotonic_ns() < self._wishes_due_ns:
+    def _add_requested_gpus(self) -> None:
+        if self._trace is None or time.monotonic_ns() < self._requests_due_ns:
             return
-        self._wishes_due_ns = time.monotonic_ns() + int(STANDBY_S * clock.NS)
-        uuids = self._wishes.new()
+        self._requests_due_ns = time.monotonic_ns() + int(STANDBY_S * clock.NS)
+        uuids = self._requests.new()
         if not uuids:
             return
         for reader in self._loop.readers:
-            adopt = getattr(reader.sensor, "adopt", None)
-            with suppress(Exception):  # a driver that fails now is a gap of its own cards, told by their readings
-                if adopt is None:
+            add_gpus = getattr(reader.sensor, "add_gpus", None)
+            with suppress(Exception):  # if the driver fails now, so do the readings of its own cards, which are gaps
+                if add_gpus is None:
                     continue
-                devices, lines = adopt(uuids)
+                devices, lines = add_gpus(uuids)
                 added = {"kind": "devices", **clock.now().fields(), "devices": [asdict(device) for device in devices]}
                 self._append([added, *({**clock.now().fields(), **line} for line in lines)])
 
@@ -209,7 +183,7 @@ class Recorder:
         if os.getppid() != self._job.pid:
             return GONE
         self._serve_if_elected()
-        self._take_in_wishes()
+        self._add_requested_gpus()
         self._drain_marks()
         return None
 
@@ -218,7 +192,7 @@ class Recorder:
             self._append(lines)
 
     def _append(self, lines: list[Line]) -> None:
-        """A full disk loses these lines and not the recorder; what was lost is said as soon as there is room again."""
+        """A full disk loses these lines and not the recorder; the loss is a gap as soon as there is space again."""
         assert self._trace is not None
         if self._lines_lost:
             gap = {"kind": "gap", **clock.now().fields(), "device": "trace"}
@@ -246,6 +220,39 @@ class Recorder:
             self._phases = PhaseBook()
 
 
+class GpuRequests:
+    """GPUs that the ranks of one host want recorded, so that the one active recorder reads them all.
+
+    With a GPU bound to each rank (`--gpus-per-task`, a `CUDA_VISIBLE_DEVICES` per rank), the active recorder sees only
+    its own rank's card. Each of the others writes the UUIDs of its cards, resolved in its own view, to a file next to
+    the trace, and the active one adds them within `STANDBY_S`. One that takes over finds the earlier cards in the
+    trace.
+    """
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+        self._file = trace.with_suffix(REQUESTS_SUFFIX)
+        self._seen: set[str] = set()
+
+    def add(self, pid: int, uuids: list[str]) -> None:
+        file = LineFile(self._file)
+        file.append({"pid": pid, "uuids": uuids}, sync=True)
+        file.close()
+
+    def new(self) -> list[str]:
+        """UUIDs that were not returned before."""
+        requested = [uuid for line in read_lines(self._file) for uuid in line["uuids"]] if self._file.exists() else []
+        found = requested if self._seen else [*self._recorded(), *requested]
+        fresh = [uuid for uuid in dict.fromkeys(found) if uuid not in self._seen]
+        self._seen.update(fresh)
+        return fresh
+
+    def _recorded(self) -> list[str]:
+        """The cards that a previous recorder of this trace has read."""
+        devices = [device for line in read_lines(self._trace) for device in line.get("devices", ())]
+        return [name.removeprefix(_GPU) for device in devices if (name := device["device"]).startswith(_GPU)]
+
+
 def trace_lines(reading: Reading) -> list[Line]:
     """The lines of a reading as they are in a trace: stamped, with its lateness and a gap if the sensor hung."""
     lines, interval_s = list(reading.lines), reading.source.sensor.interval_s
@@ -259,7 +266,7 @@ def trace_lines(reading: Reading) -> list[Line]:
 
 
 def note_ended(trace: Path, program: int, cpu_s: float) -> None:
-    """CPU seconds of a recorder of this trace that has ended, before its program waits for it."""
+    """Record the CPU seconds of a recorder that has ended, before its program reaps it."""
     file = LineFile(trace.with_suffix(ENDED_SUFFIX))
     file.append({"program": program, "cpu_s": round(cpu_s, 4)}, sync=True)
     file.close()
@@ -277,7 +284,7 @@ def ended_recorders_s(trace: Path) -> dict[int, float]:
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN)
-    # makers' libraries print where they like; what they say must not be taken for our own word
+    # vendors' libraries print to stdout, which must not be read as our own messages
     ready = os.dup(1)
     os.dup2(2, 1)
     fields = json.loads(sys.argv[1])

@@ -72,7 +72,7 @@ class Meter:
         if self._recorder.stdout.readline().strip() != READY.encode():
             raise JoulelabError(
                 f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
-                "its own message stands above",
+                "its own message is above",
             )
         threading.Thread(target=self._keep_recorder, daemon=True, name="joulelab-recorder-watch").start()
         self.started_ns = time.monotonic_ns()
@@ -93,12 +93,12 @@ class Meter:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
-            # the recorder must not take part in what the program sets for itself
+            # settings that the program made for itself must not apply to the recorder
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
     def _keep_recorder(self) -> None:
-        """Sleeps until the recorder ends; one that was killed is replaced, and the loss is said."""
+        """Sleep until the recorder ends; one that was killed is replaced, and the loss is recorded as a warning."""
         for _ in range(RESTARTS):
             recorder = self._recorder
             if recorder is None:
@@ -110,8 +110,8 @@ class Meter:
             self._recorder = self._spawn(marks_read=self._marks_drained())
 
     def _note_cpu_time(self, recorder: subprocess.Popen[bytes]) -> None:
-        """Wait for the recorder's end and note its CPU time while the kernel still lists it: once it was reaped, that
-        time is in this program's, and the next recorder must not take it for the program's work."""
+        """Wait for the recorder's end and record its CPU time before it is reaped: the kernel then adds that time to
+        this program's, and the next recorder must not count it as the program's work."""
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             return
         with suppress(OSError, psutil.Error):  # `stop()` has waited for it, or the disk is full
@@ -159,14 +159,14 @@ class Meter:
         self._ring.stage = 0 if name is None else self._number(name, self._stage_numbers, "stage")
 
     def phase(self, name: str) -> Phase:
-        """A reusable `with` block around one piece of a step; costs about a microsecond."""
+        """A reusable `with` block around part of a step; costs about a microsecond."""
         if name not in self._phases:
             numbers = {known: phase.number for known, phase in self._phases.items()}
             self._phases[name] = Phase(self._ring, self._number(name, numbers, "phase"))
         return self._phases[name]
 
     def exclude(self, begin_ns: int, end_ns: int) -> None:
-        """Time in between is no part of the phases that are open: their begin moves by it."""
+        """Leave this time out of the phases that are open: their begin is moved by it."""
         for phase in self._phases.values():
             phase.exclude(begin_ns, end_ns)
 
@@ -185,7 +185,7 @@ class Meter:
         return LiveEnergy(self._trace_path)
 
     def so_far(self, components: Sequence[str] = COMPONENTS) -> dict[str, EnergyFigure]:
-        """Joules since `start()`, by component, as far as the trace is written."""
+        """Energy since `start()`, by component, as far as the trace is written."""
         trace = load_trace(self._trace_path)
         window = (self.started_ns, max(trace.last_ns, self.started_ns + 1))
         return {component: component_energy(trace, component, [window]) for component in components}

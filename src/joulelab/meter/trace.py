@@ -1,6 +1,6 @@
-"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and read back forgivingly.
+"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and tolerant when read.
 
-`read_lines` also reads what a closed trace becomes (Parquet), so that no reader need know which of the two it has.
+`read_lines` also reads the Parquet file that a closed trace becomes, so readers need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LineFile:
         self._torn = _ends_inside_a_line(self._fd)
 
     def append(self, *lines: dict[str, Any], sync: bool = False) -> None:
-        """Raises OSError where the disk is full; what was cut off stays a line of its own that readers pass over."""
+        """Raises OSError if the disk is full; a truncated line stays a line of its own, which readers skip."""
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         if self._torn:
             data = b"\n" + data
@@ -47,13 +47,13 @@ class LineFile:
 
 
 def _ends_inside_a_line(fd: int) -> bool:
-    """After a kill or a full disk the last line may lack its end; the next one must not be glued to it."""
+    """After a kill or a full disk the last line may lack its newline; the next one must not be joined to it."""
     size = os.fstat(fd).st_size
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
 
 
 def header(**facts: Any) -> dict[str, Any]:
-    """The first line of every trace and event file: whose it is and on which clocks."""
+    """The first line of every trace and event file: host, process, version and clocks."""
     return {
         "kind": "header",
         **clock.now().fields(),
@@ -68,13 +68,13 @@ def header(**facts: Any) -> dict[str, Any]:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
-    """The whole lines of a file from a byte offset on; a last line cut off by a kill is passed over.
+    """The complete lines of a file from a byte offset; a last line that a kill truncated is skipped.
 
     A trace that was closed and copied into Parquet gives the same lines.
     """
     path = where_now(path)
     if path.suffix == ".parquet":
-        from joulelab.meter.parquet import read_parquet_lines  # arrays, which a recorder hardly ever needs
+        from joulelab.meter.parquet import read_parquet_lines  # imports numpy, which a recorder rarely needs
 
         yield from read_parquet_lines(path)
         return
@@ -92,13 +92,13 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def where_now(path: Path) -> Path:
-    """The file that a trace is in: it may have become Parquet since somebody learnt its name."""
+    """The current file of a trace: it may have become Parquet in the meantime."""
     copy = path.with_suffix(".parquet")
     return copy if path.suffix == ".jsonl" and not path.exists() and copy.exists() else path
 
 
 def open_trace(path: Path) -> LineFile:
-    """For a recorder: a trace that became Parquet while this one stood by is JSONL again first, whole."""
+    """Open a trace for appending; one that became Parquet during standby is converted back to JSONL first."""
     closed = where_now(path)
     if closed != path:
         temporary = path.with_suffix(".reopened")

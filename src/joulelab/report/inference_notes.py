@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from joulelab.meter.figure_text import relative_text, uncertainty_note
-from joulelab.meter.health import most_crowded
+from joulelab.meter.health import most_contended
 from joulelab.report.inference_rows import InferenceRow
 from joulelab.runs.record import RunRecord
 from joulelab.units import power_text, three_digits
@@ -17,13 +17,13 @@ Named = Sequence[tuple[str, InferenceRow]]
 def crowd_notes(rows: Named) -> list[str]:
     """A call waits its turn where others use the cores, on a GPU while its kernels are launched."""
     crowded = [(name, row) for name, row in rows if row.crowded]
-    worst = most_crowded([row.core_use for _, row in crowded])
+    worst = most_contended([row.core_use for _, row in crowded])
     if worst is None:
         return []
     names = list(dict.fromkeys(name for name, _ in crowded))
     whose = "all rows" if len(crowded) == len(rows) else "; ".join(names)
     most = "in the worst of them " if len(crowded) > 1 else ""
-    return [f"Crowded ({whose}): {most}{worst.words} meanwhile, so latencies are upper bounds. Run it on quiet cores."]
+    return [f"Crowded ({whose}): {most}{worst.text} meanwhile, so latencies are upper bounds. Run it on quiet cores."]
 
 
 def ended_notes(rows: Named) -> list[str]:

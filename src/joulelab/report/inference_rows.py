@@ -48,7 +48,7 @@ class InferenceRow:
 
     @property
     def crowded(self) -> bool:
-        return self.core_use is not None and self.core_use.crowded
+        return self.core_use is not None and self.core_use.contended
 
     @property
     def name(self) -> str:

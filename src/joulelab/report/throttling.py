@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.meter.health import throttle_words
+from joulelab.meter.health import throttle_reasons_text
 from joulelab.meter.parquet import SUFFIX, numbers_in, read_batches
 from joulelab.meter.trace import read_lines
 
@@ -33,12 +33,12 @@ def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
     if path.suffix != SUFFIX:
         for line in read_lines(path):
             if line.get("kind") == "gpu" and line.get("throttle_reasons"):
-                for reason in throttle_words(line["throttle_reasons"]):
+                for reason in throttle_reasons_text(line["throttle_reasons"]):
                     found.setdefault(reason, []).append(np.array([line["mono_ns"]], dtype=np.int64))
         return found
     for batch in read_batches(path, ["mono_ns", "throttle_reasons"]):
         times, bits = (numbers_in(column, np.int64)[0] for column in batch.columns)
         for word in np.unique(bits[bits != 0]):
-            for reason in throttle_words(int(word)):
+            for reason in throttle_reasons_text(int(word)):
                 found.setdefault(reason, []).append(times[bits == word])
     return found

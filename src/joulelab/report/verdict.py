@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.health import most_crowded
+from joulelab.meter.health import most_contended
 from joulelab.report.comparison import Comparison, EnergyRatio, Row
 from joulelab.report.exam import exam_sentences
 from joulelab.report.pareto import reading_sentences
@@ -130,8 +130,8 @@ def crowd_sentences(comparison: Comparison) -> list[str]:
     words = []
     for row in comparison.rows:
         stages = [stage for run in row.runs for stage in run.record.stages if not stage.outside_totals]
-        crowded = [stage for stage in stages if stage.core_use and stage.core_use.crowded]
-        worst = most_crowded([stage.core_use for stage in crowded])
+        crowded = [stage for stage in stages if stage.core_use and stage.core_use.contended]
+        worst = most_contended([stage.core_use for stage in crowded])
         if worst is not None:
             names = ", ".join(dict.fromkeys(stage.name for stage in crowded))
             words.append(f"{row.label} ({names}: up to {worst.others_cores:.2g} of {worst.cores})")

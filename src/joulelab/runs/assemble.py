@@ -12,7 +12,7 @@ from typing import Any
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
 from joulelab.meter.grids import GridFactor, parse_grid
-from joulelab.meter.health import most_crowded
+from joulelab.meter.health import most_contended
 from joulelab.meter.integrate import peak_power_w
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import Trace
@@ -217,7 +217,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         tokens_per_s=_divide(tokens if rated else None, duration_s),
         phases=_phases(parts, name),
         co2e=co2e(best, frame.grid, frame.pue),
-        core_use=most_crowded([attempt.core_use(windows) for attempt, windows in parts]),
+        core_use=most_contended([attempt.core_use(windows) for attempt, windows in parts]),
         validity=_stage_validity(name, parts, best, frame),
     )
 

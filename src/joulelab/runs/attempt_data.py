@@ -43,7 +43,7 @@ class AttemptData:
         figures = {name: component_energy(self.trace, name, windows) for name in COMPONENTS}
         estimate = figures["cpu_estimate"]
         if estimate.energy_j is not None and (use := self.core_use(windows)) is not None:
-            figures["cpu_estimate"] = estimate.model_copy(update={"crowded": use.crowded})
+            figures["cpu_estimate"] = estimate.model_copy(update={"crowded": use.contended})
         return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows))
 
     def core_use(self, windows: list[Window]) -> CoreUse | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.parquet import SUFFIX, copy_to_parquet
-from joulelab.meter.recorder import ENDED_SUFFIX
+from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX
 from joulelab.meter.trace import read_lines
 from joulelab.runs.events import drain_ring
 from joulelab.runs.lock import is_held
@@ -89,7 +89,7 @@ def _compact(path: Path, over: bool) -> Compaction:
         before = path.stat().st_size
         copy = copy_to_parquet(path, read_lines)
         path.unlink()
-        for leftover in (".lock", ".wishes", ENDED_SUFFIX):
+        for leftover in (".lock", ".wishes", REQUESTS_SUFFIX, ENDED_SUFFIX):
             path.with_suffix(leftover).unlink(missing_ok=True)
     return Compaction(1, before, copy.stat().st_size)
 

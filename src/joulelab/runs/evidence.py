@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.health import most_crowded, throttle_shares
+from joulelab.meter.health import most_contended, throttle_shares
 from joulelab.meter.integrate import both_paths
 from joulelab.meter.series import DeviceSeries
 from joulelab.runs.attempt_data import AttemptData, seconds
@@ -48,7 +48,7 @@ def gather(
         cut_off=sum(not attempt.trace.ended for attempt in attempts.values()),
         shared=_unique(_shared_words(series) for series in devices if _is_shared(series)),
         unmeasured=_unmeasured(parts, policy, environment),
-        core_use=most_crowded([attempt.core_use(pieces) for attempt, pieces in parts]),
+        core_use=most_contended([attempt.core_use(pieces) for attempt, pieces in parts]),
     )
 
 

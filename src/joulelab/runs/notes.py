@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from joulelab.meter.figure_text import covered_percent
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.health import most_crowded
+from joulelab.meter.health import most_contended
 from joulelab.meter.series import Trace
 from joulelab.runs.attempt_data import AttemptData
 from joulelab.runs.record import MEASURED_COMPONENTS, IdleBaseline, Note
@@ -79,12 +79,12 @@ def _crowd_notes(attempt: AttemptData) -> dict[str, Note]:
         for stage, windows in attempt.windows.items()
         if stage not in attempt.idle_stages
     }
-    crowded = {stage: use for stage, use in uses.items() if use is not None and use.crowded}
-    worst = most_crowded(list(crowded.values()))
+    crowded = {stage: use for stage, use in uses.items() if use is not None and use.contended}
+    worst = most_contended(list(crowded.values()))
     if worst is None:
         return {}
     text = (
-        f"{worst.words} during {', '.join(crowded)}: times and CPU estimates of that are not comparable with others; "
+        f"{worst.text} during {', '.join(crowded)}: times and CPU estimates of that are not comparable with others; "
         "run it again while nothing else runs"
     )
     return {f"cores {attempt.host} {attempt.number}": Note(level="warning", text=text)}

@@ -159,9 +159,9 @@ def check_neighbours(evidence: Evidence) -> Answer | None:
 def check_cores(evidence: Evidence) -> Answer | None:
     """A GPU's joules are its own whoever uses the cores; the time it took, and all that CPUs are billed, are not. Where
     there are no joules a note tells of the times."""
-    if evidence.core_use is None or not evidence.core_use.crowded or evidence.figure.energy_j is None:
+    if evidence.core_use is None or not evidence.core_use.contended or evidence.figure.energy_j is None:
         return None
-    words = evidence.core_use.words
+    words = evidence.core_use.text
     if evidence.figure.method == "estimated":
         return "C", f"{words}: times and CPU estimates are not comparable"
     if any(source.startswith("rapl:") for source in evidence.figure.sources):

@@ -66,11 +66,11 @@ def test_levels_are_found_in_noise_and_not_in_noise_alone():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--idle", "5"], "is not a stretch of the log"),
-        (["--idle", "9..2"], "is not a stretch of the log"),
-        (["--idle", "a..b"], "is not a stretch of the log"),
-        (["--idle", "2026-01-01T00:00:00+00:00..2026-01-02T00:00:00+00:00"], "is not a stretch of the log"),
-        (["--idle", "500..600"], "no reading lies in --idle 500..600 s"),
+        (["--idle", "5"], "is not a segment of the log"),
+        (["--idle", "9..2"], "is not a segment of the log"),
+        (["--idle", "a..b"], "is not a segment of the log"),
+        (["--idle", "2026-01-01T00:00:00+00:00..2026-01-02T00:00:00+00:00"], "is not a segment of the log"),
+        (["--idle", "500..600"], "there is no reading in --idle 500..600 s"),
         (["--idle", "0..5", "--idle-watts", "3"], "give one of them"),
         (["--idle-watts", "-3"], "is not a power"),
         (["--latency-ms", "0"], "--latency-ms 0 is not a number above 0"),

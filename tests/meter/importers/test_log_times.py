@@ -44,7 +44,7 @@ def test_the_hour_that_autumn_runs_through_twice_counts_twice(tmp_path):
     log, energy = logged(tmp_path, constant(before + again), "Europe/Berlin")
     assert energy.duration_s == 17 * 600
     assert energy.trapezoid_j == pytest.approx(100 * 17 * 600, rel=1e-3)
-    assert any("twice" in note for note in log.notes)
+    assert any("daylight saving time repeats" in note for note in log.notes)
 
 
 def test_the_hour_that_spring_leaps_over_is_no_hole(tmp_path):
@@ -94,7 +94,7 @@ def test_doubled_records_count_once(tmp_path):
     log, energy = logged(tmp_path, [row for row in rows for _ in (0, 1)])
     assert energy.samples == 11
     assert energy.trapezoid_j == pytest.approx(1000, rel=1e-3)
-    assert any("stand in the file twice" in note for note in log.notes)
+    assert any("are in the file twice" in note for note in log.notes)
 
 
 def test_stamps_in_whole_seconds_of_faster_readings_are_averaged(tmp_path):

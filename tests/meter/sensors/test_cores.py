@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.health import CoreUse, collect_health, mean_use, most_crowded
+from joulelab.meter.health import CoreUse, collect_health, mean_use, most_contended
 from joulelab.meter.sensors import cpu
 from joulelab.meter.sensors.cpu import CoresSensor, allowed_cores
 
@@ -49,11 +49,11 @@ def test_stolen_time_and_low_priority_work_keep_a_core_busy_and_other_cores_are_
 
 
 @pytest.mark.parametrize(
-    ("others", "idle", "crowded"), [(1.2, 0.0, True), (0.1, 0.0, False), (3.0, 5.0, False), (0.5, 0.5, True)]
+    ("others", "idle", "contended"), [(1.2, 0.0, True), (0.1, 0.0, False), (3.0, 5.0, False), (0.5, 0.5, True)]
 )
-def test_others_crowd_the_cores_only_where_they_leave_no_room(others, idle, crowded):
+def test_cores_are_contended_only_if_others_use_them_and_few_are_idle(others, idle, contended):
     size = 16 if others == 3.0 else 2
-    assert CoreUse(cores=size, others_cores=others, idle_cores=idle).crowded is crowded
+    assert CoreUse(cores=size, others_cores=others, idle_cores=idle).contended is contended
 
 
 def test_the_mean_over_a_window_and_the_worst_of_several_hosts():
@@ -61,6 +61,6 @@ def test_the_mean_over_a_window_and_the_worst_of_several_hosts():
     lines = [{**line, "mono_ns": at, "others_cores": at / 10, "idle_cores": 0.0} for at in (2, 4, 6, 8)]
     use = collect_health(lines).core_use_during([(3, 7)])
     assert (use.cores, use.others_cores, use.idle_cores) == (2, pytest.approx(0.5), 0.0)
-    assert collect_health(lines).core_use_during([(9, 10)]) is mean_use([]) is most_crowded([None]) is None
+    assert collect_health(lines).core_use_during([(9, 10)]) is mean_use([]) is most_contended([None]) is None
     roomy = CoreUse(cores=64, others_cores=40, idle_cores=24)
-    assert most_crowded([roomy, None, use]) == use
+    assert most_contended([roomy, None, use]) == use

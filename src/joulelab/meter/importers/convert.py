@@ -27,7 +27,7 @@ _SUPPORTED = (
     "`nvidia-smi --query-gpu=...,power.draw --format=csv` with its header, "
     "CodeCarbon's emissions.csv"
 )
-# A dmon header repeats and JSONL may open with other programs' lines: so many lines decide.
+# The format is decided by this many lines: a dmon header repeats, and JSONL may start with lines of other programs.
 _DECIDING_LINES = 50
 
 
@@ -44,7 +44,7 @@ def read_log(path: Path, rule: TimeRule) -> PowerLog | CodeCarbonLog:
 
 
 def read_power_log(path: Path, rule: TimeRule, purpose: str) -> PowerLog:
-    """A log with readings over time, where totals of whole runs will not do."""
+    """Read a log with readings over time; one with only totals of whole runs is an error."""
     log = read_log(path, rule)
     if isinstance(log, CodeCarbonLog):
         raise UnusableLog(
@@ -70,7 +70,7 @@ def _read(path: Path, lines: list[str], rule: TimeRule) -> PowerLog | CodeCarbon
 
 
 def _trace_in(folder: Path) -> Path:
-    """The one trace of a run's folder; several are several hosts or attempts, and which is meant must be said."""
+    """The only trace of a run directory; with several (hosts, attempts) the user has to name one."""
     recorded = {path.stem: path for kind in (SUFFIX, ".jsonl") for path in sorted((folder / "trace").glob(f"*{kind}"))}
     if len(recorded) == 1:
         return next(iter(recorded.values()))
@@ -91,7 +91,7 @@ def _text(path: Path) -> str:
         raise NotFoundError(f"no such file: {path}", "give a log file, or the folder of a run") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}", "check its permissions") from None
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # what PowerShell's > makes of nvidia-smi's output
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
         return raw.decode("utf-16", errors="replace")
     return raw.decode("utf-8-sig", errors="replace")
 
@@ -186,7 +186,7 @@ def _rapl(log: PowerLog, device: DeviceLog) -> Iterator[dict[str, Any]]:
 
 
 def _gpu(log: PowerLog, device: DeviceLog) -> Iterator[dict[str, Any]]:
-    """A line for each reading of power; a counter read at another moment rides on the next one, with its own time."""
+    """A line per reading of power; a counter read at another time is part of the next line, with its own time."""
     source = device.source
     identity: dict[str, Any] = {"device": source.device, "gpu_name": source.name}
     if source.index is not None:

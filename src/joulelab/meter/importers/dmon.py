@@ -93,7 +93,7 @@ def _rows(lines: Sequence[str], stamped: Sequence[str], period_s: float, found: 
 
 
 class _Days:
-    """Time of day goes on across midnight: a fall of more than half a day is a new day."""
+    """Time of day across midnight: a decrease of more than half a day is a new day."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}

@@ -101,7 +101,7 @@ class _Session:
 
 
 class _Sessions:
-    """Headers as they come by, and each line read in the light of its own."""
+    """Follows the headers of a file and reads each line with the header of its session."""
 
     def __init__(self, found: Findings) -> None:
         self._found = found
@@ -134,7 +134,7 @@ class _Sessions:
                 yield self._row(source, {"energy_counter_j": line["busy_thread_s"] * watts}, line, session)
 
     def finish(self, rows: Sequence[Row]) -> list[Row]:
-        """Where the driver's 20 ms samples are there, they are the power; the polled value beside them is left out."""
+        """Use the driver's 20 ms samples as power where they exist, and leave out the polled value."""
         return [
             replace(row, values={key: value for key, value in row.values.items() if key != "power_watts"})
             if row.source.device in self._sampled and len(row.values) > 1
@@ -153,7 +153,7 @@ class _Sessions:
         devices = {str(device["device"]): device for device in line.get("devices", ())}
         self._last = _Session(line, offset_s, devices)
         self._by_id[str(line.get("session"))] = self._last
-        if imported := line.get("imported"):  # a log that went through `joulelab import --out` keeps what was said then
+        if imported := line.get("imported"):  # a log written by `joulelab import --out` keeps its notes
             self._found.format = f"{FORMAT}, imported from {imported.get('format')}"
             self._found.notes += imported.get("notes", [])
             if not imported.get("has_wall", True):

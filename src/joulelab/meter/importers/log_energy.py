@@ -23,7 +23,7 @@ from joulelab.errors import UsageError
 from joulelab.meter.importers.power_log import COLUMNS, Array, DeviceLog, PowerLog, UnusableLog
 from joulelab.units import J_PER_WH
 
-# Readings further apart than this many usual steps have a hole between them.
+# Readings further apart than this many median steps have a gap between them.
 HOLE_FACTOR = 3.0
 
 
@@ -37,12 +37,12 @@ class DeviceEnergy:
     first_s: float
     last_s: float
     interval_s: float | None
-    """The usual time between readings."""
+    """Median time between readings."""
     mean_w: float | None
     max_w: float | None
     trapezoid_j: float | None
     seen_s: float
-    """The part of the duration the trapezoid covers: all but the holes."""
+    """The part of the duration that the trapezoid covers: all but the gaps."""
     counter_j: float | None
     counter_restarts: int
     holes: tuple[tuple[float, float], ...]
@@ -100,7 +100,7 @@ def counter_rise(counter_j: Array, wrap_j: float | None) -> tuple[float | None, 
     return float(np.where(falls, counter_j[1:], rises).sum()), int(falls.sum())
 
 
-# Fewer readings than this between two changes are an excursion and no level.
+# Fewer readings than this between two changes are an excursion, not a level.
 SHORTEST_SEGMENT = 4
 # The levels must differ by this many of their own spreads, and by this many watts.
 CLEAR_SPREADS = 3.0
@@ -117,7 +117,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Level:
-    """The mean over the readings that make it up, and how that was decided."""
+    """Mean power of the readings that belong to the level, and how they were selected."""
 
     power_w: float
     spread_w: float | None
@@ -149,13 +149,13 @@ class Inference:
 
 @dataclass(frozen=True)
 class IdleGiven:
-    """What the user says about idle: a stretch of the log, watts, or nothing."""
+    """Idle power as the user gave it: a segment of the log, watts, or neither."""
 
     window_s: tuple[float, float] | None = None
     """Seconds since the first reading of the log."""
     power_w: float | None = None
     option: str = "--idle"
-    """The verb's option for it; what is answered names that one."""
+    """The command's option for it, named in messages."""
     ways: str = "--idle FROM..TO (seconds of the log) or --idle-watts W"
 
     @property
@@ -171,7 +171,7 @@ def parse_idle(text: str, log: PowerLog, option: str = "--idle") -> tuple[float,
         if ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
             return ends[0], ends[1]
     raise UsageError(
-        f"{option} '{text}' is not a stretch of the log",
+        f"{option} '{text}' is not a segment of the log",
         "FROM..TO in seconds since its first reading, as 0..30, or two times, as 2026-01-31T12:00:00+01:00..",
     )
 
@@ -246,7 +246,9 @@ def idle_level(times: Array, watts: Array, first_s: float, given: IdleGiven) -> 
     inside = watts[(times >= first_s + begin) & (times <= first_s + end)]
     if not len(inside):
         length = float(times[-1]) - first_s if len(times) else 0.0
-        raise UnusableLog(f"no reading lies in {given.option} {begin:g}..{end:g} s", f"the log is {length:g} s long")
+        raise UnusableLog(
+            f"there is no reading in {given.option} {begin:g}..{end:g} s", f"the log is {length:g} s long"
+        )
     return Level(float(inside.mean()), _spread(inside), len(inside), f"readings from {begin:g} to {end:g} s")
 
 
@@ -257,14 +259,14 @@ def inference(times: Array, watts: Array, first_s: float, given: IdleGiven, late
         return Inference(found[1], idle or found[0], latency_s)
     if idle is None:
         raise UnusableLog(
-            "the power has no two clear levels, so idle cannot be told from busy",
-            f"say which is idle: {given.ways}",
+            "power does not have two clear levels, so idle and busy cannot be distinguished",
+            f"specify which part is idle: {given.ways}",
         )
     begin, end = given.window_s or (0.0, -1.0)
     rest = watts[(times < first_s + begin) | (times > first_s + end)]
     if not len(rest):
-        raise UnusableLog(f"no reading lies outside {given.option}", "a log of the work is needed as well")
-    source = "all readings outside the idle stretch" if given.window_s else "all readings"
+        raise UnusableLog(f"there is no reading outside {given.option}", "the log must also contain the work")
+    source = "all readings outside the idle segment" if given.window_s else "all readings"
     return Inference(Level(float(rest.mean()), _spread(rest), len(rest), source), idle, latency_s)
 
 
@@ -273,7 +275,7 @@ MAX_LISTED_HOLES = 50
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """All that is said about one device; figures of different devices are never put together."""
+    """All figures of one device; figures of different devices are never added."""
 
     energy: DeviceEnergy
     columns: Mapping[str, tuple[float, float]]
@@ -283,7 +285,7 @@ class DeviceFigures:
 
     @property
     def above_idle_j(self) -> float | None:
-        """Over the time the trapezoid covers: what happened in a hole is not known."""
+        """Over the time that the trapezoid covers: power in a gap is unknown."""
         if self.idle is None or self.energy.trapezoid_j is None:
             return None
         return self.energy.trapezoid_j - self.idle.power_w * self.energy.seen_s
@@ -321,7 +323,7 @@ def with_energy(log: PowerLog, rows: list[DeviceFigures]) -> list[DeviceFigures]
 
 
 def require_inference(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
-    """Watts of a GPU over time are what an inference's joules are told from; without any, there is nothing to tell."""
+    """Energy per inference is computed from a GPU's power over time; a log without it is an error."""
     if any(row.inference is not None for row in rows):
         return
     found = ", ".join(dict.fromkeys(f"{row.energy.device} ({_method(row.energy)})" for row in rows))

@@ -45,18 +45,18 @@ COLUMNS = (
 
 
 class UnknownFormat(UsageError):
-    """A file that is none of the logs we can read."""
+    """A file in none of the supported formats."""
 
 
 class UnusableLog(JoulelabError):
-    """A log of a known kind that lacks what was asked of it."""
+    """A log of a known format that lacks what the command needs."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class Source:
-    """The thing that was metered, as far as the file names it."""
+    """The measured device, as far as the file names it."""
 
     device: str
     name: str = ""
@@ -78,7 +78,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LogGap:
-    """A stretch for which the recording program itself said that it has nothing."""
+    """Time for which the recording program itself reported a gap."""
 
     device: str
     stamp: str
@@ -133,7 +133,7 @@ class PowerLog:
 
 _FORMATS = ("%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y%m%d %H:%M:%S", "%Y-%m-%d %H:%M:%S,%f")
 _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})$")
-# Epoch times above this are in milliseconds: in seconds it lies in the year 5138.
+# Epoch times above this are in milliseconds: in seconds it is the year 5138.
 _MILLISECONDS_ABOVE = 1e11
 
 
@@ -186,7 +186,7 @@ class StampReader:
     def _local(self, moment: datetime, previous_s: float | None) -> float:
         first, second = (self._at(moment.replace(fold=fold)) for fold in (0, 1))
         self.offsets.add((moment.replace(tzinfo=self.zone) if self.zone else moment.astimezone()).utcoffset())
-        if first > second:  # a time that the clock leaps over in spring
+        if first > second:  # a time that daylight saving skips in spring
             self.impossible += 1
             return first
         if first < second:
@@ -203,8 +203,8 @@ class StampReader:
             notes.append(f"{self.unreadable} records have no readable time and were left out")
         if self.repeated_hour:
             notes.append(
-                f"{self.repeated_hour} stamps lie in the hour that daylight saving runs through twice; "
-                "the order of the file decided which time round"
+                f"{self.repeated_hour} stamps are in the hour that daylight saving time repeats; "
+                "the order in the file decided between the two"
             )
         elif len(self.offsets) > 1:
             notes.append("daylight saving changed during the log; durations take account of it")
@@ -248,7 +248,7 @@ class Ordered:
 
 
 def put_in_order(seconds: Sequence[float]) -> Ordered:
-    """Tell late lines from a clock that was set back, and take the latter out: across it one usual step is assumed."""
+    """Distinguish late lines from a clock that was set back; a clock step is replaced by one median step."""
     placed = np.array(seconds, dtype=float)
     gaps = np.abs(np.diff(placed))
     usual_s = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
@@ -258,7 +258,7 @@ def put_in_order(seconds: Sequence[float]) -> Ordered:
         top = placed[:index].max()
         rest = placed[index:] + offset_s
         if rest[0] >= top:
-            # all up to the next fall are in order: no need to look at each
+            # all up to the next decrease are in order and need no check
             falls = np.flatnonzero(np.diff(rest) < 0)
             stop = int(falls[0]) + 1 if len(falls) else len(rest)
             placed[index : index + stop] = rest[:stop]
@@ -278,10 +278,10 @@ def put_in_order(seconds: Sequence[float]) -> Ordered:
 
 
 def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: float) -> bool:
-    """Late lines fill places left free, and the log then jumps back to where it was. A clock that was set goes on from
-    its new time in usual steps, among or before the times that are there already."""
+    """Late lines fill free places, and the log then jumps back to where it was. A clock that was set continues from its
+    new time in regular steps, among or before the times that are there already."""
     if len(block) > 1 and (np.diff(block) < 0).all():
-        return True  # newest first: so some programs write
+        return True  # newest first, as some programs write
     if return_s is not None and return_s < 1.5 * usual_s:
         return False
     if return_s is None and block.min() < earlier.min():
@@ -295,7 +295,7 @@ def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: fl
 
 @dataclass(frozen=True)
 class TimeRule:
-    """What the user says about times."""
+    """The user's statements about times."""
 
     zone: str | None = None
     period_s: float | None = None
@@ -310,7 +310,7 @@ class Findings:
     gaps: list[LogGap] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     elapsed_clock: str = ""
-    """Set where the times are not of day: says what they are."""
+    """Set where times are not wall clock times: what they are."""
 
 
 def gather(rows: Iterable[Row], rule: TimeRule, found: Findings) -> PowerLog:
@@ -346,7 +346,7 @@ def _clock_text(stamps: StampReader, sound: int) -> str:
 
 def _device(rows: Sequence[Row], stamps: StampReader) -> tuple[DeviceLog, list[str]]:
     unique = list({_identity(row): row for row in rows}.values())
-    notes = [f"{len(rows) - len(unique)} records stand in the file twice"] if len(unique) < len(rows) else []
+    notes = [f"{len(rows) - len(unique)} records are in the file twice"] if len(unique) < len(rows) else []
     times, kept = _seconds(unique, stamps, notes)
     order = np.argsort(times, kind="stable")
     columns = {name: _column(kept, name)[order] for name in COLUMNS if any(name in row.values for row in kept)}

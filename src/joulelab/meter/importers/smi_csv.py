@@ -41,7 +41,7 @@ def read(lines: Sequence[str], rule: TimeRule) -> PowerLog:
         if rule.period_s is None:
             raise UnusableLog(
                 "this nvidia-smi file has no timestamp column",
-                "say with --period how many seconds lay between readings, or query timestamp as well",
+                "give the seconds between readings with --period, or also query timestamp",
             )
         found.elapsed_clock = f"no stamps in the file; one reading every {rule.period_s:g} s (given with --period)"
     if not any(name in names for name in _IDENTITIES):

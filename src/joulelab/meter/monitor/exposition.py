@@ -96,7 +96,7 @@ def _escaped(text: str) -> str:
 
 
 class PrometheusPage:
-    """`GET /metrics` in a thread of its own; the text is made once per tick, so a slow reader delays nobody."""
+    """`GET /metrics` in a separate thread; the text is made once per tick, so a slow client delays nothing."""
 
     def __init__(self, port: int) -> None:
         self._text = ""
@@ -132,6 +132,6 @@ def _handler(text: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a line per scrape would drown the monitor's own messages."""
+            """Suppress the log line per request, which would hide the monitor's own messages."""
 
     return Handler

@@ -47,7 +47,7 @@ class StopSignals:
         os.set_blocking(self._writer, False)
         signal.set_wakeup_fd(self._writer)
         wanted = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` has asked to outlive the terminal
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # started with `nohup`
             wanted.append(signal.SIGHUP)
         self._before = {signum: signal.signal(signum, self._receive) for signum in wanted}
         return self
@@ -63,16 +63,16 @@ class StopSignals:
         self.signum = signum
 
     def wait(self, timeout_s: float) -> str | None:
-        """Sleep; the signal's name if one came."""
+        """Sleep; the name of the signal that arrived, if any."""
         if self.signum is None:
             select.select([self._reader], [], [], max(0.0, timeout_s))
         return None if self.signum is None else signal.Signals(self.signum).name
 
 
 class LogFile:
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, report: Callable[[str], None]) -> None:
         self.path = path
-        self._say = say
+        self._report = report
         self.lost = 0
         """Lines that could not be written since the last one that could."""
         self._failing = False
@@ -88,12 +88,12 @@ class LogFile:
             self._lines.append(*lines, sync=True)
         except OSError as error:
             if not self._failing:
-                self._say(f"error: {self.path}: {error.strerror or error}; going on, and trying again at each tick")
+                self._report(f"error: {self.path}: {error.strerror or error}; trying again at each tick")
             self._failing = True
             self.lost += len(lines)
             return
         if self._failing:
-            self._say(f"{self.path} can be written again; {self.lost} lines were lost")
+            self._report(f"{self.path} can be written again; {self.lost} lines were lost")
             self._failing, self.lost = False, 0
 
     def close(self) -> None:
@@ -101,28 +101,30 @@ class LogFile:
 
 
 class BadGpu(UsageError):
-    """There are GPUs, but not the one that was asked for: exit code 4."""
+    """There are GPUs, but not the requested one: exit code 4."""
 
     exit_code = 4
 
 
 def choose(wanted: str) -> Selection:
-    """The cards that `auto`, or names separated by commas, mean here."""
+    """The cards that `auto`, or names separated by commas, select on this machine."""
     nvml = _answering_nvml()
     try:
         listed = list(permitted_cards(nvml))
     except nvml.NVMLError as error:
-        raise SensorMissing(f"the GPUs of this node cannot be listed ({error})", "look at `nvidia-smi`") from None
+        raise SensorMissing(
+            f"the GPUs of this node cannot be listed ({error})", "check the driver with `nvidia-smi`"
+        ) from None
     finally:
         nvml.nvmlShutdown()
     given = select_gpus(listed, "auto", os.environ)
-    asked = select_gpus(listed, wanted, os.environ)
-    if asked.cards and not asked.unknown:
-        return asked
+    requested = select_gpus(listed, wanted, os.environ)
+    if requested.cards and not requested.unknown:
+        return requested
     if not listed or (not given.cards and not given.unknown):
         reason = "NVML shows none" if not listed else f"this job was given none ({given.source})"
-        raise SensorMissing(f"no GPU can be read: {reason}", "ask the scheduler for one, or leave --gpu out")
-    names = ", ".join(asked.unknown or given.unknown) or wanted
+        raise SensorMissing(f"no GPU can be read: {reason}", "request one from the scheduler, or omit --gpu")
+    names = ", ".join(requested.unknown or given.unknown) or wanted
     there = ", ".join(f"{position} ({card.uuid})" for position, card in enumerate(given.cards)) or "none"
     raise BadGpu(f"there is no GPU '{names}' here; {given.source}: {there}", "`auto` takes all GPUs of this job")
 
@@ -137,7 +139,7 @@ def _answering_nvml() -> Any:
     except pynvml.NVMLError as error:
         raise SensorMissing(
             f"no GPU can be read: NVML does not answer ({error})",
-            "install the NVIDIA driver where there is a GPU (`nvidia-smi` must work first), or leave --gpu out",
+            "install the NVIDIA driver where there is a GPU (`nvidia-smi` must work first), or omit --gpu",
         ) from None
     return pynvml
 
@@ -153,7 +155,7 @@ UNITS = {
     "cpu_utilization_percent": "% of the machine; in `process` 100 is one busy thread, children included",
     "late_s": "s after the tick's deadline",
 }
-# Which job it was, for logs that outlive their names.
+# They identify the job later.
 JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_NAME", "CUDA_VISIBLE_DEVICES")
 
 
@@ -166,12 +168,12 @@ class Settings:
 
 class Monitor:
     def __init__(
-        self, settings: Settings, readers: Sequence[SensorReader], log: LogFile, say: Callable[[str], None]
+        self, settings: Settings, readers: Sequence[SensorReader], log: LogFile, report: Callable[[str], None]
     ) -> None:
         self._settings = settings
         self._readers = readers
         self._log = log
-        self._say = say
+        self._report = report
         self._session = secrets.token_hex(4)
         self._between = BetweenTicks()
         self._wraps = WrapWatch()
@@ -186,9 +188,9 @@ class Monitor:
         try:
             return TrackedProcess(pid)
         except (psutil.NoSuchProcess, ValueError, OverflowError):
-            self._say(f"error: there is no process {pid}; going on without its metrics")
+            self._report(f"error: there is no process {pid}; recording without its metrics")
         except psutil.AccessDenied:
-            self._say(f"error: process {pid} may not be read by this user; going on without its metrics")
+            self._report(f"error: process {pid} may not be read by this user; recording without its metrics")
         return None
 
     def open(self) -> list[SensorUnavailable]:
@@ -260,13 +262,13 @@ class Monitor:
                 self.tally.fail(source.name, source.devices if line["device"] == source.name else (line["device"],))
                 self._log.append({**reading.stamp.fields(), **line, "session": self._session})
             elif line["kind"] == "warning" and (self._tracked is not None or "pid" not in line):
-                # who else uses the GPU is news only to whoever watches one process
-                self._say(f"warning: {line['device']}: {line['text']}")
+                # other users of the GPU matter only if one process is tracked
+                self._report(f"warning: {line['device']}: {line['text']}")
                 self._log.append({"kind": "warning", **reading.stamp.fields(), **line, "session": self._session})
         return [line for line in reading.lines if line["kind"] not in ("gap", "warning")]
 
     def _note_exit(self, pid: int) -> None:
-        self._say(f"process {pid} has exited; the devices are recorded on")
+        self._report(f"process {pid} exited; still recording devices")
         self._event("process", pid=pid, text="the tracked process has exited")
 
     def _note_missed(self, missed: int) -> None:

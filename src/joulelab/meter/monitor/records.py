@@ -133,7 +133,7 @@ def _rss(process: psutil.Process) -> int:
 
 
 def gpu_memory_by_process(line: dict[str, Any]) -> dict[int, int]:
-    """Bytes each process holds on one GPU, from its reading; empty where the driver does not tell (most containers)."""
+    """Bytes each process holds on one GPU; empty if the driver does not list them (most containers)."""
     held = {}
     for entry in line.get("gpu_processes") or ():
         if entry.get("gpu_memory_used_MB") is not None:

@@ -49,7 +49,7 @@ class Telemetry:
 
     def __init__(self, path: str | Path = FILE_NAME, every: int = 0, gpus: str = "auto") -> None:
         if every < 0:
-            raise UsageError(f"every={every}: expected 0 (only when asked) or a number of steps")
+            raise UsageError(f"every={every}: expected 0 (only `log_once()`) or a number of steps")
         self.path = Path(path)
         self.every = every
         self._gpus_wanted = gpus
@@ -121,7 +121,7 @@ telemetry = Telemetry
 
 
 def _open_table(path: Path) -> int:
-    """A new table, or the same table again after a resume; another file of that name is left alone."""
+    """Open a new table, or the same one after a resume; a different file of that name is refused."""
     header = _text([dict(zip(COLUMNS, COLUMNS, strict=True))])
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_bytes() if path.exists() else b""
@@ -131,17 +131,17 @@ def _open_table(path: Path) -> int:
     if not before:
         _write(file, header)
     elif not before.endswith(b"\n"):
-        _write(file, b"\n")  # a row cut off by a kill stays one broken row
+        _write(file, b"\n")  # a row truncated by a kill stays one broken row
     return file
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since the table's first row: whoever goes on in it counts from there, so that time never falls back."""
+    """Seconds since the table's first row, so that elapsed time continues when a table is appended to."""
     with path.open(encoding="utf-8", newline="") as file:
         first = next(csv.DictReader(file), {})
     try:
         return max(0.0, time.time() - datetime.fromisoformat(first.get("timestamp") or "").timestamp())
-    except ValueError:  # no row yet, or one that a kill cut off
+    except ValueError:  # no row yet, or one that a kill truncated
         return 0.0
 
 

@@ -1,11 +1,11 @@
-"""One file per sensor. A sensor says which devices it sees, or why none, and turns one reading into trace lines.
+"""The sensor interface. A sensor lists its devices, or why there are none, and turns one reading into trace lines.
 
 A new sensor is a class with the members of `Sensor`, in a file here, and a line in `lookup.SENSORS`. It may also have
 `read_edge()`: a reading for the first and last moment of a recording, with everything that is otherwise read in turn;
 and `read_quick()`: one that takes microseconds, for telemetry inside the measured program.
 
-Lines a sensor may return, beside those with readings: `gap` (fields `device`, `reason`) where one of its devices failed
-while others did not, and `warning` (fields `device`, `text`) for what the reader of the joules must know.
+Lines a sensor may return in addition to readings: `gap` (fields `device`, `reason`) where one of its devices failed
+while others did not, and `warning` (fields `device`, `text`) for what affects the energy of a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class SensorUnavailable(Exception):
-    """There is nothing to read: for whom, why, and what would change that."""
+    """A sensor has nothing to read: of which component, why, and how to fix that."""
 
     component: str
     reason: str
@@ -29,12 +29,12 @@ class SensorUnavailable(Exception):
 
 @dataclass(frozen=True)
 class Device:
-    """One metered thing, as it stands in the trace's header.
+    """One measured device, as it is in the header of the trace.
 
-    `counted` tells whether its joules belong into its component's total: a CPU's core domain lies inside the package,
-    and adding both would count it twice. Among the `facts`, `reason` is a sentence for whoever reads the joules,
-    `shared` says that others' joules are in them, `node_wide` that they are the whole node's, and `max_gap_s` is the
-    longest time between two readings over which a wrapping counter can still be followed.
+    `counted`: whether its energy is part of the component's total. A CPU's core domain is inside the package domain,
+    and adding both would count it twice. Among the `facts`, `reason` is a sentence that is printed with the energy,
+    `shared` means that it includes the energy of other users, `node_wide` that it is the whole node's, and `max_gap_s`
+    is the longest time between two readings over which a wrapping counter can be unwrapped.
     """
 
     device: str

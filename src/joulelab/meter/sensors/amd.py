@@ -1,8 +1,8 @@
-"""AMD GPUs through amdsmi, where ROCm's package is installed: its energy accumulator, and the socket's power beside.
+"""AMD GPUs through amdsmi, where ROCm's package is installed: its energy accumulator and the socket's power.
 
 The accumulator counts in steps of `counter_resolution` microjoules (15.3 on MI200 and MI300). Where a card has none, as
 in virtual machines, its power is integrated. Of a card with two dies only the first reports power; the other is left
-out, as its joules are in the first one's. Tested with a stand-in module only: no AMD card has confirmed it yet.
+out, because its joules are in the first one's. Tested with a fake module only: not yet confirmed on an AMD card.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.sensors.gpu_selection import Listed, select_gpus
 
 UJ = 1e-6
-# AMD states no accuracy; NVIDIA's boards are within 5 % and nothing speaks for less here.
+# AMD states no accuracy; NVIDIA's boards are within 5 %, so this is twice that.
 GAIN_ERROR_REL = 0.1
 REFRESH_S = 0.1
 NO_VALUE = 0xFFFFFFFF
@@ -27,7 +27,7 @@ VISIBILITY = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
 def present() -> bool:
-    """Whether it is worth trying: the library is installed."""
+    """Whether the library is installed."""
     return importlib.util.find_spec("amdsmi") is not None
 
 

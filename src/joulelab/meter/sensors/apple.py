@@ -1,7 +1,7 @@
 """Apple silicon: the chip's own energy channels (IOReport), read without root by the package zeus-apple-silicon.
 
-CPU, GPU and memory are components of their own; the neural engine is listed and not counted, since no component of
-ours is its own. The channels count the whole machine's joules. Tested with a stand-in module only.
+CPU, GPU and memory are components; the neural engine is listed and not counted, because there is no component for it.
+The channels count the energy of the whole machine. Tested with a fake module only.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
 
 MJ = 1e-3
-# Apple documents no accuracy for these channels, which are modelled in part.
+# Apple documents no accuracy for these channels, which are partly modeled.
 GAIN_ERROR_REL = 0.2
 CHANNELS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "dram": "dram_mj", "ane": "ane_mj"}
 
 
 def present() -> bool:
-    """Whether it is worth trying: this is a Mac."""
+    """Whether this is a Mac."""
     return sys.platform == "darwin"
 
 
@@ -39,7 +39,7 @@ class AppleSensor:
                 counted=channel != "ane",
                 refresh_s=0.1,
                 gain_error_rel=GAIN_ERROR_REL,
-                facts={"node_wide": True, "reason": "the chip's joules, all programs' work"},
+                facts={"node_wide": True, "reason": "energy of the chip, all programs included"},
             )
             for channel in self._joules()
         ]

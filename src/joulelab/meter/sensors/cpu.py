@@ -97,10 +97,10 @@ class CoresSensor:
 
 
 def allowed_cores(pid: int) -> list[int]:
-    """Those a program may run on: on a shared node others' cores are no matter of ours."""
+    """Cores that a program may run on; on a shared node the other cores do not matter to it."""
     try:
         return list(psutil.Process(pid).cpu_affinity())
-    except (AttributeError, psutil.Error):  # a system without such a rule
+    except (AttributeError, psutil.Error):  # no CPU affinity on this system
         return list(range(psutil.cpu_count() or 1))
 
 
@@ -114,7 +114,7 @@ MACHINE = "estimate:machine"
 
 @dataclass(frozen=True)
 class ProcessorRow:
-    """Rated power and hardware threads from the maker's product page."""
+    """Rated power and hardware threads from the manufacturer's product page."""
 
     pattern: str
     rated_w: float
@@ -185,7 +185,7 @@ class CpuEstimateSensor:
         self._ended_s = ended_s
 
     def open(self) -> list[Device]:
-        # one recorder serves all ranks of a host, so what they compute is told here or nowhere
+        # one recorder serves all ranks of a host, so it has to count the CPU time of all of them
         pids = [self._pid, *fellow_ranks(self._pid)]
         self._ranks = [BusyTime(pid, self._ended_s.get(pid, 0.0)) for pid in pids]
         ranks = f", {len(self._ranks)} ranks of one launch" if len(self._ranks) > 1 else ""
@@ -224,7 +224,7 @@ def _describe(device: str, whose: str, counted: bool = True) -> Device:
         "model": f"CPU time of {whose} x rated watts per hardware thread",
     }
     if not counted:
-        facts |= {"node_wide": True, "reason": "it holds the program's estimate and everyone else's"}
+        facts |= {"node_wide": True, "reason": "it includes the program's estimate"}
     return Device(
         device=device,
         component="cpu_estimate",

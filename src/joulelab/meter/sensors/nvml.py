@@ -35,7 +35,7 @@ from joulelab.clock import NS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.sensors.gpu_selection import Listed, Selection, select_gpus
-from joulelab.meter.sensors.processes import Strangers
+from joulelab.meter.sensors.processes import OtherProcesses
 from joulelab.units import BYTES_PER_MB
 
 BUFFER_S = 2.5
@@ -111,7 +111,7 @@ class SampleBuffer:
 
 
 def samples_from(nvml: Any, handle: Any) -> Callable[[int], Samples]:
-    """The driver's call, made to give an empty list where it says there is nothing newer."""
+    """The driver's call, with an empty list where the driver reports that nothing is newer."""
 
     def fetch(last_us: int) -> Samples:
         try:
@@ -134,7 +134,7 @@ GAIN_ERROR_REL = 0.05
 # to 2 s polled at 10 Hz err by up to 25 % in the instant field (25 ms seen of every 100) and up to 8 % in the average.
 INSTANT_ONLY_GAIN_ERROR_REL = 0.25
 AVERAGE_ONLY_GAIN_ERROR_REL = 0.10
-# The buffer's mean stood 0.4 to 1 % above the counter's on every steady load tried.
+# The buffer's mean was 0.4 to 1 % above the counter's on every steady load that was tried.
 SAMPLE_BIAS_REL = 0.01
 COUNTER_TRIALS = 5
 
@@ -240,7 +240,7 @@ class Card:
         return AVERAGE_ONLY_GAIN_ERROR_REL if self._only_averages() else INSTANT_ONLY_GAIN_ERROR_REL
 
     def _reasons(self) -> list[str]:
-        """What a reader of this card's joules must know beside the number."""
+        """Limitations that are printed with this card's energy."""
         reasons = []
         if self.listed.mig_uuids:
             reasons.append("a MIG slice has no meter: these are the whole card's joules, shared with its other slices")
@@ -345,7 +345,7 @@ class Card:
         return [{"kind": "samples", "device": self.device, **fields}] if fields else []
 
     def processes(self) -> list[tuple[int, int | None]] | None:
-        """Process ids and the bytes each holds on the card; None where the driver does not tell."""
+        """Process ids and the bytes each holds on the card; None if the driver does not list them."""
         found = self._probe(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
         return None if found is None else [(int(entry.pid), entry.usedGpuMemory) for entry in found]
 
@@ -353,7 +353,7 @@ class Card:
         return {"kind": "gap", "device": self.device, "reason": reason}
 
     def _probe(self, call: Callable[[], Any]) -> Any:
-        """For what a card may lack and a reading can do without."""
+        """For values that a card may lack and a reading can do without."""
         try:
             return call()
         except self._nvml.NVMLError:
@@ -367,17 +367,17 @@ def text_of(value: str | bytes) -> str:
 COUNTER_SHARE = 0.01
 # Without the 20 ms buffer the instant field is polled at its refresh period instead.
 POLL_WITHOUT_BUFFER_S = 0.1
-# Readings this much further apart than asked for meet the 100 ms refresh at every phase in turn, which shows how old
-# each value is (alignment.py); in step with it, their age would be one unknown number.
+# Readings this much further apart than configured drift through every phase of the 100 ms refresh, which reveals how
+# old each value is (alignment.py); in step with the refresh, their age would be one unknown number.
 OUT_OF_STEP = 1.027
-# The buffer goes back 2.4 s: read less often, it would leave holes.
+# The buffer holds 2.4 s: read less often, it would leave gaps.
 BUFFER_HOLDS_S = 2.0
-# A driver that was restarted answers only to those who ask anew.
+# After a restart of the driver, NVML has to be initialized again.
 REVIVE_EVERY_S = 5.0
 
 
 class NoCardAnswers(Exception):
-    """Not one of the GPUs could be read; where only some fail, each of those has a `gap` line instead."""
+    """None of the GPUs could be read; if only some fail, each of those has a `gap` line instead."""
 
 
 class NvmlSensor:
@@ -387,7 +387,7 @@ class NvmlSensor:
         self._wanted = config.gpus
         self._nvml = nvml
         self._cards: list[Card] = []
-        self._strangers = Strangers(pid)
+        self._other_processes = OtherProcesses(pid)
         self._counter_due_ns = 0
         self._revive_due_ns = 0
         self._remark = ""
@@ -412,8 +412,8 @@ class NvmlSensor:
         self._slow_counters()
         return [card.describe(self._counter_interval_s) for card in self._cards]
 
-    def wishes(self) -> list[str]:
-        """The cards this job was given, for another recorder to read; opens nothing that stays open."""
+    def requested_gpus(self) -> list[str]:
+        """UUIDs of the cards this job was given, for another recorder to read; leaves nothing open."""
         nvml = self._nvml or _binding()
         nvml.nvmlInit()
         try:
@@ -421,8 +421,8 @@ class NvmlSensor:
         finally:
             nvml.nvmlShutdown()
 
-    def adopt(self, uuids: Sequence[str]) -> tuple[list[Device], list[Line]]:
-        """Read these cards too, which other ranks of this host were given; a line for each that cannot be opened."""
+    def add_gpus(self, uuids: Sequence[str]) -> tuple[list[Device], list[Line]]:
+        """Also read these cards of other ranks on this host; a warning line for each that cannot be opened."""
         known = {card.listed.uuid for card in self._cards}
         if known.issuperset(uuids):
             return [], []
@@ -441,7 +441,7 @@ class NvmlSensor:
 
     def read(self) -> list[Line]:
         now_ns = time.monotonic_ns()
-        # due a little early rather than one whole reading late
+        # rather a little early than one whole reading late
         return self._read(now_ns + self.interval_s * NS / 4 >= self._counter_due_ns)
 
     def read_edge(self) -> list[Line]:
@@ -471,7 +471,7 @@ class NvmlSensor:
         return lines
 
     def _watch_processes(self, card: Card, line: Line) -> list[Line]:
-        """Puts the processes into the card's line; the warnings about strangers are further lines."""
+        """Add the processes to the card's line; warnings about other processes are returned."""
         processes = card.processes()
         if processes is None:
             return []
@@ -479,20 +479,20 @@ class NvmlSensor:
             {"pid": pid, "gpu_memory_used_MB": None if used is None else round(used / BYTES_PER_MB, 1)}
             for pid, used in processes
         ]
-        return self._strangers.warn(card.device, [pid for pid, _ in processes])
+        return self._other_processes.warn(card.device, [pid for pid, _ in processes])
 
     def _set_interval(self) -> None:
         longest_s = BUFFER_HOLDS_S if all(card.has_buffer for card in self._cards) else POLL_WITHOUT_BUFFER_S
         self.interval_s = min(self.interval_s, longest_s)
 
     def _slow_counters(self) -> None:
-        """As many cards as there are, their counters take no more than their share of a core."""
+        """However many cards there are, reading their counters takes at most `COUNTER_SHARE` of a core."""
         calls_s = sum(card.counter_call_s or 0.0 for card in self._cards)
         self._counter_interval_s = max(self._counter_interval_s, round(calls_s / COUNTER_SHARE, 3))
         self._set_interval()
 
     def _revive(self) -> None:
-        """Every card failed: ask the driver anew, by UUID, but not at every reading."""
+        """Every card failed: initialize NVML again and look the cards up by UUID, but not at every reading."""
         now_ns = time.monotonic_ns()
         if now_ns < self._revive_due_ns:
             return

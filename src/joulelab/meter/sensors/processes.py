@@ -1,13 +1,13 @@
-"""Processes of the measured program: its descendants, the other ranks of its launch, and strangers on its GPUs.
+"""Processes of the measured program: its descendants, the other ranks of its launch, and other users of its GPUs.
 
 psutil finds children by reading all of /proc, about 20 us per process of the machine at every reading: a tenth of a
 core on a node with thousands. The kernel also lists each thread's children; walking down that list costs about 30 us
 per thread of the program. The tree is walked as often as that takes no more than `RESCAN_SHARE` of a core, so that
-short-lived children are seen; in between its known members are asked, at about 20 us each.
+short-lived children are seen; in between its known members are read, at about 20 us each.
 
 A card's joules are those of all its users, so another process there deserves a warning. NVML lists process ids. A
 process id that does not exist here belongs to another PID namespace (another container, or this one as the host sees
-it): whose it is cannot be found out, and the warning says so.
+it): its owner is unknown, and the warning says so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessTree:
         self._rescan_at_s = 0.0
 
     def members(self) -> list[psutil.Process]:
-        """Parents before their children: whoever adds up CPU time then never sees a time twice."""
+        """Parents before their children, so that a sum of CPU time never counts a time twice."""
         begin_s = time.monotonic()
         if begin_s >= self._rescan_at_s:
             self._members = self._found()
@@ -62,7 +62,7 @@ class ProcessTree:
         return found
 
     def _is_left_out(self, process: psutil.Process) -> bool:
-        """One that has ended has no command line any more, but is known."""
+        """A recorder that has ended has no command line any more, but is known."""
         return self._without_recorders and (process in self.recorders or is_recorder(process))
 
 
@@ -92,12 +92,12 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 # Ranks of one launch share the first two and differ in the third, all set before their first instruction. (Two programs
-# typed into one interactive Slurm step share all three, and are strangers.)
+# started in one interactive Slurm step share all three and are unrelated.)
 LAUNCH_MARKS = (("MASTER_ADDR", "MASTER_PORT", "RANK"), ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"))
 
 
-class Strangers:
-    """Each process that is not the program's is named once per device."""
+class OtherProcesses:
+    """Warns once per device and process that is not the program's."""
 
     def __init__(self, program_pid: int) -> None:
         self._program_pid = program_pid
@@ -164,8 +164,8 @@ def _first_environment(pid: int) -> dict[str, str]:
 class BusyTime:
     """CPU seconds of a program, its living descendants and those it waited for, recorders excepted; never falling.
 
-    The kernel adds the time of a child that was waited for to its parent's. So a recorder that ends is subtracted from
-    then on, by what it had used at the last look.
+    The kernel adds the time of a child that was waited for to its parent's. So a recorder that ended is subtracted from
+    then on, by what it had used at the last reading.
     """
 
     def __init__(self, pid: int, ended_recorders_s: float = 0.0) -> None:
@@ -180,8 +180,8 @@ class BusyTime:
         now_s = self._departed_s + self._sum()
         short_s = self._highest_s - now_s
         if short_s > 0 and self._fell:
-            # Fallen twice in a row: a process has ended for which nobody waited, so its time is in no parent's sum.
-            # (Once may be one that ended between reading its parent and itself.)
+            # Fell twice in a row: a process ended without being reaped, so its time is in no parent's sum. (A single
+            # fall may be a process that ended between reading its parent and itself.)
             self._departed_s += short_s
         self._fell = short_s > 0 and not self._fell
         self._highest_s = max(self._highest_s, now_s)

@@ -41,7 +41,9 @@ def why_shared(setting: str, environ: Mapping[str, str], node_cpus: int | None =
     node_cpus = node_cpus or os.cpu_count() or 0
     given = _cpus_of_job(environ)
     if given is None:
-        return "Slurm does not say how much of this node the job has; energy.node_shared=no if it is all of it"
+        return (
+            "Slurm does not state how much of this node the job has; set energy.node_shared=no if it is the whole node"
+        )
     if given < node_cpus:
         return (
             f"the Slurm job has {given} of this node's {node_cpus} CPUs, so RAPL's joules include other jobs' work; "
@@ -71,7 +73,7 @@ def _per_node(text: str) -> list[int]:
 
 
 UJ = 1e-6
-# Intel documents no accuracy; comparisons against wall meters on server parts lie within a few percent.
+# Intel documents no accuracy; comparisons with wall meters on server parts agree within a few percent.
 GAIN_ERROR_REL = 0.05
 REFRESH_S = 0.001
 # Above any package on sale (500 W rated in 2025, more in short bursts); a platform has several.
@@ -88,10 +90,10 @@ class Domain:
     kind: str
     """package, core, uncore, dram or psys"""
     label: str
-    """Its name in the trace, one of a kind on this machine: package-0, package-0/dram."""
+    """Its name in the trace, unique on this machine: package-0, package-0/dram."""
     wrap_j: float | None
     twin: bool = False
-    """The same joules as another domain's, read another way."""
+    """The same energy as another domain's, read in another way."""
 
     @property
     def counted(self) -> bool:
@@ -122,7 +124,7 @@ class RaplSensor:
                 "(sudo modprobe intel_rapl_msr, for Intel and AMD alike)",
             )
         self._unread = [domain for domain in domains if not _readable(domain.folder / "energy_uj")]
-        # a package that cannot be read would make the total too small without a word; a core domain is only shown
+        # without one of the packages the total would be too small; a core domain is only shown
         needed = [domain for domain in self._unread if domain.counted]
         if needed:
             raise SensorUnavailable(
@@ -140,7 +142,9 @@ class RaplSensor:
         self._adapt_interval(counters)
         lines: list[Line] = [{"kind": "rapl", "device": "host", "rapl": counters}]
         for domain in self._unread:
-            text = f"{domain.folder / 'energy_uj'} is not readable for this user; its joules lie inside others' anyway"
+            text = (
+                f"{domain.folder / 'energy_uj'} is not readable for this user; its energy is part of another domain's"
+            )
             lines.append({"kind": "warning", "device": f"rapl:{domain.label}", "text": text})
         self._unread = []
         return lines
@@ -186,7 +190,7 @@ def _numbers(folder: Path) -> tuple[int, ...]:
 
 
 def _label(folder: Path, name: str, before: list[Domain]) -> str:
-    """A sub-domain carries its parent's number (intel-rapl:1:0), which tells two packages' dram apart."""
+    """A sub-domain carries its parent's number (intel-rapl:1:0), which distinguishes the dram of two packages."""
     numbers = _numbers(folder)
     if len(numbers) < 2:
         return name
@@ -212,7 +216,7 @@ def _describe(domain: Domain, packages: int, shared: str | None) -> Device:
     if shared:
         facts |= {"node_wide": True, "reason": shared}
     elif not domain.counted:
-        facts["reason"] = "its joules lie inside a package's" if domain.kind != "psys" else "it holds the packages"
+        facts["reason"] = "its energy is part of a package's" if domain.kind != "psys" else "it includes the packages"
     return Device(
         device=f"rapl:{domain.label}",
         component="dram" if domain.kind == "dram" else "cpu",
@@ -226,14 +230,14 @@ def _describe(domain: Domain, packages: int, shared: str | None) -> Device:
 
 
 def readable_fix(root: Path) -> str:
-    """Since 2020 the kernel lets only root read RAPL (it can betray keys); these are ways to allow it on purpose."""
+    """Since 2020 only root may read RAPL (CVE-2020-8694: power reveals keys); ways to allow it deliberately."""
     python = Path(sys.executable).resolve()
     return (
         f"until the next boot: sudo chmod a+r {root}/*/energy_uj; for good, as root, write "
         'SUBSYSTEM=="powercap", KERNEL=="*rapl*:*", RUN+="/bin/chmod a+r /sys%p/energy_uj" '
         "into /etc/udev/rules.d/70-rapl.rules and run "
         "`udevadm control --reload && udevadm trigger -c add -s powercap`; "
-        f"or for this Python alone, and whoever runs it: sudo setcap cap_dac_read_search+ep {python}"
+        f"or for this Python only, for every user who runs it: sudo setcap cap_dac_read_search+ep {python}"
     )
 
 

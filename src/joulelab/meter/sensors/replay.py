@@ -1,7 +1,7 @@
-"""A recorded trace as a sensor: its devices, its lines in their old rhythm, their times moved to now.
+"""A recorded trace as a sensor: its devices, and its lines at their original cadence with times moved to now.
 
-For showing a live view, trying a reader or telling a bug again without the machine it happened on. Joules stay as they
-were recorded; at another speed than 1 they are spent faster or slower, so power is multiplied by the speed.
+For demos of the live view, tests of readers, and to reproduce a bug without the original machine. Energy stays as it
+was recorded; at a speed other than 1 power is multiplied by the speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, Line, SensorUnavailable
 from joulelab.meter.trace import read_lines
 
-# Lines that speak of the recorder, not of a device; the one that replays writes its own.
+# Lines about the recorder, not about a device; the replaying recorder writes its own.
 RECORDERS_OWN = ("header", "devices", "end")
 SHORTEST_INTERVAL_S = 0.02
 
@@ -55,7 +55,7 @@ class ReplaySensor:
     def read(self) -> list[Line]:
         lines: list[Line] = []
         while self._next is not None and self._moved(self._next["mono_ns"]) <= time.monotonic_ns():
-            lines.append(self._retold(self._next))
+            lines.append(self._moved_line(self._next))
             self._advance()
         return lines
 
@@ -65,17 +65,17 @@ class ReplaySensor:
     def _moved(self, mono_ns: int) -> int:
         return self._start_ns + round((mono_ns - self._recorded_start_ns) / self._speed)
 
-    def _retold(self, line: Line) -> Line:
+    def _moved_line(self, line: Line) -> Line:
         now = clock.now()
-        told = {**line, "mono_ns": self._moved(line["mono_ns"])}
-        told["timestamp"] = clock.iso(now.wall_s - (now.mono_ns - told["mono_ns"]) / clock.NS)
+        moved = {**line, "mono_ns": self._moved(line["mono_ns"])}
+        moved["timestamp"] = clock.iso(now.wall_s - (now.mono_ns - moved["mono_ns"]) / clock.NS)
         if "counter_mono_ns" in line:
-            told["counter_mono_ns"] = self._moved(line["counter_mono_ns"])
+            moved["counter_mono_ns"] = self._moved(line["counter_mono_ns"])
         if "power_watts" in line:
-            told["power_watts"] = line["power_watts"] * self._speed
-        return told | self._retold_samples(line, now) if line["kind"] == "samples" else told
+            moved["power_watts"] = line["power_watts"] * self._speed
+        return moved | self._moved_samples(line, now) if line["kind"] == "samples" else moved
 
-    def _retold_samples(self, line: Line, now: clock.Stamp) -> Line:
+    def _moved_samples(self, line: Line, now: clock.Stamp) -> Line:
         wall_us = round(now.wall_s * 1e6)
         recorded_ns = [line["wall_us_mono_ns"] - (line["wall_us"] - stamp) * 1000 for stamp in line["sample_us"]]
         return {
