@@ -50,9 +50,9 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.precision import matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.optim import matrix_products
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 
 WORDS_TAKEN = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 WAYS = ("sft", "kd-cache", "kd-live")

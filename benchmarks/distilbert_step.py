@@ -42,11 +42,10 @@ from joulelab.distill.lm_rows import Limits, cut_sequences, pack_rows
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.precision import autocast, matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.optim import autocast, compile_in_place, matrix_products
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput
 
 TERMS = LmDistillation(alpha_ce=5.0, alpha_mlm=2.0, alpha_cos=1.0)

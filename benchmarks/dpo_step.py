@@ -49,11 +49,10 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.train.compiling import BLOCKS, OFF, compile_in_place
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.precision import autocast, matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.optim import BLOCKS, OFF, autocast, compile_in_place, matrix_products
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput
 
 BETA = 0.1

@@ -47,9 +47,9 @@ from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
-from joulelab.train.precision import autocast, matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.optim import autocast, matrix_products
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 
 VOCABULARY, CLASSES, TEXTS, EPOCHS = 30_522, 2, 4096, 3
 T_LAYER = S_LAYER = -2

@@ -23,8 +23,8 @@ import torch
 from pacing import TokenSpeed, forget_peak, free, peak_gib, wait
 
 from joulelab.data.labeled_text import load
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter

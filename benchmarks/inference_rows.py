@@ -32,23 +32,20 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joulelab.infer.energy import Reader, joules_per_item, mean_power_w, per_inference, pieces
-from joulelab.infer.fastest import choose
-from joulelab.infer.precisions import cast_inputs, cast_model, inference, peak_name
-from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
+from joulelab.infer.recipes import RECIPES, Recipe, cast_inputs, cast_model, choose, inference, peak_name, prepare_call
 from joulelab.infer.timing import Latency, Round, run_round, waited_for
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.health import load_health, throttle_shares
 from joulelab.meter.session import Meter
-from joulelab.runs.idle import IdlePower, idle_power, is_steady, spread_and_drift
+from joulelab.runs.attempt_data import IdlePower, idle_power, is_steady, spread_and_drift
 from joulelab.runs.record import IdleBaseline
 from joulelab.stats import Interval, ratio_paired
-from joulelab.train.peak_flops import peak_flops
-from joulelab.train.stats.window_energy import reader_of
-from joulelab.zoo.flop_counter import FlopCounter
-from joulelab.zoo.norms.build import build, make_inputs
-from joulelab.zoo.norms.equivalence import lean
-from joulelab.zoo.norms.layers import Encoder
-from joulelab.zoo.norms.shapes import SHAPES, EncoderShape
+from joulelab.train.devices import peak_flops
+from joulelab.train.stats.step_energy import reader_of
+from joulelab.zoo.cost import FlopCounter
+from joulelab.zoo.norms.encoder_shapes import SHAPES, EncoderShape
+from joulelab.zoo.norms.encoders import Encoder, build, make_inputs
+from joulelab.zoo.norms.pretrained_encoders import lean
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

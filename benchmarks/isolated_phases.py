@@ -29,20 +29,14 @@ from joulelab.lookup import ZOO
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
-from joulelab.train.precision import matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
-from joulelab.train.stats.energy import EnergyStats
-from joulelab.train.stats.hooks import Bench, NoOpStats, StatsList
+from joulelab.train.optim import matrix_products
+from joulelab.train.stats.hooks import MeterStats, NoOpStats, StatsList, TrackerContext, waiter
 from joulelab.train.stats.isolated import LoopPlan
-from joulelab.train.stats.meter import MeterStats
-from joulelab.train.stats.stretches import Window
-from joulelab.train.stats.sync import waiter
-from joulelab.train.stats.window_energy import reader_of
-from joulelab.train.surroundings import Surroundings
-from joulelab.train.trainer import Trainer
-from joulelab.zoo.objective import ObjectiveOutput
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import prepare
+from joulelab.train.stats.phase_energy import EnergyStats
+from joulelab.train.stats.step_energy import TimeSpan, reader_of
+from joulelab.train.trainer import SimpleTrainer, Trainer, TrainerCallbacks
+from joulelab.zoo.objective import ObjectiveOutput, prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NEVER = 10**9
@@ -57,7 +51,7 @@ def train_measured(trainer: Trainer[Any], meter: Meter, options: argparse.Namesp
         step_s = seconds_of(trainer.step, wait)
         warmup = math.ceil(options.warmup_s / step_s)
         stats = StatsList([MeterStats(meter.phase), EnergyStats(warmup, LoopPlan(rounds=options.rounds))])
-        stats.attach(Bench(trainer, DEVICE, meter=meter, result=found.__setitem__))
+        stats.attach(TrackerContext(trainer, DEVICE, meter=meter, result=found.__setitem__))
         trainer.stats = stats
         stats.start_train()
         for number in range(warmup + math.ceil(options.undisturbed_s / step_s)):
@@ -94,7 +88,7 @@ def check_model(name: str, meter: Meter, options: argparse.Namespace) -> dict[st
         workload.objective,
         config,
         NoOpStats(),
-        Surroundings(phase=meter.phase),
+        TrainerCallbacks(phase=meter.phase),
     )
     trainer.trained.train()
     found, text = train_measured(trainer, meter, options)
@@ -151,7 +145,7 @@ class TwoKernels(Trainer[Batch]):
 
 
 def check_kernels(meter: Meter, options: argparse.Namespace) -> dict[str, Any]:
-    quiet = Surroundings(phase=meter.phase)
+    quiet = TrainerCallbacks(phase=meter.phase)
     config = TrainingConfig(max_steps=NEVER, prefetch=0)
     trainer = TwoKernels(
         nn.Linear(1, 1).to(DEVICE), SameBatch(small_batch()), Reconstruct(), config, NoOpStats(), quiet
@@ -175,7 +169,7 @@ def solo_energies(
 ) -> dict[str, tuple[float | None, float | None]]:
     """Joules of one call of each, from windows in the order A B B A."""
     wait = waiter(DEVICE)
-    windows: dict[str, list[Window]] = {name: [] for name in kernels}
+    windows: dict[str, list[TimeSpan]] = {name: [] for name in kernels}
     counts = {name: math.ceil(options.solo_s / seconds_of(work, wait)) for name, work in kernels.items()}
     for name in [*kernels, *reversed(kernels)]:
         for _ in range(counts[name] // 10):
@@ -235,7 +229,7 @@ def _encoder(kind: type[SimpleTrainer[Batch]], meter: Meter) -> SimpleTrainer[Ba
     settings: dict[str, Any] = {"precision": "bf16" if gpu else "fp32", "max_steps": NEVER}
     config = TrainingConfig(learning_rate=1e-5, **settings)
     batch = small_batch(width, rows=256 if gpu else 32)  # enough for the device to be what the host waits for
-    return kind(model, SameBatch(batch), Reconstruct(), config, NoOpStats(), Surroundings(phase=meter.phase))
+    return kind(model, SameBatch(batch), Reconstruct(), config, NoOpStats(), TrainerCallbacks(phase=meter.phase))
 
 
 def small_batch(width: int = 8, rows: int = 32) -> Batch:

@@ -36,10 +36,8 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.stats import Interval, t_quantile
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
-from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.stats.meter import MeterStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.stats.hooks import MeterStats, NoOpStats
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 
 PLAIN, AGAIN, METERED = "plain", "plain again", "metered"
@@ -92,7 +90,7 @@ class SwitchedLoop:
         batch = Batch(torch.randn(32, 64, width, device=device))
         config = TrainingConfig(epochs=1.0, max_steps=10**8, learning_rate=1e-5, prefetch=0)
         model = nn.TransformerEncoder(layer, 2).to(device)
-        around = Surroundings(phase=self._switched_phase)
+        around = TrainerCallbacks(phase=self._switched_phase)
         self._trainer = SimpleTrainer(model, SameBatch(batch), Reconstruct(), config, off[0], around)
         self._wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
 

@@ -13,7 +13,7 @@ import torch
 
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import Trace
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.trainer import SimpleTrainer
 
 Window = tuple[int, int]
 SETTLING_S = 2.0

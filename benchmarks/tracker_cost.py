@@ -31,14 +31,18 @@ from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
-from joulelab.train.stats.energy import EnergyStats
-from joulelab.train.stats.hooks import Bench, NoOpStats, StatsList, TrainerStats
-from joulelab.train.stats.meter import MeterStats
-from joulelab.train.stats.registry import load_tracker
-from joulelab.train.stats.sync import waiter
+from joulelab.train.stats.hooks import (
+    MeterStats,
+    NoOpStats,
+    StatsList,
+    TrackerContext,
+    TrainerStats,
+    load_tracker,
+    waiter,
+)
+from joulelab.train.stats.phase_energy import EnergyStats
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 
 NO_OP, AGAIN, BOTH, PROFILER = "no-op", "no-op again", "simple,energy", "torch-profiler"
 OTHERS = ("simple", "energy", "averaged-energy", "no-op-sync", "codecarbon", PROFILER)
@@ -64,7 +68,7 @@ class Lab:
 
     def attached(self, members: list[TrainerStats], **bench: Any) -> StatsList:
         stats = StatsList([MeterStats(self.meter.phase), *members])
-        stats.attach(Bench(self.trainer, self.trainer.device, meter=self.meter, **bench))
+        stats.attach(TrackerContext(self.trainer, self.trainer.device, meter=self.meter, **bench))
         stats.start_train()
         return stats
 
@@ -141,7 +145,9 @@ def make_trainer(options: argparse.Namespace, meter: Meter) -> SimpleTrainer[Bat
     batch = Batch(torch.randn(options.batch, 64, options.width, device=device))
     settings: dict[str, Any] = {"precision": "bf16" if device.type == "cuda" else "fp32", "max_steps": NEVER}
     config = TrainingConfig(learning_rate=1e-5, prefetch=0, **settings)
-    return SimpleTrainer(model, SameBatch(batch), Reconstruct(), config, NoOpStats(), Surroundings(phase=meter.phase))
+    return SimpleTrainer(
+        model, SameBatch(batch), Reconstruct(), config, NoOpStats(), TrainerCallbacks(phase=meter.phase)
+    )
 
 
 def tell(where: str, step_s: float, logs: dict[str, list[float]], once: dict[str, Any]) -> None:

@@ -23,15 +23,14 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.trace import read_lines
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.runs.paths import RunPaths
-from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.optim import compile_in_place
+from joulelab.train.training_session import TrainingJob, train_in_run
 
 
-def assignment(way: Way, steps: int, folder: Path, tiny: bool, device: torch.device) -> Assignment:
+def assignment(way: Way, steps: int, folder: Path, tiny: bool, device: torch.device) -> TrainingJob:
     student, teacher = make_models(tiny, device)
     batches, scales = make_batches(folder, way.batch_size)
     frozen = FrozenTeacher(teacher, torch.bfloat16 if way.precision == "bf16" else None)
@@ -40,7 +39,7 @@ def assignment(way: Way, steps: int, folder: Path, tiny: bool, device: torch.dev
         epochs=None, max_steps=steps, batch_size=way.batch_size, precision=way.precision, compile=way.compiled,
         learning_rate=1e-5, prefetch=4, log_every_steps=max(1, steps // 50),
     )  # fmt: skip
-    return Assignment(
+    return TrainingJob(
         stage="student.train",
         role="student",
         model=student,

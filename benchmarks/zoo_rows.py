@@ -29,14 +29,14 @@ from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
-from joulelab.train.peak_flops import peak_flops
-from joulelab.train.precision import matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.devices import peak_flops
+from joulelab.train.optim import matrix_products
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.zoo_results import numbers_of
-from joulelab.zoo.paper_cost import PaperCost, paper_cost
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import prepare
+from joulelab.train.trainer import SimpleTrainer
+from joulelab.train.zoo_pipeline import numbers_of
+from joulelab.zoo.cost import PaperCost, paper_cost
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ __version__ = "0.1.0"
 
 # Name -> "module:object", imported when first asked for. By text, so that no room depends on another through here.
 _EXPORTS = {
-    "measure": "joulelab.runs.measure_api:measure",
-    "measured": "joulelab.runs.measure_api:measured",
+    "measure": "joulelab.runs.measure.api:measure",
+    "measured": "joulelab.runs.measure.api:measured",
     "telemetry": "joulelab.meter.monitor.telemetry:telemetry",
 }
 __all__ = ["__version__", *_EXPORTS]

@@ -10,9 +10,9 @@
     │   ├── DependencyMissing     2   an optional package is not installed
     │   ├── UnknownFormat         2   a file is none of the logs we read (meter/importers/power_log.py)
     │   ├── BadGpu                4   there are GPUs, and not the one asked for (meter/monitor/operator_log.py)
-    │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure_command.py)
+    │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure/program.py)
     ├── UnusableLog               2   a log lacks what was asked of it (meter/importers/power_log.py)
-    ├── ProgramFailed        its own  the measured program ended badly (runs/measure_program.py)
+    ├── ProgramFailed        its own  the measured program ended badly (runs/measure/program.py)
     ├── SensorMissing             3   no sensor where one was required
     ├── InvalidMeasurement        4   the measurement does not meet the required validity
     └── EndedBySignal       128 + n   SIGINT (130) or SIGTERM (143)

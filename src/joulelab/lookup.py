@@ -112,8 +112,8 @@ PIPELINE_SPECS = Table(
         "distilbert": "joulelab.distill.lm_config:LmDistillSpec",
         "dpo": "joulelab.distill.causal.config:CausalSpec",
         "kd": "joulelab.distill.causal.config:CausalSpec",
-        "infer": "joulelab.infer.infer_config:InferSpec",
-        "measure": "joulelab.runs.measure_spec:MeasureSpec",
+        "infer": "joulelab.infer.config:InferSpec",
+        "measure": "joulelab.runs.measure.measure_session:MeasureSpec",
         "prepare-binarize": "joulelab.distill.prepare_config:BinarizeSpec",
         "prepare-dump": "joulelab.distill.prepare_config:DumpSpec",
         "prepare-extract-student": "joulelab.distill.prepare_config:ExtractStudentSpec",
@@ -135,7 +135,7 @@ PIPELINES = Table(
         "dpo": "joulelab.distill.causal.pipelines:run_dpo",
         "kd": "joulelab.distill.causal.pipelines:run_kd",
         "infer": "joulelab.infer.pipeline:run_infer",
-        "measure": "joulelab.runs.measure_spec:refuse",
+        "measure": "joulelab.runs.measure.measure_session:refuse",
         "prepare-binarize": "joulelab.distill.prepare:run_binarize",
         "prepare-dump": "joulelab.distill.prepare:run_dump",
         "prepare-extract-student": "joulelab.distill.prepare:run_extract_student",
@@ -170,12 +170,12 @@ TRAINER_STATS = Table(
     "trainer stats",
     {
         "no-op": "joulelab.train.stats.hooks:NoOpStats",
-        "no-op-sync": "joulelab.train.stats.sync:NoOpSyncStats",
-        "simple": "joulelab.train.stats.simple:SimpleStats",
-        "codecarbon": "joulelab.train.stats.codecarbon:CodeCarbonStats",
-        "averaged-energy": "joulelab.train.stats.averaged_energy:AveragedEnergyStats",
+        "no-op-sync": "joulelab.train.stats.hooks:NoOpSyncStats",
+        "simple": "joulelab.train.stats.phase_times:SimpleStats",
+        "codecarbon": "joulelab.train.stats.codecarbon_phases:CodeCarbonStats",
+        "averaged-energy": "joulelab.train.stats.phase_energy:AveragedEnergyStats",
         "torch-profiler": "joulelab.train.stats.torch_profiler:TorchProfilerStats",
-        "energy": "joulelab.train.stats.energy:EnergyStats",
+        "energy": "joulelab.train.stats.phase_energy:EnergyStats",
     },
 )
 
@@ -209,4 +209,4 @@ ZOO = Table(
 )
 
 # What a verb computes with a framework, so that the verbs themselves import none.
-CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.paper_cost:told"})
+CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.cost:told"})

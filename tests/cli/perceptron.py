@@ -5,7 +5,7 @@ torch itself is imported where the model is made, so that commands that only lis
 
 import time
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 
 def prepare(request):
@@ -14,8 +14,7 @@ def prepare(request):
 
     from joulelab.data.batches import ShuffledRows, TensorBatch
     from joulelab.data.splits import parse_split
-    from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-    from joulelab.zoo.workload import Workload
+    from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 
     def make(rows, draw):
         x = torch.from_numpy(rows % 7).float()[:, None].expand(-1, 8).clone()

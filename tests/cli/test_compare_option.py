@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulelab.cli.compare_option import comparison_of
+from joulelab.cli.options import comparison_of
 from joulelab.errors import NotFoundError, UsageError
 
 

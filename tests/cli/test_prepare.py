@@ -14,7 +14,7 @@ from joulelab.cli.main import app
 from joulelab.data.masking import read_counts
 from joulelab.data.token_store import open_store
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.energy_bill import find_bill
+from joulelab.report.tables.bill_tables import find_bill
 from joulelab.runs.store import load_record
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "data"))  # for small_tokenizers.py

@@ -1,6 +1,6 @@
 """What a log shows of the stages while a run runs."""
 
-from joulelab.cli.progress import PlainProgress
+from joulelab.cli.console import PlainProgress
 
 
 def test_a_stage_that_begins_with_a_word_is_told_with_its_time_at_its_end(capsys):

@@ -4,7 +4,7 @@ from commands import joulelab_here
 
 from joulelab.errors import JoulelabError
 from joulelab.lookup import PIPELINES
-from joulelab.runs.selection import with_ancestors
+from joulelab.runs.groups import with_ancestors
 from joulelab.runs.store import load_record
 
 SETTINGS = ["energy.estimate_cpu=true", "energy.gpus=none", "energy.sample_interval_s=0.05"]

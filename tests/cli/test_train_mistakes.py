@@ -47,7 +47,7 @@ MISTAKES = [
 def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
     (tmp_path / "broken.py").write_text("x = 1\ny = nothing\n")
     (tmp_path / "needy.py").write_text(
-        "from joulelab.zoo.entry import Size, ZooEntry\n"
+        "from joulelab.zoo.registry import Size, ZooEntry\n"
         "SIZES = {'tiny': Size(1, {}, {}, 1)}\n"
         "MODEL = ZooEntry('needy', 'f', 't', 'i', 'a', SIZES, 'x:y', needs=('no_such_package',))\n"
     )

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from joulelab.clock import NS
-from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
+from joulelab.runs.storage import write_json
 
 SECONDS = 40
 IDLE_S, TRAIN_S = 10, 25

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from joulelab import lookup
 from joulelab.runs.attempt import create_run
-from joulelab.runs.execute import execute, execute_beside
-from joulelab.runs.listeners import Silent
-from joulelab.runs.ranks import my_place
+from joulelab.runs.context import SilentProgress
+from joulelab.runs.execute import current_rank, execute, execute_worker
 from joulelab.runs.spec import RunSpec
 
 
@@ -23,9 +22,9 @@ if __name__ == "__main__":
     sys.modules["rank_without_torch"] = sys.modules["__main__"]
     for table, what in ((lookup.PIPELINES, "pipeline"), (lookup.PIPELINE_SPECS, "RunSpec")):
         table._entries["ranks"] = f"rank_without_torch:{what}"
-    store, place = Path(sys.argv[1]), my_place()
+    store, place = Path(sys.argv[1]), current_rank()
     if place.follows:
-        execute_beside(place, store, "ranks")
+        execute_worker(place, store, "ranks")
     else:
         energy = {"counter_interval_s": 0.2, "sample_interval_s": 0.2, "idle_before_s": 1.0}
-        execute(create_run(store, RunSpec(name="ranks", pipeline="ranks", energy=energy)), Silent())
+        execute(create_run(store, RunSpec(name="ranks", pipeline="ranks", energy=energy)), SilentProgress())

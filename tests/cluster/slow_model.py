@@ -10,11 +10,9 @@ from torch.nn import functional
 
 from joulelab.data.batches import ShuffledRows, TensorBatch
 from joulelab.data.splits import parse_split
-from joulelab.zoo.entry import Size, ZooEntry
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.pretrained import drawn_from
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import Workload
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.pretrained import seeded_init
+from joulelab.zoo.registry import Size, WorkloadRequest, ZooEntry
 
 # A job that came back from the queue has shown what it was for, and is quick with the rest.
 CAME_BACK = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
@@ -22,7 +20,7 @@ STEP_S = 0.0 if CAME_BACK else float(os.environ.get("SLOW_MODEL_STEP_S", "0.25")
 
 
 def prepare(request: WorkloadRequest) -> Workload:
-    with drawn_from(request.seed):
+    with seeded_init(request.seed):
         model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 2))
     return Workload(model, PlainObjective(loss), batches(request, request.split), None)
 

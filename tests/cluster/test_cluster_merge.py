@@ -11,10 +11,10 @@ import pytest
 from made_hosts import IDLE_S, SECONDS, TRAIN_S, made_run
 from nvml_sim.driver import SimGpu, constant
 
-from joulelab.report.node_tables import node_grids
+from joulelab.report.tables.run_tables import node_grids
 from joulelab.runs.assemble import assemble
+from joulelab.runs.execute import _job_name
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.ranks import _job_name
 from joulelab.runs.record import RunRecord
 
 PROGRAM = Path(__file__).parent / "rank_without_torch.py"

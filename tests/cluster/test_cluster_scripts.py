@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.cluster.chosen import again, made_shares, seeds_of
-from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, write_jobs
+from joulelab.cluster.job_settings import Environment, job_settings
+from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of, write_jobs
 from joulelab.cluster.plan import Member, plan, read_steps, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
-from joulelab.cluster.settings import Environment, job_settings
-from joulelab.cluster.submission import dry_text, submit_plan
-from joulelab.cluster.waiting_runs import close_queued, home_of
+from joulelab.cluster.submission import again, dry_text, made_shares, seeds_of, submit_plan
 from joulelab.distill.teacher_shares import split_works
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run

@@ -13,21 +13,25 @@ from made_hosts import made_run, write_lines
 
 from joulelab import clock, lookup
 from joulelab.cluster.accounting import parse_accounting
-from joulelab.cluster.jobs_file import JobsFile, SubmittedJob, folder_of_job, write_jobs
-from joulelab.cluster.live_run import RunWatcher, read_speed
+from joulelab.cluster.jobs import (
+    JobsFile,
+    SubmittedJob,
+    close_queued,
+    folder_of_job,
+    tell_waiting,
+    write_home,
+    write_jobs,
+)
 from joulelab.cluster.plan import SEVERAL_RANKS
 from joulelab.cluster.slurm import JobState, parse_jobs, parse_queue, states, this_job
-from joulelab.cluster.waiting_runs import close_queued, tell_waiting, write_home
-from joulelab.cluster.watching import UNASKED, Watcher
+from joulelab.cluster.watch import UNASKED, RunWatcher, Watcher, read_speed
 from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import RunContext
-from joulelab.runs.listeners import Silent
+from joulelab.runs.context import JOB_SIGNALS, RunContext, SilentProgress, StopRequest
 from joulelab.runs.lock import holding
-from joulelab.runs.parts import PartDone, leave_to_later
+from joulelab.runs.phases import PhaseFinished, end_before_later_phase
 from joulelab.runs.record import RunRecord, kind_by_name
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.stopping import JOB_SIGNALS, StopRequest
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -207,16 +211,16 @@ def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path,
 
 def test_a_part_ends_where_a_stage_of_the_next_one_begins():
     for stage in ("idle.before", "data.preprocess", "teacher.train", "teacher.evaluate"):
-        leave_to_later(stage, kind_by_name(stage), "teacher")
+        end_before_later_phase(stage, kind_by_name(stage), "teacher")
     for stage, part in [("teacher.train", "data"), ("student.train", "teacher"), ("model.evaluate", "train")]:
-        with pytest.raises(PartDone):
-            leave_to_later(stage, kind_by_name(stage), part)
-    leave_to_later("student.evaluate", kind_by_name("student.evaluate"), None)
+        with pytest.raises(PhaseFinished):
+            end_before_later_phase(stage, kind_by_name(stage), part)
+    end_before_later_phase("student.evaluate", kind_by_name("student.evaluate"), None)
 
 
 def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_left_in_peace(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("joulelab.runs.stopping.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("joulelab.runs.context.time.monotonic", lambda: now[0])
     stop = StopRequest(JOB_SIGNALS)
     stop._receive(10, None)
     now[0] += 0.5
@@ -231,7 +235,7 @@ def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_lef
 
 def test_a_warning_leaves_an_evaluation_inside_a_training_in_peace_so_that_the_loop_can_save(tmp_path):
     spec, stop = RunSpec(name="a", pipeline="measure"), StopRequest(JOB_SIGNALS)
-    run = RunContext(create_run(tmp_path, spec), spec, MagicMock(), stop, 1, Silent())
+    run = RunContext(create_run(tmp_path, spec), spec, MagicMock(), stop, 1, SilentProgress())
     with run.stage("student.train"):
         stop._receive(15, None)
         with run.stage("student.validate"):

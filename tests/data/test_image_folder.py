@@ -13,8 +13,8 @@ from joulelab import lookup
 from joulelab.data.images import DEVIATION, MEAN, FolderImages, center_box, find_files, random_box
 from joulelab.data.splits import parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import prepare
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,8 @@ from joulelab.data.text import open_documents
 from joulelab.data.token_store import is_store
 from joulelab.data.tokenize import Encoding, decode_bytes, encode_bytes, pack
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import prepare
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 TEXTS = [f"Document number {number} says naïve things." for number in range(200)]
 BYTES = Encoding("bytes", encode_bytes, end_id=2, ids=512)

@@ -17,7 +17,7 @@ from joulelab.distill.connectors import make_connector
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.distill.teacher_cache import TeacherCache, open_cache, write_cache
 from joulelab.errors import JoulelabError
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import TrainerCallbacks
 
 
 class TinyEncoder(nn.Module):
@@ -64,7 +64,7 @@ def loss_of(config, dataset, cache, connector=None, net=None):
     batch = collate(dataset, np.arange(5))
     net = net or TinyEncoder()
     objective = ClassifyObjective(config, cache, connector, TextLook(config.s_layer, config.feat_pool))
-    return objective(net, batch, Surroundings().phase), batch, net
+    return objective(net, batch, TrainerCallbacks().phase), batch, net
 
 
 def test_all_terms_together_are_the_formula(dataset, cache):

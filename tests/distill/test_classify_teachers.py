@@ -22,8 +22,8 @@ from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.errors import ConfigError
 from joulelab.evaluate.classification import Predictions
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 
 CPU = torch.device("cpu")
 DISTILL = DistillConfig(kd_alpha=0.4, feat_beta=1.0, rel_distance=1.0, rel_angle=1.0)

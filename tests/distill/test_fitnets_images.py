@@ -1,9 +1,9 @@
 """Hints between CNNs: a ResNet's maps lead a smaller network, in stages of their own."""
 
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import check_group
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, load_spec, read_layers
 
 TRAINING = {"epochs": 2, "batch_size": 32, "learning_rate": 3e-3, "prefetch": 0}
@@ -22,7 +22,7 @@ def test_a_small_cnn_is_led_to_the_maps_of_a_resnet_and_learns(tmp_path):
         "energy": {"gpus": "none", "sample_interval_s": 1.0},
     }  # fmt: skip
     paths = create_run(tmp_path, check(chosen))
-    record = execute(paths, Silent())
+    record = execute(paths, SilentProgress())
     names = [stage.name for stage in record.stages if stage.is_method_work]
     assert names == [
         "teacher.train", "teacher.validate", "teacher.evaluate", "student.hint", "student.train", "student.validate",

@@ -16,7 +16,7 @@ from joulelab.distill.connectors import make_connector, make_regressor, to_same_
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.distill.teacher_cache import TeacherCache
 from joulelab.errors import ConfigError
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import TrainerCallbacks
 
 LOSSES = {
     "ce": "cross_entropy_sum", "kl": "soft_target_kl_sum", "features": "feature_mse_sum",
@@ -61,7 +61,7 @@ def test_a_term_that_is_off_is_never_computed(batch, cache, monkeypatch, setting
         if name not in terms:
             monkeypatch.setattr(classify_objective, function, refuse)
     net = TinyEncoder()
-    out = objective_of(DistillConfig(**settings), cache)(net, batch, Surroundings().phase)
+    out = objective_of(DistillConfig(**settings), cache)(net, batch, TrainerCallbacks().phase)
     assert set(out.parts) == terms
     assert net.asked_for_hidden == [bool(terms & {"features", "distances", "angles"})]
 
@@ -72,14 +72,14 @@ def test_without_a_teacher_term_the_teacher_is_not_asked(batch):
             raise AssertionError("asked for nothing")
 
     config = DistillConfig(kd_alpha=1.0, feat_beta=0.0)
-    ClassifyObjective(config, Silent())(TinyEncoder(), batch, Surroundings().phase)
+    ClassifyObjective(config, Silent())(TinyEncoder(), batch, TrainerCallbacks().phase)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_alpha_0_and_1_equal_the_reduced_formula_gradients_included(batch, cache, alpha):
     net, other = TinyEncoder(), TinyEncoder()
     objective_of(DistillConfig(kd_alpha=alpha, feat_beta=0.0, kd_T=3.0), cache)(
-        net, batch, Surroundings().phase
+        net, batch, TrainerCallbacks().phase
     ).loss_sum.backward()
     logits = other(batch.input_ids, batch.attention_mask).logits
     said = cache.answer(batch, False).logits_BC
@@ -91,7 +91,7 @@ def test_alpha_0_and_1_equal_the_reduced_formula_gradients_included(batch, cache
 def test_kd_t2_off_leaves_the_square_of_the_temperature_out(batch, cache):
     def kl(on):
         config = DistillConfig(kd_alpha=0.0, feat_beta=0.0, kd_T=3.0, kd_T2=on)
-        return float(objective_of(config, cache)(TinyEncoder(), batch, Surroundings().phase).loss_sum.detach())
+        return float(objective_of(config, cache)(TinyEncoder(), batch, TrainerCallbacks().phase).loss_sum.detach())
 
     assert kl(True) == pytest.approx(9 * kl(False), rel=1e-6)
 
@@ -118,7 +118,7 @@ def test_the_regressor_of_maps_is_a_1x1_convolution_and_maps_meet_at_the_smaller
 
 def test_the_hint_objective_is_the_feature_loss_alone(batch, cache):
     out = HintObjective(DistillConfig(), cache, nn.Identity(), TextLook(-1, "cls"))(
-        TinyEncoder(), batch, Surroundings().phase
+        TinyEncoder(), batch, TrainerCallbacks().phase
     )
     assert set(out.parts) == {"features"}
     own = TinyEncoder()(batch.input_ids, batch.attention_mask, True).hidden_states[-1][:, 0]

@@ -18,9 +18,8 @@ from joulelab.distill.lm_plain import plain_loss
 from joulelab.distill.lm_rows import Limits, cut_sequences, pack_rows
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 
 VOCABULARY = 71
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -65,7 +64,7 @@ ALL = {"alpha_ce": 5.0, "alpha_mse": 0.01, "alpha_cos": 1.0, "temperature": 2.0}
 MASKED = LmDistillation(**ALL, alpha_mlm=2.0)
 RESTRICTED = LmDistillation(**ALL, alpha_mlm=2.0, restrict_ce_to_mask=True)
 CAUSAL = LmDistillation(**ALL, alpha_clm=2.0, mlm=False)
-phase = Surroundings().phase
+phase = TrainerCallbacks().phase
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from lm_tiny import write_teacher, write_text
 
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, merge
 
 TRAINING = {"epochs": None, "max_steps": 12, "batch_size": 8, "accumulate": 2, "learning_rate": 5e-3}
@@ -48,7 +48,7 @@ def settings(text, teachers, family, **changes):
 
 
 def run(tmp_path, config):
-    return execute(create_run(tmp_path, check(config)), Silent()), tmp_path
+    return execute(create_run(tmp_path, check(config)), SilentProgress()), tmp_path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -145,8 +145,8 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teach
     monkeypatch.setattr(LmObjective, "after_step", lambda self, model: cut_off() if next(steps) == 6 else None)
     paths = create_run(tmp_path / "cut", check(config))
     with pytest.raises(RuntimeError, match="power failure"):
-        execute(paths, Silent())
-    resumed = execute(paths, Silent())
+        execute(paths, SilentProgress())
+    resumed = execute(paths, SilentProgress())
     lines = [json.loads(line) for line in (paths.folder / "metrics.jsonl").read_text().splitlines()]
     trained = [(line["attempt"], line["step"]) for line in lines if "loss" in line]
     second = max(attempt for attempt, _ in trained)

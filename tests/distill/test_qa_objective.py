@@ -11,7 +11,7 @@ from joulelab.data.batches import TensorBatch
 from joulelab.distill.qa_config import QaDistill
 from joulelab.distill.qa_losses import span_ce_sum, span_kl_sum
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import TrainerCallbacks
 
 T3 = torch.tensor([[True, False, True, True, False]])  # class token, question, two words, padding
 
@@ -89,7 +89,7 @@ def phases_of(objective, model, batch):
 
     def phase(name):
         seen.append(name)
-        return Surroundings().phase(name)
+        return TrainerCallbacks().phase(name)
 
     return objective(model, batch, phase), seen
 

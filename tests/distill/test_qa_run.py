@@ -12,8 +12,8 @@ from joulelab.data.squad.questions import read_squad
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 from joulelab.runs.verification import verify_runs
 
@@ -62,7 +62,7 @@ def run(store, given):
     spec = check(given)
     spec.preflight()
     paths = create_run(store, spec)
-    return execute(paths, Silent()), paths
+    return execute(paths, SilentProgress()), paths
 
 
 def test_teacher_and_student_are_trained_evaluated_and_billed(tmp_path, models):

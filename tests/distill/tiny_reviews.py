@@ -3,8 +3,8 @@
 import random
 
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 
 GOOD = ["good", "fine", "great", "lovely", "warm", "bright"]
@@ -66,4 +66,4 @@ def settings(encoder, reviews, **over):
 def run(store, chosen):
     """The run's folder and its record."""
     paths = create_run(store, check(chosen))
-    return paths.folder, execute(paths, Silent())
+    return paths.folder, execute(paths, SilentProgress())

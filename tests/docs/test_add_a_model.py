@@ -13,9 +13,8 @@ import pytest
 from commands import joulelab_here
 from documents import document
 
-from joulelab.zoo.paper_cost import paper_cost
-from joulelab.zoo.registry import find_model
-from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.cost import paper_cost
+from joulelab.zoo.registry import WorkloadRequest, find_model
 
 PAGE = document("docs/add-a-model.md")
 FILES = re.findall(r"[Aa]s `(\w+\.py)`.*?^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

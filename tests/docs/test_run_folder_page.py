@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import GridFactor
-from joulelab.runs.bills import Ancestor, Bill
+from joulelab.runs.artifacts import Ancestor, Bill
 from joulelab.runs.carbon import Co2e
 from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.paths import GroupPaths, RunPaths

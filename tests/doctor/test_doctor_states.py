@@ -10,7 +10,7 @@ from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sensors import Device, SensorUnavailable
 from joulelab.runs.doctor import component_states, findings
-from joulelab.runs.sensing import Sensed, demand_sensors, sense
+from joulelab.runs.sensor_discovery import DiscoveredSensors, demand_sensors, discover_sensors
 
 ESTIMATE = Device("estimate:cpu", "cpu_estimate", "EPYC", gain_error_rel=0.7, facts={"w_per_thread": 2.5})
 H200 = Device("gpu:A", "gpu", "H200", refresh_s=0.1, gain_error_rel=0.05)
@@ -19,7 +19,7 @@ NO_RAPL = SensorUnavailable("cpu", "energy_uj is not readable", "sudo chmod a+r"
 
 
 def states(*devices, missing=()):
-    return {state.component: state for state in component_states(Sensed(tuple(devices), tuple(missing)))}
+    return {state.component: state for state in component_states(DiscoveredSensors(tuple(devices), tuple(missing)))}
 
 
 def test_a_component_with_a_counted_sensor_is_measured():
@@ -61,7 +61,7 @@ def test_a_sensor_of_the_whole_node_does_not_measure_this_job():
 )
 def test_a_machine_whose_gpus_nobody_meters_is_not_ok(monkeypatch, tmp_path, known, devices, ok, words):
     monkeypatch.setattr("joulelab.runs.environment.gpus", lambda: [{}] * known)
-    (found,) = [f for f in findings(Sensed(devices, ()), tmp_path, None, 0.001) if f.what == "GPUs"]
+    (found,) = [f for f in findings(DiscoveredSensors(devices, ()), tmp_path, None, 0.001) if f.what == "GPUs"]
     assert found.ok is ok
     assert words in found.text
 
@@ -74,7 +74,7 @@ def test_a_sensor_that_breaks_on_opening_does_not_hide_the_others(monkeypatch):
             raise RuntimeError("boom")
 
     monkeypatch.setattr("joulelab.lookup.SENSORS.resolve", lambda name: Broken)
-    found = sense(EnergyConfig())
+    found = discover_sensors(EnergyConfig())
     assert found.devices == ()
     assert all("boom" in gone.reason for gone in found.missing)
 

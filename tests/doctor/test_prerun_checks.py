@@ -10,7 +10,7 @@ from joulelab.clock import NS
 from joulelab.errors import InvalidMeasurement
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.health import collect_health
-from joulelab.runs.listeners import Silent
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.prerun import (
     Expected,
     burn_check,
@@ -146,7 +146,7 @@ def test_the_burn_in_loads_every_card_that_torch_sees(monkeypatch):
 @pytest.fixture(scope="module")
 def rehearsed(tmp_path_factory):
     store = tmp_path_factory.mktemp("runs")
-    return prerun(store, EnergyConfig(sample_interval_s=0.1, gpus="none"), Expected(gpus=3), 1.0, Silent())
+    return prerun(store, EnergyConfig(sample_interval_s=0.1, gpus="none"), Expected(gpus=3), 1.0, SilentProgress())
 
 
 def test_a_prerun_is_a_run_with_its_report_beside_the_record(rehearsed):

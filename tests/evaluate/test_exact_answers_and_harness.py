@@ -13,10 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distill" / "causal"))
 from tiny_llama import WORDS, make_tokenizer, write_teacher
 
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.evaluate import language_harness
-from joulelab.evaluate.exact_answers import Question, Scored, mean_log_probabilities, read_questions, right_answers
-from joulelab.evaluate.exact_text import same_answer
-from joulelab.evaluate.language_harness import TaskFigure, _require, harness_figures, require_tasks
+from joulelab.evaluate import harness
+from joulelab.evaluate.exact_answers import (
+    Question,
+    Scored,
+    mean_log_probabilities,
+    read_questions,
+    right_answers,
+    same_answer,
+)
+from joulelab.evaluate.harness import TaskFigure, _require, harness_figures, require_tasks
 from joulelab.zoo.pretrained import load_causal_lm
 
 
@@ -162,9 +168,7 @@ def test_standard_errors_and_items_of_the_harness_are_kept(monkeypatch):
         return returned
 
     kinds = {"manager": lambda **how: SimpleNamespace(all_tasks=["gsm8k", "wikitext"]), "model": lambda **how: None}
-    monkeypatch.setattr(
-        language_harness, "import_harness", lambda: (SimpleNamespace(simple_evaluate=simple_evaluate), kinds)
-    )
+    monkeypatch.setattr(harness, "import_harness", lambda: (SimpleNamespace(simple_evaluate=simple_evaluate), kinds))
     how = {"folder": None, "limit": None, "batch_size": 2, "device": torch.device("cpu")}
     strict, flexible, perplexity = harness_figures(None, None, ["gsm8k", "wikitext"], **how)
     assert asked["bootstrap_iters"] > 0 and asked["log_samples"] is True

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from joulelab.evaluate.calibration import expected_calibration_error
-from joulelab.evaluate.classification import Predictions, load_predictions, quality
+from joulelab.evaluate.classification import Predictions, expected_calibration_error, load_predictions, quality
 
 
 def predictions(labels, predicted, probabilities=None, ids=None):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulelab.evaluate.answer_text import best_scores, exact_match, f1, gold_texts, normalise
+from joulelab.evaluate.exact_answers import best_scores, exact_match, f1, gold_texts, normalize_answer
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from joulelab.evaluate.answer_text import best_scores, exact_match, f1, gold_tex
     ],
 )
 def test_case_articles_punctuation_and_spacing_do_not_count(text, bare):
-    assert normalise(text) == bare
+    assert normalize_answer(text) == bare
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,17 @@ import pytest
 
 from joulelab.data.squad.questions import Answer, Question
 from joulelab.evaluate.classification import load_predictions
-from joulelab.evaluate.squad import SquadScores, load_results
-from joulelab.evaluate.squad_spans import (
+from joulelab.evaluate.squad_metrics import (
     Candidate,
     Candidates,
     ScoredWindow,
     SearchLimits,
+    SquadScores,
     best_places,
+    best_threshold,
     find_candidates,
+    load_results,
 )
-from joulelab.evaluate.squad_threshold import best_threshold
 
 CONTEXT = "one two three four five"
 WORDS = [(0, 3), (4, 7), (8, 13), (14, 18), (19, 23)]

@@ -5,10 +5,10 @@ from inference_records import generated, record, row
 
 from joulelab.infer.energy import per_inference, pieces
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.report.inference_figure import joules_against_latency
-from joulelab.report.inference_rows import inference_rows, pareto, row_ratios
-from joulelab.report.inference_table import rows_data
-from joulelab.runs.idle import IdlePower
+from joulelab.report.figures.serving_figures import joules_against_latency
+from joulelab.report.tables.inference_rows import inference_rows, pareto, row_ratios
+from joulelab.report.tables.inference_tables import rows_data
+from joulelab.runs.attempt_data import IdlePower
 
 NS = 10**9
 

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from joulelab.infer.decoding import Decoder
-from joulelab.infer.fastest import choose
-from joulelab.infer.precisions import cast_model, inference
-from joulelab.infer.recipes import RECIPES, prepare_call
-from joulelab.zoo.norms.build import build, make_inputs
-from joulelab.zoo.norms.equivalence import lean
-from joulelab.zoo.norms.shapes import SHAPES
+from joulelab.infer.recipes import RECIPES, cast_model, choose, inference, prepare_call
+from joulelab.zoo.norms.encoder_shapes import SHAPES
+from joulelab.zoo.norms.encoders import build, make_inputs
+from joulelab.zoo.norms.pretrained_encoders import lean
 
 pytestmark = pytest.mark.gpu
 SMALL = replace(SHAPES["deit-t"], layers=4)

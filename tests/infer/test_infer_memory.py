@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from joulelab.errors import ConfigError, OutOfMemory
-from joulelab.infer.infer_config import Case
-from joulelab.infer.memory import explained, item_bytes, require_room
-from joulelab.infer.subject import Subject
-from joulelab.zoo.norms.build import build, make_inputs
-from joulelab.zoo.norms.shapes import SHAPES
+from joulelab.infer.config import Case
+from joulelab.infer.workload import InferenceWorkload, explained, item_bytes, require_room
+from joulelab.zoo.norms.encoder_shapes import SHAPES
+from joulelab.zoo.norms.encoders import build, make_inputs
 
 SMALL = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=2, side=32, patch=8)
 CPU = torch.device("cpu")
@@ -19,7 +18,7 @@ CASE = Case(99_999_999, 0, "eager", "fp32")
 
 
 def subject(images):
-    return Subject(build(SMALL).requires_grad_(False), (make_inputs(SMALL, images, 0),), images, "image")
+    return InferenceWorkload(build(SMALL).requires_grad_(False), (make_inputs(SMALL, images, 0),), images, "image")
 
 
 def test_an_item_needs_itself_and_its_largest_activations():

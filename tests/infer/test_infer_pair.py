@@ -5,10 +5,9 @@ from inference_records import generated, record, row, stage
 
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.grid import render_text, to_rich
-from joulelab.report.inference_alike import doubt_about_maker
-from joulelab.report.inference_pair import pair_data, pair_grid, pairs
-from joulelab.runs.bills import Ancestor
+from joulelab.report.tables.grid import render_text, to_rich
+from joulelab.report.tables.inference_pair import doubt_about_maker, pair_data, pair_grid, pairs
+from joulelab.runs.artifacts import Ancestor
 
 
 def lineage(energy_j):

@@ -8,18 +8,18 @@ import torch
 from nvml_sim.driver import SimGpu, constant
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
-from joulelab.cli.infer_flags import FLAGS, infer_settings
+from joulelab.cli.infer import FLAGS, infer_settings
 from joulelab.errors import ConfigError
-from joulelab.report.inference_figure import joules_against_latency
-from joulelab.report.inference_generation import generation_rows
-from joulelab.report.inference_rows import inference_rows
-from joulelab.report.run_tables import run_grids, stages_grid
+from joulelab.report.figures.serving_figures import joules_against_latency
+from joulelab.report.tables.inference_rows import inference_rows
+from joulelab.report.tables.inference_tables import generation_rows
+from joulelab.report.tables.run_tables import run_grids, stages_grid
 from joulelab.report.wording import rate
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
-from joulelab.zoo.norms.shapes import SHAPES
+from joulelab.zoo.norms.encoder_shapes import SHAPES
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def threads():
 def run(tmp_path, model, **flags):
     absent = dict.fromkeys([*FLAGS, "generate", "estimate_cpu", "overrides"])
     settings = infer_settings({**absent, "model": model, "threads": 1, "device": "cpu", **flags})
-    return execute(create_run(tmp_path / "runs", check(settings)), Silent())
+    return execute(create_run(tmp_path / "runs", check(settings)), SilentProgress())
 
 
 def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path, monkeypatch):  # noqa: F811
@@ -126,7 +126,7 @@ def language_model(tmp_path):
 def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sure(
     nvml_sim, tmp_path, language_model, monkeypatch,  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr("joulelab.infer.tight._FEWEST_PIECES", 1)  # a test need not be as sure as a user
+    monkeypatch.setattr("joulelab.infer.timing._FEWEST_PIECES", 1)  # a test need not be as sure as a user
     nvml_sim.gpus = [SimGpu(wave=constant(400))]
     nvml_sim.write()
     record = run(
@@ -187,9 +187,9 @@ def test_weights_that_joulelab_trained_bring_their_bill_into_train_and_infer(tmp
         "evaluate_batches": 0, "training": {"batch_size": 4, "max_steps": 20},
         "energy": {"gpus": "none", "estimate_cpu": True},
     }  # fmt: skip
-    first = execute(create_run(tmp_path / "runs", check(settings)), Silent())
+    first = execute(create_run(tmp_path / "runs", check(settings)), SilentProgress())
     ours = str(tmp_path / "runs" / first.run_id / "artifacts" / "final_model")
-    second = execute(create_run(tmp_path / "runs", check({**settings, "weights": ours, "seed": 1})), Silent())
+    second = execute(create_run(tmp_path / "runs", check({**settings, "weights": ours, "seed": 1})), SilentProgress())
     used = run(
         tmp_path, "gpt2", size="tiny", weights=ours, min_run_time=0.2,
         overrides=["energy.idle_before_s=0", "energy.idle_after_s=0", "energy.gpus=none", "rounds=1"],

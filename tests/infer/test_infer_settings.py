@@ -6,11 +6,10 @@ import sys
 
 import pytest
 
-from joulelab.cli.infer_flags import FLAGS, checked_settings
-from joulelab.cli.infer_log import infer_from_log
+from joulelab.cli.infer import FLAGS, checked_settings, infer_from_log
 from joulelab.data import samples
 from joulelab.errors import ConfigError, NotFoundError, UsageError
-from joulelab.infer.infer_config import InferSpec
+from joulelab.infer.config import InferSpec
 from joulelab.meter.sensors.cpu import usable_cores
 
 

@@ -6,14 +6,14 @@ import pytest
 from inference_records import generated, record, row, stage
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import compare
-from joulelab.report.grid import render_text, to_rich
-from joulelab.report.inference_compare import use_grid
-from joulelab.report.inference_figure import joules_against_latency
-from joulelab.report.inference_rows import inference_rows, row_ratios
-from joulelab.report.inference_table import inference_grids, rows_data
-from joulelab.report.run_tables import stages_grid
-from joulelab.report.served import served
+from joulelab.report.compare.break_even_report import serving_costs
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.figures.serving_figures import joules_against_latency
+from joulelab.report.tables.grid import render_text, to_rich
+from joulelab.report.tables.inference_pair import use_grid
+from joulelab.report.tables.inference_rows import inference_rows, row_ratios
+from joulelab.report.tables.inference_tables import inference_grids, rows_data
+from joulelab.report.tables.run_tables import stages_grid
 from joulelab.runs.groups import GroupRecord
 
 PARTS = ("prefill", "decode", "infer")
@@ -49,7 +49,7 @@ def test_energy_per_item_is_one_number_in_all_tables(tracker):
     (cells,) = stages_grid(made).rows
     assert cells[-1] == "304 mJ" and cells[-2] == "100"
     assert "of its timed windows" in stages_grid(made).note
-    use = served(SimpleNamespace(record=made))
+    use = serving_costs(SimpleNamespace(record=made))
     assert use.energy.energy_j * (2 if use.item == "token" else 1) == pytest.approx(0.304)
 
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from joulelab.infer import fastest
-from joulelab.infer.precisions import cast_inputs, cast_model, inference
-from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
+from joulelab.infer import recipes as fastest
+from joulelab.infer.recipes import RECIPES, Recipe, cast_inputs, cast_model, inference, prepare_call
 from joulelab.infer.timing import Latency, run_round, waited_for
-from joulelab.zoo.norms.build import build, make_inputs
-from joulelab.zoo.norms.shapes import SHAPES
-from joulelab.zoo.pretrained import drawn_from
+from joulelab.zoo.norms.encoder_shapes import SHAPES
+from joulelab.zoo.norms.encoders import build, make_inputs
+from joulelab.zoo.pretrained import seeded_init
 
 SMALL = replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=4, side=32, patch=8)
 CPU = torch.device("cpu")
@@ -59,7 +58,7 @@ def test_rounding_alone_is_told_from_a_wrong_kernel():
     """Of a classifier's two numbers one can be near 0, and then rounding looks ten times as bad."""
     shape = replace(SHAPES["bert-b"], layers=2, width=192, heads=3, vocabulary=100)
     for seed in range(8):
-        with drawn_from(seed):
+        with seeded_init(seed):
             model = build(shape).requires_grad_(False)
         words = make_inputs(shape, 1, 32, seed)
         exact = prepare_call(fastest.shallow(model, 2), [words], RECIPES["eager"], "fp32", CPU)()

@@ -4,7 +4,7 @@ import pytest
 from programs import measure
 
 from joulelab.runs.environment import REDACTED
-from joulelab.runs.measure_command import CannotStart, default_name, find_program, without_secrets
+from joulelab.runs.measure.program import CannotStart, default_name, find_program, without_secrets
 
 
 @pytest.mark.parametrize(

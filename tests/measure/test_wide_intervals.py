@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.meter.series import Gap
-from joulelab.runs.measure_result import doubts
+from joulelab.runs.measure.result import caveats
 from joulelab.runs.record import Segment
 
 NS = 1_000_000_000
@@ -26,18 +26,18 @@ def trace(*gaps):
 
 def test_a_counter_jump_is_the_reason_and_more_time_is_not_the_remedy():
     """A jump of 5,000 J made the interval wide, and `measure longer` was printed."""
-    (text,) = doubts([stage("missing time")], None, trace(Gap("gpu:0", 40 * NS, JUMP)))
+    (text,) = caveats([stage("missing time")], None, trace(Gap("gpu:0", 40 * NS, JUMP)))
     assert JUMP in text and "repeat the measurement" in text and "longer" not in text
 
 
 def test_faults_of_other_devices_and_other_times_are_not_the_reason():
     others = trace(Gap("gpu:1", 40 * NS, JUMP), Gap("gpu:0", 90 * NS, JUMP))
-    (text,) = doubts([stage("counter latch")], None, others)
+    (text,) = caveats([stage("counter latch")], None, others)
     assert "short against the sampling; measure longer" in text
 
 
 def test_time_without_readings_is_the_reason():
-    (text,) = doubts([stage("missing time", coverage=0.72)], None, trace())
+    (text,) = caveats([stage("missing time", coverage=0.72)], None, trace())
     assert "read during 72 % of the time only; repeat" in text and "longer" not in text
 
 
@@ -45,5 +45,5 @@ def test_a_reader_that_failed_as_a_whole_is_the_reason_for_each_of_its_domains()
     """`rapl` is the gap, `rapl:package-0` the source; `measure longer` was printed."""
     failed = stage("missing time")
     failed.best = failed.best.model_copy(update={"sources": ("rapl:package-0",)})
-    (text,) = doubts([failed], None, trace(Gap("rapl", 40 * NS, "no such file")))
+    (text,) = caveats([failed], None, trace(Gap("rapl", 40 * NS, "no such file")))
     assert "no such file; repeat the measurement" in text and "longer" not in text

@@ -12,7 +12,7 @@ import pytest
 from nvml_sim.driver import SimGpu, square
 
 import joulelab
-from joulelab.runs.measure_figures import union
+from joulelab.runs.measure.api import union
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from joulelab.lookup import PIPELINES
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
+from joulelab.runs.context import Silent
 from joulelab.runs.paths import RunPaths
 
 def pipeline(run):
@@ -61,7 +61,7 @@ def recorder_of(program):
 
 def finish(paths, monkeypatch, story=lambda run: None):
     monkeypatch.setattr("joulelab.lookup.PIPELINES.resolve", lambda name: story)
-    return execute(RunPaths(paths.folder), Silent())
+    return execute(RunPaths(paths.folder), SilentProgress())
 
 
 def test_the_recorder_restores_the_limit_when_the_program_is_killed(capped):

@@ -16,10 +16,9 @@ from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.health import CoreUse
 from joulelab.meter.trace import LineFile
-from joulelab.runs.bills import Ancestor, external
+from joulelab.runs.artifacts import Ancestor, external
 from joulelab.runs.carbon import co2e
 from joulelab.runs.groups import GroupRecord, Member, varying
-from joulelab.runs.json_file import write_json
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     Attempt,
@@ -34,6 +33,7 @@ from joulelab.runs.record import (
     Validity,
     add_components,
 )
+from joulelab.runs.storage import write_json
 from joulelab.runs.validity import Evidence, grade
 
 NS = 1_000_000_000

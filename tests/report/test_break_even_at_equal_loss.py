@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.report.compare import compare
-from joulelab.report.language_table import language_grid
-from joulelab.report.payback import paybacks
-from joulelab.report.payback_figure import payback_curve
-from joulelab.report.payback_words import payback_grid
-from joulelab.report.plain import comparison_data
-from joulelab.report.verdict import verdict
+from joulelab.report.compare.break_even_report import break_even_rows
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.verdict import break_even_grid, verdict
+from joulelab.report.export import comparison_data
+from joulelab.report.figures.comparison_figures import break_even_curve
+from joulelab.report.tables.comparison_tables import language_grid
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result
 
@@ -53,14 +52,14 @@ def comparison(made, tmp_path: Path):
 
 
 def test_the_count_is_at_equal_loss(comparison) -> None:
-    found = {one.label: one for one in paybacks(comparison) if one.each == "student"}
+    found = {one.label: one for one in break_even_rows(comparison) if one.each == "student"}
     kd, synthetic = found["KD"].found, found["synthetic SFT"].found
     assert kd and kd.saved.value == pytest.approx(120.1 - 70.05) and kd.count == pytest.approx(770 / 50.05)
     assert synthetic and not synthetic.pays_back and synthetic.saved.value == pytest.approx(30.025 - 110.1)
 
 
 def test_every_view_gives_the_same_answer(comparison) -> None:
-    grid = payback_grid(comparison)
+    grid = break_even_grid(comparison)
     cells = {row[0]: row[4] for row in grid.rows}
     assert cells == {"KD": "15.4 students", "synthetic SFT": "does not break even"}
     language = {row[0]: row[-1] for row in language_grid(comparison).rows}
@@ -75,7 +74,7 @@ def test_every_view_gives_the_same_answer(comparison) -> None:
 
 
 def test_the_figure_crosses_zero_at_the_tables_count(comparison) -> None:
-    figure = payback_curve(comparison)
+    figure = break_even_curve(comparison)
     curves = [one for one in figure.spec["datasets"]["curves"] if one["method"]]
     below = {label: [c["n"] for c in curves if c["method"] == label and c["net"] < 0] for label in COURSES}
     assert below["synthetic SFT"] == [] and below["labels only"] == []

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from joulelab.cli.main import app
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.compare import compare
-from joulelab.report.grid import render_text
-from joulelab.report.hardware import environment_differences, hardware_warning
-from joulelab.report.selection import select
-from joulelab.report.tables import comparison_view
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.run_selection import select
+from joulelab.report.tables.comparison_tables import comparison_view
+from joulelab.report.tables.grid import render_text
+from joulelab.report.tables.provenance import environment_differences, hardware_warning
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import find_folder

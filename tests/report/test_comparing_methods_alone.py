@@ -9,23 +9,20 @@ from simulated_machine import machine  # noqa: F401 (a fixture)
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.lookup import PIPELINES
-from joulelab.report.compare import compare
-from joulelab.report.grid import render_text, to_rich
-from joulelab.report.parts import datasets
-from joulelab.report.run_tables import header_grid
-from joulelab.report.selection import select
-from joulelab.report.tables import comparison_grids, runs_grid
-from joulelab.report.verdict import verdict
+from joulelab.report.compare.breakdown import datasets
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.run_selection import select
+from joulelab.report.compare.verdict import verdict
+from joulelab.report.tables.comparison_tables import comparison_grids, runs_grid
+from joulelab.report.tables.grid import render_text, to_rich
+from joulelab.report.tables.run_tables import header_grid
 from joulelab.runs.attempt import create_run
-from joulelab.runs.context import RunContext
+from joulelab.runs.context import RunContext, SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.groups import create_group, execute_group, group_records
-from joulelab.runs.index_rows import listed_run, row_of
-from joulelab.runs.listeners import Silent
-from joulelab.runs.measure_result import conclude, repeat_mean, result_of
-from joulelab.runs.measure_session import run_all
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.index import listed_run, row_of
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, run_all
+from joulelab.runs.measure.result import conclude, repeat_mean, result_of
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
@@ -67,7 +64,7 @@ def ratio_of_group(store, order, machine, monkeypatch):  # noqa: F811
     monkeypatch.setattr(PIPELINES, "resolve", lambda name: pipeline)
     specs = [spec(label, seed) for label in order for seed in (0, 1)]
     group = create_group(store, specs, name="reversed", about="", baseline="labels only")
-    execute_group(group, Silent())
+    execute_group(group, SilentProgress())
     row = compare(*group_records(group.folder), store).row("KD")
     return row.student_ratio.ratio, row.full_ratio.ratio
 
@@ -113,7 +110,7 @@ def interrupted(tmp_path, machine, monkeypatch):  # noqa: F811
 
     def play(paths, pipeline):
         monkeypatch.setattr(PIPELINES, "resolve", lambda name: pipeline)
-        return execute(paths, Silent())
+        return execute(paths, SilentProgress())
 
     play(create_run(tmp_path, spec("labels only")), trained(machine, 0, 80))
     paths: RunPaths = create_run(tmp_path, spec("KD"))
@@ -154,7 +151,7 @@ def test_a_run_that_was_killed_has_a_ratio_with_its_repeated_work_too(tmp_path, 
 
     def play(paths, pipeline):
         monkeypatch.setattr(PIPELINES, "resolve", lambda name: pipeline)
-        return execute(paths, Silent())
+        return execute(paths, SilentProgress())
 
     play(create_run(tmp_path, spec("labels only")), trained(machine, 0, steps))
     paths = create_run(tmp_path, spec("KD"))

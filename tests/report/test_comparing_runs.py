@@ -9,12 +9,12 @@ from types import ModuleType
 import pytest
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare import compare
-from joulelab.report.comparison import Comparison, Row
-from joulelab.report.joules import why_incomplete
-from joulelab.report.plain import comparison_data
-from joulelab.report.predictions import correct_by_item
-from joulelab.report.tables import energy_grid, stage_grid
+from joulelab.report.compare.comparison import Comparison, Row
+from joulelab.report.compare.differences import correct_by_item
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.energy_sums import why_incomplete
+from joulelab.report.export import comparison_data
+from joulelab.report.tables.comparison_tables import energy_grid, stage_grid
 from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 

@@ -12,12 +12,10 @@ from typer.testing import CliRunner
 from joulelab.cli.main import app
 from joulelab.meter.figures import missing
 from joulelab.meter.importers import emissions_csv
-from joulelab.report.bill_exports import codecarbon_csv
-from joulelab.report.energy_bill import find_bill, run_bill
-from joulelab.report.joules import run_joules
-from joulelab.report.training_type import training_type
-from joulelab.runs.artifacts import write_bill
-from joulelab.runs.bills import Bill
+from joulelab.report.energy_sums import run_energy
+from joulelab.report.export import codecarbon_csv, training_type
+from joulelab.report.tables.bill_tables import find_bill, run_bill
+from joulelab.runs.artifacts import Bill, write_bill
 from joulelab.runs.record import EnergyByComponent
 
 
@@ -131,7 +129,7 @@ def test_codecarbons_row_comes_back_with_the_same_joules(store: Path) -> None:
 def test_the_bill_of_a_run_agrees_with_the_other_tables_about_its_interval(store: Path) -> None:
     bill = find_bill(store, "made-KD")
     assert bill.record
-    joules = run_joules(bill.record)
+    joules = run_energy(bill.record)
     assert bill.own_figure.half_width_j == joules.own.half_width_j
     assert bill.own_component("gpu").half_width_j == joules.own.half_width_j
     assert bill.whole.half_width_j == pytest.approx(joules.whole.half_width_j)

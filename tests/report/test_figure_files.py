@@ -7,11 +7,9 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from joulelab.cli.main import app
-from joulelab.report.figure_files import figure_names
-from joulelab.report.grid import make_grid
-from joulelab.report.grid_forms import to_csv, to_latex
-from joulelab.report.page_builders import selection_page
-from joulelab.report.selection import select
+from joulelab.report.compare.run_selection import select
+from joulelab.report.page import figure_names, selection_page
+from joulelab.report.tables.grid import make_grid, to_csv, to_latex
 
 
 def test_figures_and_tables_are_written_beside_the_page(made, tmp_path: Path, monkeypatch) -> None:

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from joulelab.report.compare import compare
-from joulelab.report.comparison_figures import quality_against_energy
-from joulelab.report.plain import _difference
-from joulelab.report.tables import comparison_markdown
-from joulelab.report.verdict import verdict
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.verdict import verdict
+from joulelab.report.export import _difference
+from joulelab.report.figures.comparison_figures import quality_against_energy
+from joulelab.report.tables.comparison_tables import comparison_markdown
 from joulelab.runs.record import Result
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from joulelab.report.page import write_report
 from joulelab.report.wording import ratio
-from joulelab.runs.bills import unmetered
+from joulelab.runs.artifacts import unmetered
 from joulelab.stats import ratio_paired, ratio_unpaired, widened_ratio
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

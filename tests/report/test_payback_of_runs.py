@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.report.compare import compare
-from joulelab.report.differences import CROWDED
-from joulelab.report.pareto import pareto_rows
-from joulelab.report.parts import NOT_METERED
-from joulelab.report.payback import paybacks
-from joulelab.report.payback_figure import payback_curve
-from joulelab.report.payback_words import payback_sentence
-from joulelab.report.tables import comparison_markdown
-from joulelab.report.verdict import verdict
-from joulelab.runs.bills import unmetered
+from joulelab.report.compare.break_even_report import break_even_rows
+from joulelab.report.compare.breakdown import NOT_METERED
+from joulelab.report.compare.differences import CROWDED
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.pareto import pareto_rows
+from joulelab.report.compare.verdict import break_even_sentence, verdict
+from joulelab.report.figures.comparison_figures import break_even_curve
+from joulelab.report.tables.comparison_tables import comparison_markdown
+from joulelab.runs.artifacts import unmetered
 
 
 def saving(made, joules=(60.0, 61.0, 59.5), correct=790):
@@ -29,7 +28,7 @@ def saving(made, joules=(60.0, 61.0, 59.5), correct=790):
 
 def told(made, records, tmp_path: Path):
     made.write_group(tmp_path, records, True)
-    return {one.each: one for one in paybacks(compare(made.group_of(records), records, tmp_path))}
+    return {one.each: one for one in break_even_rows(compare(made.group_of(records), records, tmp_path))}
 
 
 def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_path: Path) -> None:
@@ -38,8 +37,8 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
     assert one.found.saved.value == pytest.approx(60.0)
     assert one.found.count == pytest.approx(770 / 60)
     assert one.found.low < 770 / 60 < one.found.high < 15
-    assert payback_sentence(one).startswith("The teacher of KD breaks even after 12.8 students [12.")
-    assert "no significant difference" in payback_sentence(one)
+    assert break_even_sentence(one).startswith("The teacher of KD breaks even after 12.8 students [12.")
+    assert "no significant difference" in break_even_sentence(one)
 
 
 def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Path) -> None:
@@ -60,18 +59,18 @@ def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Pat
     assert not beside.beyond and beside.found.spent.value == pytest.approx(before["student"].found.spent.value)
     records = [made.labels_only(seed, 790, 120.0 + seed, True) for seed in range(3)] + examined[1:4]
     other = [one.model_copy(update={"label": "again"}) for one in examined[1:4]]
-    assert paybacks(compare(made.group_of(records[:3]), [*records[:3], *other], tmp_path)) == ()
+    assert break_even_rows(compare(made.group_of(records[:3]), [*records[:3], *other], tmp_path)) == ()
 
 
 def test_a_baseline_with_a_teacher_of_its_own_has_spent_that_already(made, tmp_path: Path) -> None:
     comparison = two_teachers(made, tmp_path, "exact KD")
-    one = next(one for one in paybacks(comparison) if one.each == "student" and one.label == "KD")
+    one = next(one for one in break_even_rows(comparison) if one.each == "student" and one.label == "KD")
     assert one.found and one.found.spent.value == pytest.approx(130 - 50)
     doubt_j = [made.energy(value, True).gpu.half_width_j for value in (130.0, 50.0)]
     # one teacher was trained for both, and what it took may be off for both alike
     assert one.found.spent.standard_error == pytest.approx(math.hypot(*doubt_j) / 1.96, rel=1e-3)
     assert one.found.count == pytest.approx(80 / (121 - 60.1667), rel=1e-3)
-    assert payback_sentence(one).startswith(
+    assert break_even_sentence(one).startswith(
         "What the teacher of KD took beyond that of exact KD breaks even after 1.3 stu"
     )
     assert "the teacher's energy beyond that of exact KD's" in comparison_markdown(comparison)
@@ -88,8 +87,8 @@ def two_teachers(made, folder: Path, baseline: str):
 
 
 def test_a_teacher_that_took_less_is_not_said_to_have_taken_more(made, tmp_path: Path) -> None:
-    one = next(one for one in paybacks(two_teachers(made, tmp_path, "KD")) if one.label == "exact KD")
-    assert payback_sentence(one).startswith(
+    one = next(one for one in break_even_rows(two_teachers(made, tmp_path, "KD")) if one.label == "exact KD")
+    assert break_even_sentence(one).startswith(
         "The teacher of exact KD, which took less than that of KD, does not break even: a student uses more"
     )
 
@@ -97,7 +96,7 @@ def test_a_teacher_that_took_less_is_not_said_to_have_taken_more(made, tmp_path:
 def test_with_the_very_same_teacher_nothing_has_to_come_back(made, tmp_path: Path) -> None:
     records = [*saving(made)[4:], *(made.distilled("cheap KD", seed, 790, 50.0 + seed, True) for seed in range(3))]
     made.write_group(tmp_path, records, True)
-    (one,) = paybacks(compare(made.group_of(records, "KD"), records, tmp_path))
+    (one,) = break_even_rows(compare(made.group_of(records, "KD"), records, tmp_path))
     assert one.answer == "at once" and one.found.spent.standard_error == 0
 
 
@@ -128,13 +127,13 @@ def test_teaching_that_no_meter_saw_makes_lower_bounds_and_no_answers(made, tmp_
         records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, unseen.artefact)})
     made.write_group(tmp_path, records, True)
     comparison = compare(made.group_of(records), records, tmp_path)
-    assert {one.answer for one in paybacks(comparison)} == {"unknown"}
-    assert {one.reason for one in paybacks(comparison)} == {NOT_METERED}
+    assert {one.answer for one in break_even_rows(comparison)} == {"unknown"}
+    assert {one.reason for one in break_even_rows(comparison)} == {NOT_METERED}
     row = comparison.row("KD")
     assert row and row.full_ratio and row.full_ratio.ratio is None
     assert row.teacher_share_text.startswith("≥ ")
     assert row not in pareto_rows(comparison)
-    assert payback_curve(comparison) is None
+    assert break_even_curve(comparison) is None
     text = comparison_markdown(comparison)
     assert re.search(r"\| KD +\| [^|]+\| ≥ ", text)
     assert "no meter of the runs saw teacher.generate on http://far:8000/v1#llama" in text
@@ -197,8 +196,8 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:
     one = told(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
-    assert one.answer == "does not break even" and "not significantly above 0" in payback_sentence(one)
-    assert "or more" in payback_sentence(one)
+    assert one.answer == "does not break even" and "not significantly above 0" in break_even_sentence(one)
+    assert "or more" in break_even_sentence(one)
 
 
 def test_students_that_are_worse_never_break_even(made, tmp_path: Path) -> None:
@@ -206,19 +205,19 @@ def test_students_that_are_worse_never_break_even(made, tmp_path: Path) -> None:
     records = saving(made, correct=690)
     one = told(made, records, tmp_path)["student"]
     assert one.answer == "does not break even"
-    assert "significantly worse than the baseline's (at lower quality, -10.0 points)" in payback_sentence(one)
-    assert payback_curve(compare(made.group_of(records), records, tmp_path)) is None
+    assert "significantly worse than the baseline's (at lower quality, -10.0 points)" in break_even_sentence(one)
+    assert break_even_curve(compare(made.group_of(records), records, tmp_path)) is None
 
 
 def test_measured_and_estimated_joules_give_no_answer(made, tmp_path: Path) -> None:
     records = [made.labels_only(0, 790), made.distilled("KD", 0, 790, 60.0, measured=True)]
     one = told(made, records, tmp_path)["student"]
-    assert one.found is None and "one side is measured" in payback_sentence(one)
+    assert one.found is None and "one side is measured" in break_even_sentence(one)
 
 
 def test_the_curve_falls_to_the_student_alone(made, tmp_path: Path) -> None:
     records = saving(made)
-    figure = payback_curve(compare(made.group_of(records), records, tmp_path))
+    figure = break_even_curve(compare(made.group_of(records), records, tmp_path))
     assert figure and "breaks even after 12.8 students" in figure.description
     values = [one for one in figure.spec["datasets"]["curves"] if one["method"]]
     first, last = values[0], values[-1]

@@ -10,11 +10,9 @@ import pytest
 
 from joulelab.meter.parquet import copy_to_parquet
 from joulelab.meter.trace import LineFile, read_lines
-from joulelab.report.attempt_traces import attempt_traces
-from joulelab.report.compare import compare
-from joulelab.report.power_figure import power_over_time
-from joulelab.report.quality_curves import curve_points, quality_over_joules
-from joulelab.report.throttling import throttled
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.figures.power_figures import attempt_traces, power_over_time, throttled
+from joulelab.report.figures.quality_curves import curve_points, quality_over_joules
 from joulelab.runs.paths import RunPaths
 
 NS = 1_000_000_000

@@ -12,17 +12,16 @@ import pytest
 import vl_convert
 
 from joulelab.meter.figures import missing
-from joulelab.report.bill_tables import bill_markdown
-from joulelab.report.compare import compare
-from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
-from joulelab.report.energy_bill import run_bill
-from joulelab.report.figures import folded, stages_of_run
-from joulelab.report.grid import render_text
-from joulelab.report.page_builders import run_headline
-from joulelab.report.parts import datasets
-from joulelab.report.run_tables import stages_grid
-from joulelab.report.served_figure import joules_against_time
-from joulelab.report.tables import comparison_markdown, run_view, runs_table
+from joulelab.report.compare.breakdown import datasets
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.figures.chart_base import folded, stages_of_run
+from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
+from joulelab.report.figures.serving_figures import joules_against_time
+from joulelab.report.page import run_headline
+from joulelab.report.tables.bill_tables import bill_markdown, run_bill
+from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_table
+from joulelab.report.tables.grid import render_text
+from joulelab.report.tables.run_tables import stages_grid
 from joulelab.runs.record import RunRecord
 from joulelab.runs.summary import flat_summary
 

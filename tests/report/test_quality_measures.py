@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from joulelab.errors import UsageError
-from joulelab.report.compare import compare
-from joulelab.report.quality import common_measure, quality_of
-from joulelab.report.tables import comparison_markdown
-from joulelab.report.verdict import verdict
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.quality import common_measure, quality_of
+from joulelab.report.compare.verdict import verdict
+from joulelab.report.tables.comparison_tables import comparison_markdown
 from joulelab.runs.record import Result
 
 

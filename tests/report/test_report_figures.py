@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 import vl_convert
 
-from joulelab.report.attempt_traces import attempt_traces
-from joulelab.report.compare import compare
-from joulelab.report.comparison_figures import quality_against_energy, repeats, stages_by_method
-from joulelab.report.figures import energy_unit
-from joulelab.report.palette import label_scales, stage_scale
-from joulelab.report.parts import datasets
-from joulelab.report.plain import comparison_data
-from joulelab.report.power_figure import power_over_time
-from joulelab.report.thinning import thin
+from joulelab.report.compare.breakdown import datasets
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.export import comparison_data
+from joulelab.report.figures.chart_base import energy_unit, label_scales, stage_scale, thin
+from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
+from joulelab.report.figures.power_figures import attempt_traces, power_over_time
 from joulelab.runs.paths import RunPaths
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from joulelab.errors import NotFoundError
-from joulelab.report import facts
-from joulelab.report.chart_library import chart_library
-from joulelab.report.page import write_report
+from joulelab.report.page import chart_library, write_report
+from joulelab.report.tables import provenance
 
 EVIL = "</script><script>alert(1)</script>"
 
@@ -71,7 +70,7 @@ def test_a_folder_that_is_neither_run_nor_group_is_refused(tmp_path: Path) -> No
 
 def test_sensors_that_were_missing_are_named_with_the_way_out(made, tmp_path: Path) -> None:
     folder = made.write_run(tmp_path, made.teacher_run())
-    grid = facts.sensor_grid(facts.trace_headers([folder]))
+    grid = provenance.sensor_grid(provenance.trace_headers([folder]))
     assert ("gpu", "missing", "-", "no NVIDIA driver was found; install it") in grid.rows
     assert grid.rows[0][:3] == ("cpu estimate", "AMD EPYC (estimate:cpu)", "±70 %")
 
@@ -80,24 +79,24 @@ def test_what_differs_between_machines_is_said(made, tmp_path: Path) -> None:
     folders = [made.write_run(tmp_path, record) for record in made.demo_records()[:2]]
     other = {**made.ENVIRONMENT, "python": "3.12.1"}
     (folders[1] / "environment.json").write_text(json.dumps(other))
-    cells = dict(facts.environment_grid(folders).rows)
+    cells = dict(provenance.environment_grid(folders).rows)
     assert cells["Python"] == "differs between runs: 3.11.9 | 3.12.1"
     assert cells["host"] == "laptop" and "left-pad" not in cells
 
 
 def test_joulelabs_commit_is_the_packages_and_the_folders_is_told_as_the_users(made, tmp_path: Path) -> None:
     folder = made.write_run(tmp_path, made.demo_records()[0])
-    older = facts.environment_cells(folder)
+    older = provenance.environment_cells(folder)
     assert (older["joulelab"], older["your folder"][:19]) == ("0.1.0, commit not recorded", "commit 0123456789ab")
     for package, told in (({"commit": "f" * 40, "dirty": False}, f"commit {'f' * 12}"), ({}, "installed package")):
         known = {**made.ENVIRONMENT, "joulelab_code": package, "code": {"commit": None}}
         (folder / "environment.json").write_text(json.dumps(known))
-        cells = facts.environment_cells(folder)
+        cells = provenance.environment_cells(folder)
         assert (cells["joulelab"], cells["your folder"]) == (f"0.1.0, {told}", "not in a git checkout")
 
 
 def test_a_run_is_reproduced_from_its_config_where_its_experiment_is_unknown(made, tmp_path: Path) -> None:
-    command = facts.reproduce_command(made.teacher_run(), tmp_path / "my runs" / "r1")
+    command = provenance.reproduce_command(made.teacher_run(), tmp_path / "my runs" / "r1")
     assert command == f"joulelab run '{tmp_path}/my runs/r1/config.yaml'"
 
 
@@ -108,8 +107,8 @@ def test_a_known_experiment_is_reproduced_by_name_and_changed_settings(made, mon
         def model_dump(self, mode: str) -> dict:
             return {**record.spec, "seed": 0, "label": "labels only", "training": {"learning_rate": 0.1}}
 
-    monkeypatch.setattr(facts, "load_spec", lambda name: Shipped())
-    command = facts.reproduce_command(record, tmp_path)
+    monkeypatch.setattr(provenance, "load_spec", lambda name: Shipped())
+    command = provenance.reproduce_command(record, tmp_path)
     assert command == "joulelab run made-labels-only seed=3 training.learning_rate=0.001"
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from joulelab.report.compare import compare
-from joulelab.report.grid import make_grid, render_text, to_markdown, to_rich
-from joulelab.report.joules import said_below
-from joulelab.report.tables import comparison_markdown, comparison_view, run_view, runs_table
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.energy_sums import said_below
+from joulelab.report.tables.comparison_tables import comparison_markdown, comparison_view, run_view, runs_table
+from joulelab.report.tables.grid import make_grid, render_text, to_markdown, to_rich
 from joulelab.report.wording import ratio
 from joulelab.runs.record import ErrorRecord, Note
 from joulelab.stats import Interval

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from joulelab.report.compare import compare
-from joulelab.report.student_quality import has_student_quality, student_quality_grid
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.tables.comparison_tables import has_student_quality, student_quality_grid
 from joulelab.runs.record import Result
 
 

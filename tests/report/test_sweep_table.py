@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from joulelab.report.grid import render_text
-from joulelab.report.sweep import Sweep, read_sweep
-from joulelab.report.sweep_figures import sweep_figures
-from joulelab.report.sweep_table import interval_text, sweep_data, sweep_headline, sweep_view
-from joulelab.report.training_table import training_grids
+from joulelab.report.figures.step_phases import sweep_figures
+from joulelab.report.tables.grid import render_text
+from joulelab.report.tables.sweep_table import Sweep, interval_text, read_sweep, sweep_data, sweep_headline, sweep_view
+from joulelab.report.tables.training_table import training_grids
 from joulelab.runs.groups import GroupRecord, Member, varying
 from joulelab.runs.record import ErrorRecord, PhaseRecord, Result
 from joulelab.stats import Interval
@@ -91,7 +90,7 @@ def test_checkpoints_say_how_long_they_held_the_training_up(records: list[Any]) 
 def test_a_training_as_a_terminal_shows_it(records: list[Any], golden: Any) -> None:
     from rich.console import Group
 
-    from joulelab.report.grid import to_rich
+    from joulelab.report.tables.grid import to_rich
 
     golden("training.txt", render_text(Group(*map(to_rich, training_grids(records[0]))), width=120))
 

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from joulelab.report.compare import compare
-from joulelab.report.verdict import Verdict, provenance, verdict
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.verdict import Verdict, provenance, verdict
 from joulelab.runs.record import RunRecord, Validity
 
 

@@ -11,10 +11,9 @@ import pytest
 from joulelab.lookup import PIPELINES
 from joulelab.meter.config import EnergyConfig
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.runs.spec import load_spec
 
 FAST = {"energy": {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}}
@@ -60,11 +59,11 @@ def play(tmp_path, monkeypatch):
         monkeypatch.setattr(PIPELINES, "resolve", lambda name: story)
         paths = create_run(store, load_spec("demo-kd", {**FAST, **overrides}))
         start.paths = paths
-        return execute(paths, Silent())
+        return execute(paths, SilentProgress())
 
     start.energy = FAST["energy"]
     start.again = lambda story: (
         monkeypatch.setattr(PIPELINES, "resolve", lambda name: story),
-        execute(start.paths, Silent()),
+        execute(start.paths, SilentProgress()),
     )[1]
     return start

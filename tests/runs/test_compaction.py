@@ -20,12 +20,10 @@ from joulelab.meter.session import Meter
 from joulelab.meter.trace import read_header, read_lines
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt import RunAttempt
-from joulelab.runs.compaction import compact_ended, compact_run
-from joulelab.runs.listeners import Silent
+from joulelab.runs.context import SilentProgress, StopRequest
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import check
-from joulelab.runs.stopping import StopRequest
-from joulelab.runs.store import read_record
+from joulelab.runs.store import compact_ended, compact_run, read_record
 
 RECORDED = Path(__file__).parent.parent / "meter" / "recorded" / "h200-square-waves.jsonl.gz"
 DEVICES = [
@@ -120,7 +118,7 @@ def test_a_run_ends_with_a_parquet_trace_from_which_its_record_follows(folder):
 def test_a_run_that_goes_on_adds_a_trace_and_keeps_the_joules_of_the_first(folder):
     paths = RunPaths(folder)
     first = read_record(paths)
-    attempt = RunAttempt(paths, check(first.spec), StopRequest(), Silent())
+    attempt = RunAttempt(paths, check(first.spec), StopRequest(), SilentProgress())
     with attempt.begin().stage("model.more"):
         assert [path.suffix for _, _, path in paths.traces()] == [".parquet", ".jsonl"]
     record = attempt.end("done")

@@ -10,15 +10,15 @@ from joulelab.cli import main
 from joulelab.errors import StorageFailed
 from joulelab.lookup import PIPELINES
 from joulelab.meter.marks import RingWriter
-from joulelab.report.run_tables import header_grid
-from joulelab.runs import attempt, json_file, storage
+from joulelab.report.tables.run_tables import header_grid
+from joulelab.runs import attempt, storage
+from joulelab.runs import storage as json_file
 from joulelab.runs.attempt import create_run, mark_running
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.json_file import write_json
-from joulelab.runs.listeners import Silent
 from joulelab.runs.lock import holding
 from joulelab.runs.spec import load_spec
-from joulelab.runs.storage import storage_failure
+from joulelab.runs.storage import storage_failure, write_json
 from joulelab.runs.store import load_record, read_record
 
 FAST = {"energy": {"estimate_cpu": True, "gpus": "none"}}
@@ -58,7 +58,7 @@ def test_a_run_that_meets_a_full_disk_fails_with_its_joules_and_without_a_traceb
     monkeypatch.setattr(PIPELINES, "resolve", lambda name: fails)
     paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
     with pytest.raises(StorageFailed):
-        execute(paths, Silent())
+        execute(paths, SilentProgress())
     record = read_record(paths)
     assert (record.status, record.error.kind, record.error.traceback) == ("failed", "StorageFailed", "")
     assert record.totals is not None
@@ -69,7 +69,7 @@ def test_where_the_record_itself_finds_no_room_its_end_is_still_told(tmp_path, m
     monkeypatch.setattr(attempt, "close_run", fails)
     paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
     with pytest.raises(StorageFailed, match="not enough space"):
-        execute(paths, Silent())
+        execute(paths, SilentProgress())
     assert read_record(paths).status == "failed"
 
 

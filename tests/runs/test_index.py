@@ -9,19 +9,18 @@ import threading
 
 import pytest
 
+from joulelab.cli.browse import list_runs
 from joulelab.cli.console import print_grid
-from joulelab.cli.runs import list_runs
 from joulelab.meter.trace import read_lines
-from joulelab.report.grid import make_grid
-from joulelab.report.tables import runs_grid
+from joulelab.report.tables.comparison_tables import runs_grid
+from joulelab.report.tables.grid import make_grid
 from joulelab.runs import index
 from joulelab.runs.attempt import create_run
-from joulelab.runs.index import INDEX, Told, listed, refresh
-from joulelab.runs.index_rows import LISTING, SUMMARY, listed_run
-from joulelab.runs.json_file import write_json
+from joulelab.runs.index import INDEX, LISTING, SUMMARY, Told, listed, listed_run, refresh
 from joulelab.runs.lock import holding
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
+from joulelab.runs.storage import write_json
 from joulelab.runs.store import load_record, read_record
 from joulelab.runs.summary import flat_summary
 
@@ -189,8 +188,8 @@ def test_very_many_rows_go_out_in_plain_columns(capsys):
 def test_listing_imports_neither_torch_nor_pandas(store):
     ids(store)
     program = (
-        "import sys; from joulelab.cli.runs import runs; from pathlib import Path; runs(Path(sys.argv[1]), last=None, "
-        "compact=False); print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
+        "import sys; from joulelab.cli.browse import runs; from pathlib import Path; runs(Path(sys.argv[1]), "
+        "last=None, compact=False); print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, str(store)], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

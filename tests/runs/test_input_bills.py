@@ -7,11 +7,11 @@ import pytest
 from joulelab.data.inputs import find_bill, input_bill
 from joulelab.data.sources import content_hash
 from joulelab.distill.prepare_delivery import deliver
-from joulelab.report.energy_bill import artefact_bill, run_bill
-from joulelab.report.joules import is_teachers, parts_of, run_joules
+from joulelab.report.energy_sums import is_teachers, parts_of, run_energy
+from joulelab.report.tables.bill_tables import artefact_bill, run_bill
 from joulelab.runs.artifacts import Artifact, read_bill
-from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import RunRecord, kinds_of
+from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import load_record
 
 
@@ -201,7 +201,7 @@ def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, tau
     assert all(part.shared for part in parts_of(record) if part.inherited)
     train = next(part for part in parts_of(record) if part.key == read_bill(taught_model).key)
     assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, of the teacher", True, False)
-    found = run_joules(record)
+    found = run_energy(record)
     assert found.inherited_but_teacher is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
     bill = run_bill(record, students=10)
     assert bill.inherited_figure.energy_j == pytest.approx(found.inherited.energy_j / 10)

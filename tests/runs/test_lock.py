@@ -12,7 +12,7 @@ import pytest
 
 from joulelab.runs import lock
 from joulelab.runs.attempt import create_run, mark_running
-from joulelab.runs.events import drain_ring, read_events
+from joulelab.runs.attempt_data import drain_ring, read_events
 from joulelab.runs.lock import FolderLocked, hold, holding, is_held, newest_lease
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import load_spec

@@ -11,15 +11,13 @@ import zipfile
 
 import pytest
 
-from joulelab.cli.unpack import unpack as unpack_verb
+from joulelab.cli.archive import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, UsageError
-from joulelab.runs import unpacking
-from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs import pack as unpacking
 from joulelab.runs.lock import holding
-from joulelab.runs.pack_secrets import without_secrets
-from joulelab.runs.packing import SUMS, TOP, pack
+from joulelab.runs.pack import SUMS, TOP, pack, unpack, without_secrets
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.unpacking import unpack
+from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.verification import verify_runs
 
 KINDS = pytest.mark.parametrize("name", ["x.tar.gz", "x.zip"])

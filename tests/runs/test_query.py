@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from joulelab.cli.query import query
+from joulelab.cli.browse import query
 from joulelab.errors import DependencyMissing, UsageError
 from joulelab.meter.trace import read_lines
-from joulelab.runs.index import Told
+from joulelab.runs.index import Told, ask, schema
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.query import ask, schema
 from joulelab.runs.store import read_record
 
 pytest.importorskip("duckdb", reason="duckdb is not installed: pip install 'joulelab[query]'")

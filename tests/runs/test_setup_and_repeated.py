@@ -10,8 +10,8 @@ from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figure_text import amount_text
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.report.energy_bill import find_bill
-from joulelab.runs.idle import idle_baselines
+from joulelab.report.tables.bill_tables import find_bill
+from joulelab.runs.attempt_data import idle_baselines
 from joulelab.runs.record import EnergyByComponent
 from joulelab.runs.store import load_record
 

@@ -5,13 +5,11 @@ import errno
 import pytest
 
 from joulelab.errors import DependencyMissing, JoulelabError
-from joulelab.runs import soundness
-from joulelab.runs.bills import BILL
-from joulelab.runs.following import FollowingContext
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.packing import STORE, pack
-from joulelab.runs.soundness import CONTENTS, SET_ASIDE, harm, list_contents
-from joulelab.runs.unpacking import unpack
+from joulelab.runs import artifacts
+from joulelab.runs.artifacts import BILL, CONTENTS, SET_ASIDE, find_damage, list_contents
+from joulelab.runs.context import WorkerContext
+from joulelab.runs.pack import STORE, pack, unpack
+from joulelab.runs.storage import read_json, write_json
 
 WEIGHTS, WORDS = "weights.bin", "tokenizer/words.txt"
 
@@ -69,9 +67,9 @@ def made(tmp_path):
 
 @DAMAGES
 def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, told):
-    assert harm(made) is None
+    assert find_damage(made) is None
     damage(made / WORDS)
-    assert harm(made) == told
+    assert find_damage(made) == told
 
 
 def test_another_runs_damaged_artefact_is_set_aside_and_made_again_with_a_warning(play):
@@ -132,7 +130,7 @@ def test_a_following_rank_leaves_it_to_the_first_to_say_so_and_to_set_it_aside(p
     lose(bill.with_name(WEIGHTS))
 
     def story(run):
-        beside = FollowingContext(run.paths, run.spec, run.meter, run.stop, run.attempt, tmp_path / "scratch")
+        beside = WorkerContext(run.paths, run.spec, run.meter, run.stop, run.attempt, tmp_path / "scratch")
         assert pipeline(beside).folder == tmp_path / "scratch" / "final_model"
         assert bill.exists()
 
@@ -185,20 +183,20 @@ def test_one_of_an_older_version_has_no_list_and_is_accepted(play):
 def test_sizes_without_sums_are_compared_as_they_were(made):
     write_json(made / CONTENTS, {"bytes": read_json(made / CONTENTS)["bytes"]})
     flip(made / WEIGHTS)
-    assert harm(made) is None
+    assert find_damage(made) is None
     cut(made / WEIGHTS)
-    assert harm(made) == f"{WEIGHTS} has 99 bytes, and 100 were written"
+    assert find_damage(made) == f"{WEIGHTS} has 99 bytes, and 100 were written"
 
 
 def test_large_files_are_told_by_their_size_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(soundness, "SUMMED_BYTES", 15)
+    monkeypatch.setattr(artifacts, "SUMMED_BYTES", 15)
     write_files(tmp_path)
     list_contents(tmp_path)
     assert list(read_json(tmp_path / CONTENTS)["crc32"]) == [WORDS]
     flip(tmp_path / WEIGHTS)
-    assert harm(tmp_path) is None
+    assert find_damage(tmp_path) is None
     flip(tmp_path / WORDS)
-    assert harm(tmp_path) == f"{WORDS} does not hold the bytes that were written"
+    assert find_damage(tmp_path) == f"{WORDS} does not hold the bytes that were written"
 
 
 def test_files_that_come_later_a_settled_bill_and_links_are_no_harm(tmp_path):
@@ -210,9 +208,9 @@ def test_files_that_come_later_a_settled_bill_and_links_are_no_harm(tmp_path):
     list_contents(folder)
     (folder / BILL).write_text("of this run")
     (folder / "notes.txt").write_text("mine")
-    assert harm(folder) is None
+    assert find_damage(folder) is None
     elsewhere.unlink()
-    assert harm(folder) == "linked.bin is missing"
+    assert find_damage(folder) == "linked.bin is missing"
 
 
 def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damage(made):
@@ -225,16 +223,16 @@ def test_a_reader_says_what_only_it_can_see_and_what_it_lacks_itself_is_no_damag
     def has_no_file_left(folder):
         raise OSError(errno.EMFILE, "too many open files")
 
-    assert harm(made, fails) == "EOFError"
+    assert find_damage(made, fails) == "EOFError"
     for reader, error in ((lacks, DependencyMissing), (has_no_file_left, OSError)):
         with pytest.raises(error):
-            harm(made, reader)
+            find_damage(made, reader)
 
 
 def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_replaced(made):
     cut(made / CONTENTS)
     cut(made / CONTENTS)
-    assert "is not valid JSON" in harm(made)
+    assert "is not valid JSON" in find_damage(made)
     (made / CONTENTS).write_text('["mine"]')
     with pytest.raises(JoulelabError, match="the name of the list") as told:
         list_contents(made)

@@ -3,8 +3,17 @@
 import pytest
 
 from joulelab.errors import ConfigError, NotFoundError, UsageError
-from joulelab.runs.settings import describe, explained
-from joulelab.runs.spec import check, experiment_names, load_spec, merge, parse_overrides, read_experiment, read_layers
+from joulelab.runs.spec import (
+    check,
+    describe,
+    experiment_names,
+    explained,
+    load_spec,
+    merge,
+    parse_overrides,
+    read_experiment,
+    read_layers,
+)
 
 
 def refused(**overrides):

@@ -6,10 +6,10 @@ import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
 from joulelab.meter.figures import EnergyFigure
-from joulelab.runs.bills import external
-from joulelab.runs.json_file import read_json
-from joulelab.runs.listeners import Silent
+from joulelab.runs.artifacts import external
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.record import Result
+from joulelab.runs.storage import read_json
 from joulelab.runs.store import load_record
 
 
@@ -176,7 +176,7 @@ def test_an_artefact_is_found_again_with_its_bill(play):
 
 def test_an_artefact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
     said = []
-    monkeypatch.setattr(Silent, "say", lambda self, text: said.append(text))
+    monkeypatch.setattr(SilentProgress, "say", lambda self, text: said.append(text))
 
     def story(run):
         for _ in range(2):

@@ -3,11 +3,10 @@
 import pytest
 
 from joulelab.errors import EndedBySignal, UsageError
-from joulelab.runs.groups import create_group, execute_group, group_records, load_group
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.listeners import Silent
+from joulelab.runs.context import SilentProgress
+from joulelab.runs.groups import create_group, execute_group, group_records, load_group, point_label, sweep_specs
 from joulelab.runs.record import RunRecord
-from joulelab.runs.sweeps import label_of, sweep_specs
+from joulelab.runs.storage import read_json, write_json
 
 SETTINGS = {"pipeline": "train", "model": "gpt2", "size": "tiny", "seed": 3}
 
@@ -26,8 +25,8 @@ def test_repeats_alone_are_a_sweep_of_one_configuration():
 
 
 def test_names_that_end_alike_are_told_apart():
-    assert label_of({"training.seed_a": 1, "training.lr": 2}) == "seed_a=1, lr=2"
-    assert label_of({"teacher.lr": 1, "student.lr": 2}) == "teacher.lr=1, student.lr=2"
+    assert point_label({"training.seed_a": 1, "training.lr": 2}) == "seed_a=1, lr=2"
+    assert point_label({"teacher.lr": 1, "student.lr": 2}) == "teacher.lr=1, student.lr=2"
 
 
 @pytest.mark.parametrize("axes", [{"seed": [1, 2]}, {"training.batch_size": [2, 2]}])
@@ -57,19 +56,19 @@ def group(tmp_path):
 
 
 def test_a_member_that_failed_does_not_stop_the_others_and_is_run_again_on_resume(tmp_path, group):
-    records = execute_group(group, Silent(), ends_with("done", "failed", "done", "done"))
+    records = execute_group(group, SilentProgress(), ends_with("done", "failed", "done", "done"))
     assert [record.status for record in records] == ["done", "failed", "done", "done"]
     first = [member.run_id for member in load_group(group.folder).members]
-    again = execute_group(group, Silent(), ends_with("done"))
+    again = execute_group(group, SilentProgress(), ends_with("done"))
     assert [record.status for record in again] == ["done"] * 4
     assert [member.run_id for member in load_group(group.folder).members] == first, "the same runs, not new ones"
 
 
 def test_a_sweep_that_was_cut_off_goes_on_with_what_is_left(tmp_path, group):
     with pytest.raises(EndedBySignal):
-        execute_group(group, Silent(), ends_with("done", "truncated"))
+        execute_group(group, SilentProgress(), ends_with("done", "truncated"))
     assert [member.run_id is not None for member in load_group(group.folder).members] == [True, True, False, False]
-    execute_group(group, Silent(), ends_with("done", "done", "done"))
+    execute_group(group, SilentProgress(), ends_with("done", "done", "done"))
     record, members = group_records(group.folder)
     assert record.sweep
     assert [member.status for member in members] == ["done"] * 4

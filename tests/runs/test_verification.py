@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from joulelab.cli.unpack import unpack as unpack_verb
+from joulelab.cli.archive import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement
 from joulelab.runs import attempt_data, first_release
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.packing import pack
+from joulelab.runs.pack import pack, unpack
 from joulelab.runs.paths import RunPaths
+from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import read_record
-from joulelab.runs.unpacking import unpack
 from joulelab.runs.verification import verify_runs
 
 FIRST = Path(__file__).parent / "first_release"

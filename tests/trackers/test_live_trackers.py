@@ -7,8 +7,7 @@ import pytest
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.meter.config import EnergyConfig
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.runs.spec import check
 from joulelab.runs.store import load_record
 from joulelab.trackers import live

@@ -11,8 +11,7 @@ import pytest
 from joulelab import clock
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
-from joulelab.trackers.export import export_run
-from joulelab.trackers.tracker import PACKAGES, require_installed
+from joulelab.trackers.tracker import PACKAGES, export_run, require_installed
 
 NOW = clock.now().wall_s
 # A step that was done twice, after a resume; and a second stage whose steps begin anew.

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
 
 ROWS, VOCABULARY, WIDTH = 32, 23, 16

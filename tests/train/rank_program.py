@@ -8,9 +8,9 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from joulelab.errors import EndedBySignal
-from joulelab.train import ranks as rank_group
-from joulelab.train.sharded_checkpoint import ShardedCheckpoints
-from joulelab.train.surroundings import Surroundings
+from joulelab.train import parallel as rank_group
+from joulelab.train.sharding_fsdp import ShardedCheckpoints
+from joulelab.train.trainer import TrainerCallbacks
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ragged_language import language_trainer
@@ -18,7 +18,7 @@ from ragged_language import language_trainer
 
 def one_step(kind, ranks):
     """2 ranks x 4 micro-batches x 4 rows = the 32 rows of one epoch."""
-    trainer = language_trainer(4, Surroundings(ranks=ranks), parallel=kind, accumulate=4)
+    trainer = language_trainer(4, TrainerCallbacks(ranks=ranks), parallel=kind, accumulate=4)
     trainer.train()
     state = get_model_state_dict(trainer.trained, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name.removeprefix("model."): value for name, value in state.items()}, trainer.position
@@ -32,7 +32,7 @@ def losses_of(kind, ranks, folder, stop_at=None):
         if ranks.rank == 1 and len(calls) == stop_at:  # one rank alone is told to stop
             raise EndedBySignal(15)
 
-    around = Surroundings(
+    around = TrainerCallbacks(
         ranks=ranks,
         checkpoints=ShardedCheckpoints(folder, ranks),
         check_stop=check_stop,

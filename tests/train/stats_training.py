@@ -18,9 +18,8 @@ from torch import nn
 from joulelab.clock import NS
 from joulelab.data.batches import TensorBatch
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
-from joulelab.train.stats.hooks import Bench, NoOpStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.stats.hooks import NoOpStats, TrackerContext
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo.objective import ObjectiveOutput
 
 IDLE_W = 60.0
@@ -92,13 +91,13 @@ def make_trainer(stats=None, around=None, kind=SimpleTrainer, **config):
     torch.manual_seed(5)
     settings = TrainingConfig(**{**defaults, **config})
     quiet = nullcontext()
-    around = around or Surroundings(phase=lambda name: quiet)
+    around = around or TrainerCallbacks(phase=lambda name: quiet)
     return kind(model, Rows(), EmaObjective(model), settings, stats or NoOpStats(), around)
 
 
 def trained(trainer, **bench):
     """Train with its trackers attached; what they say."""
-    trainer.stats.attach(Bench(trainer, trainer.device, **bench))
+    trainer.stats.attach(TrackerContext(trainer, trainer.device, **bench))
     trainer.train()
     return trainer.stats.log_stats()
 

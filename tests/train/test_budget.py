@@ -13,12 +13,10 @@ from joulelab.errors import EndedBySignal
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.sensors import Device
 from joulelab.meter.trace import LineFile, header
-from joulelab.train.budget import Budget, EarlyStopping
+from joulelab.train.budget import Budget, EarlyStopping, Position
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
-from joulelab.train.position import Position
-from joulelab.train.schedule import rate_factor
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import TrainerCallbacks, rate_factor
 
 
 def budget(clock=None, energy=None, replayed=None, notes=None, **limits):
@@ -67,7 +65,7 @@ def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
         spent[0] += 7.0
         return spent[0]
 
-    around = Surroundings(energy_j=meter, budget_look=lambda step, seen: notes.append((step, seen)))
+    around = TrainerCallbacks(energy_j=meter, budget_look=lambda step, seen: notes.append((step, seen)))
     first = language_trainer(8, around, max_steps=None, max_energy_j=100.0, max_time_s=1e-3 * 1e6, warmup_share=0.3)
     first.budget.clock_s = Ticking()
     first.train()
@@ -75,7 +73,7 @@ def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
     assert notes[-1][1] >= 1
 
     replay = language_trainer(
-        8, Surroundings(replayed_looks=notes), max_steps=None, max_energy_j=100.0, warmup_share=0.3
+        8, TrainerCallbacks(replayed_looks=notes), max_steps=None, max_energy_j=100.0, warmup_share=0.3
     )
     replay.train()
     assert replay.position == first.position
@@ -118,7 +116,7 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
     monkeypatch.setattr("joulelab.meter.monitor.tally.time", machine)
     live = LiveEnergy(tmp_path / "trace.jsonl")
     rates, spent = [], []
-    around = Surroundings(
+    around = TrainerCallbacks(
         energy_j=live.read_now,
         report=lambda report: (rates.append(report.learning_rate), spent.append(machine.used_j)),
     )
@@ -146,7 +144,7 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
 def test_setup_spends_no_time_and_no_joules_of_a_budget(limit):
     """100 s of compilation in the first step and 50 s in a later one used up the budget before training began."""
     now_s = [0.0]
-    trainer = language_trainer(8, Surroundings(energy_j=lambda: 250.0 * now_s[0]), max_steps=None, **limit)
+    trainer = language_trainer(8, TrainerCallbacks(energy_j=lambda: 250.0 * now_s[0]), max_steps=None, **limit)
     trainer.budget.clock_s = lambda: now_s[0]
     forward = trainer.forward
 
@@ -182,7 +180,7 @@ def test_a_pause_within_a_pause_is_counted_once_and_a_failed_one_ends():
 def test_no_step_of_a_token_budget_has_rate_0(max_tokens, batch_size):
     """The first step was made at rate 0, and so was a last step whose middle lay beyond the budget."""
     rates = []
-    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(
         batch_size, around, max_steps=None, max_tokens=max_tokens, warmup_share=0.2, log_every_steps=1
     )
@@ -194,7 +192,7 @@ def test_no_step_of_a_token_budget_has_rate_0(max_tokens, batch_size):
 def test_the_rates_of_a_step_budget_are_those_of_before():
     """Middle of the step over all steps, to the bit."""
     rates = []
-    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(8, around, max_steps=7, warmup_share=0.2, learning_rate=0.3, log_every_steps=1)
     trainer.train()
     schedule = trainer.config.schedule
@@ -220,7 +218,7 @@ def test_the_schedule_is_a_function_of_the_budgets_fraction():
 
 def test_a_token_budget_lets_the_rate_fall_to_zero():
     rates = []
-    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(8, around, max_steps=None, max_tokens=1500, learning_rate=1.0, warmup_share=0.2)
     trainer.train()
     assert trainer.position.tokens >= 1500
@@ -247,7 +245,7 @@ def test_held_out_loss_that_does_not_improve_ends_training_and_leaves_the_model_
         modes.append(trainer.model.training)
         return 1.0
 
-    around = Surroundings(evaluate=evaluate)
+    around = TrainerCallbacks(evaluate=evaluate)
     trainer = language_trainer(8, around, max_steps=100, evaluate_every_steps=5, early_stopping_patience=3)
     trainer.train()
     assert trainer.position.step == 20  # the first look is the best one, three more are not better
@@ -267,10 +265,12 @@ def test_prefetching_changes_nothing_and_resumes_at_the_exact_batch(tmp_path, pr
         if len(calls) == 5:
             raise EndedBySignal(15)
 
-    cut = language_trainer(4, Surroundings(checkpoints=folder, check_stop=stop_once), max_steps=12, prefetch=prefetch)
+    cut = language_trainer(
+        4, TrainerCallbacks(checkpoints=folder, check_stop=stop_once), max_steps=12, prefetch=prefetch
+    )
     with pytest.raises(EndedBySignal):
         cut.train()
-    rest = language_trainer(4, Surroundings(checkpoints=folder), max_steps=12, prefetch=prefetch)
+    rest = language_trainer(4, TrainerCallbacks(checkpoints=folder), max_steps=12, prefetch=prefetch)
     rest.train()
     assert rest.position == plain.position
     for a, b in zip(plain.model.parameters(), rest.model.parameters(), strict=True):

@@ -6,11 +6,11 @@ import pytest
 from nvml_sim.driver import SimGpu, constant
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
-from joulelab.report.run_tables import run_grids
-from joulelab.report.training_table import training_grid
+from joulelab.report.tables.run_tables import run_grids
+from joulelab.report.tables.training_table import training_grid
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.record import work_policy
 from joulelab.runs.spec import check
 
@@ -20,7 +20,7 @@ def trained(tmp_path, **energy):
         "pipeline": "train", "model": "gpt2", "size": "tiny", "device": "cpu", "evaluate_batches": 1,
         "training": {"batch_size": 8, "max_time_s": 1.5}, "energy": {"rapl_root": str(tmp_path / "none"), **energy},
     }  # fmt: skip
-    return execute(create_run(tmp_path / "runs", check(spec)), Silent())
+    return execute(create_run(tmp_path / "runs", check(spec)), SilentProgress())
 
 
 def energy_line(record):

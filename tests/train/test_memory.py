@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from joulelab.errors import OutOfMemory
-from joulelab.train.session import _explained
+from joulelab.train.training_session import _explained
 
 TASK = SimpleNamespace(stage="model.train", config=SimpleNamespace(batch_size=99999999))
 

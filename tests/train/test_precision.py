@@ -10,14 +10,11 @@ from ragged_language import Language, RaggedSequences, language_trainer, next_to
 from torch import nn
 
 from joulelab.errors import ConfigError
-from joulelab.train.blocks import checkpoint_activations, repeated_blocks
 from joulelab.train.checkpoint import CheckpointFolder
-from joulelab.train.compiling import compile_in_place
 from joulelab.train.config import TrainingConfig
-from joulelab.train.precision import make_scaler, matrix_products
-from joulelab.train.simple_trainer import SimpleTrainer
+from joulelab.train.optim import checkpoint_activations, compile_in_place, make_scaler, matrix_products, repeated_blocks
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo.objective import PlainObjective
 
 
@@ -38,7 +35,7 @@ def test_bf16_stays_near_fp32_and_keeps_fp32_weights():
 
 
 def test_fp16_scales_the_loss_and_its_scale_survives_a_resume(tmp_path):
-    around = Surroundings(checkpoints=CheckpointFolder(tmp_path))
+    around = TrainerCallbacks(checkpoints=CheckpointFolder(tmp_path))
     trainer = language_trainer(8, around, max_steps=3, precision="fp16", checkpoint_every_steps=1)
     trainer.train()
     assert gap(weights(), trainer.model.state_dict()) < 0.02
@@ -86,7 +83,7 @@ def test_activations_are_really_recomputed():
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
 def test_every_optimiser_lowers_the_loss(optimizer):
     losses = []
-    around = Surroundings(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
     rate = {"adamw": 0.03, "adafactor": 0.1, "sgd": 0.1}[optimizer]
     trainer = language_trainer(32, around, optimizer=optimizer, learning_rate=rate, max_steps=30, schedule="constant")
     same = trainer._input._source.at(0, 0)

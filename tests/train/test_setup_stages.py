@@ -9,13 +9,12 @@ from test_trainer import CrossEntropy, Ragged, model
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.trace import read_lines
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.train import trainer as loop
 from joulelab.train.budget import Budget
-from joulelab.train.compiling import compilation_marks
 from joulelab.train.config import TrainingConfig
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.optim import compilation_marks
+from joulelab.train.training_session import TrainingJob, train_in_run
 
 
 class SlowStart(CrossEntropy):
@@ -37,7 +36,7 @@ def train(store, objective=None, energy=ESTIMATE, after=lambda: None, **config):
     measured = MeasuredRun(store, MeasureSpec(name="t", energy=energy))
     run = measured.begin()
     settings = {"epochs": None, "learning_rate": 0.01, "log_every_steps": 1}
-    task = Assignment(
+    task = TrainingJob(
         stage="student.train",
         role="student",
         model=model(),

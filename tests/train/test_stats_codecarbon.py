@@ -10,10 +10,9 @@ import pytest
 from stats_training import make_trainer, trained
 
 from joulelab.errors import DependencyMissing
-from joulelab.train.stats import codecarbon as tracker
-from joulelab.train.stats.codecarbon import CodeCarbonStats
-from joulelab.train.stats.codecarbon_worth import Readings
-from joulelab.train.stats.registry import load_tracker
+from joulelab.train.stats import codecarbon_phases as tracker
+from joulelab.train.stats.codecarbon_phases import CodeCarbonStats, Readings
+from joulelab.train.stats.hooks import load_tracker
 
 
 def rows(folder, name):

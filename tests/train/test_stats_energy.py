@@ -16,14 +16,12 @@ from stats_training import (
 )
 
 from joulelab.errors import EndedBySignal
-from joulelab.train.stats import phase_clock
-from joulelab.train.stats.averaged_energy import AveragedEnergyStats
-from joulelab.train.stats.energy import EnergyStats
+from joulelab.train.stats import phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
-from joulelab.train.stats.isolated import Isolation, LoopPlan
-from joulelab.train.stats.snapshot import Snapshot
-from joulelab.train.stats.window_energy import last_stamp_ns
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.stats.isolated import Isolation, LoopPlan, Snapshot
+from joulelab.train.stats.phase_energy import AveragedEnergyStats, EnergyStats
+from joulelab.train.stats.step_energy import last_stamp_ns
+from joulelab.train.trainer import TrainerCallbacks
 
 QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
 
@@ -31,7 +29,7 @@ QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     machine = Machine(tmp_path)
-    monkeypatch.setattr(phase_clock, "time", SimpleNamespace(perf_counter=machine.perf_counter))
+    monkeypatch.setattr(phase_times, "time", SimpleNamespace(perf_counter=machine.perf_counter))
     monkeypatch.setattr(MachineTrainer, "machine", machine)
     return machine
 
@@ -200,7 +198,7 @@ def test_a_training_shorter_than_the_warm_up_keeps_its_average(machine):
 
 
 def reporting(losses):
-    return Surroundings(report=lambda report: losses.append((report.loss, report.parts, report.learning_rate)))
+    return TrainerCallbacks(report=lambda report: losses.append((report.loss, report.parts, report.learning_rate)))
 
 
 def test_the_training_is_bit_for_bit_the_one_without_the_tracker(machine):
@@ -269,7 +267,7 @@ def test_a_run_asked_to_stop_leaves_the_loops_and_then_saves_as_ever(machine):
             asked.append(1)
             raise EndedBySignal(15)
 
-    around = Surroundings(check_stop=check_stop)
+    around = TrainerCallbacks(check_stop=check_stop)
     trainer = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), around, kind=MachineTrainer)
     with pytest.raises(EndedBySignal):
         trained(trainer, meter=machine.meter())

@@ -9,9 +9,9 @@ from stats_training import make_trainer, trained
 
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
-from joulelab.train.simple_trainer import SimpleTrainer
-from joulelab.train.stats.energy import EnergyStats
 from joulelab.train.stats.isolated import LoopPlan
+from joulelab.train.stats.phase_energy import EnergyStats
+from joulelab.train.trainer import SimpleTrainer
 
 
 class Sleeper(SimpleTrainer):

@@ -7,8 +7,7 @@ from pathlib import Path
 from stats_training import make_trainer, trained
 
 from joulelab import lookup
-from joulelab.train.stats.hooks import Bench, TrainerStats
-from joulelab.train.stats.registry import load_tracker
+from joulelab.train.stats.hooks import TrackerContext, TrainerStats, load_tracker
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "add-a-tracker.md").read_text(encoding="utf-8")
 
@@ -30,7 +29,7 @@ def test_the_guide_names_every_hook_and_everything_on_the_bench():
     hooks = [name for name, _ in inspect.getmembers(TrainerStats, inspect.isfunction)]
     table = GUIDE[GUIDE.index("| hook |") :]
     assert [name for name in hooks if f"`{name}" not in table] == []
-    assert [name for name in Bench.__dataclass_fields__ if f"`{name}" not in table and name != "stage"] == []
+    assert [name for name in TrackerContext.__dataclass_fields__ if f"`{name}" not in table and name != "stage"] == []
 
 
 def test_the_guide_s_line_is_one_that_the_table_would_take():

@@ -3,8 +3,7 @@
 import pytest
 
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
-from joulelab.train.stats.hooks import TrainerStats
-from joulelab.train.stats.registry import load_tracker
+from joulelab.train.stats.hooks import TrainerStats, load_tracker
 
 IMPORT = "from joulelab.train.stats.hooks import TrainerStats\n"
 MINE = IMPORT + "class Mine(TrainerStats):\n    pass\n"

@@ -11,14 +11,10 @@ import torch
 from stats_training import all_numbers, assert_same_numbers, make_trainer, trained
 
 from joulelab import lookup
-from joulelab.train.stats import phase_clock, sync
-from joulelab.train.stats.durations import KEPT, Durations
-from joulelab.train.stats.files import fresh_path
-from joulelab.train.stats.hooks import Bench, StatsList, TrainerStats
-from joulelab.train.stats.phase_clock import CudaClock, HostClock
-from joulelab.train.stats.registry import load_tracker
-from joulelab.train.stats.simple import SimpleStats
-from joulelab.train.stats.stretches import MOST_PIECES, Stretches
+from joulelab.train.stats import hooks, phase_times
+from joulelab.train.stats.hooks import StatsList, TrackerContext, TrainerStats, fresh_path, load_tracker
+from joulelab.train.stats.phase_times import KEPT, CudaClock, Durations, HostClock, SimpleStats
+from joulelab.train.stats.step_energy import MOST_PIECES, CleanWindows
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
 
 
@@ -128,7 +124,7 @@ def test_device_times_come_late_and_without_waiting(monkeypatch):
 
 def test_a_device_far_behind_costs_no_memory_without_end(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", FakeEvents())
-    monkeypatch.setattr(phase_clock, "MOST_PENDING", 3)
+    monkeypatch.setattr(phase_times, "MOST_PENDING", 3)
     clock = CudaClock()
     for _ in range(5):
         clock.start("forward")
@@ -145,8 +141,8 @@ def test_a_phase_that_never_began_is_passed_over():
 def test_no_op_sync_waits_at_every_hook(monkeypatch):
     waits = []
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    stats = sync.NoOpSyncStats()
-    stats.attach(Bench(trainer=None, device=torch.device("cuda")))
+    stats = hooks.NoOpSyncStats()
+    stats.attach(TrackerContext(trainer=None, device=torch.device("cuda")))
     for phase in ("step", "forward"):
         stats.start(phase)
         stats.stop(phase)
@@ -203,7 +199,7 @@ def steps(stretches, clock, count, each_s=0.5):
 
 def test_a_stretch_is_cut_where_something_else_happened():
     clock = Clock()
-    stretches = Stretches(clock)
+    stretches = CleanWindows(clock)
     steps(stretches, clock, 4)
     clock.ns += 1_000_000_000  # an evaluation that no hook told of
     steps(stretches, clock, 4)
@@ -213,7 +209,7 @@ def test_a_stretch_is_cut_where_something_else_happened():
 
 def test_waiting_for_the_losses_belongs_to_the_steps():
     clock = Clock()
-    stretches = Stretches(clock)
+    stretches = CleanWindows(clock)
     steps(stretches, clock, 4)
     clock.ns += 1_000_000_000  # the device does what it was given
     stretches.touch()
@@ -224,7 +220,7 @@ def test_waiting_for_the_losses_belongs_to_the_steps():
 
 def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
     clock = Clock()
-    stretches = Stretches(clock)
+    stretches = CleanWindows(clock)
     steps(stretches, clock, 20_000, each_s=1.0)
     stretches.interrupt()
     assert len(stretches.pieces) <= MOST_PIECES + 1

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from joulelab.errors import EndedBySignal, NonFiniteLoss
+from joulelab.train.budget import Position
 from joulelab.train.checkpoint import CheckpointFolder, Heavy
 from joulelab.train.config import TrainingConfig
-from joulelab.train.position import Position
-from joulelab.train.schedule import rate_factor
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
-from joulelab.train.stats.simple import SimpleStats
-from joulelab.train.surroundings import Surroundings
+from joulelab.train.stats.phase_times import SimpleStats
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks, rate_factor
 from joulelab.zoo.objective import ObjectiveOutput
 
 
@@ -89,7 +87,7 @@ def test_every_split_into_micro_batches_gives_the_same_step(sizes):
 
 def test_training_lowers_the_loss():
     losses = []
-    around = Surroundings(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
     trainer(Ragged([8] * 4), around=around, epochs=20).train()
     assert losses[-1] < 0.5 * losses[0]
 
@@ -114,7 +112,7 @@ def test_a_run_cut_off_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path
     cut = trainer(
         Ragged([8] * 4),
         model(dropout=0.3),
-        around=Surroundings(checkpoints=checkpoints, check_stop=StopAt(stop_at)),
+        around=TrainerCallbacks(checkpoints=checkpoints, check_stop=StopAt(stop_at)),
         epochs=5,
         log_every_steps=3,
         checkpoint_every_steps=1000,
@@ -126,7 +124,11 @@ def test_a_run_cut_off_and_resumed_is_the_uninterrupted_run_bit_for_bit(tmp_path
 
     torch.manual_seed(999)
     rest = trainer(
-        Ragged([8] * 4), model(dropout=0.3), around=Surroundings(checkpoints=checkpoints), epochs=5, log_every_steps=3
+        Ragged([8] * 4),
+        model(dropout=0.3),
+        around=TrainerCallbacks(checkpoints=checkpoints),
+        epochs=5,
+        log_every_steps=3,
     )
     assert rest.train() == final
     assert rest.position == whole.position
@@ -149,7 +151,7 @@ def test_a_broken_state_is_never_saved(tmp_path):
     broken = trainer(
         Ragged([8] * 4),
         objective=Broken(),
-        around=Surroundings(checkpoints=checkpoints),
+        around=TrainerCallbacks(checkpoints=checkpoints),
         log_every_steps=1000,
         checkpoint_every_steps=2,
     )
@@ -160,7 +162,7 @@ def test_a_broken_state_is_never_saved(tmp_path):
 
 def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
     rates = []
-    around = Surroundings(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
     trainer(Ragged([2] * 16), around=around, accumulate=4, epochs=2, warmup_share=0.25, learning_rate=1.0).train()
     assert len(rates) == 8
     assert max(rates) == rates[2]
@@ -274,7 +276,7 @@ def test_a_full_disk_is_warned_about_and_does_not_end_training(tmp_path):
             raise OSError(28, "No space left on device")
 
     warnings = []
-    around = Surroundings(checkpoints=Full(tmp_path), warn=warnings.append)
+    around = TrainerCallbacks(checkpoints=Full(tmp_path), warn=warnings.append)
     trainer(Ragged([8] * 4), around=around, checkpoint_every_steps=1).train()
     assert len(warnings) == 3, "none after the last step, when the model is about to become an artifact"
     assert "No space left" in warnings[0]

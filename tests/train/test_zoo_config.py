@@ -4,7 +4,7 @@ import pytest
 
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
 from joulelab.runs.spec import check, parse_overrides
-from joulelab.train.peak_flops import peak_flops
+from joulelab.train.devices import peak_flops
 from joulelab.train.zoo_config import TrainSpec
 
 
@@ -40,7 +40,7 @@ def test_settings_written_to_a_folder_are_read_back_as_they_were():
 
 def test_a_file_is_named_by_its_full_path(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(
-        "from joulelab.zoo.entry import Size, ZooEntry\n"
+        "from joulelab.zoo.registry import Size, ZooEntry\n"
         "MODEL = ZooEntry('mine', 'f', 't', 'i', 'a', {'tiny': Size(1, {}, {}, 5)}, prepare='x:y', needs=())\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused_before_a_folder_is_made(settings, error, mess
 def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from joulelab.zoo.entry import Size, ZooEntry\n"
+        "from joulelab.zoo.registry import Size, ZooEntry\n"
         "MODEL = ZooEntry('mine', 'f', 't', 'i', 'a', {'tiny': Size(1, {}, {}, 5)}, prepare='x:y',"
         " needs=('torch', 'no_such_package'), extra='graphs')\n"
     )

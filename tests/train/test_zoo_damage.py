@@ -3,8 +3,8 @@
 import pytest
 
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check
 from joulelab.train import zoo_pipeline
 
@@ -30,12 +30,12 @@ def test_a_resumed_run_trains_again_what_has_come_to_harm_and_nothing_else(tmp_p
     with monkeypatch.context() as patch:
         patch.setattr(zoo_pipeline._Lab, "evaluate", None)  # the power fails when the model is kept
         with pytest.raises(TypeError):
-            execute(paths, Silent())
+            execute(paths, SilentProgress())
     weights = paths.artifacts / "final_model" / "model.safetensors"
     trained = weights.read_bytes()
     if damage is not None:
         damage(weights)
-    record = execute(paths, Silent())
+    record = execute(paths, SilentProgress())
     attempts = {segment.attempt for segment in record.stage("model.train").segments}
     assert attempts == ({1} if damage is None else {1, 2})
     assert weights.read_bytes() == trained

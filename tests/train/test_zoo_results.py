@@ -7,12 +7,10 @@ import torch
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
-from joulelab.train.held_out import held_out_loss
-from joulelab.train.zoo_results import Speed, read_speed, share_of_peak
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.paper_cost import PaperCost
-from joulelab.zoo.saving import load_weights, save_weights
-from joulelab.zoo.workload import Workload
+from joulelab.train.zoo_pipeline import Speed, held_out_loss, read_speed, share_of_peak
+from joulelab.zoo.cost import PaperCost
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.pretrained import load_weights, save_weights
 
 COST = PaperCost(parameters=1, others=0, factored=1, forward_flops=1e9, training_flops=3e9)
 

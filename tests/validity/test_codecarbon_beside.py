@@ -9,7 +9,7 @@ import pytest
 
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
-from joulelab.runs.beside import load_codecarbon
+from joulelab.runs.attempt_data import load_codecarbon
 from joulelab.trackers.codecarbon import beside, check_installed
 
 ON = EnergyConfig(codecarbon=True)

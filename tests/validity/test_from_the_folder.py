@@ -7,10 +7,10 @@ import pytest
 
 from joulelab.clock import NS
 from joulelab.runs.assemble import assemble
-from joulelab.runs.beside import readings_path
-from joulelab.runs.json_file import write_json
+from joulelab.runs.attempt_data import readings_path
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
+from joulelab.runs.storage import write_json
 from joulelab.runs.summary import flat_summary
 
 T0 = 1_000 * NS

@@ -10,13 +10,12 @@ import torch
 from joulelab import lookup
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.surroundings import Surroundings
-from joulelab.zoo import architectures
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks import block_sparse_lm, sliding_window_lm
-from joulelab.zoo.workload import count_parameters, on_meta, prepare
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
+from joulelab.zoo import objective
+from joulelab.zoo.objective import count_parameters, on_meta, prepare
+from joulelab.zoo.registry import WorkloadRequest
+from joulelab.zoo.tasks import masked_lm
 
 NAMES = ("gpt2", "bert", "reformer", "t5", "opt", "bart", "bigbird", "albert", "distilbert", "longformer")
 SIZES = [(name, size) for name in NAMES for size in lookup.ZOO.resolve(name).sizes]
@@ -48,7 +47,7 @@ def request(name, size="tiny", **asked):
 def losses_of_training(workload, steps=20):
     losses = []
     config = TrainingConfig(max_steps=steps, learning_rate=3e-3, log_every_steps=1)
-    around = Surroundings(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
     torch.manual_seed(0)
     SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around).train()
     return losses
@@ -70,7 +69,7 @@ def test_twenty_steps_of_tiny_lower_the_loss(name):
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_the_size_is_exactly_what_the_entry_says(name, size):
     asked = request(name, size)
-    assert count_parameters(on_meta(lambda: architectures.build(asked))) == asked.size.parameters
+    assert count_parameters(on_meta(lambda: objective.build(asked))) == asked.size.parameters
 
 
 def test_the_entries_say_what_was_published():
@@ -137,9 +136,9 @@ def test_a_model_with_chosen_positions_is_saved_as_what_it_was(tmp_path):
 def test_bigbirds_fused_attention_is_that_of_transformers(training, tokens, settings):
     settings = {"max_position_embeddings": tokens, "hidden_dropout_prob": 0.0, **settings}
     torch.manual_seed(0)
-    theirs = architectures.build(request("bigbird"), **settings).train(training)
+    theirs = objective.build(request("bigbird"), **settings).train(training)
     ours = copy.deepcopy(theirs)
-    block_sparse_lm.fuse_attention(ours, tokens)
+    masked_lm.fuse_attention(ours, tokens)
     ids = torch.randint(10, 512, (2, tokens))
     np.random.seed(1)
     ahead = np.random.get_state()[1].tolist()
@@ -152,9 +151,9 @@ def test_bigbirds_fused_attention_is_that_of_transformers(training, tokens, sett
 @pytest.mark.parametrize("tokens", [8, 32, 64])
 def test_longformers_fused_attention_is_that_of_transformers(tokens):
     torch.manual_seed(0)
-    theirs = architectures.build(request("longformer")).eval()
+    theirs = objective.build(request("longformer")).eval()
     ours = copy.deepcopy(theirs)
-    sliding_window_lm.fuse_attention(ours, tokens)
+    masked_lm.fuse_attention(ours, tokens)
     ids = torch.randint(10, 512, (2, tokens))
     torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-5)
 
@@ -162,7 +161,7 @@ def test_longformers_fused_attention_is_that_of_transformers(tokens):
 @pytest.mark.parametrize("name", ["bert", "gpt2", "opt", "t5", "bart", "albert", "distilbert"])
 def test_attention_without_masks_is_that_of_transformers(name):
     ours = prepare(request(name)).model.eval()
-    theirs = architectures.build(request(name)).eval()
+    theirs = objective.build(request(name)).eval()
     assert ours.config._attn_implementation == "joulelab_unpadded" and theirs.config._attn_implementation == "sdpa"
     inputs = {"input_ids": torch.randint(10, 512, (2, 32))}
     if name in ("t5", "bart"):

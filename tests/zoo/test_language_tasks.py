@@ -7,9 +7,9 @@ from joulelab import lookup
 from joulelab.data.masking import collapse, draw_spans, mask_rows, masked_per_row, plan_infilling, plan_sentinels
 from joulelab.data.tokenize import Vocabulary, own_vocabulary
 from joulelab.errors import ConfigError
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks.seq2seq import corrupt_spans, infill
-from joulelab.zoo.workload import prepare
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest
+from joulelab.zoo.tasks.language_modeling import corrupt_spans, infill
 
 WORDS = own_vocabulary(1000, None, sentinels=100)
 

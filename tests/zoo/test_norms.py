@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.norms.build import build, make_inputs
-from joulelab.zoo.norms.equivalence import lean, to_pre_crms, to_pre_rms
-from joulelab.zoo.norms.shapes import NORMS, SHAPES
-from joulelab.zoo.workload import count_parameters, on_meta
+from joulelab.zoo.norms.encoder_shapes import NORMS, SHAPES
+from joulelab.zoo.norms.encoders import build, make_inputs
+from joulelab.zoo.norms.pretrained_encoders import lean, to_pre_crms, to_pre_rms
+from joulelab.zoo.objective import count_parameters, on_meta
 
 SMALL = {
     "image": replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=3, classes=11, side=32, patch=8),
@@ -80,7 +80,7 @@ def test_the_published_sizes_have_the_published_parameters(name):
 def test_published_weights_give_the_published_result(kind):
     import transformers
 
-    from joulelab.zoo.norms.published import take_weights
+    from joulelab.zoo.norms.pretrained_encoders import take_weights
 
     shape = SMALL[kind]
     sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 192}

@@ -6,10 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from joulelab.zoo.gflownet.fragments import ABSENT, FRAGMENTS, ports_of
-from joulelab.zoo.gflownet.policy import Decision, Policy
-from joulelab.zoo.gflownet.rollout import Rollouts, roll_out
-from joulelab.zoo.gflownet.trees import STOP, TreeBuilding
+from joulelab.zoo.gflownet.fragment_molecules import ABSENT, FRAGMENTS, ports_of
+from joulelab.zoo.gflownet.gflownet_policy import STOP, Decision, Policy, Rollouts, TreeBuilding, roll_out
 from joulelab.zoo.tasks.trajectory_balance import TrajectoryBalance
 
 CPU = torch.device("cpu")
@@ -193,7 +191,7 @@ def test_only_legal_molecules_are_built_and_all_of_their_ports_are_closed():
 def test_a_molecule_is_bonded_where_the_tree_says():
     chem = pytest.importorskip("rdkit.Chem")
     from joulelab.zoo.gflownet.chemistry import QedReward
-    from joulelab.zoo.gflownet.molecules import Joined
+    from joulelab.zoo.gflownet.fragment_molecules import Joined
 
     reward = QedReward(["*c1ccc(*)cc1", "*O", "*n1cccc1"], beta=1.0)
     tree = [Joined(0, ABSENT, ABSENT, ABSENT), Joined(1, 0, 1, 0), Joined(2, 0, 0, 0)]

@@ -12,14 +12,19 @@ pytest.importorskip("torch_geometric")
 from joulelab.data.batches import TensorBatch
 from joulelab.data.molecules import MoleculeGraph, degree_histogram
 from joulelab.data.synthetic import SyntheticMolecules
-from joulelab.zoo.graphs.dimenet import DimeNet
-from joulelab.zoo.graphs.neighbours import edges_within, triplets_of
-from joulelab.zoo.graphs.pna import Pna
-from joulelab.zoo.graphs.spherical_basis import SphericalBasis, bessel_zeros, harmonics, spherical_bessel
-from joulelab.zoo.registry import find_model
-from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.graph_networks import (
+    DimeNet,
+    Pna,
+    SphericalBasis,
+    bessel_zeros,
+    edges_within,
+    harmonics,
+    spherical_bessel,
+    triplets_of,
+)
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest, find_model
 from joulelab.zoo.tasks.graph_regression import absolute_error, positions_and_angles
-from joulelab.zoo.workload import prepare
 
 CUTOFF = 2.5
 

@@ -7,14 +7,12 @@ import torch
 
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.surroundings import Surroundings
-from joulelab.zoo import architectures
-from joulelab.zoo.registry import absent_packages, find_model
-from joulelab.zoo.request import WorkloadRequest
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
+from joulelab.zoo import objective
+from joulelab.zoo.objective import count_parameters, on_meta, prepare
+from joulelab.zoo.registry import WorkloadRequest, absent_packages, find_model
 from joulelab.zoo.tasks import image_text
-from joulelab.zoo.workload import count_parameters, on_meta, prepare
 
 LEARNING_RATE = 1e-2
 NAMES = ("whisper", "llava", "pna", "dimenet", "gflownet")
@@ -39,7 +37,7 @@ def tensors_of(batch):
 def train(workload, learning_rate, steps):
     losses = []
     config = TrainingConfig(epochs=None, max_steps=steps, learning_rate=learning_rate, log_every_steps=1)
-    around = Surroundings(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
     trainer = SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around)
     trainer.train()
     return losses, trainer.position
@@ -98,14 +96,14 @@ def test_the_parameters_are_as_many_as_stated(name, size):
     if name == "llava":
         model = on_meta(lambda: image_text.build(request))
     else:
-        model = on_meta(lambda: architectures.build(request, max_source_positions=request.shape["frames"] // 2))
+        model = on_meta(lambda: objective.build(request, max_source_positions=request.shape["frames"] // 2))
     assert count_parameters(model) == request.size.parameters
 
 
 @pytest.mark.parametrize(("name", "total"), [("whisper", 37_760_640), ("llava", 7_063_427_072)])
 def test_with_what_is_not_trained_they_have_the_published_number(name, total):
     request = WorkloadRequest(find_model(name))
-    model = on_meta(lambda: image_text.build(request) if name == "llava" else architectures.build(request))
+    model = on_meta(lambda: image_text.build(request) if name == "llava" else objective.build(request))
     assert sum(parameter.numel() for parameter in model.parameters()) == total
 
 

@@ -11,11 +11,10 @@ from PIL import Image
 
 from joulelab.data.synthetic import COLORS, NOISE, SyntheticImageText, paint_fields, speak, spectrum
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.zoo.registry import find_model
-from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.objective import prepare
+from joulelab.zoo.registry import WorkloadRequest, find_model
 from joulelab.zoo.tasks.image_text import answer_loss, interleave
 from joulelab.zoo.tasks.speech_to_text import transcription_loss
-from joulelab.zoo.workload import prepare
 
 
 def tiny(name, **asked):

@@ -7,12 +7,9 @@ import torch
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
-from joulelab.zoo.entry import Size, ZooEntry
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.paper_cost import paper_cost, told, training_bytes
-from joulelab.zoo.registry import find_model
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import Workload
+from joulelab.zoo.cost import paper_cost, told, training_bytes
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.registry import Size, WorkloadRequest, ZooEntry, find_model
 
 
 def test_gpt2_costs_what_its_shape_says():

@@ -4,10 +4,8 @@ import pytest
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
-from joulelab.zoo.architectures import make_config
-from joulelab.zoo.entry import ZooEntry
-from joulelab.zoo.registry import all_models, find_model
-from joulelab.zoo.request import WorkloadRequest
+from joulelab.zoo.objective import make_config
+from joulelab.zoo.registry import WorkloadRequest, ZooEntry, all_models, find_model
 
 
 def test_every_model_of_the_zoo_is_found_by_its_own_name():
@@ -27,7 +25,7 @@ def test_a_misspelt_model_is_answered_with_the_nearest(written, meant):
 def test_a_file_of_the_user_s_is_a_model(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from joulelab.zoo.entry import Size, ZooEntry\n"
+        "from joulelab.zoo.registry import Size, ZooEntry\n"
         "MODEL = ZooEntry('mine', 'f', 't', 'i', 'a', {'tiny': Size(1, {}, {}, 1)}, prepare='x:y')\n"
     )
     entry = find_model(str(path))
@@ -45,7 +43,7 @@ def test_a_file_of_the_user_s_is_a_model(tmp_path):
         ("x = 1\n", ConfigError, "has no MODEL"),
         ("MODEL = 'gpt2'\n", ConfigError, "is a str, expected a ZooEntry"),
         (
-            "from joulelab.zoo.entry import ZooEntry\nMODEL = ZooEntry('m', 'f', 't', 'i', 'a', {}, 'x:y')\n",
+            "from joulelab.zoo.registry import ZooEntry\nMODEL = ZooEntry('m', 'f', 't', 'i', 'a', {}, 'x:y')\n",
             ConfigError,
             "has no sizes",
         ),

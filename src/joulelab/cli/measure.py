@@ -13,7 +13,7 @@ from joulelab.cli.options import Require, RequireGrade, RunsDir
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
-    from joulelab.runs.measure_result import MeasureResult
+    from joulelab.runs.measure.result import MeasureResult
 
 
 def measure(
@@ -70,10 +70,9 @@ def measure(
     """
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
-    from joulelab.runs.measure_command import default_name, find_program, without_secrets
-    from joulelab.runs.measure_session import measure_program
-    from joulelab.runs.measure_spec import MeasureSpec
-    from joulelab.runs.sensing import demand_sensors
+    from joulelab.runs.measure.measure_session import MeasureSpec, measure_program
+    from joulelab.runs.measure.program import default_name, find_program, without_secrets
+    from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.runs.spec import check, merge, parse_overrides
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce

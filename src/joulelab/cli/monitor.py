@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
 
 from joulelab.errors import SensorMissing, UsageError
+from joulelab.meter.figure_text import amount_text, method_text
+from joulelab.meter.monitor.tally import DeviceTally, Tally, sparkline
+from joulelab.report.tables.grid import Grid, make_grid, to_rich
+from joulelab.units import duration_text, power_text
 
 if TYPE_CHECKING:
-    from joulelab.cli.monitor_view import PlainView, ScreenView
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.monitor.operator_log import Monitor
     from joulelab.meter.sampling import SensorReader
+
 
 SHORTEST_INTERVAL_S = 0.02
 # The sensors' own setting ends here; a longer interval is the monitor's affair alone.
@@ -58,7 +64,7 @@ def monitor(
       joulelab monitor --gpu auto --pid 4711 --live
     """
     _check(interval, duration)
-    from joulelab.runs.sensing import require_rapl_root
+    from joulelab.runs.sensor_discovery import require_rapl_root
 
     require_rapl_root(rapl_root)
     from contextlib import ExitStack
@@ -66,7 +72,6 @@ def monitor(
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.monitor.exposition import PrometheusPage
     from joulelab.meter.monitor.operator_log import LogFile, Monitor, Settings, StopSignals
-    from joulelab.meter.monitor.tally import Tally
 
     sensor_interval_s = min(interval, LONGEST_SENSOR_INTERVAL_S)
     config = EnergyConfig(
@@ -178,6 +183,82 @@ def _open(watched: Monitor, demanded: bool) -> None:
 
 
 def _view() -> PlainView | ScreenView:
-    from joulelab.cli.monitor_view import PlainView, ScreenView
 
     return ScreenView() if sys.stderr.isatty() else PlainView()
+
+
+# What a person watches with `--live`: a table that stays in place on a terminal, plain lines elsewhere. On stderr.
+
+
+TITLES = "Device!|Power>|Energy so far>|Method!|GPU use>|Memory>|Temperature>|Power over time!"
+
+
+def live_grid(tally: Tally, elapsed_s: float) -> Grid:
+    rows = [_row(joules) for joules in tally.devices.values() if joules.device.counted]
+    return make_grid(f"joulelab monitor, {duration_text(elapsed_s)}", TITLES, rows, _host_text(tally))
+
+
+def _row(joules: DeviceTally) -> tuple[str, ...]:
+    latest = joules.latest
+    gpu = joules.device.component == "gpu"
+    index = joules.device.facts.get("gpu_index", "")
+    name = f"GPU {index} {joules.device.name}" if gpu else joules.device.device
+    return (
+        name,
+        power_text(joules.power_w) if joules.power_w is not None else "-",
+        amount_text(joules.figure),
+        method_text(joules.figure),
+        _with_unit(latest.get("gpu_utilization_percent"), "%"),
+        _with_unit(latest.get("memory_used_MB"), "MiB"),
+        _with_unit(latest.get("temperature_C"), "°C"),
+        sparkline(joules.history_w),
+    )
+
+
+def _with_unit(value: Any, unit: str) -> str:
+    return "-" if value is None else f"{value:,.0f} {unit}"
+
+
+def _host_text(tally: Tally) -> str:
+    parts = [f"CPU {_with_unit(tally.host.get('cpu_utilization_percent'), '%')}"]
+    if tally.process is not None:
+        cpu = _with_unit(tally.process["cpu_utilization_percent"], "%")
+        rss = _with_unit(tally.process["memory_rss_MB"], "MiB")
+        parts.append(f"process {tally.process['pid']} with children: CPU {cpu}, memory {rss}")
+    if tally.errors:
+        parts.append("errors: " + ", ".join(f"{sensor} {count}" for sensor, count in tally.errors.items()))
+    return "; ".join(parts)
+
+
+class PlainView:
+    """A line per device and tick: what a job's log or a pipe should hold."""
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, tally: Tally) -> None:
+        for joules in tally.devices.values():
+            if joules.device.counted:
+                name, power, energy, method, use, memory, *_ = _row(joules)
+                text = f"{name}: {power}, {energy} so far, {method}"
+                print(text if use == "-" else f"{text}, use {use}, memory {memory}", file=sys.stderr)
+        print(_host_text(tally), file=sys.stderr, flush=True)
+
+
+class ScreenView:
+    def __init__(self) -> None:
+        self._live = Live(console=Console(stderr=True), auto_refresh=False)
+        self._begun_s: float | None = None
+
+    def __enter__(self) -> ScreenView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, tally: Tally) -> None:
+        self._begun_s = self._begun_s or tally.wall_s
+        self._live.update(to_rich(live_grid(tally, tally.wall_s - self._begun_s)), refresh=True)

@@ -249,9 +249,8 @@ def _start(
     as_json: bool,
 ) -> None:
     from joulelab.cli.run import start_run
-    from joulelab.runs.spec import BASE, EXPERIMENTS, check, merge
+    from joulelab.runs.spec import BASE, EXPERIMENTS, check, merge, read_mapping
     from joulelab.runs.store import store_root
-    from joulelab.runs.yaml_text import read_mapping
 
     settings = {
         "pipeline": pipeline,

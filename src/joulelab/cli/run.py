@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import AsJson, Require, RequireGrade, RunsDir
-from joulelab.cli.shard_option import Shard, read_share
+from joulelab.cli.options import AsJson, Require, RequireGrade, RunsDir, ShardOption, read_share
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
-    from joulelab.runs.parts import Part
-    from joulelab.runs.shares import Share
+    from joulelab.runs.phases import Phase
+    from joulelab.runs.sharding import Shard
     from joulelab.runs.spec import RunSpec
 
 
@@ -70,7 +69,7 @@ def run(
             "--part", metavar="data|teacher|train", help="Stop where the next part begins; --resume does that."
         ),
     ] = None,
-    shard: Shard = None,
+    shard: ShardOption = None,
     require: Require = None,
     require_grade: RequireGrade = None,
     runs_dir: RunsDir = None,
@@ -103,7 +102,7 @@ def run(
     store = store_root(runs_dir)
     only = read_part(part)
     if compare:
-        from joulelab.cli.compare_option import comparison_of
+        from joulelab.cli.options import comparison_of
 
         experiment = comparison_of(experiment)
     experiment = short_form(experiment) if quick else experiment
@@ -121,21 +120,20 @@ def run(
         if experiment is not None or given:
             others = given or ["the experiment and settings"]
             raise UsageError("--resume takes its settings from the run itself", f"leave {', '.join(others)} out")
-        go_on(store, resume, as_json, only)
+        resume_run(store, resume, as_json, only)
     elif experiment is None:
         raise UsageError(
             "no experiment was named", "`joulelab experiments` lists them; for a first look: joulelab demo"
         )
     elif data_script == "prerun":
-        from joulelab.cli.data_script_option import rehearsed
-        from joulelab.cli.prerun import prerun
+        from joulelab.cli.machine import prerun
+        from joulelab.cli.options import rehearsed
 
         if overrides or part or given != ["--data-script"]:
             raise UsageError("a prerun takes of the experiment only its energy settings", "leave everything else out")
         prerun(rehearsed(experiment), runs_dir=runs_dir, as_json=as_json)
     else:
-        from joulelab.cli.budget_option import budget_settings
-        from joulelab.cli.data_script_option import script_settings
+        from joulelab.cli.options import budget_settings, script_settings
 
         demanded = {"require": require, "require_grade": require_grade}
         asked = [f"energy.{key}={value}" for key, value in demanded.items() if value is not None]
@@ -145,13 +143,13 @@ def run(
         start(store, experiment, [*asked, *(overrides or [])], dry_run, as_json, run_dir, only, share)
 
 
-def read_part(name: str | None) -> Part | None:
+def read_part(name: str | None) -> Phase | None:
     from joulelab import lookup
-    from joulelab.runs.parts import PARTS
+    from joulelab.runs.phases import PHASES
 
-    found = next((part for part in PARTS if part == name), None)
+    found = next((part for part in PHASES if part == name), None)
     if name is not None and found is None:
-        raise lookup.unknown("part", name, PARTS, "the stages' names say which part they belong to")
+        raise lookup.unknown("part", name, PHASES, "the stages' names say which part they belong to")
     return found
 
 
@@ -172,8 +170,8 @@ def start(
     dry_run: bool = False,
     as_json: bool = False,
     run_dir: Path | None = None,
-    part: Part | None = None,
-    share: Share | None = None,
+    part: Phase | None = None,
+    share: Shard | None = None,
 ) -> None:
     """Check everything first: a mistake in the settings leaves no folder behind.
 
@@ -218,7 +216,7 @@ def start_run(
     dry_run: bool = False,
     as_json: bool = False,
     run_dir: Path | None = None,
-    part: Part | None = None,
+    part: Phase | None = None,
 ) -> None:
     """The one place where a single run's folder is made and set going."""
     from joulelab.runs.attempt import create_run
@@ -238,7 +236,7 @@ def start_run(
             run_chosen_folder(store, spec, run_dir, as_json, part)
 
 
-def run_chosen_folder(store: Path, spec: RunSpec, run_dir: Path, as_json: bool, part: Part | None) -> None:
+def run_chosen_folder(store: Path, spec: RunSpec, run_dir: Path, as_json: bool, part: Phase | None) -> None:
     from joulelab.runs.attempt import create_run
     from joulelab.runs.lock import holding
     from joulelab.runs.paths import make_chosen_folder
@@ -248,7 +246,7 @@ def run_chosen_folder(store: Path, spec: RunSpec, run_dir: Path, as_json: bool, 
     with holding(run_dir):  # two processes may be given one folder at the same time
         if (run_dir / "run.json").exists():
             require_same_settings(run_dir, spec)
-            go_on(store, str(run_dir), as_json, part)
+            resume_run(store, str(run_dir), as_json, part)
         else:
             run_folder(create_run(store, spec, folder=run_dir).folder, as_json, part)
 
@@ -265,8 +263,7 @@ def require_teacher(spec: RunSpec) -> None:
 
 def require_same_settings(run_dir: Path, spec: RunSpec) -> None:
     """A folder chosen by hand goes on with its own run and no other."""
-    from joulelab.runs.spec import check
-    from joulelab.runs.yaml_text import read_mapping
+    from joulelab.runs.spec import check, read_mapping
 
     held = check(read_mapping(run_dir / "config.yaml"))
     if held != spec:
@@ -277,20 +274,19 @@ def require_same_settings(run_dir: Path, spec: RunSpec) -> None:
         )
 
 
-def followed(store: Path, pipeline: str, part: Part | None = None) -> bool:
+def followed(store: Path, pipeline: str, part: Phase | None = None) -> bool:
     """Whether this process is a following rank of torchrun's; then its work is done here, in the first rank's run."""
-    from joulelab.runs.execute import execute_beside
-    from joulelab.runs.ranks import my_place
+    from joulelab.runs.execute import current_rank, execute_worker
 
-    place = my_place()
+    place = current_rank()
     if place.follows:
-        execute_beside(place, store, pipeline, part)
+        execute_worker(place, store, pipeline, part)
     return place.follows
 
 
 def require_inputs(specs: list[RunSpec]) -> None:
     """Files, sensors and packages that were asked for, looked for while nothing has been made yet."""
-    from joulelab.runs.sensing import demand_sensors
+    from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
@@ -301,18 +297,18 @@ def require_inputs(specs: list[RunSpec]) -> None:
         require_installed(spec.trackers)
 
 
-def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> None:
+def resume_run(store: Path, name: str, as_json: bool, part: Phase | None = None) -> None:
     from joulelab.runs.lock import holding
-    from joulelab.runs.measure_spec import not_restartable
+    from joulelab.runs.measure.measure_session import not_restartable
     from joulelab.runs.paths import RunPaths
+    from joulelab.runs.spec import read_mapping
     from joulelab.runs.store import find_folder, load_record
-    from joulelab.runs.yaml_text import read_mapping
 
     folder = find_folder(store, name)
     if (folder / "group.json").exists():
         if part is not None:
             raise _one_run_only(folder.name)
-        go_on_with_group(folder, as_json)
+        resume_group(folder, as_json)
         return
     pipeline = read_mapping(folder / "config.yaml").get("pipeline", "")
     if pipeline == "measure":
@@ -331,18 +327,17 @@ def go_on(store: Path, name: str, as_json: bool, part: Part | None = None) -> No
         run_folder(folder, as_json, part)
 
 
-def go_on_with_group(folder: Path, as_json: bool) -> None:
+def resume_group(folder: Path, as_json: bool) -> None:
     from joulelab.cli.sweep import run_sweep_folder
     from joulelab.runs.groups import load_group
 
     (run_sweep_folder if load_group(folder).sweep else run_group_folder)(folder, as_json)
 
 
-def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
-    from joulelab.cli.console import print_result
-    from joulelab.cli.progress import watching
+def run_folder(folder: Path, as_json: bool, part: Phase | None = None) -> None:
+    from joulelab.cli.console import print_result, watching
     from joulelab.report.page import write_report
-    from joulelab.report.tables import run_view
+    from joulelab.report.tables.comparison_tables import run_view
     from joulelab.runs.execute import execute
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.validity import enforce
@@ -370,8 +365,8 @@ def run_folder(folder: Path, as_json: bool, part: Part | None = None) -> None:
 
 
 def run_group_folder(folder: Path, as_json: bool) -> None:
-    from joulelab.cli.progress import watching
-    from joulelab.cli.show import show_group
+    from joulelab.cli.browse import show_group
+    from joulelab.cli.console import watching
     from joulelab.report.page import write_report
     from joulelab.runs.groups import execute_group
     from joulelab.runs.paths import GroupPaths
@@ -400,3 +395,24 @@ def print_settings(settings: dict[str, object], as_json: bool = False) -> None:
     import yaml
 
     print(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), end="")
+
+
+# `joulelab demo`: a first comparison in about five minutes, on a laptop, with real models and text.
+
+
+def demo(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings for every member of the group.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune a teacher, train a student three ways with two seeds each, and compare them by joules and accuracy."""
+    from joulelab.data.samples import locate
+    from joulelab.runs.sensor_discovery import discovery_text
+    from joulelab.runs.store import store_root
+
+    for name in ("minilm", "reviews"):
+        locate(name)
+    print(discovery_text(estimate_cpu=True), file=sys.stderr)
+    start(store_root(runs_dir), "demo", overrides or [], as_json=as_json)

@@ -13,7 +13,7 @@ from joulelab.cli.options import AsJson, RunsDir
 from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
-    from joulelab.cli.train_flags import Asked
+    from joulelab.cli.train import TrainOptions
     from joulelab.runs.record import RunRecord
     from joulelab.runs.spec import RunSpec
 
@@ -58,7 +58,7 @@ def sweep(
     if resume is not None:
         if words:
             raise UsageError("--resume takes its settings from the sweep itself", "leave everything else out")
-        go_on(store, resume, as_json)
+        resume_sweep(store, resume, as_json)
         return
     kind, specs = sweep_members(words or [], repeats)
     start(store, specs, name or f"sweep-{kind}", dry_run, as_json)
@@ -66,8 +66,8 @@ def sweep(
 
 def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
     """What is swept, in a word, and its runs."""
+    from joulelab.runs.groups import sweep_specs
     from joulelab.runs.spec import merge, nest
-    from joulelab.runs.sweeps import sweep_specs
 
     settings, asked = _read(words)
     axes: dict[str, list[Any]] = {}
@@ -81,7 +81,7 @@ def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec
     return specs[0].name, specs
 
 
-def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
+def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
     """Settings to start from, and those that were asked for, from the words of `train` or `run`."""
     if not words or words[0] not in ("train", "run"):
         found = f"'{words[0]}'" if words else "nothing"
@@ -89,10 +89,9 @@ def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
     return _read_train(words[1:]) if words[0] == "train" else _read_run(words[1:])
 
 
-def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
+def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
     """By the very command `joulelab train`, so that it has the same options."""
-    from joulelab.cli.train import base_settings, train, with_model
-    from joulelab.cli.train_flags import asked_settings
+    from joulelab.cli.train import asked_settings, base_settings, train, with_model
 
     one_verb = typer.Typer(add_completion=False)
     one_verb.command()(train)
@@ -102,8 +101,8 @@ def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
     return base_settings(params["model"]), asked_settings(params)
 
 
-def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[Asked]]:
-    from joulelab.cli.train_flags import read_override
+def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
+    from joulelab.cli.train import read_override
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import read_experiment
 
@@ -139,7 +138,7 @@ def _about(specs: Sequence[RunSpec]) -> str:
     return f"{labels} configurations of {specs[0].name}, {len(specs) // labels} runs each"
 
 
-def go_on(store: Path, name: str, as_json: bool) -> None:
+def resume_sweep(store: Path, name: str, as_json: bool) -> None:
     from joulelab.runs.groups import load_group
     from joulelab.runs.store import find_folder
 
@@ -150,9 +149,9 @@ def go_on(store: Path, name: str, as_json: bool) -> None:
 
 
 def run_sweep_folder(folder: Path, as_json: bool) -> None:
-    from joulelab.cli.member import run_apart
-    from joulelab.cli.progress import PlainProgress
-    from joulelab.cli.show import show_group
+    from joulelab.cli.browse import show_group
+    from joulelab.cli.console import PlainProgress
+    from joulelab.cli.sweep_member import run_apart
     from joulelab.report.page import write_report
     from joulelab.runs.groups import execute_group
     from joulelab.runs.paths import GroupPaths

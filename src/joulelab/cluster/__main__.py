@@ -2,10 +2,10 @@
 
 import sys
 
-from joulelab.cluster.warned import Warned
+from joulelab.cluster.time_limit_signal import TimeLimitSignal
 
 if __name__ == "__main__":
-    warned = Warned()
+    warned = TimeLimitSignal()
     from joulelab.cluster.job import main
 
     sys.exit(main(sys.argv[1:], warned))

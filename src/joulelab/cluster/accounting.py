@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from joulelab.cluster import slurm
-from joulelab.cluster.jobs_file import FOLDER, JobsFile, read_jobs
+from joulelab.cluster.jobs import FOLDER, JobsFile, read_jobs
 from joulelab.meter.figures import Frozen
-from joulelab.runs.json_file import write_json
+from joulelab.runs.storage import write_json
 from joulelab.units import energy_text
 
 FIELDS = ("JobID", "State", "Elapsed", "ConsumedEnergyRaw", "NodeList", "AllocCPUS", "NNodes")

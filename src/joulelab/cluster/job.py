@@ -9,30 +9,69 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from joulelab.cluster import slurm
 from joulelab.cluster.accounting import import_accounting
-from joulelab.cluster.jobs_file import read_jobs
-from joulelab.cluster.nodes import free_port, gpus_text, node_address
-from joulelab.cluster.waiting_runs import home_of, tell_waiting
-from joulelab.cluster.warned import Warned
+from joulelab.cluster.jobs import home_of, read_jobs, tell_waiting
+from joulelab.cluster.time_limit_signal import TimeLimitSignal
 from joulelab.errors import JoulelabError, UsageError
+from joulelab.meter.sensors import SensorUnavailable
 from joulelab.runs.attempt import close_run
 from joulelab.runs.lock import STALE_S, holding
-from joulelab.runs.parts import PARTS
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.spec import check
+from joulelab.runs.phases import PHASES
+from joulelab.runs.spec import check, read_mapping
 from joulelab.runs.store import load_record
-from joulelab.runs.yaml_text import read_mapping
+
+# Where a job's nodes can be reached, and which GPUs it has on this one.
+
+
+def node_address() -> str:
+    """This node's address as Slurm itself uses it: its name need not resolve, and may mean another network."""
+    name = os.environ.get("SLURMD_NODENAME")
+    if name:
+        try:
+            told = slurm.tool("scontrol", "--oneliner", "show", "node", name)
+        except JoulelabError:
+            return name
+        found = re.search(r"\bNodeAddr=(\S+)", told.stdout)
+        return found.group(1) if found else name
+    return socket.gethostname()
+
+
+def free_port() -> int:
+    """One that nobody listens on now, on the node that asks."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def gpus_text() -> str:
+    """Which cards the job was given, by UUID and by whose word: the log says what is measured."""
+    from joulelab.meter.config import EnergyConfig
+    from joulelab.meter.sensors.nvml import NvmlSensor
+
+    sensor = NvmlSensor(EnergyConfig(), os.getpid())
+    try:
+        devices = sensor.open()
+    except SensorUnavailable as missing:
+        return f"no GPU: {missing.reason}"
+    except Exception as error:  # a driver that fails here is told by the recorder too, and ends nothing
+        return f"no GPU: {type(error).__name__}: {error}"
+    sensor.close()
+    return ", ".join(f"{device.name} {device.device.removeprefix('gpu:')}" for device in devices)
+
 
 JOULELAB = (sys.executable, "-m", "joulelab")
 
 
-def run_in_job(folder: Path, part: str | None, nodes: int, ranks: int, warned: Warned) -> int:
+def run_in_job(folder: Path, part: str | None, nodes: int, ranks: int, warned: TimeLimitSignal) -> int:
     """One run, or one part of it, as this job's work; the exit code."""
     paths = RunPaths(folder)
     try:
@@ -87,7 +126,7 @@ class _Child:
         self._signal = signal.SIGUSR1 if ranks > 1 else signal.SIGTERM
         self._process = subprocess.Popen(command)
 
-    def wait(self, warned: Warned) -> int:
+    def wait(self, warned: TimeLimitSignal) -> int:
         told = False
         while self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,12 +184,12 @@ def _say(text: str) -> None:
     print(f"job: {text}", file=sys.stderr, flush=True)
 
 
-def main(words: list[str], warned: Warned) -> int:
+def main(words: list[str], warned: TimeLimitSignal) -> int:
     parser = argparse.ArgumentParser(prog="python -m joulelab.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
     run.add_argument("folder", type=Path)
-    run.add_argument("--part", choices=PARTS)
+    run.add_argument("--part", choices=PHASES)
     run.add_argument("--nodes", type=int, default=1)
     run.add_argument("--ranks", type=int, default=1)
     report = verbs.add_parser("report")

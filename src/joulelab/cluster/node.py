@@ -54,7 +54,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--address", help="this node's own, where its name does not resolve")
     parser.add_argument("words", nargs="+")
     asked = parser.parse_args(words)
-    from joulelab.cluster.nodes import node_address
+    from joulelab.cluster.job import node_address
 
     job = f"{os.environ.get('SLURM_JOB_ID', os.getpid())}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     address = asked.address or node_address()

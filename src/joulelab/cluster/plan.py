@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from joulelab.errors import UsageError
-from joulelab.runs.parts import Part
+from joulelab.runs.phases import Phase
 from joulelab.runs.spec import RunSpec
 
 STEPS = ("data", "teacher", "students", "evaluation", "report")
@@ -133,7 +133,7 @@ def plan(
         taught = next((member.folder for member in members if member.has_teacher), folders[0])
         about = "Make the teacher and what it says, once for all students."
         add("teacher", about, _run_part("teacher") + several, runs=(taught,))
-    part: Part | None = "train" if "evaluation" in steps else None
+    part: Phase | None = "train" if "evaluation" in steps else None
     about = "Run what is left of each member." if part is None else "Train each member."
     add("students", about, _run_part(part) + several, runs=folders, array=many)
     if "evaluation" in steps:
@@ -144,5 +144,5 @@ def plan(
     return tuple(jobs)
 
 
-def _run_part(part: Part | None) -> str:
+def _run_part(part: Phase | None) -> str:
     return f'{_JOB} run "$run"' + (f" --part {part}" if part else "")

@@ -17,11 +17,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from joulelab.data import sources
-from joulelab.runs.artifacts import find_artifact, read_bill
-from joulelab.runs.bills import BILL, Bill, external, with_use
+from joulelab.runs.artifacts import (
+    BILL,
+    CONTENTS,
+    Bill,
+    crc32,
+    external,
+    find_artifact,
+    find_damage,
+    listed_contents,
+    read_bill,
+    with_use,
+)
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import StageRole
-from joulelab.runs.soundness import CONTENTS, crc32, harm, listed_contents
 from joulelab.runs.store import settled, store_root
 
 
@@ -71,7 +80,7 @@ def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
     bill = read_bill(folder)
     if bill is None or not _is_part(path, folder):
         return None
-    damage = harm(folder)
+    damage = find_damage(folder)
     if damage is None:
         return folder, bill
     warn(f"{folder} has an energy bill, but its files changed since it was written ({damage}): its energy is unknown")

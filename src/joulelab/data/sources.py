@@ -13,8 +13,7 @@ from typing import Literal
 
 from joulelab.data import samples
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.runs.bills import BILL
-from joulelab.runs.soundness import CONTENTS
+from joulelab.runs.artifacts import BILL, CONTENTS
 
 SAMPLE_PREFIX = "sample:"
 _DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.soundness import words_for
+from joulelab.runs.artifacts import words_for
+from joulelab.runs.storage import read_json, write_json
 
 FORMAT = "joulelab-store-1"
 MANIFEST, OFFSETS, TOKENS = "manifest.json", "offsets.npy", "tokens.bin"

@@ -13,7 +13,7 @@ from joulelab.distill.classify_student import Guidance, trained_student
 from joulelab.distill.classify_teacher import answering, fine_tuned_teacher, judged_teacher, teacher_cache
 from joulelab.evaluate.classification import Predictions
 from joulelab.runs.context import RunContext
-from joulelab.train.joule_budget import require_joules
+from joulelab.train.budget import require_joules
 from joulelab.zoo.pretrained import import_models, load_classifier
 
 

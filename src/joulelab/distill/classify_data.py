@@ -32,9 +32,7 @@ def tokenised_data(run: RunContext, spec: ClassifySpec) -> Artifact:
     return run.artifact("data", kind="tokenised-text", inputs=inputs, parents=[raw], make=make)
 
 
-def _write(
-    folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int
-) -> labeled_text.TokenizedSet:
+def _write(folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int) -> labeled_text.TokenizedSet:
     return labeled_text.write(
         folder,
         texts,

@@ -14,10 +14,10 @@ from torch import nn
 from joulelab.distill.classify_bench import Bench
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions, predict, quality
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
-from joulelab.train.session import Moment
+from joulelab.train.training_session import EvaluationPoint
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EpochValidation:
     steps_per_epoch: int
     teacher: Predictions | None = None
 
-    def __call__(self, moment: Moment) -> float:
+    def __call__(self, moment: EvaluationPoint) -> float:
         found = self.predict()
         figures = quality(found, self.teacher)
         epoch = moment.step / self.steps_per_epoch

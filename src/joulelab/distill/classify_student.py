@@ -22,10 +22,16 @@ from joulelab.distill.classify_view import TextLook, hidden_index, layer_list, l
 from joulelab.distill.connectors import make_connector
 from joulelab.errors import ConfigError
 from joulelab.evaluate.classification import Predictions
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
-from joulelab.zoo.pretrained import drawn_from, import_transformers, load_classifier, load_tokenizer, save_hf
-from joulelab.zoo.saving import load_weights, save_weights
+from joulelab.runs.artifacts import Artifact, Bill
+from joulelab.zoo.pretrained import (
+    import_transformers,
+    load_classifier,
+    load_tokenizer,
+    load_weights,
+    save_hf,
+    save_weights,
+    seeded_init,
+)
 from joulelab.zoo.students import take_layers
 
 CONNECTOR = "connector.safetensors"
@@ -111,7 +117,7 @@ def _start(bench: Bench, guidance: Guidance | None, hinted: Artifact | None) -> 
     if guidance is None or not (spec.distill.feat_beta > 0 or spec.student.hint):
         return model, None
     config: Any = model.config
-    with drawn_from(spec.seed):
+    with seeded_init(spec.seed):
         connector = make_connector(config.hidden_size, guidance.width, spec.distill.feat_ln).to(bench.device)
     if hinted is not None:
         load_weights(model, hinted.folder)
@@ -140,7 +146,7 @@ def _drawn(source: nn.Module, layers: int, width: int | None, heads: int | None,
     for name in ("intermediate_size", "hidden_dim"):  # BERT's and DistilBERT's word for the same
         if hasattr(config, name):
             setattr(config, name, 4 * width)
-    with drawn_from(seed):
+    with seeded_init(seed):
         model: nn.Module = import_transformers().AutoModelForSequenceClassification.from_config(config)
     return model
 

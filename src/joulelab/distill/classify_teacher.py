@@ -20,9 +20,8 @@ from joulelab.distill.classify_view import TextLook, hidden_index, hidden_width
 from joulelab.distill.teacher_cache import open_cache, write_cache
 from joulelab.distill.ticking import ticks
 from joulelab.evaluate.classification import Predictions, load_predictions
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
-from joulelab.train.precision import autocast, matrix_products
+from joulelab.runs.artifacts import Artifact, Bill
+from joulelab.train.optim import autocast, matrix_products
 from joulelab.zoo.pretrained import load_classifier, load_tokenizer, save_hf
 
 

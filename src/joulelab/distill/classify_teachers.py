@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from joulelab.distill.classify_view import Look, View
-from joulelab.train.compiling import compile_in_place
+from joulelab.train.optim import compile_in_place
 
 
 class Teacher(Protocol):

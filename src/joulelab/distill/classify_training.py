@@ -14,8 +14,8 @@ from joulelab.distill.classify_quality import EpochValidation
 from joulelab.evaluate.classification import Predictions, predict
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
-from joulelab.train.precision import autocast
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.optim import autocast
+from joulelab.train.training_session import TrainingJob, train_in_run
 from joulelab.zoo.objective import Objective
 
 
@@ -52,7 +52,7 @@ def train(run: RunContext, lesson: Lesson, batches: BatchSource[Any], validation
     if validation is not None and every is not None:
         config = config.model_copy(update={"evaluate_every_steps": every})
         look = EpochValidation(run, stage, validation.predict, validation.tokens, steps_per_epoch, validation.teacher)
-    task = Assignment(
+    task = TrainingJob(
         stage=f"{lesson.who}.{lesson.what}",
         role=lesson.who,
         model=lesson.model,

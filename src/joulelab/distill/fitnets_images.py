@@ -28,18 +28,15 @@ from joulelab.distill.classify_training import Lesson, Validation, train
 from joulelab.distill.classify_view import ImageLook, hidden_index, hidden_width
 from joulelab.distill.connectors import make_regressor
 from joulelab.distill.fitnets_images_config import SYNTHETIC, CnnConfig, FitnetsImagesSpec
-from joulelab.evaluate.classification import Predictions, load_predictions
-from joulelab.evaluate.images import predict_images
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.evaluate.classification import Predictions, load_predictions, predict_images
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
+from joulelab.train.budget import require_joules
 from joulelab.train.config import TrainingConfig
 from joulelab.train.devices import device_of
-from joulelab.train.joule_budget import require_joules
 from joulelab.zoo.objective import Objective
-from joulelab.zoo.pretrained import drawn_from, import_transformers
-from joulelab.zoo.saving import load_weights, save_weights
-from joulelab.zoo.tasks.image_rows import Images
+from joulelab.zoo.pretrained import import_transformers, load_weights, save_weights, seeded_init
+from joulelab.zoo.tasks.image_classification import Images
 
 LABELS_ONLY = DistillConfig(kd_alpha=1.0, feat_beta=0.0)
 TEACHER_SEED = 0  # its own, so that all students of a comparison share one teacher
@@ -111,7 +108,7 @@ class _Lab:
         seen = ImageLook(hidden_index(large, distill.t_layer, "distill.t_layer"))
         own = ImageLook(hidden_index(model, distill.s_layer, "distill.s_layer"))
         widths = hidden_width(model, own.layer), hidden_width(large, seen.layer)
-        with drawn_from(spec.seed):
+        with seeded_init(spec.seed):
             regressor = make_regressor(*widths, distill.feat_ln).to(self.device)
         answering = LiveTeacher(large, seen)
         if spec.hint is not None:
@@ -155,7 +152,7 @@ class _Lab:
             depths=list(config.blocks),
             layer_type=config.block,
         )
-        with drawn_from(seed):
+        with seeded_init(seed):
             model: nn.Module = transformers.ResNetForImageClassification(settings)
         return model.to(self.device)
 

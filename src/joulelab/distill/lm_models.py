@@ -10,9 +10,9 @@ from joulelab import lookup
 from joulelab.distill.lm_config import LmStudent
 from joulelab.distill.lm_heads import decoder_of, open_for_loss, width_of
 from joulelab.errors import ConfigError
-from joulelab.zoo.extract_student import extract_student
-from joulelab.zoo.pretrained import drawn_from, explained_load, import_transformers
-from joulelab.zoo.tasks.unpadded import use_unpadded_attention
+from joulelab.zoo.pretrained import explained_load, import_transformers, seeded_init
+from joulelab.zoo.students import extract_student
+from joulelab.zoo.tasks.token_rows import use_unpadded_attention
 
 _TINY = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
@@ -32,7 +32,7 @@ def load_lm(name: str, kind: str, seed: int = 0) -> nn.Module:
     transformers = import_transformers()
     causal = kind == "gpt2"
     loader = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    with drawn_from(seed):
+    with seeded_init(seed):
         model = explained_load(loader, name)
     found = str(model.config.model_type)  # type: ignore[union-attr]
     if found != kind:
@@ -60,7 +60,7 @@ def _from_config(config: LmStudent, vocab_size: int, seed: int) -> nn.Module:
         if config.student_size not in sizes:
             raise lookup.unknown(f"size of {config.student_type}", str(config.student_size), sizes)
         settings = kind.config_class(vocab_size=vocab_size, **sizes[str(config.student_size)])
-    with drawn_from(seed):
+    with seeded_init(seed):
         model: nn.Module = kind(settings)
     return model
 

@@ -21,15 +21,14 @@ from joulelab.distill.lm_models import load_lm, make_student, ready, require_fit
 from joulelab.distill.lm_objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.lm_quality import Examiner, LmQuality, require_knowledge
 from joulelab.evaluate.language import no_better_than_guessing
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
-from joulelab.train.compiling import compile_in_place
+from joulelab.train.budget import require_joules
 from joulelab.train.devices import device_of
-from joulelab.train.joule_budget import require_joules
-from joulelab.train.ranks import Ranks, joined
-from joulelab.train.session import Assignment, Moment, train_in_run
+from joulelab.train.optim import compile_in_place
+from joulelab.train.parallel import Ranks, joined
+from joulelab.train.training_session import EvaluationPoint, TrainingJob, train_in_run
 from joulelab.zoo.pretrained import import_models, load_tokenizer, save_hf, weights_identity
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -215,7 +214,7 @@ class _Lab:
         self.run.result(f"{who}.train.padded_share", Result(value=batches.padded_share))
         train_in_run(
             self.run,
-            Assignment(
+            TrainingJob(
                 stage=f"{who}.train",
                 role=who,
                 model=model,
@@ -273,7 +272,7 @@ class _Lab:
         self._tell(name, found)
         return found
 
-    def _look_on_the_way(self, who: str, model: nn.Module, moment: Moment) -> float:
+    def _look_on_the_way(self, who: str, model: nn.Module, moment: EvaluationPoint) -> float:
         found = self.last_looks[who] = self._examined(model)
         moment.stage.count(tokens=(1 + moment.looks) * found.tokens)  # one was before the first step
         return found.loss

@@ -25,8 +25,8 @@ from joulelab.distill.prepare_config import BinarizeSpec, DumpSpec, ExtractStude
 from joulelab.distill.prepare_delivery import deliver
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
-from joulelab.runs.json_file import read_json
 from joulelab.runs.record import Result
+from joulelab.runs.storage import read_json
 
 
 def run_dump(run: RunContext) -> None:

@@ -12,19 +12,18 @@ from joulelab.data.text import DumpCounts, dump, open_documents, read_dump
 from joulelab.data.token_store import TokenStore
 from joulelab.data.tokenize import binarize, describe, usual_workers
 from joulelab.errors import ConfigError
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
-from joulelab.runs.json_file import write_json
-from joulelab.zoo.extract_student import TEACHER_CLASSES, default_layers, extract_student, layers_of
+from joulelab.runs.storage import write_json
 from joulelab.zoo.pretrained import (
-    drawn_from,
     explained_load,
     import_transformers,
     load_tokenizer,
     save_hf,
+    seeded_init,
     weights_identity,
 )
+from joulelab.zoo.students import TEACHER_CLASSES, default_layers, extract_student, layers_of
 
 DUMP, DUMP_COUNTS, STORE, COUNTS = "dump.txt", "counts.json", "tokens", "token_counts.npy"
 
@@ -128,5 +127,5 @@ def _load_teacher(run: RunContext, name: str, model_type: str | None) -> Any:
         raise ConfigError(f"{name} is a model of the type '{kind}', not {expected}", "check --model_type")
     if not any(name.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for name in config.architectures or ()):
         run.warn(f"{name} brings no head that predicts words: the student's is drawn at random and has to be trained")
-    with drawn_from(run.spec.seed):
+    with seeded_init(run.spec.seed):
         return explained_load(getattr(transformers, TEACHER_CLASSES[kind]), name)

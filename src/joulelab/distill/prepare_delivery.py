@@ -14,10 +14,8 @@ from joulelab.data import sources
 from joulelab.data.inputs import origin_note
 from joulelab.data.token_store import is_store
 from joulelab.errors import ConfigError
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import BILL
-from joulelab.runs.json_file import write_json
-from joulelab.runs.soundness import CONTENTS
+from joulelab.runs.artifacts import BILL, CONTENTS, Artifact
+from joulelab.runs.storage import write_json
 
 
 def deliver(artifact: Artifact, made: Path, target: Path) -> None:

@@ -12,8 +12,8 @@ from joulelab.distill.prepare_delivery import deliver
 from joulelab.distill.prepare_reviews_config import PrepareReviewsSpec
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
-from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
+from joulelab.runs.storage import read_json, write_json
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 
 ROWS = "rows.json"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.pretrained import drawn_from, explained_load, import_transformers, load_tokenizer
+from joulelab.zoo.pretrained import explained_load, import_transformers, load_tokenizer, seeded_init
 
 _HEAD = "qa_outputs."
 
@@ -20,7 +20,7 @@ _HEAD = "qa_outputs."
 def load_qa_model(name: str, seed: int, require_head: bool = False) -> nn.Module:
     """An encoder with a head for start and end; a head that is missing is drawn from the seed, or refused."""
     loader = _Loader()
-    with drawn_from(seed):
+    with seeded_init(seed):
         model = explained_load(loader, name)
     if loader.drawn and require_head:
         raise ConfigError(

@@ -26,16 +26,14 @@ from joulelab.distill.qa_config import SquadSpec
 from joulelab.distill.qa_models import keep_layers, load_qa_model, require_same_tokens
 from joulelab.distill.qa_objective import ANSWERS_ONLY, SpanObjective
 from joulelab.distill.ticking import ticks
-from joulelab.evaluate.squad import SquadScores, load_results
-from joulelab.evaluate.squad_answers import find_answers, score_tokens
-from joulelab.evaluate.squad_spans import SearchLimits
+from joulelab.evaluate.squad_metrics import SearchLimits, SquadScores, find_answers, load_results, score_tokens
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
-from joulelab.train.compiling import compile_in_place
+from joulelab.train.budget import require_joules
 from joulelab.train.config import TrainingConfig
 from joulelab.train.devices import device_of
-from joulelab.train.joule_budget import require_joules
-from joulelab.train.session import Assignment, Moment, train_in_run
+from joulelab.train.optim import compile_in_place
+from joulelab.train.training_session import EvaluationPoint, TrainingJob, train_in_run
 from joulelab.zoo.pretrained import import_models, load_tokenizer, save_hf, weights_identity
 
 _TEXTS_COMPARED = 20  # enough to notice two tokenizers that share a vocabulary but not the casing
@@ -164,7 +162,7 @@ class _Lab:
         model = model.to(self.device)
         train_in_run(
             self.run,
-            Assignment(
+            TrainingJob(
                 stage=f"{who}.train",
                 role=who,
                 model=model,
@@ -177,12 +175,12 @@ class _Lab:
             ),
         )
 
-    def _held_out(self, model: nn.Module, data: Artifact) -> Callable[[Moment], float]:
+    def _held_out(self, model: nn.Module, data: Artifact) -> Callable[[EvaluationPoint], float]:
         """Mean loss of the marked answers on the validation windows, for looks on the way."""
         objective = SpanObjective(ANSWERS_ONLY, takes_token_types(model))
 
         @torch.no_grad()
-        def look(moment: Moment) -> float:
+        def look(moment: EvaluationPoint) -> float:
             loss, count, samples, tokens = 0.0, 0, 0, 0
             for _, batch in iterate_in_order(
                 open_features(data.folder / "validation"), self.spec.evaluation.batch_size

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.splitting import TEACHER_STEPS, teacher_share, teacher_work, why_not_split
 from joulelab.errors import UsageError
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 from joulelab.runs.spec import RunSpec, check
 
 
-def share_spec(spec: RunSpec, share: Share) -> RunSpec:
+def share_spec(spec: RunSpec, share: Shard) -> RunSpec:
     """Checked settings; a pipeline whose teacher's work cannot be split is refused with the reason."""
     why_not = _why_not(spec)
     if why_not is not None or not isinstance(spec, CausalSpec):
@@ -27,7 +27,7 @@ def split_works(specs: Sequence[RunSpec], shards: int) -> list[list[RunSpec]]:
         if isinstance(spec, CausalSpec) and why_not_split(spec) is None:
             found.setdefault(json.dumps(teacher_work(spec), sort_keys=True), spec)
     chosen = list(found.values()) or [specs[0]]  # which then says why it is none
-    return [[share_spec(spec, Share(number, shards)) for number in range(shards)] for spec in chosen]
+    return [[share_spec(spec, Shard(number, shards)) for number in range(shards)] for spec in chosen]
 
 
 def _why_not(spec: RunSpec) -> str | None:

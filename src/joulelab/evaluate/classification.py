@@ -8,16 +8,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from joulelab.data.batches import iterate_in_order
+from joulelab.data.batches import Rows, TensorBatch, iterate_in_order
 from joulelab.data.labeled_text import TokenizedSet
-from joulelab.evaluate.calibration import expected_calibration_error
 from joulelab.runs.record import Result
+
+# Does a classifier know how sure it may be? The expected calibration error: sureness against how often it is right.
+
+
+BINS = 15  # as Guo et al. (2017), so that figures can stand beside published ones
+
+
+def expected_calibration_error(
+    probabilities_NC: NDArray[np.floating[Any]], labels_N: NDArray[np.int64], bins: int = BINS
+) -> float:
+    """Answers go into equal-width bins by the probability of the class answered; the mean over answers of
+    |share right - mean probability| of their bin."""
+    sure_N = probabilities_NC.max(axis=1).astype(np.float64)
+    right_N = probabilities_NC.argmax(axis=1) == labels_N
+    # (0, 1/bins], (1/bins, 2/bins], ...: an answer of probability 1 belongs into the last bin
+    bin_N = np.clip(np.ceil(sure_N * bins).astype(np.int64) - 1, 0, bins - 1)
+    off_K = np.bincount(bin_N, right_N, bins) - np.bincount(bin_N, sure_N, bins)
+    return float(np.abs(off_K).sum() / max(1, len(labels_N)))
+
 
 PREDICTIONS = "predictions.npz"
 _TINY = 1e-12
@@ -107,3 +126,31 @@ def predict(
     probabilities_NC = np.concatenate(by_batch)[np.argsort(np.concatenate(rows))]
     labels_N = np.asarray(dataset.labels, dtype=np.int64)
     return Predictions(np.array(dataset.ids), labels_N, probabilities_NC.argmax(axis=1), probabilities_NC)
+
+
+# An image classifier's predictions on held-out images, item by item. Shapes: B batch, N images, C classes.
+
+
+_HELD_OUT_DRAW = 0  # synthetic images are drawn; held-out ones are the same at every look
+
+
+class HeldOut(Protocol):
+    @property
+    def rows(self) -> Rows: ...
+
+    def batch(self, rows: Rows, draw: int) -> TensorBatch: ...
+
+
+@torch.inference_mode()
+def predict_images(model: nn.Module, images: HeldOut, device: torch.device, batch_size: int = 128) -> Predictions:
+    model.eval()
+    labels, probabilities = [], []
+    for start in range(0, len(images.rows), batch_size):
+        rows = images.rows[start : start + batch_size]
+        batch = images.batch(rows, _HELD_OUT_DRAW + start).to(device)
+        logits_BC = model(pixel_values=batch["pixels"]).logits
+        labels.append(batch["labels"].cpu().numpy())
+        probabilities.append(logits_BC.float().softmax(dim=-1).cpu().numpy())
+    probabilities_NC = np.concatenate(probabilities)
+    ids = np.array([str(row) for row in images.rows])
+    return Predictions(ids, np.concatenate(labels), probabilities_NC.argmax(axis=1), probabilities_NC)

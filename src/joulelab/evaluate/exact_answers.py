@@ -9,6 +9,9 @@ Shapes: B rows, T tokens, K tokens that are scored.
 from __future__ import annotations
 
 import json
+import re
+import string
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -21,11 +24,91 @@ from torch import Tensor, nn
 from joulelab.data import labeled_text, sources
 from joulelab.data.text import UTF8, parsed_json, unreadable
 from joulelab.errors import ConfigError
-from joulelab.evaluate.exact_text import same_answer
-from joulelab.infer.generation.answers import Prompt, as_messages
-from joulelab.infer.generation.prompts import encode_prompt
+from joulelab.infer.generation.completions import Prompt, as_messages, encode_prompt
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
+
+# Two answers as texts: the same or not, and how many words they share, as SQuAD counts it.
+#
+# Case, punctuation, English articles and spacing do not count. An empty text means "the paragraph does not tell".
+
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_answer(text: str) -> str:
+    # punctuation first and joined up: "U.S." is "us", as in SQuAD's own scores
+    bare = text.lower().translate(_WITHOUT_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", bare).split())
+
+
+def exact_match(said: str, true: str) -> float:
+    return float(normalize_answer(said) == normalize_answer(true))
+
+
+def f1(said: str, true: str) -> float:
+    """Harmonic mean of precision and recall over words; of a text without words only its like is right."""
+    said_words, true_words = normalize_answer(said).split(), normalize_answer(true).split()
+    if not said_words or not true_words:
+        return float(said_words == true_words)
+    shared = sum((Counter(said_words) & Counter(true_words)).values())
+    return 2 * shared / (len(said_words) + len(true_words))
+
+
+def gold_texts(answers: Sequence[str]) -> tuple[str, ...]:
+    """What counts as right: each marked answer; where nothing was marked, or only articles and dots, the empty text."""
+    return tuple(text for text in answers if normalize_answer(text)) or ("",)
+
+
+def best_scores(said: str, gold: Sequence[str]) -> tuple[float, float]:
+    """Exact match and F1 against the marked answer that fits best, each for itself."""
+    return max(exact_match(said, true) for true in gold), max(f1(said, true) for true in gold)
+
+
+# Whether a short answer is the right one: numbers as numbers, formulas sign by sign, other words as SQuAD has them.
+#
+# SQuAD's way takes all punctuation for noise. It is right for names, and takes 1.5 for 15, -5 for 5 and 1,2,3 for
+# 123.
+
+
+# A comma separates thousands only before groups of three digits; `1,2,3` is a list.
+NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w.])\.\d+)(?:/\d+)?")
+_FORMULA = re.compile(r"[\\^=+*/<>]|-\s*\d|\d\.\d")
+_NUMBER_LIST = re.compile(r"[-+\d.,;\s()\[\]{}$]*\d\s*[,;][-+\d.,;\s()\[\]{}$]*")
+_MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2212\ufe63\uff0d", "-"))
+_BEFORE = " \t\n'\"("
+_BEHIND = " \t\n%.,;:!?'\")"
+
+
+def same_answer(said: str, true: str) -> bool:
+    said, true = ascii_minus(said), ascii_minus(true)
+    number = number_of(true)
+    if number is not None:
+        return number_of(said) == number
+    if _FORMULA.search(true) or _NUMBER_LIST.fullmatch(true):
+        return _signs(said) == _signs(true)
+    return exact_match(said, true) == 1.0
+
+
+def ascii_minus(text: str) -> str:
+    return text.translate(_MINUS_SIGNS)
+
+
+def number_of(text: str) -> float | None:
+    """12, +5, -1,000, 2.50, .5, 3/4, with or without dollars, a percent sign or a full stop; None for other texts."""
+    found = NUMBER.fullmatch(text.replace("$", "").lstrip(_BEFORE).rstrip(_BEHIND))
+    if found is None:
+        return None
+    above, _, below = found.group().replace(",", "").partition("/")
+    if not below:
+        return float(above)
+    return float(above) / float(below) if float(below) else None
+
+
+def _signs(text: str) -> str:
+    return re.sub(r"\s+", "", text.strip().strip("$.")).casefold()
+
 
 Tick = Callable[[int, int], None]
 POLARITY = "Is this film review positive or negative?\n\n{text}"

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from joulelab.data.batches import BatchSource, TrainingBatch
-from joulelab.train.precision import autocast
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch
+from joulelab.errors import ConfigError
+from joulelab.train.optim import autocast
 
 B = TypeVar("B", bound=TrainingBatch)
 _SPREAD = 0.01
@@ -79,3 +84,98 @@ def _as_it_was(model: nn.Module, device: torch.device) -> ExitStack:
     stack.callback(model.train, model.training)
     model.eval()
     return stack
+
+
+# What a causal model says about held-out tokens: its loss, and the token it would have written at each place.
+#
+# The written tokens are kept, so that two models can be compared place by place without asking either again.
+#
+# Shapes: B rows, T tokens, N places that are asked about, C places of a chunk, D hidden, V vocabulary.
+
+
+FIGURES, WRITTEN = "held_out.json", "written.npy"
+
+
+class RowsInOrder:
+    """Packed rows as a batch source of one epoch: every row once, the last batch smaller."""
+
+    def __init__(self, packed: PackedRows, batch_size: int) -> None:
+        self._packed, self._size = packed, batch_size
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self._packed) // self._size)
+
+    def at(self, epoch: int, index: int) -> CausalBatch:
+        start = index * self._size
+        return causal_batch(self._packed, np.arange(start, min(len(self._packed), start + self._size), dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    loss: float
+    """Nats a token."""
+    tokens: int
+    """That were predicted."""
+    written: NDArray[np.int64]
+    """The likeliest token at each of these places, in the order of the rows."""
+    right: int
+    """Places where that was the true one."""
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    def agreement(self, other: HeldOut) -> float:
+        """Share of places at which both would have written the same token."""
+        if len(self.written) != len(other.written):
+            raise ConfigError("two models were asked about different tokens, so nothing can be said of agreement")
+        return float((self.written == other.written).mean())
+
+    def save(self, folder: Path) -> None:
+        figures = {"loss": self.loss, "tokens": self.tokens, "right": self.right}
+        (folder / FIGURES).write_text(json.dumps(figures) + "\n", encoding="utf-8")
+        np.save(folder / WRITTEN, self.written.astype(np.int32))
+
+    @classmethod
+    def load(cls, folder: Path) -> HeldOut:
+        figures = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
+        written = np.load(folder / WRITTEN, allow_pickle=False).astype(np.int64)
+        return cls(written=written, **figures)
+
+
+def held_out_tokens(
+    model: nn.Module,
+    hidden_of: Callable[[CausalBatch], Tensor],
+    head_VD: Tensor,
+    packed: PackedRows,
+    *,
+    batch_size: int,
+    chunk: int,
+    device: torch.device,
+    precision: str,
+    words: int,
+    tick: Callable[[Any], None] = lambda batch: None,
+) -> HeldOut:
+    """`hidden_of` gives hidden_BTD of a batch. Rows of the vocabulary beyond `words` are padding and say nothing."""
+    said: list[NDArray[np.int64]] = []
+    right = 0
+
+    def loss_of(batch: CausalBatch) -> tuple[Tensor, int]:
+        nonlocal right
+        targets_BT = F.pad(batch.labels[:, 1:], (0, 1), value=NOT_TRAINED)
+        asked_N = (targets_BT.flatten() != NOT_TRAINED).nonzero().squeeze(1)
+        hidden_ND = hidden_of(batch).flatten(0, 1)[asked_N]
+        targets_N = targets_BT.flatten()[asked_N]
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        for start in range(0, len(asked_N), chunk):
+            logits_CV = F.linear(hidden_ND[start : start + chunk], head_VD[:words].to(hidden_ND.dtype)).float()
+            targets_C = targets_N[start : start + chunk]
+            loss = loss + F.cross_entropy(logits_CV, targets_C, reduction="sum").double()
+            said_C = logits_CV.argmax(-1)
+            right += int((said_C == targets_C).sum())
+            said.append(said_C.cpu().numpy())
+        return loss, len(asked_N)
+
+    found = token_loss(model, RowsInOrder(packed, batch_size), loss_of, device, precision, tick)
+    return HeldOut(found.mean, found.tokens, np.concatenate(said), right)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from joulelab.meter.figures import COVERED, EnergyFigure, Frozen, Method
-from joulelab.runs.idle import IdlePower
+from joulelab.runs.attempt_data import IdlePower
 from joulelab.stats import mean_t
 
 Window = tuple[int, int]

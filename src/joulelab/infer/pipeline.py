@@ -13,21 +13,35 @@ from typing import Any, cast
 import torch
 
 from joulelab.data.inputs import input_bill
-from joulelab.infer.decoding_pipeline import run_generation
+from joulelab.infer.config import Case, InferSpec
+from joulelab.infer.decoding import run_generation
 from joulelab.infer.energy import Turn, per_inference
-from joulelab.infer.fastest import choose, tried_part
-from joulelab.infer.figures import machine_state, mfu_of, row_values
-from joulelab.infer.infer_config import Case, InferSpec
-from joulelab.infer.memory import allocated_bytes, explained, require_room, row_memory_bytes
-from joulelab.infer.precisions import inference
-from joulelab.infer.recipes import RECIPES, Recipe, prepare_call
-from joulelab.infer.subject import Shelf, Subject, forward_flops
-from joulelab.infer.tight import Ended, stopped_words, until_tight
-from joulelab.infer.timing import Latency, Round, run_round, waited_for
+from joulelab.infer.recipes import RECIPES, Recipe, choose, inference, prepare_call, tried_part
+from joulelab.infer.timing import (
+    Ended,
+    Latency,
+    Round,
+    machine_state,
+    mfu_of,
+    row_values,
+    run_round,
+    run_until_ci,
+    stopped_words,
+    waited_for,
+)
+from joulelab.infer.workload import (
+    InferenceWorkload,
+    ModelCache,
+    allocated_bytes,
+    explained,
+    forward_flops,
+    require_room,
+    row_memory_bytes,
+)
 from joulelab.runs.context import RunContext
 from joulelab.train.devices import device_of
-from joulelab.train.stats.window_energy import reader_of
-from joulelab.train.zoo_results import start_memory_peak
+from joulelab.train.stats.step_energy import reader_of
+from joulelab.train.zoo_pipeline import start_memory_peak
 
 PREPARE = "model.prepare"
 TRACKER = "inference"
@@ -41,7 +55,7 @@ def run_infer(run: RunContext) -> None:
     if spec.generate:
         run_generation(run, spec)
         return
-    lab = _Lab(run, spec)
+    lab = _InferencePipeline(run, spec)
     for cases in spec.groups():
         lab.measure([lab.make_ready(case) for case in cases])
     lab.tell()
@@ -52,7 +66,7 @@ class _Row:
     """One case on its way from a model to figures."""
 
     case: Case
-    subject: Subject
+    subject: InferenceWorkload
     call: Callable[[], Any]
     recipe: Recipe
     memory_bytes: int
@@ -75,12 +89,12 @@ class _Row:
         return sum(found.duration_s for found in self.rounds)
 
 
-class _Lab:
+class _InferencePipeline:
     def __init__(self, run: RunContext, spec: InferSpec) -> None:
         self.run = run
         self.spec = spec
         self.device = device_of(spec.device, self.run)
-        self.shelf = Shelf(spec, self.device)
+        self.shelf = ModelCache(spec, self.device)
         self.rows: list[_Row] = []
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
@@ -103,7 +117,7 @@ class _Lab:
             memory_bytes = row_memory_bytes(subject.model, self.device, before)
         return _Row(case, subject, call, recipe, memory_bytes, chosen_from)
 
-    def _recipe(self, case: Case, subject: Subject) -> tuple[Recipe, str]:
+    def _recipe(self, case: Case, subject: InferenceWorkload) -> tuple[Recipe, str]:
         if case.mode != "fastest":
             return RECIPES[case.mode], ""
         recipe, tried = choose(
@@ -119,7 +133,7 @@ class _Lab:
         part = tried_part(subject.model)
         return recipe, f", the quickest of {len(tried)} recipes tried" + (f" on {part}" if part else "")
 
-    def _count_flops(self, case: Case, subject: Subject) -> None:
+    def _count_flops(self, case: Case, subject: InferenceWorkload) -> None:
         key = (case.batch_size, case.tokens, case.norm)
         if self._flops.get(key, (None, ""))[0] is None:
             self._flops[key] = forward_flops(subject)
@@ -130,7 +144,7 @@ class _Lab:
         for number in range(self.spec.rounds):
             for row in rows if number % 2 == 0 else reversed(rows):
                 self._round(row, seconds)
-        until_tight(rows, self.run.meter, self.spec, self.device.type, self._round)
+        run_until_ci(rows, self.run.meter, self.spec, self.device.type, self._round)
         for row in rows:
             with inference(row.case.dtype):
                 row.waited_s = waited_for(row.call, self.device)

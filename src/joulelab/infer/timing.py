@@ -7,16 +7,25 @@ question, answered by `waited_for`.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
-from joulelab.train.stats.sync import waiter
+from joulelab.infer.config import Case, InferSpec
+from joulelab.infer.energy import PIECE_S, Reader, Turn, mean_power_w, per_inference
+from joulelab.infer.recipes import peak_name
+from joulelab.meter.health import load_health, throttle_shares
+from joulelab.meter.session import Meter
+from joulelab.train.devices import peak_flops
+from joulelab.train.stats.hooks import waiter
+from joulelab.train.stats.step_energy import reader_of, why_no_joules
 
 Call = Callable[[], Any]
 _WAITED_CALLS = 100
@@ -107,3 +116,128 @@ def waited_for(call: Call, device: torch.device) -> float:
         wait()
         times.append(time.perf_counter() - begin)
     return float(np.median(times))
+
+
+# Going on until the energy's interval is as tight as asked, or the time limit ends it.
+
+
+# With fewer pieces than this their spread says nothing.
+_FEWEST_PIECES = 3
+
+
+Ended = Literal["", "no joules", "tight", "limit"]
+"""Why a row was not run longer, where an interval was asked for."""
+
+
+class Timed(Protocol):
+    """Whatever is run in rounds."""
+
+    ended: Ended
+
+    @property
+    def turns(self) -> list[Turn]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def run_until_ci(
+    rows: Sequence[T], meter: Meter, spec: InferSpec, device: str, go_on: Callable[[T, float], None]
+) -> None:
+    """`go_on` runs a row for so many seconds more. Rows take turns as before, as long as they are open."""
+    if spec.target_ci is None:
+        return
+    if why_no_joules(meter, device) is not None:
+        for row in rows:
+            row.ended = "no joules"
+        return
+    seconds, still_open = max(spec.min_run_time_s / spec.rounds, PIECE_S), list(rows)
+    while still_open:
+        read = reader_of(meter, 0, device)  # what the trace covers by now; waiting would let the card cool down
+        for row in still_open:
+            row.ended = _why_enough(row, read, spec.target_ci, spec.limit_s)
+        still_open = [row for row in still_open if not row.ended]
+        for row in still_open:
+            go_on(row, seconds)
+
+
+def _why_enough(row: Timed, read: Reader, target: float, limit_s: float) -> Ended:
+    found, _ = per_inference(row.turns, read)
+    if found is not None and row.seconds >= _FEWEST_PIECES * PIECE_S and found.relative <= target:
+        return "tight"
+    return "limit" if row.seconds >= limit_s else ""
+
+
+def stopped_words(row: Timed, spec: InferSpec) -> str:
+    """Without the interval itself: the trace ran late while it was decided, and the table has the final one."""
+    asked = f"{100 * (spec.target_ci or 0):g} %"
+    return {
+        "": "",
+        "no joules": "there are no joules whose interval could become tight",
+        "tight": f"the energy's interval reached {asked}",
+        "limit": f"the time limit of {spec.limit_s:g} s, before the energy's interval reached {asked}",
+    }[row.ended]
+
+
+# A row's figures as plain values for the record; how the GPU was while they came about.
+
+
+def row_values(
+    case: Case, item: str, items: int, latency: Latency, rounds: Sequence[Round], read: Reader
+) -> dict[str, Any]:
+    """The latency is a median; items per second are a mean over the windows, as watts and joules are."""
+    calls, seconds = sum(found.calls for found in rounds), sum(found.duration_s for found in rounds)
+    return {
+        **asdict(case),
+        "item": item,
+        "items_per_call": items,
+        "latency": asdict(latency),
+        "items_per_s": items * calls / seconds,
+        "calls": calls,
+        "seconds": seconds,
+        "rounds": [
+            {
+                "begin_ns": one.begin_ns,
+                "end_ns": one.end_ns,
+                "calls": one.calls,
+                "median_s": one.median_s,
+                "power_w": mean_power_w(one.window, read),
+            }
+            for one in rounds
+        ],
+    }
+
+
+def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Clocks, temperature and what held the card back: a figure without them is hard to repeat."""
+    states = load_health(trace).during(windows)
+
+    def told(name: str) -> dict[str, float] | None:
+        values = [getattr(state, name) for state in states if getattr(state, name) is not None]
+        return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
+
+    return {
+        "sm_utilisation_percent": told("utilization_percent"),
+        "sm_clock_mhz": told("sm_clock_mhz"),
+        "temperature_c": told("temperature_c"),
+        "throttled": throttle_shares(states) if states else {},
+        "readings": len(states),
+    }
+
+
+def mfu_of(
+    flops: float | None, how: str, items_per_s: float, dtype: str, device: torch.device
+) -> tuple[float | None, str]:
+    """Share of the data sheet's peak, or why it is not known."""
+    if device.type != "cuda":
+        return None, "no peak is known for a CPU"
+    if flops is None:
+        return None, f"FLOPs {how}"
+    name = torch.cuda.get_device_name(device)
+    peak = peak_flops(name, peak_name(dtype))
+    if peak is None:
+        return None, f"no peak of the {name} in {dtype} is known here (train/devices.py)"
+    return flops * items_per_s / peak, ""

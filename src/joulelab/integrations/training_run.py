@@ -19,9 +19,8 @@ from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.context import Stage
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measure_windows import Windows
-from joulelab.runs.measuring import MeasuredRun, how_it_ended, leave
+from joulelab.runs.measure.api import Windows
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
 from joulelab.runs.record import EnergyByComponent, Result, RunRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root

@@ -10,14 +10,14 @@ from typing import Any
 
 from joulelab.meter.figure_text import labeled_text, method_text, uncertainty_text
 from joulelab.meter.figures import EnergyFigure
-from joulelab.report.compare_rows import training_energy, training_mean, training_stage
-from joulelab.report.comparison import ComparedRun, Comparison, Row
-from joulelab.report.hardware import hardware_text
-from joulelab.report.joules import is_teacher, mean_figure
-from joulelab.report.palette import stage_scale
-from joulelab.report.pareto import pareto_rows
-from joulelab.report.quality_table import equal_repeats
-from joulelab.report.served import served
+from joulelab.report.compare.break_even_report import serving_costs
+from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
+from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
+from joulelab.report.compare.pareto import pareto_rows
+from joulelab.report.energy_sums import is_teacher, mean_figure
+from joulelab.report.figures.chart_base import stage_scale
+from joulelab.report.tables.comparison_tables import equal_repeats
+from joulelab.report.tables.provenance import hardware_text
 from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
 from joulelab.runs.store import age
 from joulelab.units import duration_text, power_text, with_prefix
@@ -190,7 +190,7 @@ def _rate(value: float | None, unit: str) -> Cell:
 
 
 def _inference(row: Row) -> Cell:
-    found = [one for run in row.runs if (one := served(run))]
+    found = [one for run in row.runs if (one := serving_costs(run))]
     if not found:
         return Cell(NOTHING)
     mean = mean_figure(one.energy for one in found)

@@ -2,23 +2,350 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import vl_convert
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.report.chart_library import chart_library
-from joulelab.report.page_builders import selection_page
-from joulelab.report.page_model import Page
-from joulelab.report.selection import select
-from joulelab.runs.paths import GroupPaths, RunPaths
+from joulelab.meter.figure_text import labeled_text
+from joulelab.report.compare.breakdown import datasets, scope_choices, stated_pue
+from joulelab.report.compare.comparison import Comparison
+from joulelab.report.compare.method_rows import compare, seed_of
+from joulelab.report.compare.pareto import why_no_front
+from joulelab.report.compare.quality import quality_of
+from joulelab.report.compare.run_selection import Selection, select
+from joulelab.report.compare.verdict import provenance, verdict
+from joulelab.report.energy_sums import run_energy
+from joulelab.report.export import comparison_data
+from joulelab.report.figures.chart_base import Figure, Spec, stages_of_run
+from joulelab.report.figures.comparison_figures import (
+    break_even_curve,
+    quality_against_energy,
+    repeats,
+    stages_by_method,
+)
+from joulelab.report.figures.power_figures import attempt_traces, power_over_time
+from joulelab.report.figures.quality_curves import Point, curve_points, quality_over_joules
+from joulelab.report.figures.serving_figures import joules_against_latency, joules_against_time
+from joulelab.report.figures.step_phases import phase_figures, sweep_figures
+from joulelab.report.overview import Overview, overview
+from joulelab.report.tables.comparison_tables import comparison_grids
+from joulelab.report.tables.grid import Grid, latex_text, to_latex
+from joulelab.report.tables.provenance import (
+    checklist_grid,
+    difference_grid,
+    environment_differences,
+    environment_grid,
+    hardware_warning,
+    note_grid,
+    reproduce_command,
+    sensor_grid,
+    trace_headers,
+)
+from joulelab.report.tables.run_tables import run_grids
+from joulelab.report.tables.sweep_table import read_sweep, sweep_data, sweep_grids, sweep_headline
+from joulelab.runs.groups import GroupRecord
+from joulelab.runs.measure.result import repeat_mean
+from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
+from joulelab.runs.record import RunRecord
 from joulelab.stats import t_quantile
+
+# What the page shows, before it is HTML.
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """One run, as the page shows it: a line to open, and behind it everything."""
+
+    run_id: str
+    title: str
+    status: str
+    facts: tuple[str, ...]
+    grids: tuple[Grid, ...]
+    command: str
+    power: Figure | None
+    curve: tuple[Point, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    title: str
+    about: str
+    identity: tuple[str, ...]
+    provenance: tuple[str, ...]
+    headline: str
+    sentences: tuple[str, ...]
+    grids: tuple[Grid, ...]
+    figures: tuple[Figure, ...]
+    measured: tuple[Grid, ...]
+    differs: tuple[Grid, ...]
+    environment: Grid
+    runs: tuple[RunSection, ...]
+    overview: Overview | None = None
+    scopes: tuple[dict[str, Any], ...] = ()
+    pue: float | None = None
+    baseline: str = ""
+    no_ratio: tuple[str, ...] = ()
+    """Methods whose joules cannot be set against the baseline's, as an estimate against a measurement."""
+    crowded: tuple[str, ...] = ()
+    """Methods whose ratio says nothing, because others used the cores while joules were estimated."""
+    shares_teacher: bool = False
+    sign: int = 0
+    """1 where more quality is a larger number, -1 where it is a smaller one, 0 where there is none."""
+    no_front: str = ""
+    """Why no method is marked as being on the Pareto front, where that cannot be told."""
+    datasets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What the figures of a comparison read by name."""
+    plain: dict[str, Any] = field(default_factory=dict)
+    """The same in numbers, to be downloaded."""
+
+    @property
+    def all_figures(self) -> dict[str, Figure]:
+        """By the id of the place where the page draws them."""
+        figures = {f"figure-{number}": figure for number, figure in enumerate(self.figures)}
+        return figures | {f"power-{number}": run.power for number, run in enumerate(self.runs) if run.power}
+
+
+# The pages of a single run, of a comparison and of a sweep, put together from their tables and figures.
+
+
+_MOST_INFERENCE_FIGURES = 12
+
+
+def selection_page(
+    selection: Selection, store: Path, wanted: str | None = None, include_repeated: bool = False
+) -> Page:
+    """A single run's page for one run, a sweep's for a sweep; else a comparison."""
+    if selection.group.sweep:
+        return sweep_page(selection)
+    if len(selection.records) == 1 and selection.group.group_id == "comparison":
+        record = selection.records[0]
+        return run_page(record, selection.folders[record.run_id])
+    return comparison_page(selection, selection.comparison(store, wanted, include_repeated))
+
+
+def comparison_page(selection: Selection, comparison: Comparison) -> Page:
+    group, records, folders = selection.group, selection.records, selection.folders
+    found, stages = verdict(comparison), stage_names(records)
+    sections = tuple(run_section(record, folders[record.run_id], stages) for record in records)
+    warning = hardware_warning(records, folders)
+    return Page(
+        title=group.name,
+        about=group.about,
+        identity=_identity(group, records),
+        provenance=found.provenance,
+        headline=found.headline,
+        sentences=(*([warning] if warning else []), *found.sentences),
+        grids=comparison_grids(comparison),
+        figures=comparison_figures(comparison, stages, sections),
+        measured=_measured(records, folders),
+        differs=_differs(group, records, folders),
+        environment=environment_grid([folders[record.run_id] for record in records]),
+        runs=sections,
+        overview=overview(comparison, stages) if comparison.rows else None,
+        scopes=tuple(scope_choices(comparison)),
+        pue=stated_pue(records),
+        baseline=comparison.baseline,
+        no_ratio=tuple(row.label for row in comparison.rows if row.full_ratio and not row.full_ratio.ratio),
+        crowded=tuple(row.label for row in comparison.rows if row.full_ratio and row.full_ratio.crowded),
+        shares_teacher=any(row.teacher_share for row in comparison.rows),
+        sign=comparison.measure.sign if comparison.measure else 0,
+        no_front=why_no_front(comparison),
+        datasets=datasets(comparison),
+        plain=comparison_data(comparison),
+    )
+
+
+def comparison_figures(
+    comparison: Comparison, stages: Sequence[str], sections: Sequence[RunSection]
+) -> tuple[Figure, ...]:
+    points = [point for section in sections for point in section.curve]
+    figures = (
+        quality_against_energy(comparison),
+        stages_by_method(comparison, stages),
+        break_even_curve(comparison),
+        joules_against_time(comparison),
+        quality_over_joules(comparison, points),
+        repeats(comparison),
+        *phase_figures(comparison),
+        *_inference_figures(comparison),
+    )
+    return tuple(figure for figure in figures if figure)
+
+
+def _inference_figures(comparison: Comparison) -> list[Figure]:
+    """One for each inference run, under its own label."""
+    found = [(record, joules_against_latency(record)) for record in comparison.records[:_MOST_INFERENCE_FIGURES]]
+    return [
+        replace(figure, title=f"{figure.title}: {record.label}", name=f"{figure.name}-{record.run_id}")
+        for record, figure in found
+        if figure
+    ]
+
+
+def _measured(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> tuple[Grid, ...]:
+    ticks = checklist_grid(records)
+    places = [folders[record.run_id] for record in records]
+    return (*([ticks] if ticks else []), sensor_grid(trace_headers(places)), note_grid(records))
+
+
+def _differs(group: GroupRecord, records: Sequence[RunRecord], folders: Mapping[str, Path]) -> tuple[Grid, ...]:
+    return tuple(grid for grid in (difference_grid(group), environment_differences(records, folders)) if grid.rows)
+
+
+def _identity(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[str, ...]:
+    done = sum(record.status == "done" for record in records)
+    count = f"{len(records)} runs" if done == len(records) else f"{len(records)} runs, {done} of them done"
+    return group.group_id, group.created_at[:16].replace("T", " "), count
+
+
+def sweep_page(selection: Selection) -> Page:
+    group, records, folders = selection.group, selection.records, selection.folders
+    store = GroupPaths(selection.place).store if selection.place else Path()
+    sweep = read_sweep(group, records, store)
+    stages = stage_names(records)
+    return Page(
+        title=group.name,
+        about=group.about,
+        identity=_identity(group, records),
+        provenance=provenance(records),
+        headline=sweep_headline(sweep),
+        sentences=(),
+        grids=sweep_grids(sweep),
+        figures=sweep_figures(sweep),
+        measured=_measured(records, folders),
+        differs=_differs(group, records, folders),
+        environment=environment_grid([folders[record.run_id] for record in records]),
+        runs=tuple(run_section(record, folders[record.run_id], stages) for record in records),
+        plain=sweep_data(sweep),
+    )
+
+
+def run_page(record: RunRecord, folder: Path) -> Page:
+    stages = stage_names([record])
+    section = run_section(record, folder, stages)
+    alone = GroupRecord(
+        group_id=record.run_id, name=record.label, about="", created_at=record.created_at, members=(), varying={}
+    )
+    comparison = compare(alone, [record], folder.parent, {record.run_id: folder})
+    figures = (
+        joules_against_latency(record),
+        stages_of_run(record, stages),
+        quality_over_joules(comparison, section.curve),
+        *phase_figures(comparison),
+    )
+    return Page(
+        title=record.label,
+        about=str(record.spec.get("about", "")),
+        identity=(record.run_id, record.created_at[:16].replace("T", " "), f"seed {seed_of(record)}"),
+        provenance=provenance([record]),
+        headline=run_headline(record),
+        sentences=(),
+        grids=section.grids,
+        figures=tuple(figure for figure in figures if figure),
+        measured=_measured([record], {record.run_id: folder}),
+        differs=(),
+        environment=environment_grid([folder]),
+        runs=(section,),
+        plain=record.model_dump(mode="json"),
+    )
+
+
+def run_headline(record: RunRecord) -> str:
+    found, quality = run_energy(record), quality_of(record)
+    own = f"{labeled_text(found.own)}, for its own stages" if found.own.energy_j is not None else "energy missing"
+    if repeats := repeat_mean(record):
+        own = f"{labeled_text(repeats.energy)}, mean of {repeats.count} repeats"
+    parts = [f"{record.label}: {record.status}", own]
+    if quality is not None:
+        parts.insert(1, f"{quality.measure.title} {quality.text()}")
+    if found.inherited is not None and found.inherited.energy_j is not None:
+        parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
+    return ", ".join(parts) + "."
+
+
+def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSection:
+    """The trace is read once and let go: a page may be about hundreds of runs."""
+    found, quality = run_energy(record), quality_of(record)
+    facts = [labeled_text(found.own)]
+    if quality is not None:
+        facts.insert(0, quality.text())
+    if found.inherited is not None and found.inherited.energy_j is not None:
+        facts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
+    traces = attempt_traces(RunPaths(folder))
+    return RunSection(
+        run_id=record.run_id,
+        title=f"{record.label}, seed {seed_of(record)}",
+        status=record.status,
+        facts=tuple(facts),
+        grids=run_grids(record),
+        command=reproduce_command(record, folder),
+        power=power_over_time(record, traces, stages),
+        curve=tuple(curve_points(record, folder, traces)),
+    )
+
+
+def stage_names(records: Sequence[RunRecord]) -> list[str]:
+    """All stages of the page in order of appearance, so that each keeps its colour from figure to figure."""
+    return list(dict.fromkeys(stage.name for record in records for stage in record.stages))
+
+
+# The chart library that every page carries: Vega, Vega-Lite and vega-embed as one script.
+#
+# It comes out of the package that is installed anyway, which takes a second to put it together; the result is kept in
+# the user's cache, under the package's version and its own hash, and anything that does not match is made anew.
+
+
+@cache
+def chart_library() -> str:
+    kept = _kept()
+    if kept is not None:
+        return kept
+    import vl_convert
+
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    if "</script" in script.lower():  # would end the element it is put into
+        script = script.replace("</script", "<\\/script")
+    with suppress(OSError, RuntimeError):  # a cache that cannot be written costs a second, and no more
+        _keep(script)
+    return script
+
+
+def _stem() -> str:
+    return f"charts-{version('vl-convert-python')}"
+
+
+def _kept() -> str | None:
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):  # no home, no right to read, something else in its place
+        for path in cache_folder().glob(f"{_stem()}-*.js"):
+            script = path.read_text(encoding="utf-8")
+            if path.stem == f"{_stem()}-{_hash(script)}":
+                return script
+    return None
+
+
+def _keep(script: str) -> None:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{_stem()}.{os.getpid()}.tmp"
+    temporary.write_text(script, encoding="utf-8")
+    temporary.replace(folder / f"{_stem()}-{_hash(script)}.js")
+
+
+def _hash(script: str) -> str:
+    return hashlib.sha256(script.encode()).hexdigest()[:16]
+
 
 TEMPLATES = Path(__file__).parent / "templates"
 REPORT = "report.html"
@@ -91,3 +418,83 @@ def _t_by_inverse_degrees() -> list[float]:
     """The normal's 97.5 % quantile, then Student's at `_STEPS`, `_STEPS` / 2, `_STEPS` / 3 ... 1 degrees of freedom."""
     degrees = [math.inf, *(_STEPS / step for step in range(1, _STEPS + 1))]
     return [round(t_quantile(0.975, one), 6) for one in degrees]
+
+
+# Figures and tables as files for a paper: SVG, PNG and PDF with their text as text, LaTeX for the tables.
+
+
+WIDTH = 620
+_CONFIG: Spec = {
+    "font": "Liberation Sans, Arial, Helvetica, sans-serif",
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"labelFontSize": 12, "titleFontSize": 12.5, "titleFontWeight": "normal", "labelLimit": 200},
+    "legend": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 240},
+}
+
+
+def _svg(spec: Spec) -> bytes:
+    return str(vl_convert.vegalite_to_svg(spec)).encode()
+
+
+def _png(spec: Spec) -> bytes:
+    return bytes(vl_convert.vegalite_to_png(spec, scale=2.0))
+
+
+def _pdf(spec: Spec) -> bytes:
+    return bytes(vl_convert.vegalite_to_pdf(spec))
+
+
+FORMATS: dict[str, Callable[[Spec], bytes]] = {"svg": _svg, "png": _png, "pdf": _pdf}
+
+
+def write_files(page: Page, folder: Path, formats: Sequence[str], latex: bool = False) -> list[Path]:
+    """Every figure of the page in every format asked for, and its tables as LaTeX; the files it wrote."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [
+            _write(folder / f"{name}.{kind}", FORMATS[kind](standing_alone(figure, page)))
+            for name, figure in figure_names(page).items()
+            for kind in formats
+        ]
+        return written + (_write_latex(page, folder, "pdf" in formats) if latex else [])
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into {folder}: {error.strerror or error}", "--out names another place"
+        ) from None
+
+
+def figure_names(page: Page) -> dict[str, Figure]:
+    """By the name of its file, which LaTeX and shells take as one word; a single run's power needs no id in it."""
+    powers = [run.power for run in page.runs if run.power]
+    names = {"-".join((figure.name or f"figure {place}").split()): figure for place, figure in enumerate(page.figures)}
+    return names | ({"power": powers[0]} if len(powers) == 1 else {power.name: power for power in powers})
+
+
+def standing_alone(figure: Figure, page: Page) -> dict[str, Any]:
+    """With its data inside, a width of its own, and ink for white paper."""
+    return {**figure.complete(page.datasets), "width": WIDTH, "config": _CONFIG}
+
+
+def _write_latex(page: Page, folder: Path, figures: bool) -> list[Path]:
+    tables = "\n".join(to_latex(grid) for grid in page.grids)
+    note = "% \\usepackage{booktabs,amssymb}\n\n"
+    written = [_write(folder / "tables.tex", (note + tables).encode())]
+    if figures:
+        blocks = [_include(name, figure) for name, figure in figure_names(page).items()]
+        written.append(_write(folder / "figures.tex", ("% \\usepackage{graphicx}\n\n" + "\n".join(blocks)).encode()))
+    return written
+
+
+def _include(name: str, figure: Figure) -> str:
+    caption = latex_text(" ".join(filter(None, [f"{figure.title}.", figure.caption])))
+    return (
+        "\\begin{figure}\n\\centering\n"
+        f"\\includegraphics[width=\\linewidth]{{{name}.pdf}}\n\\caption{{{caption}}}\n\\label{{fig:{name}}}\n"
+        "\\end{figure}\n"
+    )
+
+
+def _write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from datetime import datetime
 
-from joulelab.report.comparison import EnergyRatio
+from joulelab.report.compare.comparison import EnergyRatio
 from joulelab.stats import Interval
 from joulelab.units import three_digits, with_prefix
 

@@ -13,35 +13,39 @@ from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
 from joulelab.meter.grids import GridFactor, parse_grid
 from joulelab.meter.health import most_contended
-from joulelab.meter.integrate import peak_power_w
+from joulelab.meter.integrate import device_energy, peak_power_w
 from joulelab.meter.marks import PhaseAggregate
 from joulelab.meter.series import Trace
+from joulelab.runs.artifacts import Ancestor, ancestry_of
+from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.attempt_data import (
+    STEP,
     AttemptData,
+    AttemptEvents,
+    IdlePower,
+    Window,
+    idle_baselines,
+    idle_power,
     leading,
     load_attempts,
+    read_events,
     repeated_name,
     seconds,
     wall_seconds,
 )
-from joulelab.runs.attempt_record import attempt_record
-from joulelab.runs.beside import SOURCE as CODECARBON
-from joulelab.runs.bills import Ancestor, ancestry_of
 from joulelab.runs.carbon import co2e
-from joulelab.runs.events import Window
-from joulelab.runs.evidence import gather
-from joulelab.runs.idle import IdlePower, idle_baselines, idle_power
-from joulelab.runs.json_file import read_json
-from joulelab.runs.notes import notes_on
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
     METHOD_VERSION,
     SCHEMA_VERSION,
+    Attempt,
+    DeviceEnergy,
     EnergyByComponent,
     ErrorRecord,
     IdleBaseline,
     PhaseRecord,
+    RankPace,
     Result,
     RunRecord,
     Segment,
@@ -56,7 +60,71 @@ from joulelab.runs.record import (
     with_bounds_of,
     work_policy,
 )
-from joulelab.runs.validity import grade
+from joulelab.runs.storage import read_json
+from joulelab.runs.validity import gather, grade, notes_on
+
+# One host's share of an attempt, for the record: its joules by device, its clock, and how its processes kept up.
+
+
+# What a rank does on its own. Backward passes and optimiser steps wait for the gradients of the others.
+OWN_WORK = ("input", "forward")
+
+
+def attempt_record(attempt: AttemptData, every_rank: bool = True) -> Attempt:
+    """`every_rank=False` looks at one process of the host: of thousands, nobody reads all."""
+    return Attempt(
+        number=attempt.number,
+        host=attempt.host,
+        boot_id=attempt.trace.header.get("boot_id", ""),
+        started_at=attempt.started_at(attempt.begin_ns),
+        duration_s=(attempt.end_ns - attempt.begin_ns) / NS,
+        closed=attempt.trace.ended,
+        energy=attempt.energy(attempt.billed_windows),
+        billed_s=seconds(attempt.billed_windows),
+        devices=tuple(_devices(attempt)),
+        clock_offset_s=attempt.clock_offset_s,
+        ranks=tuple(_ranks(attempt, every_rank)),
+    )
+
+
+def _devices(attempt: AttemptData) -> list[DeviceEnergy]:
+    return [
+        DeviceEnergy(
+            device=series.device,
+            name=series.name,
+            component=series.component,
+            figure=device_energy(series, attempt.billed_windows),
+        )
+        for series in attempt.trace.devices
+        if series.counted
+    ]
+
+
+def _ranks(attempt: AttemptData, every_rank: bool) -> list[RankPace]:
+    """Only where there were several processes: one alone keeps up with itself."""
+    if attempt.rank == 0 and len(attempt.event_files) < 2:
+        return []
+    paces: list[RankPace] = []
+    for rank, path in attempt.event_files if every_rank else attempt.event_files[:1]:
+        events = attempt.events if rank == attempt.rank else read_events(path)
+        paces += rank_paces(rank, events)
+    return paces
+
+
+def rank_paces(rank: int, events: AttemptEvents) -> list[RankPace]:
+    """Of every stage that had steps."""
+    return [
+        RankPace(
+            rank=rank,
+            stage=stage,
+            steps=steps.count,
+            step_s=steps.sum_s / steps.count,
+            own_s=sum(events.phases[stage, p].sum_s for p in OWN_WORK if (stage, p) in events.phases) / steps.count,
+        )
+        for (stage, phase), steps in sorted(events.phases.items())
+        if phase == STEP and steps.count
+    ]
+
 
 OVERHEAD = "run.overhead"
 # Beyond so many hosts one process of each is looked at: the event files of all would cost more than all traces.

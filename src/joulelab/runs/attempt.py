@@ -20,21 +20,16 @@ from joulelab.meter.session import Meter
 from joulelab.runs import environment
 from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
-from joulelab.runs.compaction import compact_run
-from joulelab.runs.context import RunContext
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.listeners import Progress, Trackers
+from joulelab.runs.context import Progress, RunContext, StopRequest, Trackers
 from joulelab.runs.lock import hold
-from joulelab.runs.parts import Part
 from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
+from joulelab.runs.phases import Phase
 from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status
-from joulelab.runs.sensing import demand_sensors
-from joulelab.runs.spec import RunSpec
-from joulelab.runs.stopping import StopRequest
-from joulelab.runs.storage import storage_failure
-from joulelab.runs.store import prices, searched_store
+from joulelab.runs.sensor_discovery import demand_sensors
+from joulelab.runs.spec import RunSpec, write_yaml
+from joulelab.runs.storage import read_json, storage_failure, write_json
+from joulelab.runs.store import compact_run, prices, searched_store
 from joulelab.runs.summary import flat_summary
-from joulelab.runs.yaml_text import write_yaml
 
 
 def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
@@ -82,7 +77,7 @@ class RunAttempt:
         self._progress = progress
         self._lock = hold(paths.folder)
         self._lock.on_taken_over = stop.refuse
-        self.part: Part | None = None
+        self.part: Phase | None = None
         self._beside = ExitStack()
         self._trackers: Trackers | None = None
         self._context: RunContext | None = None

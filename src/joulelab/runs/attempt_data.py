@@ -2,20 +2,292 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from joulelab import clock
 from joulelab.clock import NS, iso
-from joulelab.meter.health import CoreUse, Health, load_health
+from joulelab.meter.figure_text import CODECARBON
+from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.meter.health import CoreUse, GpuState, Health, load_health
 from joulelab.meter.integrate import COMPONENTS, component_energy, without
+from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader
 from joulelab.meter.series import Trace, load_trace
-from joulelab.runs.beside import CodecarbonReadings, load_codecarbon
-from joulelab.runs.events import AttemptEvents, Opening, Window, overlap, read_events
+from joulelab.meter.trace import LineFile, read_lines
+from joulelab.runs.artifacts import Bill
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import EnergyByComponent, kind_by_name
+from joulelab.runs.record import NO_CODECARBON, EnergyByComponent, IdleBaseline, StageKind, kind_by_name
+
+# The event file of one attempt, read back: stage segments, counts, results, artefacts, phases, warnings.
+
+
+Window = tuple[int, int]
+STARTUP = "startup"
+"""Activity of imports and of starting a device: they belong to no stage, so that `run.overhead` has them."""
+
+
+def setup_name(stage: str) -> str:
+    return f"{stage}.setup"
+
+
+def overlap(one: Window, other: Window) -> Window | None:
+    begin, end = max(one[0], other[0]), min(one[1], other[1])
+    return (begin, end) if begin < end else None
+
+
+@dataclass
+class Opening:
+    """One opening of a stage inside no other, from its begin to its close."""
+
+    begin_ns: int
+    end_ns: int | None = None
+    resumed: bool = False
+    """It took up the work of earlier attempts; otherwise it began anew."""
+    resumed_at: int | None = None
+    """At which of their checkpoints (a step); None: all of their work was kept."""
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)
+    """(how far the work was, when) at each point that a later attempt can resume from."""
+    setup_counts: dict[str, int] = field(default_factory=dict)
+    """What was counted in time that was setup."""
+    artifact: bool = False
+    """What it was opened for was finished, so that no later attempt does it again."""
+
+
+@dataclass
+class AttemptEvents:
+    """What one attempt of the measured program said; open segments have no end yet."""
+
+    begin_ns: int = 0
+    end_ns: int | None = None
+    end_status: str | None = None
+    """How the attempt ended; None after a kill, and from a rank that follows another."""
+    method_version: int = 1
+    """Of the program that began the attempt."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Digests of the environment's snapshot; empty in the first release, and from a rank that follows another."""
+    windows: dict[str, list[Window]] = field(default_factory=dict)
+    open_stages: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, StageKind] = field(default_factory=dict)
+    openings: dict[str, list[Opening]] = field(default_factory=dict)
+    """Of stages that were opened inside no other one."""
+    setups: list[tuple[str, str, Window]] = field(default_factory=list)
+    """(stage, activity, window) of setup inside a stage."""
+    statuses: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+    joules: dict[str, tuple[list[str], int]] = field(default_factory=dict)
+    """Results that are joules of artefacts, by their keys, shared by so many things."""
+    findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """What trackers of the training loop found: by stage, then by tracker."""
+    bills: dict[tuple[str, str | None], Bill] = field(default_factory=dict)
+    """By key and use."""
+    """Of what was made or used, by key: two inputs may have the same name."""
+    device: str | None = None
+    """Where the models of the run work (`cpu`, `cuda`); None where nothing declared it."""
+    warnings: list[str] = field(default_factory=list)
+    phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
+    marks_lost: int = 0
+
+    def closed_windows(self, last_ns: int) -> dict[str, list[Window]]:
+        """Segments by stage; one that was open when everything ended is closed where the trace ends.
+
+        Setup inside a stage is split from it: start-up belongs to no stage, the rest to a setup stage of its own.
+        """
+        windows = {stage: list(pairs) for stage, pairs in self.windows.items()}
+        for stage, begin_ns in self.open_stages.items():
+            windows.setdefault(stage, [])
+            if last_ns > begin_ns:
+                windows[stage].append((begin_ns, last_ns))
+        for stage, activity, window in self.setups:
+            inside = [both for one in windows.get(stage, []) if (both := overlap(one, window))]
+            windows[stage] = [piece for one in windows.get(stage, []) for piece in without(one, inside)]
+            if activity != STARTUP and inside:
+                windows.setdefault(setup_name(stage), []).extend(inside)
+        return windows
+
+
+def read_events(path: Path) -> AttemptEvents:
+    events = AttemptEvents()
+    names: dict[tuple[str, int], str] = {}
+    book = PhaseBook()
+    marks_read = 0
+    for line in read_lines(path):
+        kind = line["kind"]
+        if kind == "run":
+            if line["edge"] == "begin":
+                events.begin_ns = line["mono_ns"]
+                events.method_version = line.get("method_version", 1)
+                events.environment = line.get("environment", {})
+            else:
+                events.end_ns, events.end_status = line["mono_ns"], line.get("status")
+        elif kind == "stage":
+            _take_edge(events, line)
+        elif kind == "stage_closed":
+            events.statuses[line["stage"]] = line["status"]
+            for opening in events.openings.get(line["stage"], [])[-1:]:
+                opening.end_ns = opening.end_ns or line["mono_ns"]
+        elif kind == "setup":
+            stage, activity = line["stage"], line["activity"]
+            events.setups.append((stage, activity, (line["begin_ns"], line["end_ns"])))
+            known = events.kinds.get(setup_name(stage))
+            if activity != STARTUP and (known is None or activity == "compile"):
+                events.kinds[setup_name(stage)] = StageKind("setup", activity, part_of=stage)
+        elif kind == "setup_counts":
+            for opening in events.openings.get(line["stage"], [])[-1:]:
+                opening.setup_counts.update(line["counts"])
+        elif kind in ("checkpoint", "resumed"):
+            _take_position(events, line)
+        elif kind == "progress":
+            events.counts.setdefault(line["stage"], {}).update(line["counts"])
+        elif kind == "result":
+            events.results[line["name"]] = line["result"]
+        elif kind == "joules":
+            events.joules[line["name"]] = (line["of"], line["per"])
+        elif kind == "tracker":
+            events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
+        elif kind == "artefact":
+            bill = Bill.model_validate(line["bill"])
+            events.bills[bill.key, bill.artefact.used_as] = bill
+            for stage in bill.artefact.stages:
+                for opening in events.openings.get(stage, []):
+                    opening.artifact = True
+        elif kind == "device":
+            events.device = line["device"]
+        elif kind == "warning":
+            events.warnings.append(line["text"])
+        elif kind == "name":
+            names[line["of"], line["number"]] = line["name"]
+        elif kind == "phases":
+            book.add_line(line)
+            marks_read, events.marks_lost = line["marks_read"], line["marks_lost"]
+    _take_undrained(book, path, marks_read)
+    for (stage, phase), aggregate in book.rows.items():
+        key = (names.get(("stage", stage), ""), names.get(("phase", phase), f"phase {phase}"))
+        events.phases[key] = aggregate
+    return events
+
+
+def _take_edge(events: AttemptEvents, line: dict[str, Any]) -> None:
+    stage, mono_ns = line["stage"], line["mono_ns"]
+    if line["edge"] == "begin":
+        events.open_stages[stage] = mono_ns
+        if "role" in line:
+            events.kinds[stage] = StageKind(line["role"], line["activity"], line.get("repeat"))
+            if line.get("opened"):
+                events.openings.setdefault(stage, []).append(Opening(mono_ns))
+        else:  # an attempt older than roles
+            events.kinds.setdefault(stage, kind_by_name(stage))
+    elif stage in events.open_stages:
+        events.windows.setdefault(stage, []).append((events.open_stages.pop(stage), mono_ns))
+
+
+def _take_position(events: AttemptEvents, line: dict[str, Any]) -> None:
+    if opened := events.openings.get(line["stage"]):
+        if line["kind"] == "resumed":
+            opened[-1].resumed, opened[-1].resumed_at = True, line["at"]
+        else:
+            opened[-1].checkpoints.append((line["at"], line["mono_ns"]))
+
+
+def _take_undrained(book: PhaseBook, path: Path, marks_read: int) -> None:
+    """A ring that is still there was not fully drained: recorder and program were killed together."""
+    ring = path.with_suffix(".ring")
+    if ring.exists():
+        book.add_marks(RingReader(ring, marks_read).drain())
+
+
+def drain_ring(path: Path) -> None:
+    """Move the marks that a killed recorder left in its ring into the event file, and remove the ring."""
+    ring = path.with_suffix(".ring")
+    if not ring.exists():
+        return
+    drained = [line for line in read_lines(path) if line["kind"] == "phases"]
+    reader = RingReader(ring, drained[-1]["marks_read"] if drained else 0)
+    book = PhaseBook()
+    book.add_marks(reader.drain())
+    if book.rows or reader.lost:
+        file = LineFile(path)
+        lost = reader.lost + (drained[-1]["marks_lost"] if drained else 0)
+        file.append({**clock.now().fields(), **book.to_line(reader.read, lost)}, sync=True)
+        file.close()
+    ring.unlink()
+
+
+# What CodeCarbon said while it ran beside our meter, read back from `<run>/codecarbon/` and kept under its own name.
+#
+# Its tracker tells cumulative energy every few seconds (`readings.<host>.<attempt>.jsonl`, written by
+# `trackers/codecarbon.py`). A stage's share is the difference of that curve at the stage's edges, taken as even
+# between two readings. What it means is CodeCarbon's affair: GPU counters where it finds them, constants for RAM and
+# often CPU.
+
+
+FOLDER = "codecarbon"
+SOURCE = CODECARBON
+OWN_FIGURE = "CodeCarbon's own figure"
+
+
+def readings_path(run_folder: Path, host: str, attempt: int) -> Path:
+    return run_folder / FOLDER / f"readings.{host}.{attempt}.jsonl"
+
+
+@dataclass(frozen=True)
+class CodecarbonReadings:
+    """Cumulative joules at monotonic times; `problem` says why there are none."""
+
+    stamps_ns: tuple[int, ...] = ()
+    energy_j: tuple[float, ...] = ()
+    version: str = ""
+    problem: str | None = None
+
+    def energy(self, windows: Sequence[Window]) -> EnergyFigure:
+        if not windows:
+            return missing("the stage never ran")
+        if len(self.stamps_ns) < 2:
+            return missing(f"CodeCarbon reported nothing: {self.problem}") if self.problem else NO_CODECARBON
+        durations = [(end - start) / NS for start, end in windows]
+        return total([self._window(window) for window in windows], durations)
+
+    def _window(self, window: Window) -> EnergyFigure:
+        start, end = max(window[0], self.stamps_ns[0]), min(window[1], self.stamps_ns[-1])
+        if end <= start:
+            return missing("CodeCarbon has no reading in this window")
+        stamps = np.array(self.stamps_ns, dtype=float)
+        at_edges = np.interp([start, end], stamps, self.energy_j)
+        # an edge lies somewhere between two readings: at worst all of that step's joules fall on one side of it
+        largest_step_j = float(np.max(np.diff(self.energy_j)))
+        return EnergyFigure(
+            energy_j=float(at_edges[1] - at_edges[0]),
+            method="estimated",
+            coverage=min(1.0, (end - start) / max(window[1] - window[0], 1)),
+            half_width_j=largest_step_j / 2,
+            sources=(SOURCE,),
+            reason=f"{OWN_FIGURE} ({self.version})" if self.version else OWN_FIGURE,
+        )
+
+
+def load_codecarbon(run_folder: Path, host: str, attempt: int) -> CodecarbonReadings:
+    path = readings_path(run_folder, host, attempt)
+    if not path.exists():
+        return CodecarbonReadings()
+    stamps, joules, version, problem = [], [], "", "it wrote no reading"
+    for line in read_lines(path):
+        if line.get("kind") == "codecarbon":
+            stamps.append(int(line["mono_ns"]))
+            joules.append(float(line["energy_j"]))
+        elif line.get("kind") == "problem":
+            problem = str(line["text"])
+        version = str(line.get("codecarbon_version", version))
+    return CodecarbonReadings(tuple(stamps), tuple(joules), version, problem)
+
 
 # The phase of one step of training, after which ranks agree on what comes next.
 STEP = "step"
@@ -201,3 +473,109 @@ def wall_seconds(parts: Sequence[tuple[AttemptData, list[Window]]]) -> float:
     for attempt, windows in parts:
         longest[attempt.number] = max(longest.get(attempt.number, 0.0), seconds(windows))
     return sum(longest.values())
+
+
+# The idle baselines of a run: how much power doing nothing took, how steadily, and in which state of the machine.
+#
+# An H200 draws 126 W two seconds after a load, 123 W after ten, and 80 W once its clocks have dropped. An idle power
+# without its state and stability is therefore half a number.
+
+
+# Beyond these a baseline was not at rest: clocks dropping, another program, a card still cooling down.
+STEADY_SPREAD_REL = 0.05
+STEADY_DRIFT_REL = 0.05
+PIECE_S = 1.0
+_MOST_PIECES = 20
+MeanPower = Callable[[EnergyFigure, float], float | None]
+
+
+def idle_baselines(
+    attempts: Sequence[AttemptData], policy: str, mean_power_w: MeanPower = EnergyFigure.mean_power_w
+) -> tuple[IdleBaseline, ...]:
+    """Measured ones only: an estimate from CPU time knows nothing about idle."""
+    found = []
+    for attempt in attempts:
+        for stage in attempt.idle_stages:
+            windows = attempt.windows[stage]
+            whole, *pieces = (
+                mean_power_w(attempt.energy(part).under_policy(policy), seconds(part))
+                for part in (windows, *([piece] for window in windows for piece in _pieces(window)))
+            )
+            if whole is not None:
+                found.append(_baseline(attempt, stage, windows, whole, [w for w in pieces if w is not None]))
+    return tuple(found)
+
+
+def _baseline(
+    attempt: AttemptData, stage: str, windows: list[Window], power_w: float, piece_powers_w: list[float]
+) -> IdleBaseline:
+    spread, drift = spread_and_drift(piece_powers_w)
+    states = attempt.health.during(windows)
+    loads = [start for name, spans in attempt.windows.items() if name not in attempt.idle_stages for start, _ in spans]
+    return IdleBaseline(
+        stage=stage,
+        before_load=windows[0][0] <= min(loads, default=windows[0][0]),
+        attempt=attempt.number,
+        duration_s=seconds(windows),
+        power_w=power_w,
+        spread_rel=spread,
+        drift_rel=drift,
+        stable=is_steady(spread, drift),
+        sm_clock_MHz=_median(states, "sm_clock_mhz"),
+        temperature_C=_median(states, "temperature_c"),
+        gpu_utilization_percent=_median(states, "utilization_percent"),
+        host=attempt.host,
+    )
+
+
+def _pieces(window: Window) -> list[Window]:
+    """Pieces of about a second, which is long against every sensor's refresh."""
+    count = max(1, min(_MOST_PIECES, int((window[1] - window[0]) / NS / PIECE_S)))
+    edges = [window[0] + (window[1] - window[0]) * number // count for number in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def spread_and_drift(powers_w: Sequence[float]) -> tuple[float | None, float | None]:
+    """Standard deviation against the mean, and second half against first; None where there are too few pieces."""
+    if len(powers_w) < 2 or not any(powers_w):
+        return None, None
+    half = len(powers_w) // 2
+    first, second = statistics.fmean(powers_w[:half]), statistics.fmean(powers_w[-half:])
+    spread = statistics.stdev(powers_w) / statistics.fmean(powers_w)
+    return spread, second / first - 1 if first else None
+
+
+def is_steady(spread_rel: float | None, drift_rel: float | None) -> bool:
+    if spread_rel is None or drift_rel is None:
+        return False
+    return spread_rel <= STEADY_SPREAD_REL and abs(drift_rel) <= STEADY_DRIFT_REL
+
+
+class IdlePower(NamedTuple):
+    power_w: float
+    half_width_w: float
+    """95 %: the spread of the baseline, and the difference to a settled idle state after the load."""
+
+
+def idle_power(baselines: Sequence[IdleBaseline]) -> IdlePower | None:
+    """From the stable baselines before the load; the cool-down after it draws more and is no idle.
+
+    A settled state after the load is another idle state of the machine (its clocks may differ). Which of the two the
+    load would have been without its work is unknown, so their difference is part of the error.
+    """
+    before = [baseline for baseline in baselines if baseline.before_load]
+    settled_after = [baseline for baseline in baselines if not baseline.before_load and baseline.stable]
+    chosen = [baseline for baseline in before if baseline.stable] or before or settled_after or list(baselines)
+    duration_s = sum(baseline.duration_s for baseline in chosen)
+    if duration_s <= 0:
+        return None
+    power_w = sum(baseline.power_w * baseline.duration_s for baseline in chosen) / duration_s
+    spread_w = statistics.fmean((b.spread_rel if b.spread_rel is not None else 0.1) * b.power_w for b in chosen)
+    pieces = max(1, min(_MOST_PIECES, int(duration_s / PIECE_S)))
+    other_w = max((abs(baseline.power_w - power_w) for baseline in (*chosen, *settled_after)), default=0.0)
+    return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(pieces), other_w))
+
+
+def _median(states: Sequence[GpuState], what: str) -> float | None:
+    values = [getattr(state, what) for state in states if getattr(state, what) is not None]
+    return float(statistics.median(values)) if values else None

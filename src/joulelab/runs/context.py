@@ -2,30 +2,135 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, Protocol
 
 from joulelab import clock
 from joulelab.errors import EndedBySignal, JoulelabError
 from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile
-from joulelab.runs.artifacts import Artifact, find_artifacts, find_parts, fresh_folder, read_bill, write_bill
-from joulelab.runs.bills import Ancestor, Bill, artefact_key, code_version, with_parts
-from joulelab.runs.events import STARTUP
-from joulelab.runs.listeners import Progress, Trackers
-from joulelab.runs.making import Making, spent_between
-from joulelab.runs.parts import Part, leave_to_later
+from joulelab.runs.artifacts import (
+    Ancestor,
+    Artifact,
+    Bill,
+    BillBuilder,
+    Opens,
+    artifact_key,
+    code_version,
+    find_artifacts,
+    find_damage,
+    find_parts,
+    fresh_folder,
+    list_contents,
+    read_bill,
+    set_aside,
+    spent_between,
+    with_parts,
+    write_bill,
+)
+from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Result, StageKind, checked_role, kind_by_name
-from joulelab.runs.soundness import Opens, harm, list_contents, set_aside
+from joulelab.runs.phases import Phase, end_before_later_phase
+from joulelab.runs.record import Result, RunRecord, StageKind, checked_role, kind_by_name
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.stopping import StopRequest
 from joulelab.runs.store import searched_store, settled
+
+# Who is told how a run goes: a person, and other tools. A run does not depend on what becomes of them.
+
+
+class Progress(Protocol):
+    """Where a person watches: a terminal, a log, or nowhere."""
+
+    def stage(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def finish(self) -> None:
+        """The stage is over; what comes next may be silent for a while."""
+
+    def say(self, text: str) -> None: ...
+
+
+class SilentProgress:
+    def stage(self, name: str, total: int | None) -> None: ...
+
+    def advance(self, done: int, text: str = "") -> None: ...
+
+    def finish(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Trackers(Protocol):
+    """Other tools that are told the metrics; whatever becomes of them, nothing is raised here."""
+
+    def log(self, line: Mapping[str, Any]) -> None: ...
+
+    def problems(self) -> list[str]:
+        """What has gone wrong since the last time somebody asked."""
+
+    def end(self, record: RunRecord) -> None: ...
+
+
+# Signals as a request: the first asks the run to save and end, another a second later ends it at once.
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A scheduler announces the time limit by the one or the other.
+JOB_SIGNALS = (*SIGNALS, signal.SIGUSR1)
+# A scheduler signals every process of a job, and a launcher passes on what it got: the same request, twice.
+ECHO_S = 1.0
+
+
+class StopRequest:
+    """While entered, these signals set a flag; whoever reaches a safe point calls `check()`."""
+
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self.signum: int | None = None
+        self._signals = signals
+        self._asked_s = 0.0
+        self._settling = False
+        self._refusal: JoulelabError | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {signum: signal.signal(signum, self._receive) for signum in self._signals}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self.signum is None:
+            self.signum, self._asked_s = signum, now_s
+        elif not self._settling and now_s - self._asked_s > ECHO_S:
+            raise EndedBySignal(signum)
+
+    def settle(self) -> None:
+        """The work is over and its record is being written: a launcher that signals twice must not spoil that."""
+        self._settling = True
+
+    def refuse(self, error: JoulelabError) -> None:
+        """End the work at its next safe point with an error of ours."""
+        self._refusal = error
+
+    def check(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+        if self.signum is not None:
+            raise EndedBySignal(self.signum)
+
 
 PROGRESS_EVERY_S = 1.0
 
@@ -87,11 +192,11 @@ class RunContext:
         self._metrics = self._open_metrics(paths.metrics)
         self._open: list[Stage] = []
         self._closed: dict[str, Stage] = {}
-        self._making: list[Making] = []
+        self._making: list[BillBuilder] = []
         self._told: set[str] = set()
         """Keys of the artefacts that were said to be reused: several stages may ask for one."""
         self._device: str | None = None
-        self.part: Part | None = None
+        self.part: Phase | None = None
         """What this attempt is to do of the run; None: all that is left."""
 
     @contextmanager
@@ -117,7 +222,7 @@ class RunContext:
         kind = StageKind(checked_role(role) if role else by_name.role, activity or by_name.activity, repeat)
         if not self._open:  # inside another stage its loop asks, at a point where it can save
             self.stop.check()
-            leave_to_later(name, kind, self.part)
+            end_before_later_phase(name, kind, self.part)
         stage = self._closed.pop(name, None) or Stage(self.meter, name, kind)
         if self._making and name not in self._making[-1].stages:
             self._making[-1].stages.append(name)
@@ -200,7 +305,7 @@ class RunContext:
 
     def key_of(self, kind: str, inputs: Mapping[str, Any], parents: Sequence[str]) -> str:
         """Of an artefact made from these by this code, whether it is there or not; parents are named by their keys."""
-        return artefact_key(kind, inputs, parents, code_version())
+        return artifact_key(kind, inputs, parents, code_version())
 
     def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
         """What another run made and is still whole, where this one takes anything from others."""
@@ -236,7 +341,7 @@ class RunContext:
             self.progress.say(f"{name}: made again; the program, or what it is made from, has changed since")
 
     def _is_whole(self, artifact: Artifact, opens: Opens | None = None) -> bool:
-        found = harm(artifact.folder, opens)
+        found = find_damage(artifact.folder, opens)
         if found is not None:
             self._pass_over(artifact, found)
         return found is None
@@ -257,7 +362,7 @@ class RunContext:
     ) -> Artifact:
         folder = fresh_folder(self._artifact_place(name))
         before = self.meter.so_far()
-        self._making.append(Making())
+        self._making.append(BillBuilder())
         try:
             make(folder)
         finally:
@@ -315,3 +420,23 @@ class RunContext:
 
     def close(self) -> None:
         self._metrics.close()
+
+
+# A run as a following rank sees it: it works along, and keeps nothing that the first rank keeps.
+
+
+class WorkerContext(RunContext):
+    def __init__(
+        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, scratch: Path
+    ) -> None:
+        self._scratch = scratch
+        super().__init__(paths, spec, meter, stop, attempt, SilentProgress())
+
+    def _open_metrics(self, path: Path) -> LineFile:
+        return LineFile(self._scratch / path.name)
+
+    def _artifact_place(self, name: str) -> Path:
+        return self._scratch / name
+
+    def _pass_over(self, artifact: Artifact, found: str) -> None:
+        """The first rank sees the same harm, says so and sets it aside; by now it may lie there made anew."""

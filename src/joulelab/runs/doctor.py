@@ -20,7 +20,7 @@ from joulelab.meter.sensors import Device
 from joulelab.meter.sensors.cpu import processor_name
 from joulelab.runs import environment
 from joulelab.runs.record import MEASURED_COMPONENTS
-from joulelab.runs.sensing import Sensed, sense
+from joulelab.runs.sensor_discovery import DiscoveredSensors, discover_sensors
 
 _PACKAGES = ("nvidia-ml-py", "psutil", "numpy", "pydantic", "torch", "codecarbon")
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
@@ -61,7 +61,7 @@ class Diagnosis(Frozen):
 
 def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnosis:
     """Look at everything once; takes `seconds` for the recorder's own cost."""
-    sensed = sense(config.model_copy(update={"estimate_cpu": True}))
+    sensed = discover_sensors(config.model_copy(update={"estimate_cpu": True}))
     place = _existing(store)
     fsync, share = fsync_cost(place), _recorder_share(config, seconds)
     return Diagnosis(
@@ -85,11 +85,11 @@ def demand(diagnosis: Diagnosis) -> None:
         raise SensorMissing(f"nothing can be measured here ({reasons})", "the fixes stand in the table above")
 
 
-def component_states(sensed: Sensed) -> tuple[ComponentState, ...]:
+def component_states(sensed: DiscoveredSensors) -> tuple[ComponentState, ...]:
     return tuple(_state(component, sensed) for component in MEASURED_COMPONENTS)
 
 
-def _state(component: str, sensed: Sensed) -> ComponentState:
+def _state(component: str, sensed: DiscoveredSensors) -> ComponentState:
     mine = [device for device in sensed.devices if device.component == component]
     counted = [device for device in mine if device.counted]
     if counted:
@@ -118,7 +118,7 @@ def _how(device: Device) -> str:
     return f"{refresh}{scale}{remark}"
 
 
-def _why_missing(component: str, uncounted: list[Device], sensed: Sensed) -> tuple[str, str]:
+def _why_missing(component: str, uncounted: list[Device], sensed: DiscoveredSensors) -> tuple[str, str]:
     if uncounted:
         return str(uncounted[0].facts.get("reason", "its sensor covers more than this job")), ""
     # DRAM comes with the CPU's counters: what hides those hides it too
@@ -141,7 +141,7 @@ def _device_facts(device: Device) -> dict[str, Any]:
     }
 
 
-def versions(sensed: Sensed) -> dict[str, str]:
+def versions(sensed: DiscoveredSensors) -> dict[str, str]:
     found = {"joulelab": joulelab.__version__, "python": sys.version.split()[0], "system": platform.platform()}
     drivers = {str(device.facts["driver"]) for device in sensed.devices if "driver" in device.facts}
     if drivers:
@@ -154,7 +154,7 @@ def versions(sensed: Sensed) -> dict[str, str]:
     return found
 
 
-def findings(sensed: Sensed, place: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
+def findings(sensed: DiscoveredSensors, place: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
     writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK) and not str(place).startswith("/proc")
     found = [Finding(what="store", ok=writable, text=f"{place} is {'writable' if writable else 'not writable'}")]
     if fsync is not None:
@@ -193,11 +193,11 @@ def _gpu_finding(known: int, metered: int) -> Finding:
     return Finding(what="GPUs", ok=metered > 0, text=text)
 
 
-def _used(sensed: Sensed) -> int:
+def _used(sensed: DiscoveredSensors) -> int:
     return sum(device.component == "gpu" and device.counted for device in sensed.devices)
 
 
-def _profile_finding(sensed: Sensed) -> Finding:
+def _profile_finding(sensed: DiscoveredSensors) -> Finding:
     profile = load_profile()
     if profile is None:
         text = "none for this machine: `joulelab doctor --calibrate` makes one that results cite"
@@ -227,7 +227,7 @@ def _existing(store: Path) -> Path:
 def calibrate(config: EnergyConfig, diagnosis: Diagnosis) -> MachineProfile:
     """Measure what the sensors are like; on a GPU this takes about half a minute per card, under load."""
     notes: list[str] = []
-    sensed = sense(config)
+    sensed = discover_sensors(config)
     cards, load = calibrate_gpus(list(sensed.devices), notes)
     if not cards:
         notes.append("no NVIDIA GPU to calibrate")

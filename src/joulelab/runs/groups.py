@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from joulelab import clock
-from joulelab.errors import ConfigError, JoulelabError
+from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
 from joulelab.meter.figures import Frozen
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import Progress
 from joulelab.runs.execute import execute
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.listeners import Progress
 from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import RunSpec, Section, check, merge, read_experiment
-from joulelab.runs.spec_errors import explain
-from joulelab.runs.store import load_record
+from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, read_experiment
+from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
 
 _KEYS = (
     "a group has about, baseline and members, and a member experiment, seeds and overrides (a label of its own goes "
@@ -223,3 +224,110 @@ def group_records(folder: Path) -> tuple[GroupRecord, list[RunRecord]]:
     group = load_group(folder)
     found = [member_paths(GroupPaths(folder), member) for member in group.members]
     return group, [load_record(paths.folder) for paths in found if paths is not None]
+
+
+# Runs as people name them on a command line: ids, parts of ids, folders, `last`, patterns, and groups for all their
+# members.
+
+
+def is_pattern(name: str) -> bool:
+    """Shell wildcards, unless a run's folder is really called that."""
+    named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
+    return not named and any(mark in name for mark in "*?[")
+
+
+def folders_named(store: Path, name: str) -> list[Path]:
+    """The run or group of that name, or all runs that fit a pattern: 'demo-kd-*'."""
+    if not is_pattern(name):
+        return [find_folder(store, name)]
+    found = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
+    if not found:
+        raise NotFoundError(f"no run fits '{name}' under {store.absolute()}", "`joulelab runs` lists them")
+    return found
+
+
+def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
+    """Every run that was named, alone or by its group, once, in the order of the names."""
+    found: dict[Path, None] = {}
+    for folder in (folder for name in names for folder in folders_named(store, name)):
+        if not (folder / "group.json").exists():
+            found[folder] = None
+            continue
+        members = [GroupPaths(folder).store / member.run_id for member in load_group(folder).members if member.run_id]
+        started = [member for member in members if (member / "run.json").exists()]
+        if not started:
+            raise UsageError(f"no run of the group {folder.name} is in the store", "name a run")
+        found |= dict.fromkeys(started)
+    return list(found)
+
+
+def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
+    folders = (folder for name in names for folder in folders_named(store, name))
+    return [folder for folder in dict.fromkeys(folders) if (folder / "group.json").exists()]
+
+
+def with_ancestors(folders: Sequence[Path]) -> list[Path]:
+    """The runs and those of the same store that made what they used, and so on."""
+    found = dict.fromkeys(folders)
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        record = load_record(folder)
+        for ancestor, store in product(record.inherited, stores_of(folder, record.store)):
+            maker = store / ancestor.made_by
+            if maker not in found and (maker / "run.json").exists():
+                found[maker] = None
+                waiting.append(maker)
+    return list(found)
+
+
+# A sweep: one experiment under every combination of some settings, each repeated with its own seed.
+
+
+Axes = Mapping[str, Sequence[Any]]
+"""key.path -> the values it takes."""
+
+
+def sweep_specs(settings: Mapping[str, Any], axes: Axes, repeats: int) -> list[RunSpec]:
+    """The members in the order in which they run.
+
+    All configurations once, then all again with the next seed: what drifts over hours (temperature, neighbours) then
+    falls on every configuration alike, and a sweep that is cut off has whole rounds.
+    """
+    if repeats < 1:
+        raise UsageError(f"--repeats {repeats}; expected at least 1", "each repeat has a seed of its own")
+    _require_distinct(axes)
+    first = settings.get("seed", 0)
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    return [
+        check(_member(settings, point, first + number if isinstance(first, int) else first))
+        for number in range(repeats)
+        for point in points
+    ]
+
+
+def _member(settings: Mapping[str, Any], point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
+    made = merge(settings, {"seed": seed, "label": point_label(point)} if point else {"seed": seed})
+    for key, value in point.items():
+        made = merge(made, nest(key, value))
+    return made
+
+
+def point_label(point: Mapping[str, Any]) -> str:
+    """`batch_size=8, precision=bf16`"""
+    return ", ".join(f"{short_name(key, point)}={value}" for key, value in point.items())
+
+
+def short_name(key: str, keys: Mapping[str, Any] | Sequence[str]) -> str:
+    """The last part of a setting's name where that tells it apart from the others."""
+    last = key.rpartition(".")[2]
+    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+
+
+def _require_distinct(axes: Axes) -> None:
+    for key, values in axes.items():
+        if key == "seed":
+            raise UsageError("seeds are what repeats differ in", "write --repeats N, and --seed for the first of them")
+        repeated = [value for number, value in enumerate(values) if value in values[:number]]
+        if repeated:
+            raise UsageError(f"{key} has the value {repeated[0]} twice", "for repeats write --repeats N")

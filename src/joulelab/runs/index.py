@@ -8,20 +8,276 @@ two programs write at once the later one stays, and rows it did not have are rea
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from joulelab.errors import JoulelabError
-from joulelab.meter.parquet import indices, table_of
-from joulelab.runs.index_rows import LISTING, RUNS, STAGE_ROWS, STAGES, SUMMARY, arrow_fields, row_of
+from joulelab.errors import DependencyMissing, JoulelabError, UsageError
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.parquet import SUFFIX, indices, is_whole, lines_table, table_of
+from joulelab.meter.trace import read_lines
+from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status
 from joulelab.runs.store import age, read_record, run_files, settle
+from joulelab.runs.summary import flat_summary
+
+# What the store's index keeps of a run: the columns of the tables `runs` and `stages`, each with its sentence.
+#
+# `joulelab runs` lists from them and `joulelab query` asks them, so a column is described once, here.
+
+
+TEXT, NUMBER, INTEGER, YES_NO = "text", "number", "integer", "yes/no"
+TIME, RESULTS, JSON = "time", "numbers by name", "JSON"
+
+
+@dataclass(frozen=True)
+class Column:
+    kind: str
+    about: str
+    read: Callable[[Any], Any]
+    """The value, from a record (of `runs`) or a stage's record (of `stages`)."""
+
+
+def _path(path: str) -> Callable[[Any], Any]:
+    """`totals.best.energy_j` of a record; nothing where a part of the way is missing."""
+
+    def read(record: Any) -> Any:
+        for name in path.split("."):
+            record = getattr(record, name, None)
+        return record
+
+    return read
+
+
+def _columns(*rows: tuple[str, str, str | Callable[[Any], Any], str]) -> dict[str, Column]:
+    """(name, kind, where it is in the record, what it is)"""
+    return {
+        name: Column(kind, about, _path(where) if isinstance(where, str) else where)
+        for name, kind, where, about in rows
+    }
+
+
+def _energies(of: str) -> tuple[tuple[str, str, str, str], ...]:
+    return (
+        ("gpu_j", NUMBER, f"{of}.gpu.energy_j", "joules of the GPUs; null where nobody measured them"),
+        ("cpu_j", NUMBER, f"{of}.cpu.energy_j", "joules of the CPU packages (RAPL)"),
+        ("dram_j", NUMBER, f"{of}.dram.energy_j", "joules of the memory (RAPL)"),
+        ("cpu_estimate_j", NUMBER, f"{of}.cpu_estimate.energy_j", "CPU joules by the model; never part of energy_j"),
+        ("codecarbon_j", NUMBER, f"{of}.codecarbon.energy_j", "what CodeCarbon said, where it ran"),
+    )
+
+
+def _results(record: RunRecord) -> list[tuple[str, float]]:
+    return [(name, result.value) for name, result in record.results.items()]
+
+
+def _of_repeats(record: RunRecord, *names: str) -> Any:
+    found: Any = repeat_mean(record)
+    for name in names:
+        found = getattr(found, name, None)
+    return found
+
+
+RUNS: Mapping[str, Column] = _columns(
+    ("run_id", TEXT, "run_id", "the run's folder in the store"),
+    ("name", TEXT, "name", "what was run"),
+    ("label", TEXT, "label", "the method it stands for in a comparison"),
+    ("status", TEXT, "status", "queued, running, done, failed or truncated"),
+    ("grade", TEXT, "validity.grade", "how far the measurement can be trusted, A to C"),
+    ("pipeline", TEXT, lambda record: record.spec.get("pipeline"), "which pipeline ran the stages"),
+    ("seed", INTEGER, lambda record: record.spec.get("seed"), "seed of everything random"),
+    ("group_id", TEXT, "group", "the group it belongs to, if any"),
+    ("created_at", TIME, "created_at", "when its folder was made"),
+    ("host", TEXT, lambda record: record.attempts[-1].host if record.attempts else None, "its latest machine"),
+    ("attempts", INTEGER, lambda record: len(record.attempts), "how often it was started"),
+    ("duration_s", NUMBER, "totals.duration_s", "seconds of all attempts, idle baselines left out"),
+    ("policy", TEXT, "totals.policy", "what energy_j means: measured, gpu_only or codecarbon"),
+    (
+        "energy_j",
+        NUMBER,
+        "totals.energy_j",
+        "the run's own joules (policy), without what it reused; null: not measured",
+    ),
+    ("repeats", INTEGER, lambda record: _of_repeats(record, "count"), "of `measure --repeat`: how many; else null"),
+    (
+        "energy_per_repeat_j",
+        NUMBER,
+        lambda record: _of_repeats(record, "energy", "energy_j"),
+        "mean over these repeats, without warm-ups",
+    ),
+    ("shown_energy_j", NUMBER, "totals.best.energy_j", "what tables show: energy_j, else the estimate"),
+    ("shown_method", TEXT, "totals.best.method", "counter, integrated, estimated or missing"),
+    ("half_width_j", NUMBER, "totals.best.half_width_j", "random 95 % half-width of shown_energy_j"),
+    ("gain_error_rel", NUMBER, "totals.best.gain_error_rel", "stated scale error of the sensors"),
+    ("coverage", NUMBER, "totals.best.coverage", "share of the time in which the sensors were seen"),
+    (
+        "lower_bound",
+        YES_NO,
+        "totals.best.is_lower_bound",
+        "more energy was used than shown_energy_j: incomplete readings",
+    ),
+    *_energies("totals"),
+    ("idle_power_w", NUMBER, "totals.idle_power_w", "mean power at rest, where it was measured"),
+    ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j less the idle power over that time"),
+    ("co2e_g_low", NUMBER, "totals.co2e.co2e_g_low", "grams of CO2e, low end; null without a grid"),
+    ("co2e_g_high", NUMBER, "totals.co2e.co2e_g_high", "grams of CO2e, high end"),
+    ("results", RESULTS, _results, "quality by name: results['student.accuracy']"),
+    ("settings", JSON, lambda record: json.dumps(record.spec), "settings->>'$.training.learning_rate'"),
+    ("error", TEXT, "error.message", "why it failed"),
+)
+
+STAGES: Mapping[str, Column] = _columns(
+    ("stage", TEXT, "name", "name of the stage: <who>.<what>"),
+    ("role", TEXT, "role", "whose work: data, teacher, student, evaluation, inference, setup or idle"),
+    ("activity", TEXT, "activity", "what is done: train, evaluate, cache, generate, judge, infer, load, ..."),
+    ("part_of", TEXT, "part_of", "the stage that this setup or repeated work was split from"),
+    ("repeated", YES_NO, "repeated", "work that an interruption lost and a later attempt did again"),
+    ("repeat", INTEGER, "repeat", "number of this run of a measured program; null for everything else"),
+    ("number", INTEGER, "number", "its place in the run"),
+    ("status", TEXT, "status", "running, done, failed or truncated"),
+    ("grade", TEXT, "validity.grade", "how far its measurement can be trusted, A to C"),
+    ("outside_totals", YES_NO, "outside_totals", "true for idle baselines"),
+    ("started_at", TIME, lambda s: s.segments[0].started_at if s.segments else None, "begin of its first segment"),
+    ("segments", INTEGER, lambda stage: len(stage.segments), "how many stretches it ran in"),
+    ("duration_s", NUMBER, "duration_s", "seconds of all its segments"),
+    ("energy_j", NUMBER, "energy_j", "joules under the run's policy"),
+    ("shown_energy_j", NUMBER, "best.energy_j", "what tables show: energy_j, else the estimate"),
+    ("shown_method", TEXT, "best.method", "counter, integrated, estimated or missing"),
+    ("half_width_j", NUMBER, "best.half_width_j", "random 95 % half-width of shown_energy_j"),
+    *_energies("energy"),
+    ("above_idle_j", NUMBER, "above_idle_j", "energy_j less the idle power over that time"),
+    ("mean_power_w", NUMBER, "mean_power_w", "mean power"),
+    ("peak_power_w", NUMBER, "peak_power_w", "highest power the sensors could see"),
+    ("samples", INTEGER, "samples", "samples that went through it"),
+    ("tokens", INTEGER, "tokens", "tokens that went through it"),
+    ("j_per_sample", NUMBER, "j_per_sample", "joules per sample"),
+    ("j_per_token", NUMBER, "j_per_token", "joules per token"),
+    ("samples_per_s", NUMBER, "samples_per_s", "samples per second"),
+    ("tokens_per_s", NUMBER, "tokens_per_s", "tokens per second"),
+)
+
+# What `joulelab runs` needs beside the columns, ready to be printed.
+LISTING, SUMMARY, STAGE_ROWS = "listing", "summary", "stage_rows"
+
+
+def row_of(record: RunRecord) -> dict[str, Any]:
+    """A run as one row of the index, its stages inside."""
+    return {
+        **_fitting(RUNS, record),
+        LISTING: json.dumps(_listing(record)),
+        SUMMARY: json.dumps(flat_summary(record), indent=2),
+        STAGE_ROWS: [_stage_row(stage) for stage in record.stages],
+    }
+
+
+def _listing(record: RunRecord) -> dict[str, Any]:
+    totals, repeats = record.totals, repeat_mean(record)
+    return {
+        "repeats": repeats.count if repeats else None,
+        "record": record.model_dump(include={"run_id", "name", "label", "status", "group", "created_at"}),
+        "grade": record.validity.grade,
+        "results": {name: result.model_dump() for name, result in record.results.items()},
+        "totals": totals
+        and {
+            "policy": totals.policy,
+            "energy_j": repeats.energy.energy_j if repeats else totals.energy_j,
+            "duration_s": repeats.duration_s if repeats else totals.duration_s,
+        },
+        "best": totals and (repeats.energy if repeats else totals.best).model_dump(exclude={"reason", "fix"}),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTotals:
+    policy: str
+    energy_j: float | None
+    duration_s: float
+    best: EnergyFigure
+
+
+@dataclass(frozen=True, slots=True)
+class ListedValidity:
+    grade: Grade | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """As much of a record as a list of runs shows; ten thousand whole ones would take seconds to build.
+
+    Of a program that was measured several times the totals are those of one run of it, the mean over `repeats`.
+    """
+
+    run_id: str
+    name: str
+    label: str
+    status: Status
+    group: str | None
+    created_at: str
+    totals: ListedTotals | None
+    results: dict[str, Result]
+    validity: ListedValidity
+    repeats: int | None = None
+
+
+def listed_run(listing: str) -> ListedRun:
+    """Not validated again: it was when it was indexed."""
+    told = json.loads(listing)
+    totals = None
+    if told["totals"] is not None:
+        figure = {**told["best"], "sources": tuple(told["best"]["sources"]), "reason": None, "fix": None}
+        totals = ListedTotals(**told["totals"], best=EnergyFigure.model_construct(**figure))
+    results = {name: Result.model_construct(**result) for name, result in told["results"].items()}
+    return ListedRun(
+        **told["record"],
+        totals=totals,
+        results=results,
+        validity=ListedValidity(told["grade"]),
+        repeats=told["repeats"],
+    )
+
+
+def _stage_row(stage: StageRecord) -> dict[str, Any]:
+    return _fitting(STAGES, stage)
+
+
+def _fitting(columns: Mapping[str, Column], record: RunRecord | StageRecord) -> dict[str, Any]:
+    """Settings may hold anything; what a column cannot hold is left out, so that one odd run hides no other."""
+    values = {name: column.read(record) for name, column in columns.items()}
+    return {name: value if _FITS[columns[name].kind](value) else None for name, value in values.items()}
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys((TEXT, TIME, JSON), lambda value: isinstance(value, str)),
+    NUMBER: lambda value: isinstance(value, int | float),
+    INTEGER: lambda value: type(value) is int and -(2**63) <= value < 2**63,
+    YES_NO: lambda value: isinstance(value, bool),
+    RESULTS: lambda value: isinstance(value, list),
+}
+
+
+def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
+    import pyarrow as pa
+
+    kinds = {
+        TEXT: pa.string(),
+        NUMBER: pa.float64(),
+        INTEGER: pa.int64(),
+        YES_NO: pa.bool_(),
+        TIME: pa.string(),
+        JSON: pa.string(),
+        RESULTS: pa.map_(pa.string(), pa.float64()),
+    }
+    return [(name, kinds[column.kind]) for name, column in columns.items()]
+
 
 INDEX = "index.parquet"
 VERSION = "3"
@@ -178,3 +434,140 @@ def listed(store: Path, told: Told, columns: Sequence[str]) -> list[tuple[Any, .
     """Some columns of every run, oldest first."""
     table = refresh(store, told, columns)
     return list(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+
+
+# SQL over a store: the tables `runs` and `stages` from its index, `samples` from the traces themselves.
+#
+# DuckDB reads them where they are. Nothing can be written or read elsewhere: one SELECT at a time, files of the store
+# only, and the settings that say so are locked before the question is asked.
+
+
+RUN_ID = ("run_id", TEXT, "the run")
+SAMPLES: tuple[tuple[str, str, str], ...] = (
+    RUN_ID,
+    ("host", TEXT, "machine"),
+    ("attempt", INTEGER, "which start of the run"),
+    ("kind", TEXT, "gpu, host, rapl, counters, estimate, samples (the driver's 20 ms buffer), gap, warning, ..."),
+    ("time", TIME, "wall time of the reading"),
+    ("mono_ns", INTEGER, "monotonic nanoseconds of that machine, to compute with"),
+    ("device", TEXT, "which card, counter or host"),
+    ("power_watts", NUMBER, "power as the sensor said"),
+    ("energy_counter_j", NUMBER, "the counter's reading, not the run's energy: take differences"),
+    ("gpu_utilization_percent", NUMBER, "share of time in which some kernel ran"),
+    ("memory_used_MB", NUMBER, "MiB of GPU memory"),
+    ("temperature_C", NUMBER, "degrees Celsius"),
+    ("sm_clock_MHz", NUMBER, "clock of the card's processors"),
+    ("cpu_utilization_percent", NUMBER, "of all hardware threads of the host"),
+    ("host_memory_used_MB", NUMBER, "MiB of the host's memory"),
+    ("busy_thread_s", NUMBER, "CPU seconds of the program so far, for the estimate"),
+    ("rapl", "numbers by name", "joules by RAPL domain, as the counters stand: rapl['package-0']"),
+    ("sample_us", "list of integers", "of kind samples: when, in microseconds"),
+    ("sample_mw", "list of integers", "of kind samples: milliwatts"),
+    ("rest", "JSON", "all other fields of the line"),
+)
+_HINT = "joulelab query --schema lists the tables and columns"
+
+
+@dataclass(frozen=True)
+class Answer:
+    columns: tuple[str, ...]
+    rows: list[tuple[Any, ...]]
+
+
+def schema() -> Mapping[str, list[tuple[str, str, str]]]:
+    """Table -> (column, kind, what it is)."""
+    return {
+        "runs": [(name, column.kind, column.about) for name, column in RUNS.items()],
+        "stages": [RUN_ID, *((name, column.kind, column.about) for name, column in STAGES.items())],
+        "samples": list(SAMPLES),
+    }
+
+
+def ask(store: Path, sql: str, told: Told) -> Answer:
+    duckdb = _duckdb()
+    connection = duckdb.connect()
+    try:
+        _require_one_select(duckdb, connection, sql)
+        _make_tables(connection, store, sql, told)
+        _lock(connection, store)
+        found = connection.execute(sql)
+        return Answer(tuple(column[0] for column in found.description), found.fetchall())
+    except duckdb.Error as error:
+        raise UsageError(str(error).strip(), _HINT) from None
+    finally:
+        connection.close()
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+
+        importlib.import_module("pytz")  # which DuckDB wants for times with a zone, and does not bring along
+    except ImportError:
+        raise DependencyMissing(
+            "`joulelab query` asks DuckDB (with pytz), which is not installed", "pip install 'joulelab[query]'"
+        ) from None
+    return duckdb
+
+
+def _require_one_select(duckdb: Any, connection: Any, sql: str) -> None:
+    statements = connection.extract_statements(sql)
+    allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in allowed:
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise UsageError(f"one SELECT is answered, and this is {kinds}", "the store is only read; " + _HINT)
+
+
+def _make_tables(connection: Any, store: Path, sql: str, told: Told) -> None:
+    table = refresh(store, told, [*RUNS, STAGE_ROWS])
+    connection.register("index_rows", table)
+    connection.execute(f"create table runs as select {', '.join(RUNS)} from index_rows")
+    connection.execute("alter table runs alter created_at type timestamptz")
+    columns = ", ".join(f"stage_row.{name}" for name in STAGES)
+    connection.execute(
+        f"create table stages as select run_id, {columns} from "
+        f"(select run_id, unnest({STAGE_ROWS}) as stage_row from index_rows)"
+    )
+    connection.execute("alter table stages alter started_at type timestamptz")
+    connection.unregister("index_rows")
+    if re.search(r"\bsamples\b", sql, re.I):
+        _make_samples(connection, store, table.column("folder").to_pylist(), told)
+
+
+def _make_samples(connection: Any, store: Path, folders: list[str], told: Told) -> None:
+    """One view over all traces; those still in JSONL are read into memory, those in Parquet stay on disk."""
+    parts, closed = [], []
+    for number, (folder, host, attempt, path) in enumerate(_traces(store, folders)):
+        if path.suffix == SUFFIX and not is_whole(path):
+            told.unreadable(f"{path}: its end is missing")
+        elif path.suffix == SUFFIX:
+            closed.append(path)
+        else:
+            connection.register(f"trace_{number}", lines_table(read_lines(path)))
+            whose = f"{_text(folder)} as run_id, {_text(host)} as host, {attempt} as attempt"
+            parts.append(f"select {whose}, * from trace_{number}")
+    if closed:
+        files = ", ".join(_text(str(path.absolute())) for path in closed)
+        parts.append(
+            "select parse_path(filename)[-3] as run_id, regexp_extract(parse_filename(filename), '^(.*)\\.\\d+\\.', 1) "
+            "as host, regexp_extract(parse_filename(filename), '\\.(\\d+)\\.', 1)::bigint as attempt, "
+            f"* exclude (filename) from read_parquet([{files}], filename = true, union_by_name = true)"
+        )
+    if not parts:
+        raise JoulelabError(f"no run under {store.absolute()} has a trace yet", "`joulelab runs` lists them")
+    chosen = ", ".join("timestamp::timestamptz as time" if name == "time" else name for name, *_ in SAMPLES)
+    connection.execute(f"create view samples as select {chosen} from ({' union all by name '.join(parts)})")
+
+
+def _traces(store: Path, folders: list[str]) -> list[tuple[str, str, int, Path]]:
+    return [(name, *trace) for name in folders for trace in RunPaths(store / name).traces()]
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _lock(connection: Any, store: Path) -> None:
+    connection.execute(f"set allowed_directories = [{_text(str(store.absolute()))}]")
+    connection.execute("set enable_external_access = false")
+    connection.execute("set lock_configuration = true")

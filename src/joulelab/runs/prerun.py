@@ -22,14 +22,10 @@ from joulelab.meter.figures import Frozen
 from joulelab.meter.health import Health, load_health, throttle_shares
 from joulelab.runs import environment
 from joulelab.runs.attempt import idle
-from joulelab.runs.context import RunContext
-from joulelab.runs.json_file import write_json
-from joulelab.runs.listeners import Progress
-from joulelab.runs.measure_spec import MeasureSpec
-from joulelab.runs.measuring import MeasuredRun
+from joulelab.runs.context import Progress, RunContext, StopRequest
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
-from joulelab.runs.stopping import StopRequest
-from joulelab.runs.storage import storage_failure
+from joulelab.runs.storage import storage_failure, write_json
 from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"

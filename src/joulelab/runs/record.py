@@ -11,7 +11,7 @@ from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
 from joulelab.meter.grids import GridFactor
 from joulelab.meter.health import CoreUse
-from joulelab.runs.bills import UNMETERED, Ancestor
+from joulelab.runs.artifacts import UNMETERED, Ancestor
 from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 2

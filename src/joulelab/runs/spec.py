@@ -7,17 +7,171 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
-from joulelab.runs.spec_errors import explain
-from joulelab.runs.yaml_text import parse_yaml, read_mapping
+
+# Pydantic's findings in the user's words: the key, what was found, what was expected, the nearest right name.
+
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "model_type": "a section with keys of its own",
+    "model_attributes_type": "a section with keys of its own",
+    "dict_type": "a section with keys of its own",
+}
+
+
+def explain(
+    error: ValidationError, model: type[BaseModel], hint: str = "`joulelab explain KEY` describes a setting"
+) -> ConfigError:
+    findings = [_sentence(dict(finding), model) for finding in error.errors()]
+    return ConfigError("\n".join(findings), f"{hint}; nothing was started")
+
+
+def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
+    key = ".".join(str(part) for part in finding["loc"])
+    kind = finding["type"]
+    if kind == "extra_forbidden":
+        parent = finding["loc"][:-1]
+        names = field_names(model, parent)
+        guess = nearest(str(finding["loc"][-1]), names)
+        prefix = "".join(f"{part}." for part in parent)
+        meant = f"{prefix}{guess}" if guess else _elsewhere(model, str(finding["loc"][-1]))
+        return f"unknown setting {key}; " + (
+            f"did you mean {meant}?" if meant else f"known here: {', '.join(prefix + name for name in names)}"
+        )
+    if kind == "missing":
+        return f"{key} is not set; it has no default"
+    if kind == "value_error":  # a check of ours, which has its own sentence
+        return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
+    return f"{key}: {expected_and_found(finding)}"
+
+
+def expected_and_found(finding: Mapping[str, Any]) -> str:
+    """One finding of pydantic without its key: `expected a number greater than 0, found -1`."""
+    expected = _EXPECTED.get(finding["type"]) or finding["msg"].removeprefix("Input should be ")
+    if expected.startswith(("greater than", "less than")):
+        expected = f"a number {expected}"
+    return f"expected {expected}, found {brief(finding['input'])}"
+
+
+def _elsewhere(model: type[BaseModel], name: str, prefix: str = "") -> str | None:
+    """The same name in another section: `learning_rate` is `training.learning_rate`."""
+    for field, info in model.model_fields.items():
+        inner = model_in(info.annotation)
+        if inner is not None and name in inner.model_fields:
+            return f"{prefix}{field}.{name}"
+        if inner is not None and (found := _elsewhere(inner, name, f"{prefix}{field}.")):
+            return found
+    return None
+
+
+def brief(value: Any) -> str:
+    kind = {list: "a list ", dict: "a section ", str: "the text ", type(None): "nothing "}.get(type(value), "")
+    text = repr(value)
+    return f"{kind}{text[:60]}{'…' if len(text) > 60 else ''}"
+
+
+def field_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names of the settings below a path of keys."""
+    for part in path:
+        if isinstance(part, int):  # a place in a list, whose items' model this is already
+            continue
+        if part not in model.model_fields:
+            return []
+        annotation = model.model_fields[part].annotation
+        inner = model_in(get_args(annotation)[0] if get_origin(annotation) is tuple else annotation)
+        if inner is None:
+            return []
+        model = inner
+    return sorted(model.model_fields)
+
+
+def model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for arg in get_args(annotation) if (found := model_in(arg))), None)
+    return None
+
+
+# YAML as people mean it: `3e-4` is a number, and mistakes are answered with file and line.
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML follows YAML 1.1, where 3e-4 without a dot is text; everyone writing a learning rate means the number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(?:\d[\d_]*(?:\.[\d_]*)?(?:[eE][-+]?\d+)|\d[\d_]*\.[\d_]*|\.\d[\d_]*(?:[eE][-+]?\d+)?|\.(?:inf|nan))$",
+        re.I,
+    ),
+    list("-+0123456789."),
+)
+
+
+_YAML_HINT = "check brackets, quotes and indentation there; YAML is indented with spaces, not tabs"
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "cannot be read"
+        raise ConfigError(f"{where}{line}: not valid YAML ({problem})", _YAML_HINT) from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"no such file: {path}", "give the path of a YAML file or the name of an experiment"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", "give a YAML file in UTF-8 that you may read") from None
+    value = parse_yaml(text, str(path))
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(
+            f"{path}: expected `key: value` lines, found {brief(value)}",
+            "`joulelab run demo-kd --dry-run` prints settings to start from",
+        )
+    return value
+
+
+def write_yaml(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
+
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 BASE = "base"
@@ -161,3 +315,109 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
 
 def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
     return check(merge(read_experiment(name), overrides or {}))
+
+
+# Settings described from the models that check them, so that documentation and behaviour cannot part.
+
+
+@dataclass(frozen=True)
+class Setting:
+    key: str
+    takes: str
+    default: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Explained:
+    """Settings, whose they are, and who has a setting of that name that is described otherwise."""
+
+    rows: tuple[Setting, ...]
+    pipelines: tuple[str, ...]
+    otherwise: tuple[str, ...] = ()
+
+
+def explained(key: str = "", pipeline: str | None = None) -> Explained:
+    """What a key means in the pipeline, or in those that have it; without both, what all pipelines have in common."""
+    if pipeline is not None:
+        return Explained(tuple(describe(lookup.PIPELINE_SPECS.resolve(pipeline), key)), (pipeline,))
+    names = lookup.PIPELINE_SPECS.names()
+    if not key:
+        return Explained(tuple(describe(RunSpec)), tuple(names))
+    whole = {name: list(_walk(lookup.PIPELINE_SPECS.resolve(name), "")) for name in names}
+    told = {name: tuple(_below(rows, key)) for name, rows in whole.items()}
+    having = [name for name in names if told[name]]
+    if not having:
+        _require_no_other_name(key, names)
+        known = {row.key for rows in whole.values() for row in rows}
+        raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")
+    alike = {name: [other for other in having if told[other] == told[name]] for name in having}
+    first = max(having, key=lambda name: len(alike[name]))  # as most of them understand it
+    others = tuple(name for name in having if name not in alike[first])
+    return Explained(told[first], tuple(alike[first]), others)
+
+
+def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
+    """Names of other things are answered with the command that tells of them."""
+    if key in experiment_names():
+        raise UsageError(
+            f"{key} is an experiment, not a setting",
+            f"`joulelab run {key} --dry-run` prints its settings, `joulelab experiments` lists all experiments",
+        )
+    if key in pipelines:
+        raise UsageError(
+            f"{key} is a pipeline, not a setting", f"`joulelab explain --pipeline {key}` tells its settings"
+        )
+    if key in lookup.ZOO.names():
+        raise UsageError(f"{key} is a model, not a setting", f"`joulelab zoo {key}` tells about it")
+
+
+def describe(model: type[BaseModel], key: str = "") -> list[Setting]:
+    """The setting of that name, or all settings below that section; all of them for the empty key."""
+    rows = list(_walk(model, ""))
+    found = _below(rows, key)
+    if not found:
+        raise lookup.unknown("setting", key, [row.key for row in rows])
+    return found
+
+
+def _below(rows: Iterable[Setting], key: str) -> list[Setting]:
+    return [row for row in rows if not key or row.key == key or row.key.startswith(key + ".")]
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        inner = model_in(field.annotation)
+        if inner is not None:
+            optional = field.annotation is not inner
+            about = field.description or ""
+            yield Setting(prefix + name, "section" + " or nothing" * optional, "None" * optional, about)
+            yield from _walk(inner, f"{prefix}{name}.")
+        else:
+            yield Setting(prefix + name, _takes(field), _default(field), field.description or "")
+
+
+def _takes(field: FieldInfo) -> str:
+    annotation = field.annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(str(choice) for choice in typing.get_args(annotation))
+    words = {"int": "whole number", "float": "number", "bool": "true or false", "str": "text"}
+    name = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
+    for python, plain in (*words.items(), (" | None", " or nothing"), ("tuple[", "list of ["), (", ...]", "]")):
+        name = name.replace(python, plain)
+    bounds = [(word, getattr(limit, key, None)) for limit in field.metadata for key, word in _BOUNDS]
+    return ", ".join([name, *(f"{word} {_number(bound)}" for word, bound in bounds if bound is not None)])
+
+
+def _number(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
+
+
+# attributes of pydantic's metadata, in words
+_BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    return ", ".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)

@@ -6,7 +6,7 @@ from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.carbon import Co2e
-from joulelab.runs.measure_result import repeat_mean
+from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.record import RunRecord
 from joulelab.units import J_PER_KWH
 

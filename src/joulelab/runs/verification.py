@@ -22,19 +22,17 @@ from pydantic import ValidationError
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.trace import read_header
 from joulelab.runs import first_release
-from joulelab.runs.artifacts import read_bill
+from joulelab.runs.artifacts import Ancestor, Bill, crc32, listed_contents, read_bill
 from joulelab.runs.assemble import assemble
-from joulelab.runs.bills import Ancestor, Bill
+from joulelab.runs.attempt_data import read_events
 from joulelab.runs.environment import REDACTED, digests
-from joulelab.runs.events import read_events
-from joulelab.runs.json_file import read_json
-from joulelab.runs.measure_result import conclude
+from joulelab.runs.measure.result import conclude
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import METHOD_VERSION, Result, RunRecord, StageRecord
-from joulelab.runs.soundness import crc32, listed_contents
+from joulelab.runs.spec import read_mapping
+from joulelab.runs.storage import read_json
 from joulelab.runs.store import read_record
 from joulelab.runs.summary import flat_summary
-from joulelab.runs.yaml_text import read_mapping
 
 Verdict = Literal[
     "matches", "newer method", "differs", "cannot be recomputed", "not in the archive", "redacted", "no evidence"

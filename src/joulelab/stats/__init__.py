@@ -1,5 +1,13 @@
 """Intervals, tests and break-even counts from a handful of numbers: pure functions over numpy."""
 
+from joulelab.stats.break_even import (
+    BreakEven,
+    Estimate,
+    break_even,
+    break_even_students,
+    break_even_tokens,
+    fieller_interval,
+)
 from joulelab.stats.intervals import (
     BOOTSTRAP_FROM,
     Z95,
@@ -12,29 +20,29 @@ from joulelab.stats.intervals import (
     ratio_unpaired,
     repeats_for,
     repeats_needed,
+    t_cdf,
+    t_quantile,
     widened_ratio,
     wilson,
 )
 from joulelab.stats.paired_items import PairedDifference, accuracy_difference
-from joulelab.stats.payback import Estimate, Payback, fieller_interval, payback, payback_students, payback_tokens
-from joulelab.stats.student_t import t_cdf, t_quantile
 
 __all__ = [
     "BOOTSTRAP_FROM",
     "Z95",
+    "BreakEven",
     "Estimate",
     "Interval",
     "PairedDifference",
-    "Payback",
     "accuracy_difference",
+    "break_even",
+    "break_even_students",
+    "break_even_tokens",
     "difference_of_means",
     "fieller_interval",
     "mean_bootstrap",
     "mean_interval",
     "mean_t",
-    "payback",
-    "payback_students",
-    "payback_tokens",
     "ratio_paired",
     "ratio_unpaired",
     "repeats_for",

@@ -14,8 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from joulelab.stats.intervals import Interval
-from joulelab.stats.student_t import t_quantile
+from joulelab.stats.intervals import Interval, t_quantile
 
 _ALPHA = 0.05
 _SMALLEST_P = 1e-9

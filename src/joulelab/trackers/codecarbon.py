@@ -25,7 +25,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.grids import parse_grid
 from joulelab.meter.importers.emissions_csv import energies_j
 from joulelab.meter.trace import LineFile, header
-from joulelab.runs.beside import FOLDER, readings_path
+from joulelab.runs.attempt_data import FOLDER, readings_path
 
 # CodeCarbon's default is 15 s, in which short stages vanish; below a second its own cost shows.
 SHORTEST_INTERVAL_S = 1.0

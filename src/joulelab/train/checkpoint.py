@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from joulelab.train.position import Position
+from joulelab.train.budget import Position
 
 KEEP = 2
 Light = dict[str, Any]

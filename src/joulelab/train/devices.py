@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import torch
 
 from joulelab import clock
 from joulelab.errors import ConfigError
+from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.context import RunContext
-from joulelab.runs.events import STARTUP
 
 
 def device_of(name: str, run: RunContext) -> torch.device:
@@ -37,3 +40,61 @@ def _start(device: torch.device) -> bool:
     (square @ square).sum().item()
     _started.add(device)
     return True
+
+
+# Whether an error says that memory was refused; torch tells it of GPUs by a class, and of the host in words alone.
+
+
+# what torch's allocator for the host says, and what it says where the size itself is too large a number
+_REFUSALS = ("DefaultCPUAllocator", "size calculation overflowed")
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+
+
+# What a GPU can do at most, by its vendor's data sheet, for the share of it that a training uses (MFU).
+#
+# Dense figures at boost clock: a data sheet's headline is often twice that, for matrices that are half zeros. tf32,
+# bf16 and fp16 are the matrix units' with fp32 accumulation; fp32 is the ordinary units', as `precision=fp32` allows
+# no other.
+
+
+_TERA = 1e12
+
+
+def _card(fp32: float, tf32: float | None, half: float | None) -> Mapping[str, float | None]:
+    return {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
+
+
+# Words of the name the driver tells -> TFLOP/s; the first row that fits counts, special forms above plain ones.
+# Sources: NVIDIA's data sheets of the B200 (HGX), H200, H100, A100, V100, L40S, L4, A40, A10 and T4.
+_PEAKS: tuple[tuple[str, Mapping[str, float | None]], ...] = (
+    ("B200", _card(75.0, 1125.0, 2250.0)),
+    ("H200 NVL", _card(60.0, 417.5, 835.5)),
+    ("H200", _card(67.0, 494.7, 989.4)),
+    ("GH200", _card(67.0, 494.7, 989.4)),
+    ("H100 NVL", _card(60.0, 417.5, 835.5)),
+    ("H100 PCIe", _card(51.0, 378.0, 756.0)),
+    ("H100", _card(67.0, 494.7, 989.4)),
+    ("A100", _card(19.5, 156.0, 312.0)),
+    ("L40S", _card(91.6, 183.0, 362.0)),
+    ("L4", _card(30.3, 60.0, 121.0)),
+    ("A40", _card(37.4, 74.8, 149.7)),
+    ("A10", _card(31.2, 62.5, 125.0)),
+    ("V100 PCIE", {"fp32": 14.0, "fp16": 112.0}),  # no tf32 or bf16 in this generation
+    ("V100", {"fp32": 15.7, "fp16": 125.0}),
+    ("T4", {"fp32": 8.1, "fp16": 65.0}),
+)
+
+
+def peak_flops(gpu_name: str, precision: str) -> float | None:
+    """FLOP/s, or None for a card that is not in the table or lacks the precision."""
+    words = set(re.split(r"[\s-]+", gpu_name.lower()))
+    for card, figures in _PEAKS:
+        if set(card.lower().split()) <= words:
+            figure = figures.get(precision)
+            return None if figure is None else figure * _TERA
+    return None

@@ -12,29 +12,196 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
-from joulelab.train.budget import Budget, EarlyStopping
-from joulelab.train.checkpoint import Heavy, Light
+from joulelab.train import parallel
+from joulelab.train.budget import Budget, EarlyStopping, Look, Position
+from joulelab.train.checkpoint import Checkpoints, Heavy, Light
 from joulelab.train.config import TrainingConfig
-from joulelab.train.position import Position
-from joulelab.train.precision import matrix_products
-from joulelab.train.prefetch import Prefetcher
-from joulelab.train.schedule import rate_factor
+from joulelab.train.optim import (
+    BLOCKS,
+    OFF,
+    autocast,
+    checkpoint_activations,
+    compile_in_place,
+    make_optimizer,
+    make_scaler,
+    matrix_products,
+    mode_of,
+    repeated_blocks,
+)
+from joulelab.train.parallel import ALONE, Ranks
 from joulelab.train.stats.hooks import TrainerStats
-from joulelab.train.surroundings import StepReport, Surroundings
-from joulelab.train.tally import Tally
-from joulelab.zoo.objective import Objective, ObjectiveOutput
+from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
+
+# What the loop needs from the run around it, and what it tells it; with the defaults the loop works alone.
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What the loop tells its surroundings every `log_every_steps` steps."""
+
+    position: Position
+    fraction: float
+    """Of the budget, spent."""
+    loss: float
+    parts: dict[str, float]
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class TrainerCallbacks:
+    """What the loop needs from the run around it; the defaults make it work alone."""
+
+    checkpoints: Checkpoints | None = None
+    phase: PhaseMaker = lambda name: torch.autograd.profiler.record_function(name)
+    check_stop: Callable[[], None] = lambda: None
+    report: Callable[[StepReport], None] = lambda report: None
+    advance: Callable[[Position], None] = lambda position: None
+    saved: Callable[[Position], None] = lambda position: None
+    """A checkpoint of this position was taken."""
+    resumed: Callable[[Position], None] = lambda position: None
+    """Training goes on from the checkpoint of this position."""
+    warmed_up: Callable[[Position, Position], None] = lambda began, position: None
+    """The first step of this attempt is done, from one position to the other, and was setup."""
+    evaluate: Callable[[], float] | None = None
+    """Held-out loss, computed in a stage of its own."""
+    energy_j: Callable[[], float | None] = lambda: None
+    """Joules that the job has used so far, from any origin; None where no sensor reports."""
+    budget_look: Callable[[int, float], None] = lambda step, fraction: None
+    replayed_looks: Sequence[Look] | None = None
+    warn: Callable[[str], None] = lambda text: None
+    ranks: Ranks = ALONE
+
+
+# Loss and its parts since the last look, summed on the device: looking at them makes the host wait.
+
+
+class RunningLoss:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+
+    def add(self, output: ObjectiveOutput) -> None:
+        for name, value in {"loss": output.loss_sum.detach(), **output.parts}.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
+        self._count += output.count
+
+    def take(self, ranks: Ranks) -> tuple[float, dict[str, float]]:
+        """Mean loss and mean parts over all ranks; begins anew."""
+        names = list(self._sums)
+        *sums, count = ranks.sum([*(float(self._sums[name]) for name in names), self._count])
+        means = {name: value / max(1.0, count) for name, value in zip(names, sums, strict=True)}
+        self._sums, self._count = {}, 0
+        return means.pop("loss", math.nan), means
+
+    def peek(self) -> float:
+        return float(self._sums["loss"]) if self._sums else 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": dict(self._sums), "count": self._count}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._sums = {name: value.to(self._device, copy=True) for name, value in state["sums"].items()}
+        self._count = state["count"]
+
+
+# The learning rate as a function of the fraction of the budget that is spent.
+#
+# A fraction, not a step number: a budget of joules or minutes has no last step that anyone knows in advance.
+
+
+def rate_factor(schedule: str, fraction: float, warmup_share: float) -> float:
+    """Factor on the peak rate: up to 1 over the warm-up, then as the schedule says until the budget is spent."""
+    if fraction < warmup_share:
+        return fraction / warmup_share
+    rest = min(1.0, (fraction - warmup_share) / (1 - warmup_share))
+    if schedule == "linear":
+        return 1 - rest
+    return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * rest))
+
+
+# Batches made ready ahead of the step that needs them, in a thread and a stream of their own.
+#
+# Which batch comes next follows from the position alone, so nothing of this is state: after a resume or a step back,
+# what was made ahead is dropped and made anew.
+
 
 B = TypeVar("B", bound=TrainingBatch)
+
+
+class _Ready(NamedTuple):
+    batch: Any
+    copied: torch.cuda.Event | None
+
+
+class Prefetcher(Generic[B]):
+    """`take(number)` gives the micro-batch of that number; the following ones, `stride` apart, are made meanwhile."""
+
+    def __init__(self, source: BatchSource[B], device: torch.device, ahead: int, stride: int = 1) -> None:
+        self._source, self._device, self._ahead, self._stride = source, device, ahead, stride
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="joulelab-input") if ahead else None
+        self._queue: deque[tuple[int, Future[_Ready]]] = deque()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    def take(self, number: int) -> B:
+        if self._pool is None:
+            return self._batch(number).to(self._device)
+        if not self._queue or self._queue[0][0] != number:
+            self._drop()
+        while len(self._queue) <= self._ahead:
+            following = self._queue[-1][0] + self._stride if self._queue else number
+            self._queue.append((following, self._pool.submit(self._make, following)))
+        ready = self._queue.popleft()[1].result()
+        if ready.copied is not None:
+            stream = torch.cuda.current_stream(self._device)
+            stream.wait_event(ready.copied)
+            for tensor in _tensors(ready.batch):
+                tensor.record_stream(stream)  # not to be overwritten by a later batch while a kernel still reads it
+        batch: B = ready.batch
+        return batch
+
+    def close(self) -> None:
+        self._drop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _drop(self) -> None:
+        for _, future in self._queue:
+            future.cancel()
+        self._queue.clear()
+
+    def _batch(self, number: int) -> B:
+        epoch, index = divmod(number, self._source.batches_per_epoch)
+        return self._source.at(epoch, index)
+
+    def _make(self, number: int) -> _Ready:
+        batch = self._batch(number)
+        if self._stream is None:
+            return _Ready(batch.to(self._device), None)
+        pin = getattr(batch, "pin_memory", None)
+        with torch.cuda.stream(self._stream):
+            moved = (pin() if pin else batch).to(self._device)
+            return _Ready(moved, self._stream.record_event())
+
+
+def _tensors(batch: object) -> Iterator[Tensor]:
+    for value in vars(batch).values():
+        if isinstance(value, Tensor) and value.is_cuda:
+            yield value
+        elif isinstance(value, Mapping):
+            yield from (inner for inner in value.values() if isinstance(inner, Tensor) and inner.is_cuda)
 
 
 class Trainer(ABC, Generic[B]):
@@ -47,13 +214,13 @@ class Trainer(ABC, Generic[B]):
         objective: Objective[B],
         config: TrainingConfig,
         stats: TrainerStats,
-        surroundings: Surroundings | None = None,
+        surroundings: TrainerCallbacks | None = None,
     ) -> None:
         self.model = model
         self.objective = objective
         self.config = config
         self.stats = stats
-        self.around = surroundings or Surroundings()
+        self.around = surroundings or TrainerCallbacks()
         self.ranks = self.around.ranks
         self.mark_part = self.around.phase
         self.device = next(model.parameters()).device
@@ -70,7 +237,7 @@ class Trainer(ABC, Generic[B]):
             self.around.replayed_looks,
         )
         self._input = Prefetcher(batches, self.device, config.prefetch, stride=self.ranks.world)
-        self._tally = Tally(self.device)
+        self._tally = RunningLoss(self.device)
         self._stop: EndedBySignal | None = None
 
     @abstractmethod
@@ -308,3 +475,90 @@ class Trainer(ABC, Generic[B]):
 
     def _due(self, every: int | None) -> bool:
         return every is not None and (self.position.step % every == 0 or self.over)
+
+
+# How a micro-batch goes forward and backward and how the optimiser steps: on one device, or on many by DDP or FSDP.
+
+
+_NEVER_ZERO = 1e-6
+
+
+class SimpleTrainer(Trainer[B]):
+    def set_up(self) -> torch.optim.Optimizer:
+        self.parallel = parallel.kind_of(self.config, self.ranks)
+        self.scaler: Any = None
+        self.last_of_step = True
+        if self.config.activation_checkpointing:
+            checkpoint_activations(self.model)
+        if self.parallel == "fsdp":
+            from joulelab.train.sharding_fsdp import shard
+
+            shard(self.trained.values())
+        self.called = parallel.copy_on_ranks(self.model, self.device) if self.parallel == "ddp" else self.model
+        self._compute = self._computation()
+        return make_optimizer(self.trained.parameters(), self.config)
+
+    def _computation(self) -> Callable[[B], ObjectiveOutput]:
+        """The objective over the model, compiled where asked: as one graph where it is one, else the model alone, or
+        only its blocks."""
+        objective, called = self.objective, self.called
+        setting, mode = self.config.compile, mode_of(self.config.compile)
+        for module in objective.modules().values():
+            if setting != BLOCKS or repeated_blocks(module):  # a connector has none
+                compile_in_place(module, setting)
+        if setting in (OFF, BLOCKS):
+            compile_in_place(self.model, setting)
+            return lambda batch: objective(called, batch, self.mark_part)
+        if getattr(objective, "is_one_graph", False):  # it marks no phases of its own
+            whole = torch.compile(lambda batch: objective(called, batch, lambda name: nullcontext()), mode=mode)
+            return lambda batch: whole(batch)
+        compiled: Any = torch.compile(called, mode=mode)
+        return lambda batch: objective(compiled, batch, self.mark_part)
+
+    def forward(self, batch: B) -> ObjectiveOutput:
+        parallel.share_gradients(self.called, now=self.last_of_step)
+        with autocast(self.config.precision, self.device):
+            return self._compute(batch)
+
+    def backward(self, output: ObjectiveOutput) -> None:
+        if self.config.precision != "fp16":
+            output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            return
+        if self.scaler is None:
+            self.scaler = make_scaler(self.config.precision, self.device, output.count)
+        self.scaler.scale(output.loss_sum).backward()
+
+    def optimizer_step(self, count: int) -> None:
+        """From gradients of sums, averaged over ranks, to the gradient of the mean over all that was counted."""
+        if self.parallel == "ddp":
+            parallel.average_gradients(self._beside_the_model(), self.ranks)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, self._factor(gradients, self.ranks.world / max(1, count)))
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _factor(self, gradients: list[Tensor], of_mean: float) -> float | Tensor:
+        """From sums to the mean and, where that is too long, to the allowed length: one pass over them for both."""
+        if self.config.clip_norm is None:
+            return of_mean
+        length = of_mean * nn.utils.get_total_norm(gradients, foreach=True)
+        return of_mean * torch.clamp(self.config.clip_norm / (length + _NEVER_ZERO), max=1.0)
+
+    def _beside_the_model(self) -> list[nn.Parameter]:
+        return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]
+
+    def light_state(self) -> Light:
+        return {**super().light_state(), "scaler": self.scaler.state_dict() if self.scaler is not None else None}
+
+    def load_light_state(self, light: Light) -> None:
+        super().load_light_state(light)
+        if light["scaler"] is not None:
+            self.scaler = make_scaler(self.config.precision, self.device, 1)
+            self.scaler.load_state_dict(light["scaler"])

@@ -15,9 +15,15 @@ from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
 from joulelab.runs import environment
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
-from joulelab.zoo.entry import ZooEntry
-from joulelab.zoo.registry import find_model, is_file, require_packages
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.zoo.registry import (
+    SYNTHETIC,
+    WorkloadRequest,
+    ZooEntry,
+    find_model,
+    is_file,
+    refuse_dataset,
+    require_packages,
+)
 
 PUBLISHED = "published"
 BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budget_of")

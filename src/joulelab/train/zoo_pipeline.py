@@ -5,43 +5,125 @@ What it costs to make the model and to look at held-out data is billed apart, so
 
 from __future__ import annotations
 
+import resource
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from joulelab.clock import NS
 from joulelab.data import sources
 from joulelab.data.inputs import input_bill
-from joulelab.runs.bills import Bill
+from joulelab.meter.trace import read_lines
+from joulelab.runs.artifacts import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
-from joulelab.train.devices import device_of
-from joulelab.train.held_out import held_out_loss
-from joulelab.train.ranks import Ranks, joined
-from joulelab.train.session import Assignment, train_in_run
+from joulelab.train.devices import device_of, peak_flops
+from joulelab.train.optim import autocast
+from joulelab.train.parallel import Ranks, joined
+from joulelab.train.training_session import TrainingJob, train_in_run
 from joulelab.train.zoo_config import PUBLISHED, TrainSpec
-from joulelab.train.zoo_results import (
-    Speed,
-    numbers_of,
-    peak_memory_bytes,
-    read_speed,
-    share_of_peak,
-    start_memory_peak,
-)
-from joulelab.zoo.paper_cost import PaperCost, paper_cost
-from joulelab.zoo.registry import is_file
-from joulelab.zoo.request import SYNTHETIC
-from joulelab.zoo.saving import load_weights, save_weights
-from joulelab.zoo.workload import Workload, count_parameters, prepare
+from joulelab.zoo.cost import PaperCost, paper_cost
+from joulelab.zoo.objective import Workload, count_parameters, prepare
+from joulelab.zoo.pretrained import load_weights, save_weights
+from joulelab.zoo.registry import SYNTHETIC, is_file
+
+# What a training is summed up by, beside its time and joules: speed, first loss, share of the GPU's peak, memory.
+
+
+@dataclass(frozen=True)
+class Speed:
+    first_loss: float | None
+    items_per_s: float | None
+    """Median over the stretches between two lines of metrics: compiling, evaluating and saving fall out of it."""
+
+
+def read_speed(metrics: Path, stage: str) -> Speed:
+    lines = [line for line in read_lines(metrics) if line.get("stage") == stage and "loss" in line]
+    return Speed(float(lines[0]["loss"]) if lines else None, _typical_rate(lines))
+
+
+def _typical_rate(lines: Sequence[dict[str, Any]]) -> float | None:
+    stretches = [(a, b) for a, b in pairwise(lines) if a["attempt"] == b["attempt"] and b["mono_ns"] > a["mono_ns"]]
+    rates = [(b["samples"] - a["samples"]) * NS / (b["mono_ns"] - a["mono_ns"]) for a, b in stretches]
+    return statistics.median(rates) if rates else None
+
+
+def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str, gpus: int) -> tuple[float | None, str]:
+    """Model FLOPs utilisation: FLOPs on paper per second over the data sheet's peak; or why it is not known."""
+    peak = peak_flops(gpu_name, precision)
+    if peak is None:
+        return None, f"no peak of the {gpu_name} in {precision} is known here (train/devices.py)"
+    if cost.training_flops is None:
+        return None, f"FLOPs not counted: {cost.how}"
+    if speed.items_per_s is None:
+        return None, "too few steps to tell a speed"
+    return cost.training_flops * speed.items_per_s / (gpus * peak), ""
+
+
+def numbers_of(model: nn.Module, precision: str) -> str:
+    """What its matrix products are computed in: weights kept in half precision need no autocast to be."""
+    kept = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+    largest = max(model.parameters(), key=lambda parameter: parameter.numel())
+    return kept.get(largest.dtype, precision)
+
+
+def start_memory_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Of tensors on a GPU since `start_memory_peak`; on a CPU the most the whole process has ever held."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel tells KiB
+
+
+# The loss on held-out batches: the training's own objective, without gradients and without a trace in the training.
+
+
+Tick = Callable[[Any], None]
+
+
+@torch.no_grad()
+def held_out_loss(workload: Workload, batches: int, device: torch.device, precision: str, tick: Tick) -> float:
+    """Mean over the first `batches` held-out batches; `tick` sees each of them."""
+    source = workload.validation
+    assert source is not None
+    loss_sum, count = torch.zeros((), device=device), 0
+    with _as_it_was(workload, device), autocast(precision, device):
+        for index in range(min(batches, source.batches_per_epoch)):
+            batch = source.at(0, index).to(device)
+            output = workload.objective(workload.model, batch, lambda name: nullcontext())
+            loss_sum, count = loss_sum + output.loss_sum.float(), count + output.count
+            tick(batch)
+    return float(loss_sum) / max(1, count)
+
+
+def _as_it_was(workload: Workload, device: torch.device) -> ExitStack:
+    """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
+    stack = ExitStack()
+    stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
+    for module in (workload.model, *workload.objective.modules().values()):
+        stack.callback(module.train, module.training)
+        module.eval()
+    return stack
+
 
 PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 
 
 def run_train(run: RunContext) -> None:
     with joined() as ranks:
-        lab = _Lab(run, cast(TrainSpec, run.spec), ranks)
+        lab = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
         if lab.spec.save_model:
             lab.final_model()
         else:
@@ -50,7 +132,7 @@ def run_train(run: RunContext) -> None:
         lab.tell()
 
 
-class _Lab:
+class _TrainPipeline:
     """One run's stages."""
 
     def __init__(self, run: RunContext, spec: TrainSpec, ranks: Ranks) -> None:
@@ -78,7 +160,7 @@ class _Lab:
         looks = workload.validation is not None and self.spec.evaluate_batches > 0
         train_in_run(
             self.run,
-            Assignment(
+            TrainingJob(
                 stage=TRAIN,
                 role="student",
                 model=workload.model,
@@ -118,7 +200,7 @@ class _Lab:
     def _whole_weights(self) -> dict[str, Tensor] | None:
         if self.ranks.world == 1:
             return None
-        from joulelab.train.shards import whole_weights  # seconds to import
+        from joulelab.train.sharding_fsdp import whole_weights  # seconds to import
 
         return whole_weights(self.workload.model)
 

@@ -8,18 +8,59 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from joulelab.data import samples, sources
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
-from joulelab.zoo.gguf_reading import quick_gguf
+from joulelab.zoo.registry import WorkloadRequest
+
+# GGUF files read without the waste of the usual reader: seconds of each load, and joules that teach nobody anything.
+#
+# Transformers reads the words of a GGUF file through a memory map's own indexing, a slow Python call for each of
+# 150,000 places, and makes the table of tensor names anew for every module of the model. While this is in force,
+# places are taken from a plain array over the same bytes, and the table is made once.
+
+
+@contextmanager
+def quick_gguf() -> Iterator[None]:
+    """Where the package is not installed nothing is changed, and whoever loads says so."""
+    try:
+        gguf: Any = importlib.import_module("gguf")
+    except ImportError:
+        yield
+        return
+    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = _over_a_plain_array(reader), cache(name_map)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
+
+
+def _over_a_plain_array(reader: Any) -> Any:
+    import numpy as np
+
+    class PlainReader(reader):  # type: ignore[misc]
+        """The base class assigns its memory map to `data`; a view of it keeps the map open."""
+
+        @property
+        def data(self) -> Any:
+            return self._bytes
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._bytes = mapped.view(np.ndarray)
+
+    return PlainReader
+
 
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
@@ -65,7 +106,7 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
     if place.gguf_file:  # known without the seconds it takes to read one
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
-    with quiet(transformers), _explained(place), drawn_from(seed):
+    with quiet(transformers), _explained(place), seeded_init(seed):
         config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels)
         _refuse_causal_lm(place, config.architectures or [])
         model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -149,7 +190,7 @@ def import_models() -> None:
 
 
 @contextmanager
-def drawn_from(seed: int) -> Iterator[None]:
+def seeded_init(seed: int) -> Iterator[None]:
     """Random weights made inside come from the seed alone, and the numbers drawn outside stay what they were."""
     # Models are made on the CPU; seeding its generator only leaves the streams of the GPUs untouched.
     with torch.random.fork_rng(devices=[]):
@@ -190,7 +231,7 @@ def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
     config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
-    with drawn_from(0):
+    with seeded_init(0):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     file = Path(place.folder_or_id) / (place.gguf_file or "")
     bar, reader.tqdm = reader.tqdm, lambda items, **settings: items  # it draws one whatever transformers is told
@@ -238,3 +279,48 @@ def _explained(place: _Place) -> Iterator[None]:
         raise DependencyMissing(
             f"'{place.written}' cannot be loaded: {error}", 'pip install "joulelab[train]"'
         ) from error
+
+
+# A trained model on disk: in Hugging Face format where the model has one, else its weights as safetensors.
+
+
+WEIGHTS = "model.safetensors"
+
+
+def save_weights(model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """`weights` are the model's whole ones, for a model that holds only a share of each itself."""
+    if hasattr(model, "save_pretrained"):
+        with quiet(import_transformers()):
+            model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        return
+    from safetensors.torch import save_file, save_model
+
+    if weights is not None:
+        save_file({name: value.clone() for name, value in weights.items()}, str(folder / WEIGHTS))
+    else:
+        save_model(model, str(folder / WEIGHTS))  # a tensor that two layers share is written once
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Into a model of the same shape."""
+    if hasattr(model, "save_pretrained"):
+        kind: Any = type(model)
+        with quiet(import_transformers()):
+            model.load_state_dict(kind.from_pretrained(folder).state_dict())
+        return
+    from safetensors.torch import load_model
+
+    load_model(model, str(folder / WEIGHTS))
+
+
+# Models that nobody publishes weights of: always drawn from the request's seed.
+
+
+def randomly_initialized(request: WorkloadRequest, make: Callable[[], nn.Module]) -> nn.Module:
+    if request.weights:
+        raise ConfigError(
+            f"{request.entry.name} cannot start from '{request.weights}'",
+            "it has no published weights; leave `weights` out and they are drawn from the seed",
+        )
+    with seeded_init(request.seed):
+        return make().train()

@@ -5,12 +5,76 @@ Nothing here imports a framework; a file of the user's may.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from joulelab import lookup
+from joulelab.data.splits import Split, parse_split
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
-from joulelab.zoo.entry import ZooEntry
+
+if TYPE_CHECKING:
+    from joulelab.zoo.objective import Workload
+
+
+# What the zoo knows of a model without importing a framework: enough to list it, and where the rest is.
+#
+# A model is one file with a `MODEL` and one line in `lookup.ZOO`. The framework is first imported by `prepare`.
+
+
+Prepare = Callable[["WorkloadRequest"], "Workload"]
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of a model and what it eats."""
+
+    parameters: int
+    """Trainable numbers, counted; a test builds the model on the meta device and compares."""
+    settings: Mapping[str, Any]
+    """Of the architecture, where they differ from its published defaults."""
+    shape: Mapping[str, int]
+    """Of one input, by name: {"tokens": 512}, {"side": 224}; each can be set by the user."""
+    batch_size: int
+    """Where the user names none."""
+    hub_id: str = ""
+    """Where the weights of this size are published."""
+
+
+@dataclass(frozen=True)
+class ZooEntry:
+    name: str
+    family: str
+    """language, vision, speech, image-text, graphs, molecules."""
+    task: str
+    """What it is trained to do, in a word or two: masked LM, image classification."""
+    item: str
+    """What one sample is called: sequence, image, clip, graph, trajectory."""
+    about: str
+    """One sentence for the listing: what is special about it here."""
+    sizes: Mapping[str, Size]
+    """By name, the published default first; every model has a `tiny`."""
+    prepare: Prepare | str
+    """Makes model, batches and objective; "module:function" where importing it needs a framework."""
+    architecture: str = ""
+    """The model's class in transformers, for those that come from there."""
+    needs: tuple[str, ...] = ("torch", "transformers")
+    """Packages that must be importable."""
+    extra: str = "train"
+    """The extra of joulelab that brings them."""
+    dataset: str = ""
+    """What real data it takes with `--dataset`."""
+    learnable: bool = True
+    """Whether 20 steps of the tiny size on synthetic data should lower the loss."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What its `prepare` needs to know beyond the above."""
+
+    @property
+    def default_size(self) -> str:
+        return next(iter(self.sizes))
+
 
 GUIDE = "docs/add-a-model.md shows a whole one"
 
@@ -60,3 +124,84 @@ def _from_file(path: Path) -> ZooEntry:
     if not entry.sizes:
         raise ConfigError(f"MODEL in {path} has no sizes", f"give it at least one Size; {GUIDE}")
     return entry
+
+
+# What a user asks of a model of the zoo; checked without importing a framework.
+
+
+SYNTHETIC = "synthetic"
+
+# How architectures of transformers call the number of their positions.
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
+
+
+@dataclass(frozen=True)
+class WorkloadRequest:
+    """What a user asks of a model of the zoo."""
+
+    entry: ZooEntry
+    size_name: str = ""
+    batch_size: int = 0
+    seed: int = 0
+    dataset: str = SYNTHETIC
+    """`synthetic`, a path or a hub id."""
+    split: str = "train"
+    weights: str = ""
+    """A folder, hub id or `published` to start from; empty: drawn from the seed."""
+    asked_shape: Mapping[str, int] = field(default_factory=dict)
+    tokenizer: str = ""
+    """For text: a folder, hub id or sample; empty: that of the weights, the size's published one, or bytes."""
+
+    def __post_init__(self) -> None:
+        for known, asked, what in (
+            (self.entry.sizes, [self.size_name] if self.size_name else [], "size"),
+            (self.size.shape if self.size_name in ("", *self.entry.sizes) else {}, self.asked_shape, "input dimension"),
+        ):
+            for name in asked:
+                if name not in known:
+                    hint = f"`joulelab zoo {self.entry.name}` lists its sizes and their input dimensions"
+                    raise lookup.unknown(f"{what} of {self.entry.name}", name, known, hint)
+
+    @property
+    def size(self) -> Size:
+        return self.entry.sizes[self.size_name or self.entry.default_size]
+
+    @property
+    def shape(self) -> dict[str, int]:
+        return {**self.size.shape, **self.asked_shape}
+
+    def require_length(self) -> None:
+        """Refuse an input that is too long, by what the entry declares: no framework is imported.
+
+        Weights other than the published ones may have more positions; `prepare` compares with their configuration.
+        """
+        tokens, settings, options = self.shape.get("tokens"), self.size.settings, self.entry.options
+        if tokens is None or self.weights not in ("", "published"):
+            return
+        if "settings" in options:
+            options["settings"](settings, tokens)
+        declared = [settings[key] for key in _POSITIONS if key in settings]
+        self.require_positions(declared[0] if declared else options.get("positions"), tokens)
+
+    def require_positions(self, positions: int | None, tokens: int) -> None:
+        unused = self.entry.options.get("unused_positions", 0)
+        if positions is not None and tokens > positions - unused:
+            raise ConfigError(
+                f"{self.entry.name} has {positions - unused:,} positions; {tokens:,} tokens were requested",
+                f"request at most {positions - unused:,} tokens, or choose another size",
+            )
+
+    @property
+    def rows_per_batch(self) -> int:
+        return self.batch_size or self.size.batch_size
+
+    @property
+    def wanted_split(self) -> Split:
+        return parse_split(self.split)
+
+
+def refuse_dataset(request: WorkloadRequest) -> ConfigError:
+    return ConfigError(
+        f"{request.entry.name} cannot read the dataset '{request.dataset}'",
+        f"it takes `synthetic`{' or ' + request.entry.dataset if request.entry.dataset else ''}",
+    )

@@ -7,13 +7,14 @@ model, so that whatever feeds the one feeds the other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.pretrained import drawn_from, import_transformers
+from joulelab.zoo.pretrained import import_transformers, seeded_init
 
 # Model type -> where the encoder keeps its list of layers.
 _LAYERS_OF = {
@@ -32,7 +33,7 @@ def take_layers(model: torch.nn.Module, layers: Sequence[int], seed: int) -> tor
     _check(layers, len(teacher_layers))
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(layers)  # type: ignore[union-attr]
-    with drawn_from(seed):
+    with seeded_init(seed):
         student: Any = import_transformers().AutoModelForSequenceClassification.from_config(config)
     _copy(encoder, student.base_model, place, layers)
     return student.eval()  # type: ignore[no-any-return]
@@ -66,3 +67,173 @@ def _check(layers: Sequence[int], count: int) -> None:
             f"layers {list(layers)} cannot be taken: the model has layers 0..{count - 1}, each can be taken once",
             f"name 1 to {count} different layers, for example [0, {count - 1}]",
         )
+
+
+# A language model's student cut out of its teacher: some layers, all embeddings, and the head that predicts words.
+#
+# BERT's student is a DistilBERT, which has other names for the same weights and no token-type embeddings; the
+# students of RoBERTa and GPT-2 are shorter models of the same kind. BERT's token-type embedding is not thrown away:
+# distillation uses one segment, so type 0 is a constant that every position carries, and it is added to the position
+# embeddings. With all layers kept the student then computes what the teacher does.
+
+
+# Model type -> where its layers stand, and the part of its head that `vocab_transform` is about.
+_LAYER_PREFIXES = {"bert": "bert.encoder.layer.", "roberta": "roberta.encoder.layer.", "gpt2": "transformer.h."}
+_TRANSFORM_OF: Mapping[str, tuple[str, ...]] = {
+    "bert": ("cls.predictions.transform.",),
+    "roberta": ("lm_head.dense.", "lm_head.layer_norm."),
+    "gpt2": (),
+}
+TEACHER_CLASSES = {"bert": "BertForMaskedLM", "roberta": "RobertaForMaskedLM", "gpt2": "GPT2LMHeadModel"}
+
+# BERT's name -> DistilBERT's, inside a layer and outside of the layers.
+_LAYER_NAMES = {
+    "attention.self.query": "attention.q_lin",
+    "attention.self.key": "attention.k_lin",
+    "attention.self.value": "attention.v_lin",
+    "attention.output.dense": "attention.out_lin",
+    "attention.output.LayerNorm": "sa_layer_norm",
+    "intermediate.dense": "ffn.lin1",
+    "output.dense": "ffn.lin2",
+    "output.LayerNorm": "output_layer_norm",
+}
+_OUTER_NAMES = {
+    "bert.embeddings.word_embeddings": "distilbert.embeddings.word_embeddings",
+    "bert.embeddings.position_embeddings": "distilbert.embeddings.position_embeddings",
+    "bert.embeddings.LayerNorm": "distilbert.embeddings.LayerNorm",
+    "cls.predictions.transform.dense": "vocab_transform",
+    "cls.predictions.transform.LayerNorm": "vocab_layer_norm",
+    "cls.predictions.decoder": "vocab_projector",
+}
+
+
+def extract_student(
+    teacher_model: torch.nn.Module, layers: Sequence[int], vocab_transform: bool = True, seed: int = 0
+) -> torch.nn.Module:
+    """A student on the CPU with these layers of the teacher, in this order.
+
+    Without `vocab_transform` the dense layer between the last hidden state and the vocabulary is drawn from the seed;
+    GPT-2 has none.
+    """
+    kind = _kind(teacher_model)
+    check_layers(layers, layers_of(teacher_model))
+    weights = _chosen(teacher_model.state_dict(), kind, layers, vocab_transform)
+    with seeded_init(seed):
+        student = _empty_student(teacher_model, kind, len(layers))
+    _fill(student, _as_distilbert(weights) if kind == "bert" else weights, vocab_transform)
+    return student.eval()
+
+
+def layers_of(teacher_model: torch.nn.Module) -> int:
+    config: Any = teacher_model.config
+    return int(config.num_hidden_layers)
+
+
+def default_layers(count: int) -> tuple[int, ...]:
+    """Half of them, first and last included, evenly apart: of 12 these are DistilBERT's 0, 2, 4, 7, 9, 11."""
+    kept = max(1, count // 2)
+    if kept == 1:
+        return (0,)
+    return tuple(round(number * (count - 1) / (kept - 1)) for number in range(kept))
+
+
+def check_layers(layers: Sequence[int], count: int) -> None:
+    wrong = [layer for layer in layers if not 0 <= layer < count]
+    if not layers or wrong:
+        raise ConfigError(
+            f"layers {list(layers)} cannot be taken: the teacher has layers 0..{count - 1}",
+            f"half of them: {list(default_layers(count))}",
+        )
+
+
+def _kind(model: torch.nn.Module) -> str:
+    kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if kind not in _LAYER_PREFIXES:
+        raise ConfigError(
+            f"no student can be taken from a model of type '{kind}'", f"expected one of {', '.join(_LAYER_PREFIXES)}"
+        )
+    if model.get_output_embeddings() is None:  # type: ignore[operator]
+        raise ConfigError(
+            f"{type(model).__name__} has no head that predicts words", f"load it as {TEACHER_CLASSES[kind]}"
+        )
+    return str(kind)
+
+
+def _chosen(
+    weights: Mapping[str, Tensor], kind: str, layers: Sequence[int], vocab_transform: bool
+) -> dict[str, Tensor]:
+    """Under the teacher's names, the layers renumbered."""
+    place, left_out = _LAYER_PREFIXES[kind], () if vocab_transform else _TRANSFORM_OF[kind]
+    chosen = {
+        name: value for name, value in weights.items() if not name.startswith(place) and not name.startswith(left_out)
+    }
+    for number, layer in enumerate(layers):
+        prefix = f"{place}{layer}."
+        for name, value in weights.items():
+            if name.startswith(prefix):
+                chosen[f"{place}{number}.{name.removeprefix(prefix)}"] = value
+    return chosen
+
+
+def _as_distilbert(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whatever DistilBERT has no place for (pooler, next-sentence head, token types) is left out."""
+    renamed = {}
+    for name, value in weights.items():
+        module, _, leaf = name.rpartition(".")
+        new = _new_module_name(module)
+        if new is not None:
+            renamed[f"{new}.{leaf}"] = value
+    types = weights["bert.embeddings.token_type_embeddings.weight"]
+    positions = "distilbert.embeddings.position_embeddings.weight"
+    # Not to the word embeddings, which would do as well: they are the output layer too, where the constant is not.
+    renamed[positions] = renamed[positions] + types[0]
+    return renamed
+
+
+def _new_module_name(module: str) -> str | None:
+    place = _LAYER_PREFIXES["bert"]
+    if not module.startswith(place):
+        return _OUTER_NAMES.get(module)
+    number, _, inner = module.removeprefix(place).partition(".")
+    return f"distilbert.transformer.layer.{number}.{_LAYER_NAMES[inner]}"
+
+
+def _empty_student(teacher: torch.nn.Module, kind: str, layers: int) -> torch.nn.Module:
+    config: Any = copy.deepcopy(teacher.config)
+    if kind == "bert":
+        transformers = import_transformers()
+        student: torch.nn.Module = transformers.DistilBertForMaskedLM(_distilbert_config(transformers, config, layers))
+        return student
+    config.num_hidden_layers = layers
+    made: torch.nn.Module = type(teacher)(config)
+    return made
+
+
+def _distilbert_config(transformers: Any, bert: Any, layers: int) -> Any:
+    return transformers.DistilBertConfig(
+        vocab_size=bert.vocab_size,
+        max_position_embeddings=bert.max_position_embeddings,
+        n_layers=layers,
+        n_heads=bert.num_attention_heads,
+        dim=bert.hidden_size,
+        hidden_dim=bert.intermediate_size,
+        activation=bert.hidden_act,
+        dropout=bert.hidden_dropout_prob,
+        attention_dropout=bert.attention_probs_dropout_prob,
+        initializer_range=bert.initializer_range,
+        pad_token_id=bert.pad_token_id,
+        tie_word_embeddings=bert.tie_word_embeddings,
+    )
+
+
+def _fill(student: torch.nn.Module, weights: Mapping[str, Tensor], vocab_transform: bool) -> None:
+    """Everything has to find its place; only the transform may be the student's own."""
+    loaded = student.load_state_dict(dict(weights), strict=False)
+    own = () if vocab_transform else ("vocab_transform.", "vocab_layer_norm.", "lm_head.dense.", "lm_head.layer_norm.")
+    missing = [name for name in loaded.missing_keys if not name.startswith(own)]
+    if missing or loaded.unexpected_keys:
+        raise ConfigError(
+            f"the teacher does not fit its student: missing {missing[:3]}, unexpected {loaded.unexpected_keys[:3]}",
+            "this model needs another version of transformers",
+        )
+    student.tie_weights()  # type: ignore[operator]

@@ -7,15 +7,15 @@ import pytest
 from tiny_llama import write_chats, write_teacher
 
 from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
-from joulelab.runs.listeners import Silent
 from joulelab.runs.spec import check, merge
 
 sys.path.append(str(Path(__file__).parents[2] / "infer" / "generation"))  # its small OpenAI server
 ANSWER = {"max_new_tokens": 12, "do_sample": True, "temperature": 2.0, "n": 2}
 
 
-class Listening(Silent):
+class Listening(SilentProgress):
     def __init__(self):
         self.said = []
 

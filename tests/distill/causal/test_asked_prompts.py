@@ -6,7 +6,7 @@ import pytest
 from tiny_llama import make_tokenizer
 
 from joulelab.distill.causal import answers
-from joulelab.infer.generation.key_values import FixedReader
+from joulelab.infer.generation.cache import StaticCacheDecoder
 
 
 def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished, monkeypatch):
@@ -28,8 +28,8 @@ def test_the_first_tokens_are_those_of_the_whole_text(text):
 
 def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path, monkeypatch):
     made = []
-    began = FixedReader.__init__
-    monkeypatch.setattr(FixedReader, "__init__", lambda self, *given: made.append(given) or began(self, *given))
+    began = StaticCacheDecoder.__init__
+    monkeypatch.setattr(StaticCacheDecoder, "__init__", lambda self, *given: made.append(given) or began(self, *given))
     words = {}
     for cache in ("growing", "fixed"):
         _, paths = lab.run(tmp_path / cache, "synthetic", until="generation", generation={"cache": cache})

@@ -7,22 +7,20 @@ from types import SimpleNamespace
 import pytest
 import transformers
 
-from joulelab.cli.budget_option import budget_settings, parse_budget
-from joulelab.cli.data_script_option import script_settings
-from joulelab.cli.progress import BarProgress, PlainProgress
+from joulelab.cli.console import BarProgress, PlainProgress
+from joulelab.cli.options import budget_settings, parse_budget, script_settings
 from joulelab.distill.causal import budgets, generators, quality
 from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
 from joulelab.errors import ConfigError, NotFoundError, UsageError
-from joulelab.evaluate.language_harness import TaskFigure
+from joulelab.evaluate.harness import TaskFigure
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.report.bill_exports import bill_data
-from joulelab.report.bill_tables import sentences
-from joulelab.report.energy_bill import run_bill
-from joulelab.runs.bills import Ancestor
+from joulelab.report.export import bill_data
+from joulelab.report.tables.bill_tables import run_bill, sentences
+from joulelab.runs.artifacts import Ancestor
 from joulelab.runs.execute import execute
 from joulelab.runs.spec import check, load_spec, merge, parse_overrides
 from joulelab.runs.store import load_record
-from joulelab.train import joule_budget
+from joulelab.train import budget as joule_budget
 
 BEAMS = [f"generation.answer.{one}" for one in ("num_beams=2", "do_sample=false", "temperature=1", "top_p=1")]
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
@@ -129,7 +127,7 @@ def test_the_sft_student_can_go_on_plainly_and_answers_can_be_judged_by_a_rule(l
 def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(lab, tmp_path, monkeypatch):
     from openai_server import serving
 
-    from joulelab.infer.generation.server_generator import ServerGenerator
+    from joulelab.infer.generation.server import ServerGenerator
 
     monkeypatch.setattr(ServerGenerator, "energy_gap", property(lambda self: "it runs on another node"))
     settings = {

@@ -5,7 +5,7 @@ import pytest
 from joulelab.distill.logit_cache.shards import shard_files
 from joulelab.distill.logit_cache.writer import USUAL_PACE
 from joulelab.errors import JoulelabError
-from joulelab.runs import soundness
+from joulelab.runs import artifacts
 from joulelab.runs.execute import execute
 
 SHORT = {"budget": {"tokens": 600}, "quality": {"against_teacher": False}}
@@ -33,7 +33,7 @@ def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file,
 def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_teacher_again(
     lab, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(soundness, "SUMMED_BYTES", 0)  # as if it were larger: seen only when it is read
+    monkeypatch.setattr(artifacts, "SUMMED_BYTES", 0)  # as if it were larger: seen only when it is read
     _, first = lab.run(tmp_path, "kd", until="logits", **SHORT)
     (shard,) = shard_files(first.artifacts / "logits")
     written = bytearray(shard.read_bytes())

@@ -114,7 +114,7 @@ def test_kill_9_in_the_middle_of_training_loses_neither_joules_nor_steps(lab, fi
     paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     program = (
         "import os, signal, sys\n"
-        "from joulelab.runs.context import Stage\nfrom joulelab.runs.listeners import Silent\n"
+        "from joulelab.runs.context import Stage\nfrom joulelab.runs.context import Silent\n"
         "from joulelab.runs.execute import execute\n"
         "from joulelab.runs.paths import RunPaths\n"
         "from pathlib import Path\n"

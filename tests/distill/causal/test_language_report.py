@@ -5,41 +5,42 @@ from types import SimpleNamespace
 
 import pytest
 
-from joulelab.report import payback
-from joulelab.report.compare import compare
-from joulelab.report.held_out_course import Course
-from joulelab.report.language_table import language_grid
-from joulelab.report.parts import NOT_METERED
-from joulelab.report.payback import student_costs
-from joulelab.report.tables import comparison_grids
+from joulelab.report.compare import break_even_report
+from joulelab.report.compare.break_even_report import LossCurve, student_costs
+from joulelab.report.compare.breakdown import NOT_METERED
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.tables.comparison_tables import comparison_grids, language_grid
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 
 
 def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
-    course = Course(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
+    course = LossCurve(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
     assert course.joules_to(6.0) == 110.0
     assert course.joules_to(6.5) == 85.0
     assert course.joules_to(9.0) is None  # before the first look nothing is known
-    worse_later = Course((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
+    worse_later = LossCurve((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
     assert worse_later.joules_to(6.4) == pytest.approx(65.0)  # it was as good before
-    worse_from_the_first = Course((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
+    worse_from_the_first = LossCurve((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
     assert worse_from_the_first.charged_to(7.3) == 120.0
     assert worse_from_the_first.charged_to(7.4) is None
 
 
 def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
     """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
-    courses = {"base": Course((0.25, 1.0), (7.0, 6.0), 0.0, 100.0), "own": Course((0.5, 1.0), (9.0, 7.5), 10.0, 50.0)}
-    monkeypatch.setattr(Course, "of", courses.get)
-    monkeypatch.setattr(payback, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
+    courses = {
+        "base": LossCurve((0.25, 1.0), (7.0, 6.0), 0.0, 100.0),
+        "own": LossCurve((0.5, 1.0), (9.0, 7.5), 10.0, 50.0),
+    }
+    monkeypatch.setattr(LossCurve, "of", courses.get)
+    monkeypatch.setattr(break_even_report, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
     row = SimpleNamespace(runs=("own",))
     base = SimpleNamespace(runs=("base",), label="SFT")
-    found = payback._costs_to_equal_loss(row, base)
+    found = break_even_report._costs_to_equal_loss(row, base)
     assert (found.loss, found.own_j, found.base_j, found.base_at_most) == (7.5, (60.0,), (25.0,), True)
     assert found.never == "SFT reached that loss at its first evaluation, with less energy"
-    courses["own"] = Course((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # used less than the bound: nothing can be said
-    assert isinstance(payback._costs_to_equal_loss(row, base), str)
+    courses["own"] = LossCurve((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # used less than the bound: nothing can be said
+    assert isinstance(break_even_report._costs_to_equal_loss(row, base), str)
 
 
 def told_as(record, crowded):
@@ -91,7 +92,7 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     assert cells["sft"][-1] == "baseline"
     assert "does not break even: one repeat has no variance" in cells["kd"][-1]
     found = student_costs(comparison.row("kd"), comparison.row("sft"), comparison)
-    losses = {name: Course.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
+    losses = {name: LossCurve.of(comparison.row(name).runs[0]).final for name in ("sft", "kd")}
     worse = max(losses, key=losses.get)
     charged = {"sft": found.base_j[0], "kd": found.own_j[0]}
     whole = {name: finished[name][0].stage("student.train").best.energy_j for name in charged}
@@ -99,9 +100,9 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     assert charged[worse] == pytest.approx(whole[worse])  # the worse one needed all of it, the other one less
     better = min(losses, key=losses.get)
     assert charged[better] < whole[better]
-    start = Course.of(comparison.row("self").runs[0])
+    start = LossCurve.of(comparison.row("self").runs[0])
     paid = {ancestor.name: ancestor for ancestor in finished["self"][0].inherited}["sft-student"]
     assert start.before_j == pytest.approx(paid.energy["cpu_estimate"].energy_j)  # whoever paid for it
     own = [finished["dpo"][0].stage(f"student.{name}").best.energy_j for name in ("sft", "sft-validate", "reference")]
-    assert Course.of(comparison.row("dpo").runs[0]).before_j == pytest.approx(sum(own))
+    assert LossCurve.of(comparison.row("dpo").runs[0]).before_j == pytest.approx(sum(own))
     assert start.before_j == pytest.approx(sum(own[:2]))

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from joulelab.report.energy_bill import run_bill
-from joulelab.report.joules import parts_of
+from joulelab.report.energy_sums import parts_of
+from joulelab.report.tables.bill_tables import run_bill
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,12 @@ from joulelab.distill.causal.bench import Bench
 from joulelab.distill.logit_cache.manifest import read_manifest
 from joulelab.distill.logit_cache.shards import open_shard, read_entry, shard_files
 from joulelab.errors import ConfigError
-from joulelab.report.compare import compared_runs
-from joulelab.report.compare_rows import make_row
-from joulelab.runs.artifacts import read_bill
-from joulelab.runs.bills import with_parts
+from joulelab.report.compare.method_rows import compared_runs, make_row
+from joulelab.runs.artifacts import read_bill, with_parts
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.record import RunRecord
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 from joulelab.runs.spec import check
 
 SHARES = ("2/3", "0/3", "1/3")  # in any order
@@ -164,11 +162,11 @@ def test_what_cannot_be_split_is_refused_with_the_reason(lab, pipeline, settings
 
 def test_shares_are_disjoint_complete_and_equal_also_among_ranks():
     names = [f"{number * 7919 % 101:x}" for number in range(50)]
-    shares = [Share(number, 4).among(rank, 2).units(names) for number in range(4) for rank in range(2)]
+    shares = [Shard(number, 4).among(rank, 2).units(names) for number in range(4) for rank in range(2)]
     assert sorted(place for share in shares for place in share) == list(range(50))
     assert {len(share) for share in shares} == {6, 7}
-    assert Share(2, 4).units(names) == sorted(
-        Share(2, 4).among(0, 2).units(names) + Share(2, 4).among(1, 2).units(names)
+    assert Shard(2, 4).units(names) == sorted(
+        Shard(2, 4).among(0, 2).units(names) + Shard(2, 4).among(1, 2).units(names)
     )
 
 

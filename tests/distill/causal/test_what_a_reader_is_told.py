@@ -7,7 +7,7 @@ import pytest
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.learning import Distillation, Preferences
 from joulelab.evaluate.exact_answers import Question, chance_level
-from joulelab.report.quality import common_measure
+from joulelab.report.compare.quality import common_measure
 
 
 def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.shards import set_damaged_aside, shard_files
 from joulelab.distill.logit_cache.writer import CacheWriter, Pace, merge_caches
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 
 EVERY_ENTRY = Pace(bytes=1)
 
@@ -108,7 +108,7 @@ def test_a_flipped_byte_is_found(tmp_path, where):
 def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
     every, manifest = texts(40), make_manifest()
     names = [row_key(ids).hex() for ids in every]
-    for share in (Share(0, 2), Share.parse("1/2")):
+    for share in (Shard(0, 2), Shard.parse("1/2")):
         with CacheWriter(tmp_path / str(share.number), manifest, share) as writer:
             for place in share.units(names):
                 add(writer, every[place])
@@ -120,7 +120,7 @@ def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
     assert words_of(LogitCache.open(tmp_path / "both"), every) == [int(word) for ids in every for word in ids[1:]]
     for text in ("2/2", "1", "a/b", "-1/2"):
         with pytest.raises(ConfigError):
-            Share.parse(text)
+            Shard.parse(text)
 
 
 def test_another_teacher_temperature_or_codec_does_not_get_into_a_cache(tmp_path):

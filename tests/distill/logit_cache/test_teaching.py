@@ -13,7 +13,7 @@ from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import Pace, merge_caches
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 
 WORDS, ROWS_OF_MODEL = 300, 320
 
@@ -82,7 +82,7 @@ def test_a_stopped_stage_goes_on_and_shares_come_together_to_the_same_cache(teac
     write(tmp_path / "again", teacher, rows, manifest, tick=lambda samples, tokens: resumed.append((samples, tokens)))
     assert resumed[0][0] > 4 and resumed[-1] == counted[-1] and len(resumed) < len(counted)
     for number in range(2):
-        write(tmp_path / f"share{number}", teacher, rows, manifest, share=Share(number, 2))
+        write(tmp_path / f"share{number}", teacher, rows, manifest, share=Shard(number, 2))
     merge_caches([tmp_path / "share0", tmp_path / "share1"], tmp_path / "merged")
     expected = all_targets(tmp_path / "whole", rows)
     for folder in ("merged", "again"):

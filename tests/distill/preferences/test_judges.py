@@ -11,14 +11,14 @@ from joulelab.distill.preferences.pair_making import encode_pairs, prefer
 from joulelab.distill.preferences.rubric import RubricJudge
 from joulelab.distill.preferences.score_log import judge_into
 from joulelab.errors import ConfigError, UsageError
-from joulelab.infer.generation.answers import Answer
+from joulelab.infer.generation.completions import Completion
 from joulelab.infer.generation.settings import GenerationSettings
 
 CPU = torch.device("cpu")
 
 
 def answer(text, tokens=None, reason="stop", log=None):
-    return Answer(text, (), reason, tokens or len(text.split()), log)
+    return Completion(text, (), reason, tokens or len(text.split()), log)
 
 
 class Scripted:

@@ -18,8 +18,8 @@ from joulelab.distill.preferences.reference import ReferenceLogs, write_referenc
 from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.train.config import TrainingConfig
-from joulelab.train.simple_trainer import SimpleTrainer
 from joulelab.train.stats.hooks import NoOpStats
+from joulelab.train.trainer import SimpleTrainer
 
 CPU = torch.device("cpu")
 HOW = Projecting(chunk=7)

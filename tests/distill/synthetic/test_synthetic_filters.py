@@ -7,14 +7,14 @@ import pytest
 from joulelab.distill.synthetic.filters import Filters, keep, require_some
 from joulelab.distill.synthetic.rows import write_rows
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answers import Answer
+from joulelab.infer.generation.completions import Completion
 
 CHAT = [{"role": "user", "content": "q"}]
 
 
 def answer(text, reason="stop"):
     closing = 1 if reason == "stop" else 0
-    return Answer(text, (), reason, len(text.split()) + closing, None, 7)
+    return Completion(text, (), reason, len(text.split()) + closing, None, 7)
 
 
 ANSWERS = [

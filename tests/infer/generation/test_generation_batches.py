@@ -8,10 +8,10 @@ from tiny_lm import make_model, make_tokenizer
 
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.key_values import PaddedPrompts
-from joulelab.infer.generation.prompts import encode_prompt, end_ids, with_chain_of_thought
+from joulelab.infer.generation.cache import PaddedPrompts
+from joulelab.infer.generation.completions import encode_prompt, end_ids, with_chain_of_thought
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 
 PROMPTS = ["w1 w2 w3", "w4", [{"role": "user", "content": "w5 w6"}], "w7 w8 w9 w1 w2", "w11 w3 w9 w8"]
 GREEDY = GenerationSettings(max_new_tokens=16)

@@ -5,9 +5,9 @@ import json
 import pytest
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.infer.generation.answer_log import generate_into, read_answers
+from joulelab.infer.generation.completions import generate_into, read_completions
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 
 PROMPTS = [f"w{k} w{k + 1} w{2 * k}" + " w3" * (k % 4) for k in range(9)]
 SETTINGS = GenerationSettings(max_new_tokens=6, do_sample=True, n=2, seed=1)
@@ -69,5 +69,5 @@ def test_lines_are_only_ever_added(parts, tmp_path):
     before = file.read_text()
     generate_into(file, make(parts), PROMPTS)
     assert file.read_text().startswith(before)
-    assert len(read_answers(file)) == len(PROMPTS)
+    assert len(read_completions(file)) == len(PROMPTS)
     assert {"key", "prompt", "answers"} == set(json.loads(before.splitlines()[0]))

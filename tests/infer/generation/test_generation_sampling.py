@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from joulelab.infer.generation import sampling
-from joulelab.infer.generation.sampling import choose, own_numbers
+from joulelab.infer.generation import sampler
+from joulelab.infer.generation.sampler import choose, own_numbers
 from joulelab.infer.generation.settings import GenerationSettings
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 0.5])
@@ -58,10 +58,10 @@ def test_looking_at_the_likeliest_words_first_draws_the_same(monkeypatch, cut):
     numbers = torch.rand(400, dtype=torch.float64, generator=generator)
     settings = GenerationSettings(do_sample=True, temperature=0.8, **cut)
     whole, _ = choose(logits, settings, numbers)
-    from_all, sorted_rows = sampling._draw_from_all, []
-    monkeypatch.setattr(sampling, "_LIKELIEST", 8)
+    from_all, sorted_rows = sampler._draw_from_all, []
+    monkeypatch.setattr(sampler, "_LIKELIEST", 8)
     monkeypatch.setattr(
-        sampling, "_draw_from_all", lambda scores, *rest: sorted_rows.append(len(scores)) or from_all(scores, *rest)
+        sampler, "_draw_from_all", lambda scores, *rest: sorted_rows.append(len(scores)) or from_all(scores, *rest)
     )
     found, _ = choose(logits, settings, numbers)
     assert torch.equal(found, whole)

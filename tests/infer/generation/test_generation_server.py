@@ -12,12 +12,10 @@ from openai_server import serve_with_transformers, serving
 from tiny_lm import make_model, make_tokenizer
 
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.infer.generation.answer_log import generate_into
-from joulelab.infer.generation.server_generator import ServerGenerator
-from joulelab.infer.generation.server_place import judge_listeners, place_of, unmetered_gpus
-from joulelab.infer.generation.server_requests import Endpoint
+from joulelab.infer.generation.completions import generate_into
+from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.server import Endpoint, ServerGenerator, judge_listeners, place_of, unmetered_gpus
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 
 PROMPTS = ["w1 w2 w3", "w7 w8 w9 w1 w2", [{"role": "user", "content": "w5 w6"}], "w4"]
 GREEDY = GenerationSettings(max_new_tokens=12)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_lm import make_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from joulelab.infer.generation.stops import StopTexts
+from joulelab.infer.generation.sampler import StopTexts
 
 
 def byte_tokenizer():

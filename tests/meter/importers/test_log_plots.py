@@ -44,7 +44,7 @@ def test_what_the_log_does_not_have_is_not_drawn_and_said(tmp_path, joulelab_her
 def test_a_line_is_broken_at_a_hole(tmp_path):
     from joulelab.meter.importers.convert import read_power_log
     from joulelab.meter.importers.power_log import TimeRule
-    from joulelab.report.log_figures import PANELS, _points
+    from joulelab.report.figures.power_figures import PANELS, _points
 
     stamps = every(1, 11) + every(1, 11, "2026-03-02T13:00:00")
     log = read_power_log(old_monitor(tmp_path / "x", [(s, 0, 1.0) for s in stamps]), TimeRule(), "this test")

@@ -9,7 +9,7 @@ from made_logs import every, old_monitor
 from joulelab.meter.importers.convert import read_power_log
 from joulelab.meter.importers.log_energy import IdleGiven, device_energy, figures
 from joulelab.meter.importers.power_log import TimeRule, put_in_order
-from joulelab.report.log_tables import log_grid
+from joulelab.report.tables.log_tables import log_grid
 
 
 def logged(tmp_path, rows, zone=None):

@@ -78,8 +78,8 @@ def test_a_sparkline_starts_at_zero(values, expected):
 
 
 def test_the_live_table_shows_watts_joules_use_and_memory():
-    from joulelab.cli.monitor_view import live_grid
-    from joulelab.report.grid import render_text, to_rich
+    from joulelab.cli.monitor import live_grid
+    from joulelab.report.tables.grid import render_text, to_rich
 
     tally = tallied([gpu(0, 100, gpu_utilization_percent=50, memory_used_MB=2048, temperature_C=40)], [gpu(60, 100)])
     text = render_text(to_rich(live_grid(tally, 60)), width=140)

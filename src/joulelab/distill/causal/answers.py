@@ -17,14 +17,23 @@ from joulelab.distill.causal.generators import by_server, make_generator, unseen
 from joulelab.distill.causal.split_work import Begun, SplitWork, worked
 from joulelab.distill.preferences.candidates import Candidates
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answer_log import Progress, generate_into, own_batches, read_answers, write_answers
-from joulelab.infer.generation.answers import Generator, Prompt, answer_key
-from joulelab.infer.generation.prompts import encode_prompt, with_chain_of_thought
+from joulelab.infer.generation.completions import (
+    Generator,
+    Progress,
+    Prompt,
+    completion_key,
+    encode_prompt,
+    generate_into,
+    own_batches,
+    read_completions,
+    with_chain_of_thought,
+    write_completions,
+)
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
-from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
-from joulelab.runs.shares import ALL, PART, Share
+from joulelab.runs.sharding import ALL, PART, Shard
+from joulelab.runs.storage import read_json, write_json
 
 ANSWERS, REPORT = "answers.jsonl", "report.json"
 
@@ -123,8 +132,8 @@ class _Answering:
             total=lambda: len(self.prompts), begin=self._begin, join=self._join, role=self.role,
         )  # fmt: skip
 
-    def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:
-        own, there = read_answers(place / _log(share)), read_answers(*_logs([place, *others]))
+    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> Begun:
+        own, there = read_completions(place / _log(share)), read_completions(*_logs([place, *others]))
         served, reports = by_server(self.bench, self.voice), _reports([place, *others])
         if not reports and not served:
             reports = [{"generator": self.voice.identity, "energy_gap": None}]
@@ -140,13 +149,13 @@ class _Answering:
         write_json(place / REPORT, report)
         return Begun(lambda stage: self._ask(place, share, others, generator, stage), {})
 
-    def _own_keys(self, generator: str, share: Share) -> list[str]:
+    def _own_keys(self, generator: str, share: Shard) -> list[str]:
         keys = [self._key(generator, prompt) for prompt in self.prompts]
         batches = own_batches(keys, self.prompts, self.bench.spec.teacher.batch_size, share)
         return [keys[at] for batch in batches for at in batch]
 
     def _key(self, generator: str, prompt: Prompt) -> str:
-        return answer_key(generator, self.bench.spec.generation.answer, prompt)
+        return completion_key(generator, self.bench.spec.generation.answer, prompt)
 
     def _note_gap(self, report: dict[str, Any]) -> None:
         gap = report["energy_gap"]
@@ -155,7 +164,7 @@ class _Answering:
             self.bench.run.unmetered_work(f"{self.stage_name} on {report['generator']}", gap)
             _require_no_count(self.bench.spec, gap)
 
-    def _ask(self, place: Path, share: Share, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
+    def _ask(self, place: Path, share: Shard, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
         run = self.bench.run
 
         def tick(so_far: Progress) -> None:
@@ -168,18 +177,18 @@ class _Answering:
         generate_into(own, generator, self.prompts, tick, share=share, at_once=size, others=told)
 
     def _join(self, sources: Sequence[Path], folder: Path) -> None:
-        reports, found = _reports(sources), read_answers(*_logs(sources))
+        reports, found = _reports(sources), read_completions(*_logs(sources))
         generator = str(reports[0]["generator"])
         keyed = {self._key(generator, prompt): prompt for prompt in self.prompts}
         if self.bench.share is not None:  # its own prompts alone
             keyed = {key: prompt for key, prompt in keyed.items() if key in found}
-        write_answers(folder / ANSWERS, list(keyed), list(keyed.values()), found)
+        write_completions(folder / ANSWERS, list(keyed), list(keyed.values()), found)
         gap = next((report["energy_gap"] for report in reports if report["energy_gap"]), None)
         counted = vars(Progress.of(found[key] for key in keyed))
         write_json(folder / REPORT, {**counted, "generator": generator, "energy_gap": gap})
 
 
-def _log(share: Share) -> str:
+def _log(share: Shard) -> str:
     return f"answers-{share.name}.jsonl"
 
 
@@ -226,7 +235,7 @@ def candidate_batches(bench: Bench, answers: Artifact) -> list[list[Candidates]]
 
 
 def _keyed_candidates(bench: Bench, answers: Artifact) -> list[tuple[str, Candidates]]:
-    written = read_answers(answers.folder / ANSWERS)
+    written = read_completions(answers.folder / ANSWERS)
     generator = str(read_json(answers.folder / REPORT)["generator"])
-    asked = {answer_key(generator, bench.spec.generation.answer, one[0]): one for one in asked_prompts(bench)}
+    asked = {completion_key(generator, bench.spec.generation.answer, one[0]): one for one in asked_prompts(bench)}
     return [(key, Candidates(one[0], written[key], one[1])) for key, one in asked.items() if key in written]

@@ -16,12 +16,12 @@ from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.heads import open_for_loss
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answers import Prompt
+from joulelab.infer.generation.completions import Prompt
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 from joulelab.train.devices import device_of
-from joulelab.train.ranks import ALONE, Ranks
+from joulelab.train.parallel import ALONE, Ranks
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
 Split = Literal["train", "test"]
@@ -97,9 +97,9 @@ class Bench:
             )
 
     @property
-    def share(self) -> Share | None:
+    def share(self) -> Shard | None:
         """Of the teacher's work, where this run does only a share."""
-        return None if self.spec.shard is None else Share.parse(self.spec.shard)
+        return None if self.spec.shard is None else Shard.parse(self.spec.shard)
 
     def documents(self, data: Artifact, split: Split) -> DocumentStore:
         return DocumentStore.open(data.folder / split)

@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
 from joulelab.errors import ConfigError
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Ancestor, Bill, ancestry_of
-from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.artifacts import Ancestor, Artifact, Bill, ancestry_of
 from joulelab.runs.record import Result, StageRole, components_of, kinds_of
+from joulelab.runs.storage import read_json, write_json
 from joulelab.units import energy_text
 
 NOTED = "budget.json"

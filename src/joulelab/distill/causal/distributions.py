@@ -23,11 +23,10 @@ from joulelab.distill.logit_cache.shards import set_damaged_aside
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import merge_caches
 from joulelab.distill.ticking import ticks
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 
 STAGE = "teacher.logits"
 
@@ -57,7 +56,7 @@ def logit_cache(bench: Bench, data: Artifact, voice: Voice) -> Artifact:
 def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
     distill, rows, size = bench.spec.distill, bench.rows(data, TRAIN), bench.spec.teacher.batch_size
 
-    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+    def begin(place: Path, share: Shard, others: Sequence[Path]) -> Begun:
         for told in [damage for folder in (place, *others) for damage in set_damaged_aside(folder)]:
             bench.run.warn(f"{told}; what it held is asked again")
         asked = batches_to_ask(place, rows, size, share, others)
@@ -66,7 +65,7 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         teacher = _speaking(bench, voice)
         return Begun(lambda stage: ask(place, share, teacher, asked, stage), {})
 
-    def ask(place: Path, share: Share, teacher: LiveTeacher, asked: ToAsk, stage: Stage) -> None:
+    def ask(place: Path, share: Shard, teacher: LiveTeacher, asked: ToAsk, stage: Stage) -> None:
         manifest = teacher.manifest(
             distill.codec, distill.kept_temperature,
             name=voice.name, weights=voice.identity, tokenizer=bench.tokenizer_identity,

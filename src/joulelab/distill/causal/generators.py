@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.distributions import Voice
-from joulelab.infer.generation.answers import Generator, Prompt
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
+from joulelab.infer.generation.completions import Generator, Prompt
+from joulelab.infer.generation.engine import TransformersGenerator
 
 SERVER_KEY = "JOULELAB_SERVER_KEY"
 """Of the environment, not of the settings: these are saved and shown."""
@@ -17,7 +17,7 @@ SERVER_KEY = "JOULELAB_SERVER_KEY"
 def make_generator(bench: Bench, voice: Voice, prompts: Sequence[Prompt]) -> Generator:
     spec = bench.spec
     if by_server(bench, voice):
-        from joulelab.infer.generation.server_generator import ServerGenerator
+        from joulelab.infer.generation.server import ServerGenerator
 
         return ServerGenerator(
             str(spec.teacher.server), spec.teacher.model, spec.generation.answer,

@@ -18,12 +18,12 @@ from joulelab.distill.preferences.candidates import Candidates, Judge, Score
 from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge, likelihood_identity, rule_identity
 from joulelab.distill.preferences.rubric import RubricJudge, rubric_identity
 from joulelab.distill.preferences.score_log import judge_into, read_scores, score_key, write_scores
+from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
-from joulelab.infer.generation.transformers_generator import TransformersGenerator
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
-from joulelab.runs.json_file import read_json
-from joulelab.runs.shares import ALL, Share
+from joulelab.runs.sharding import ALL, Shard
+from joulelab.runs.storage import read_json
 
 STAGE, SCORES = "teacher.judge", "scores.jsonl"
 GRADE = GenerationSettings(max_new_tokens=8)
@@ -67,14 +67,14 @@ class _Judging:
             total=lambda: len(self.asked), begin=self._begin, join=self._join, activity="judge",
         )  # fmt: skip
 
-    def _begin(self, place: Path, share: Share, others: Sequence[Path]) -> Begun:
+    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> Begun:
         own, there = read_scores(place / _log(share)), read_scores(*_logs([place, *others]))
         if all(key in there for key in self.keys):
             return Begun(None, {"samples": len(own)} if own else {})
         judge = _judge(self.bench, self.asked, self.answers)
         return Begun(lambda stage: self._ask(place, share, others, judge, stage), {})
 
-    def _ask(self, place: Path, share: Share, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
+    def _ask(self, place: Path, share: Shard, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
         run, ranks = self.bench.run, self.bench.ranks
 
         def tick(prompts: int) -> None:
@@ -92,7 +92,7 @@ class _Judging:
         write_scores(folder / SCORES, self.keys, read_scores(*_logs(sources)))
 
 
-def _log(share: Share) -> str:
+def _log(share: Shard) -> str:
     return f"scores-{share.name}.jsonl"
 
 

@@ -16,8 +16,8 @@ from joulelab.distill.causal.heads import head_of, open_for_loss
 from joulelab.distill.causal.shapes import SHAPES, Shape
 from joulelab.distill.causal.starts import require_room_for_embeddings
 from joulelab.errors import ConfigError
-from joulelab.zoo.extract_student import check_layers
-from joulelab.zoo.pretrained import drawn_from, import_transformers, load_causal_lm, save_hf
+from joulelab.zoo.pretrained import import_transformers, load_causal_lm, save_hf, seeded_init
+from joulelab.zoo.students import check_layers
 
 POSITIONS = 4096
 """That a drawn student can be asked about; rotary embeddings cost no parameters for them."""
@@ -53,7 +53,7 @@ def draw(shape: Shape, words: int, tokenizer: Any, seed: int) -> nn.Module:
         tie_word_embeddings=True,
         **ids,
     )
-    with drawn_from(seed):
+    with seeded_init(seed):
         model: nn.Module = transformers.LlamaForCausalLM(config)
     return model
 
@@ -68,7 +68,7 @@ def take_layers(teacher: nn.Module, layers: tuple[int, ...]) -> nn.Module:
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
-    with drawn_from(0):
+    with seeded_init(0):
         student: Any = import_transformers().AutoModelForCausalLM.from_config(config)
     student.load_state_dict(_renumbered(teacher.state_dict(), prefix, layers))
     student.tie_weights()
@@ -127,7 +127,7 @@ def with_adapters(model: nn.Module, config: Lora, seed: int) -> Adapted:
         task_type="CAUSAL_LM",
     )
     try:
-        with drawn_from(seed):
+        with seeded_init(seed):
             wrapped: Any = peft.get_peft_model(model, asked)
     except ValueError as error:
         raise ConfigError(f"adapters do not fit this student: {error}", "check student.lora.targets") from error

@@ -23,7 +23,7 @@ from joulelab.distill.ticking import ticks
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 
 REFERENCE = "student.reference"
 LOGS = "reference.jsonl"
@@ -59,7 +59,7 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
     """What the student says about both answers of every pair before it learns from them; the pass is billed."""
     spec, store = bench.spec, PairStore.open(pairs.folder)
 
-    def begin(place: Path, share: Share, others: Sequence[Path]) -> Begun:
+    def begin(place: Path, share: Shard, others: Sequence[Path]) -> Begun:
         model = load_student(start.folder).to(bench.device)
 
         def ask(stage: Stage) -> None:

@@ -44,11 +44,10 @@ from joulelab.distill.causal.students import (
     trained,
 )
 from joulelab.distill.causal.synthetic_set import synthetic_documents
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
-from joulelab.train.joule_budget import require_joules
-from joulelab.train.ranks import joined
+from joulelab.train.budget import require_joules
+from joulelab.train.parallel import joined
 from joulelab.zoo.pretrained import import_models
 
 Story = Callable[[Bench, Artifact], None]

@@ -24,16 +24,14 @@ from joulelab.distill.causal.heads import head_of
 from joulelab.distill.ticking import ticks
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import chance_level, read_questions, right_answers
-from joulelab.evaluate.language import no_better_than_guessing, unigram_loss
-from joulelab.evaluate.language_harness import TaskFigure, harness_figures, import_harness, require_tasks
-from joulelab.evaluate.next_tokens import HeldOut, held_out_tokens
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
+from joulelab.evaluate.language import HeldOut, held_out_tokens, no_better_than_guessing, unigram_loss
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
-from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
-from joulelab.train.precision import matrix_products
-from joulelab.train.session import Moment
+from joulelab.runs.storage import read_json, write_json
+from joulelab.train.optim import matrix_products
+from joulelab.train.training_session import EvaluationPoint
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
 _TOKENS_AT_A_TIME = 2**22  # a multiple of 8, as the marks of eight tokens share a byte
@@ -143,11 +141,11 @@ def _harness_folder(bench: Bench) -> Path | None:
     return Path(named) if named else None
 
 
-def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, Moment], float]:
+def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, EvaluationPoint], float]:
     """For looks on the way of a training."""
     rows = bench.rows(data, TEST)
 
-    def look(model: nn.Module, moment: Moment) -> float:
+    def look(model: nn.Module, moment: EvaluationPoint) -> float:
         found = _held_out(bench, model, rows, bench.spec.training.precision)
         moment.stage.count(tokens=moment.looks * found.tokens)
         return found.loss

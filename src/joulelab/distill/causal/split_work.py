@@ -18,12 +18,11 @@ from typing import Any
 
 from joulelab import clock
 from joulelab.distill.causal.bench import Bench
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
-from joulelab.runs.json_file import read_json, write_json
-from joulelab.runs.shares import ALL, PART, Share
-from joulelab.train.compiling import compilation_marks
+from joulelab.runs.sharding import ALL, PART, Shard
+from joulelab.runs.storage import read_json, write_json
+from joulelab.train.optim import compilation_marks
 
 _LOOK_S = 0.2
 
@@ -50,7 +49,7 @@ class SplitWork:
     """Rows or prompts in a unit: a split by other units is another split."""
     total: Callable[[], int]
     """Rows or prompts of the whole; asked only where there is work to do."""
-    begin: Callable[[Path, Share, Sequence[Path]], Begun]
+    begin: Callable[[Path, Shard, Sequence[Path]], Begun]
     """(where to work, our share, folders of others) -> what is left; whatever is heavy is loaded only where it is."""
     join: Callable[[Sequence[Path], Path], None]
     """Folders that hold the work between them -> one folder; of a share's folders: what they hold."""
@@ -100,7 +99,7 @@ def _whole(bench: Bench, work: SplitWork) -> Artifact:
     )
 
 
-def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Sequence[Path]) -> None:
+def _work(bench: Bench, work: SplitWork, share: Shard, folder: Path, others: Sequence[Path]) -> None:
     place = bench.kept_work(work.stage)
     own = share.among(bench.ranks.rank, bench.ranks.world)
     compiling = compilation_marks(bench.spec.training.compile, bench.run.note_setup)
@@ -123,7 +122,7 @@ def _work(bench: Bench, work: SplitWork, share: Share, folder: Path, others: Seq
         shutil.rmtree(place)
 
 
-def _wait_for_ranks(bench: Bench, stage: Stage, place: Path, share: Share) -> None:
+def _wait_for_ranks(bench: Bench, stage: Stage, place: Path, share: Shard) -> None:
     """By files, which wait for hours where a message would give up; what a rank has done stays done when it is killed.
 
     Each rank counts what it did itself; the stage counts what all did.

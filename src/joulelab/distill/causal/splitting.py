@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from joulelab.errors import JoulelabError
-from joulelab.runs.shares import Share
+from joulelab.runs.sharding import Shard
 
 if TYPE_CHECKING:
     from joulelab.distill.causal.config import CausalSpec
@@ -46,7 +46,7 @@ def why_not_split(spec: CausalSpec) -> str | None:
 def require_split(spec: CausalSpec) -> None:
     """That the settings' `shard` makes sense, as a validator says it."""
     try:
-        share = Share.parse(spec.shard or "")
+        share = Shard.parse(spec.shard or "")
     except JoulelabError as error:
         raise ValueError(f"shard: {error.message}; {error.hint}") from None
     why_not = why_not_split(spec)
@@ -56,7 +56,7 @@ def require_split(spec: CausalSpec) -> None:
         raise ValueError(why_not)
 
 
-def teacher_share(spec: CausalSpec, share: Share) -> dict[str, Any]:
+def teacher_share(spec: CausalSpec, share: Shard) -> dict[str, Any]:
     """Settings of the run that does this share: of the step the settings stop at, or of all the teacher's work."""
     whole = spec.until == "student"
     name = f"{spec.name}-teacher" if whole else spec.name

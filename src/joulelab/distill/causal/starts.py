@@ -7,8 +7,8 @@ import torch
 from joulelab.distill.causal.config import CausalSpec, CausalStudent
 from joulelab.distill.causal.shapes import SHAPES
 from joulelab.errors import ConfigError
-from joulelab.zoo.extract_student import check_layers
 from joulelab.zoo.pretrained import causal_lm_config, import_transformers
+from joulelab.zoo.students import check_layers
 
 
 def require_models(spec: CausalSpec) -> None:

@@ -20,11 +20,10 @@ from joulelab.distill.causal.heads import open_for_loss
 from joulelab.distill.causal.models import Adapted, make_student, save_student, with_adapters
 from joulelab.distill.causal.objectives import TokenObjective
 from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.runs.artifacts import Artifact
-from joulelab.runs.bills import Bill
-from joulelab.runs.json_file import write_json
+from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.record import Result
-from joulelab.train.session import Assignment, Moment, train_in_run
+from joulelab.runs.storage import write_json
+from joulelab.train.training_session import EvaluationPoint, TrainingJob, train_in_run
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import load_causal_lm
 
@@ -63,7 +62,7 @@ class Course:
     """What makes the outcome another one, beside the student, the training and the data."""
     parents: Sequence[Bill]
     lesson: Callable[[Desk], Lesson]
-    held_out: Callable[[nn.Module, Moment], float]
+    held_out: Callable[[nn.Module, EvaluationPoint], float]
     start: Artifact | None = None
     shared: bool = False
     """Whether other runs may take it instead of training their own."""
@@ -151,7 +150,7 @@ def _train(bench: Bench, course: Course, desk: Desk, folder: Path) -> None:
     bench.run.result("student.parameters", Result(value=float(parameters)))
     outcome = train_in_run(
         bench.run,
-        Assignment(
+        TrainingJob(
             stage=course.stage,
             role="student",
             model=desk.model,

@@ -15,10 +15,10 @@ from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.distributions import Voice
 from joulelab.distill.synthetic.filters import REASONS, Filters, Kept, SyntheticReport, keep, require_some
 from joulelab.distill.synthetic.rows import write_rows
-from joulelab.infer.generation.prompts import answer_ids, encode_prompt
+from joulelab.infer.generation.completions import answer_ids, encode_prompt
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.json_file import read_json, write_json
 from joulelab.runs.record import Result
+from joulelab.runs.storage import read_json, write_json
 
 READABLE = "kept.jsonl"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from joulelab.data.chat.packing import PADDING, PackedRows
 from joulelab.distill.logit_cache.keys import KEY_BYTES, pieces_of
 from joulelab.distill.logit_cache.shards import open_shard, shard_files
-from joulelab.runs.shares import ALL, Share
+from joulelab.runs.sharding import ALL, Shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class ToAsk:
 
 
 def batches_to_ask(
-    folder: Path, rows: PackedRows, batch_size: int, share: Share = ALL, others: Iterable[Path] = ()
+    folder: Path, rows: PackedRows, batch_size: int, share: Shard = ALL, others: Iterable[Path] = ()
 ) -> ToAsk:
     """Of our share, what neither `folder` nor the caches that others made hold."""
     there, told = kept_keys([folder]), kept_keys(others)

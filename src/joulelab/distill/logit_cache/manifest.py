@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from joulelab.distill.logit_cache.codecs import Codec, codec_named, record_bytes
 from joulelab.distill.logit_cache.shards import Layout
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.json_file import read_json, write_json
+from joulelab.runs.storage import read_json, write_json
 
 MANIFEST = "manifest.json"
 Divergence = Literal["forward", "reverse", "jsd"]

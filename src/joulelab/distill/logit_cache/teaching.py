@@ -29,8 +29,8 @@ from joulelab.distill.logit_cache.picking import Picked, Weigh, pick, starts_of,
 from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
 from joulelab.distill.logit_cache.writer import USUAL_PACE, CacheWriter, Pace, keep_head
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.runs.shares import ALL, Share
-from joulelab.train.compiling import compile_in_place
+from joulelab.runs.sharding import ALL, Shard
+from joulelab.train.optim import compile_in_place
 
 Tick = Callable[[int, int], None]
 """Told the rows and tokens that went through the teacher so far, those of earlier attempts among them."""
@@ -95,7 +95,7 @@ def write_cache(
     *,
     batch_size: int,
     tick: Tick,
-    share: Share = ALL,
+    share: Shard = ALL,
     chunk: int | None = None,
     compile_mode: str = "off",
     pace: Pace = USUAL_PACE,

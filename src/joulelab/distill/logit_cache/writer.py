@@ -26,7 +26,7 @@ from joulelab.distill.logit_cache.manifest import CacheManifest, read_manifest, 
 from joulelab.distill.logit_cache.packing import EncodedTargets
 from joulelab.distill.logit_cache.shards import SUFFIX, Entry, pack_entry, shard_files, write_shard
 from joulelab.meter.sensors.cpu import usable_cores
-from joulelab.runs.shares import ALL, Share
+from joulelab.runs.sharding import ALL, Shard
 
 HEAD = "head.safetensors"
 _MOST_THREADS = 16
@@ -50,7 +50,7 @@ class CacheWriter:
         self,
         folder: Path,
         manifest: CacheManifest,
-        share: Share = ALL,
+        share: Shard = ALL,
         pace: Pace = USUAL_PACE,
         elsewhere: Set[bytes] = frozenset(),
     ) -> None:

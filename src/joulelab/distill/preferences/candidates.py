@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from joulelab.infer.generation.answers import Answer, Prompt, as_messages
+from joulelab.infer.generation.completions import Completion, Prompt, as_messages
 
 Score = float | None
 """Higher is better; nothing: it could not be judged."""
@@ -15,7 +15,7 @@ Score = float | None
 @dataclass(frozen=True)
 class Candidates:
     prompt: Prompt
-    answers: Sequence[Answer]
+    answers: Sequence[Completion]
     expected: str | None = None
     """The right answer, where the data knows it; only rules look at it."""
 

@@ -12,8 +12,7 @@ from joulelab.distill.preferences.candidates import Candidates, Score
 from joulelab.distill.preferences.likelihood import mean_log_probability, padded
 from joulelab.distill.preferences.rules import RULES
 from joulelab.distill.preferences.target_log_probabilities import Projecting
-from joulelab.infer.generation.answers import Answer, Prompt
-from joulelab.infer.generation.prompts import answer_ids, encode_prompt
+from joulelab.infer.generation.completions import Completion, Prompt, answer_ids, encode_prompt
 from joulelab.lookup import unknown
 
 
@@ -54,10 +53,10 @@ class LikelihoodJudge:
                 told[number][place] = score
             yield from told
 
-    def _told(self, answer: Answer) -> Score:
+    def _told(self, answer: Completion) -> Score:
         return answer.mean_log_probability if self._wrote_them else None
 
-    def _row(self, prompt: Prompt, answer: Answer) -> tuple[list[int], list[int]]:
+    def _row(self, prompt: Prompt, answer: Completion) -> tuple[list[int], list[int]]:
         said = answer_ids(self._tokenizer, prompt, answer.text, answer.finish_reason == "stop")
         return encode_prompt(self._tokenizer, prompt), said
 

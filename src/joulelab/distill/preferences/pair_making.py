@@ -14,16 +14,15 @@ import numpy as np
 from joulelab.distill.preferences.candidates import Candidates, Score
 from joulelab.distill.preferences.pairs import Pair
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answers import Answer, Prompt
-from joulelab.infer.generation.prompts import answer_ids, encode_prompt
+from joulelab.infer.generation.completions import Completion, Prompt, answer_ids, encode_prompt
 from joulelab.meter.figures import Frozen
 
 
 @dataclass(frozen=True)
 class Preference:
     prompt: Prompt
-    chosen: Answer
-    rejected: Answer
+    chosen: Completion
+    rejected: Completion
 
 
 class PairReport(Frozen):
@@ -92,7 +91,7 @@ def _encoded(tokenizer: Any, preferences: Sequence[Preference]) -> Iterator[Pair
         yield Pair(np.array(encode_prompt(tokenizer, one.prompt), np.int64), chosen, rejected)
 
 
-def _judged(one: Candidates, scores: Sequence[Score]) -> list[tuple[Answer, float]]:
+def _judged(one: Candidates, scores: Sequence[Score]) -> list[tuple[Completion, float]]:
     """An empty answer that was cut off has no token to learn from."""
     both = zip(one.answers, scores, strict=True)
     return [

@@ -21,8 +21,8 @@ from joulelab.distill.preferences.policy import answer_log_probabilities, requir
 from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import LineFile, read_lines
-from joulelab.runs.shares import ALL, Share
-from joulelab.train.precision import autocast, matrix_products
+from joulelab.runs.sharding import ALL, Shard
+from joulelab.train.optim import autocast, matrix_products
 
 
 class ReferenceLogs:
@@ -67,7 +67,7 @@ def write_reference(
     rows: PairRows | None = None,
     called: nn.Module | None = None,
     tick: Callable[[int, int], None] = lambda pairs, tokens: None,
-    share: Share = ALL,
+    share: Shard = ALL,
 ) -> ReferenceLogs:
     """One pass over the pairs of our share that are not there yet; `tick` gets pairs and tokens so far, earlier
     attempts included.
@@ -102,7 +102,7 @@ def write_reference(
     return ReferenceLogs.open(file, identity)
 
 
-def _batches(pairs: Pairs, batch_size: int, share: Share) -> Iterator[list[Pair]]:
+def _batches(pairs: Pairs, batch_size: int, share: Shard) -> Iterator[list[Pair]]:
     """Of our share; pairs of like length together."""
     order = np.argsort(pairs.lengths.sum(1), kind="stable").tolist()
     cut = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from joulelab.distill.preferences.candidates import Candidates, Score
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answers import Generator, Prompt
+from joulelab.infer.generation.completions import Generator, Prompt
 from joulelab.infer.generation.settings import GenerationSettings
 
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from joulelab.evaluate.exact_text import NUMBER, ascii_minus, same_answer
-from joulelab.infer.generation.answers import Answer
+from joulelab.evaluate.exact_answers import NUMBER, ascii_minus, same_answer
+from joulelab.infer.generation.completions import Completion
 
-Rule = Callable[[Answer, str | None], float | None]
+Rule = Callable[[Completion, str | None], float | None]
 _MARK = re.compile(r"answer\s*:|####|\\boxed\{", re.IGNORECASE)
 
 
-def ends(answer: Answer, expected: str | None) -> float:
+def ends(answer: Completion, expected: str | None) -> float:
     """An answer that came to its end is better than one that was cut off."""
     return float(answer.finish_reason == "stop")
 
 
-def exact_answer(answer: Answer, expected: str | None) -> float | None:
+def exact_answer(answer: Completion, expected: str | None) -> float | None:
     """The right final answer is better than a wrong one; nothing can be said where the right one is not known."""
     if expected is None:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from joulelab.distill.preferences.candidates import Candidates, Judge, Score
 from joulelab.errors import JoulelabError
-from joulelab.infer.generation.answers import as_messages
+from joulelab.infer.generation.completions import as_messages
 from joulelab.meter.trace import LineFile, read_lines
 
 Scores = dict[str, list[Score]]

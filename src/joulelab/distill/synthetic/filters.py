@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from joulelab.errors import ConfigError
-from joulelab.infer.generation.answers import Answer, Prompt
+from joulelab.infer.generation.completions import Completion, Prompt
 from joulelab.meter.figures import Frozen
 
 _WAYS_OUT = {
@@ -50,7 +50,7 @@ class Filters:
 @dataclass(frozen=True)
 class Kept:
     prompt: Prompt
-    answer: Answer
+    answer: Completion
     score: float | None = None
 
 
@@ -72,7 +72,7 @@ class SyntheticReport(Frozen):
 
 def keep(
     prompts: Sequence[Prompt],
-    answers: Sequence[Sequence[Answer]],
+    answers: Sequence[Sequence[Completion]],
     filters: Filters,
     scores: Sequence[Sequence[float | None]] | None = None,
 ) -> tuple[list[Kept], SyntheticReport]:
@@ -112,7 +112,7 @@ def require_some(kept: Sequence[Kept], report: SyntheticReport) -> None:
 
 
 def _every(
-    prompts: Sequence[Prompt], answers: Sequence[Sequence[Answer]], scores: Sequence[Sequence[float | None]] | None
+    prompts: Sequence[Prompt], answers: Sequence[Sequence[Completion]], scores: Sequence[Sequence[float | None]] | None
 ) -> Iterator[Kept]:
     for number, (prompt, some) in enumerate(zip(prompts, answers, strict=True)):
         own = scores[number] if scores is not None else [None] * len(some)

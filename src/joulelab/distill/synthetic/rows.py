@@ -9,7 +9,7 @@ from typing import Any
 
 from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.distill.synthetic.filters import Kept
-from joulelab.infer.generation.answers import as_messages
+from joulelab.infer.generation.completions import as_messages
 
 
 def row_of(one: Kept) -> dict[str, Any]:

@@ -8,7 +8,9 @@ overrides those two, one that cares for a single phase overrides its pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import csv
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from joulelab import lookup
+from joulelab.errors import ConfigError, NotFoundError
+from joulelab.zoo.objective import PhaseMaker
+from joulelab.zoo.registry import is_file
+
 if TYPE_CHECKING:
     from joulelab.meter.session import Meter
     from joulelab.train.trainer import Trainer
+
 
 PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "checkpoint", "aside")
 
 
 @dataclass(frozen=True)
-class Bench:
+class TrackerContext:
     """What a tracker may use, given to it before training starts."""
 
     trainer: Trainer[Any]
@@ -46,7 +54,7 @@ class Bench:
 class TrainerStats:
     """Every hook, doing nothing."""
 
-    def attach(self, bench: Bench) -> None:
+    def attach(self, bench: TrackerContext) -> None:
         """Called once, before training starts."""
 
     def start(self, phase: str) -> None: ...
@@ -124,7 +132,7 @@ class StatsList(TrainerStats):
         self._starts = {phase: _hooks(members, f"start_{phase}") for phase in PHASES}
         self._stops = {phase: _hooks(members[::-1], f"stop_{phase}") for phase in PHASES}
 
-    def attach(self, bench: Bench) -> None:
+    def attach(self, bench: TrackerContext) -> None:
         for member in self._members:
             member.attach(bench)
 
@@ -150,3 +158,134 @@ class StatsList(TrainerStats):
 
 def _hooks(members: Sequence[TrainerStats], name: str) -> list[Callable[[], None]]:
     return [getattr(member, name) for member in members]
+
+
+# Trackers by the name a user writes: one of ours, or a Python file of the user's own that holds one.
+
+
+GUIDE = "docs/add-a-tracker.md shows a whole one"
+
+
+def load_tracker(name: str) -> TrainerStats:
+    """The tracker behind `simple`, or the only one in `./my_tracker.py`."""
+    if is_file(name):
+        return _made(name, _only_tracker(Path(name).expanduser()))
+    if name not in lookup.TRAINER_STATS.names() and Path(f"{name}.py").is_file():
+        raise NotFoundError(f"unknown trainer stats '{name}'", f"for your own file write ./{name}.py")
+    tracker: TrainerStats = lookup.TRAINER_STATS.resolve(name)()
+    return tracker
+
+
+def _made(name: str, kind: type[TrainerStats]) -> TrainerStats:
+    try:
+        return kind()
+    except TypeError as error:
+        raise ConfigError(f"{kind.__name__} in {name} cannot be made without arguments: {error}", GUIDE) from error
+
+
+def _only_tracker(path: Path) -> type[TrainerStats]:
+    if not path.is_file():
+        raise NotFoundError(f"there is no file {path.absolute()}", "name one of our trackers or a .py file of yours")
+    if path.suffix != ".py":
+        raise NotFoundError(f"{path} is not a Python file", f"a tracker is a class in a .py file; {GUIDE}")
+    module = lookup.import_file(path.resolve(), GUIDE)
+    kinds: list[type] = [value for value in vars(module).values() if isinstance(value, type)]
+    found = [kind for kind in kinds if issubclass(kind, TrainerStats) and kind.__module__ == module.__name__]
+    if not found:
+        raise ConfigError(f"{path} holds no tracker", f"write one class that extends TrainerStats; {GUIDE}")
+    if len(found) > 1:
+        names = " and ".join(kind.__name__ for kind in found)
+        raise ConfigError(f"{path} holds several trackers: {names}", "put each into a file of its own")
+    return found[0]
+
+
+# The meter's own tracker: every run has it.
+
+
+class MeterStats(TrainerStats):
+    """Leaves the phases as marks for our own recorder; about a microsecond each."""
+
+    def __init__(self, phase: PhaseMaker) -> None:
+        self._phases = {name: phase(name) for name in PHASES}
+
+    def start(self, phase: str) -> None:
+        self._phases[phase].__enter__()
+
+    def stop(self, phase: str) -> None:
+        self._phases[phase].__exit__(None, None, None)
+
+
+# What synchronising costs: a tracker that waits for the device at every hook and measures nothing.
+#
+# A GPU runs behind the program that feeds it. Whoever waits for it at every phase, to time it from the host, empties
+# its queue each time; on models that are bound by launches or by the loader that has cost 30 % and more.
+
+
+def waiter(device: torch.device) -> Callable[[], None]:
+    """Call it to wait until the device has done all it was given; a CPU is never behind."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
+class NoOpSyncStats(TrainerStats):
+    """Waits for the device at the begin and the end of every phase."""
+
+    def attach(self, bench: TrackerContext) -> None:
+        self._wait = waiter(bench.device)
+
+    def start(self, phase: str) -> None:
+        self._wait()
+
+    def stop(self, phase: str) -> None:
+        self._wait()
+
+
+# Files of trackers: beside those of an earlier attempt or another stage, never over them.
+
+
+def fresh_path(folder: Path, stem: str, suffix: str) -> Path:
+    """`phases.csv`, or `phases_2.csv` where that is taken; made at once, as ranks may ask at the same moment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / (f"{stem}{suffix}" if number == 1 else f"{stem}_{number}{suffix}")
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError("numbers do not end")
+
+
+class CsvFile:
+    """A table that grows row by row. Rows reach the disk in blocks, or when `flush` asks for it."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self.path = path
+        self._file = path.open("w", newline="", encoding="utf-8")
+        self._writer = csv.writer(self._file)
+        self._writer.writerow(names)
+
+    def add(self, row: Iterable[object]) -> None:
+        self._writer.writerow(row)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class LossFile:
+    """`losses.csv`: the step and the mean loss since the line before."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = None if folder is None else CsvFile(fresh_path(folder, "losses", ".csv"), ("step", "loss"))
+        self.step = 0
+
+    def add(self, loss: float) -> None:
+        if self._file is not None:
+            self._file.add((self.step, loss))
+            self._file.flush()  # these are few, and what a killed run is asked for first
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

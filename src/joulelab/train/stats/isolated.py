@@ -21,19 +21,79 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
-from joulelab.train.stats.forward_parts import forward_until, parts_of
+from joulelab.meter.figures import EnergyFigure
+from joulelab.stats import mean_t
+from joulelab.train.stats.step_energy import PerStep, Reader
 
 if TYPE_CHECKING:
     from joulelab.train.trainer import Trainer
+    from joulelab.zoo.objective import PhaseMaker
+
+
+# The forward pass cut off after one of the parts it marks (`forward.teacher`, say), to be repeated alone.
+#
+# An objective marks its parts as context managers. Whoever makes those can leave the pass at the end of any of them;
+# what came before it has then been done, and nothing after it.
+
+
+class _Reached(Exception):  # the wanted end, no error
+    pass
+
+
+def parts_of(trainer: Trainer[Any], batch: Any) -> tuple[str, ...]:
+    """In the order in which they run; none where there is nothing to tell apart."""
+    seen: list[str] = []
+    with _marking(trainer, seen.append):
+        trainer.forward(batch)
+    return tuple(seen) if len(seen) > 1 and len(set(seen)) == len(seen) else ()
+
+
+def forward_until(trainer: Trainer[Any], part: str, batch: Any) -> None:
+    """The forward pass up to the end of `part`."""
+
+    def stop_there(name: str) -> None:
+        if name == part:
+            raise _Reached
+
+    with _marking(trainer, stop_there), suppress(_Reached):
+        trainer.forward(batch)
+
+
+@contextmanager
+def _marking(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterator[None]:
+    """Tell of the end of every outermost part; inner ones belong to theirs."""
+    depth = 0
+
+    @contextmanager
+    def mark(name: str) -> Iterator[None]:
+        nonlocal depth
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+        if depth == 0:
+            ended(name)
+
+    before: PhaseMaker = trainer.mark_part
+    trainer.mark_part = mark
+    try:
+        yield
+    finally:
+        trainer.mark_part = before
+
 
 LOOPS = ("forward", "forward+backward", "forward+backward+optimiser_step", "step")
 """The last of a round; before them come those of the forward pass's parts."""
@@ -184,3 +244,214 @@ class Isolation:
             asked = ended
         if self._trainer.ranks.sum([asked is not None])[0]:
             raise asked or EndedBySignal(15)
+
+
+# All that a step changes, copied aside and put back bit for bit, so that a tracker may run steps that never were.
+#
+# Copied are the parameters, gradients and buffers of everything that trains (BatchNorm's statistics and an EMA among
+# them, also buffers that a checkpoint leaves out), the optimiser's state and rates, the scaler of fp16, all random
+# numbers, and the loader's position. The copies lie in host memory: the device may be full. They are put back in
+# place, because an optimiser's own way of loading a state may change its number format.
+
+
+Undo = Callable[[], None]
+
+
+class Snapshot:
+    def __init__(self, trainer: Trainer[Any]) -> None:
+        self._undo: list[Undo] = [
+            *(_keep_tensor(tensor) for tensor in _tensors(trainer)),
+            *(_keep_gradient(parameter) for parameter in trainer.trained.parameters()),
+            _keep_optimizer(trainer.optimizer),
+            _keep_scaler(trainer),
+            _keep_position(trainer),
+            _keep_random(trainer.device),
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for undo in self._undo:
+            undo()
+
+
+def _tensors(trainer: Trainer[Any]) -> Iterator[Tensor]:
+    yield from trainer.trained.parameters()
+    yield from trainer.trained.buffers()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that lies on this rank."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
+def _keep_tensor(tensor: Tensor) -> Undo:
+    copy = _local(tensor.detach()).to("cpu", copy=True)
+
+    def undo() -> None:
+        _local(tensor.detach()).copy_(copy)
+
+    return undo
+
+
+def _keep_gradient(parameter: Tensor) -> Undo:
+    gradient = parameter.grad
+    if gradient is None:
+        return lambda: setattr(parameter, "grad", None)
+    fill = _keep_tensor(gradient)
+
+    def undo() -> None:
+        fill()
+        parameter.grad = gradient
+
+    return undo
+
+
+def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    rates = [_kept_value(group["lr"]) for group in optimizer.param_groups]
+    state = {
+        parameter: {name: _kept_value(value) for name, value in values.items()}
+        for parameter, values in optimizer.state.items()
+    }
+
+    def undo() -> None:
+        for group, kept, rate in zip(optimizer.param_groups, groups, rates, strict=True):
+            group.update(kept, lr=rate())
+        for parameter in list(optimizer.state):
+            if parameter not in state:  # first touched by a step that never was
+                del optimizer.state[parameter]
+                continue
+            optimizer.state[parameter] = {name: give() for name, give in state[parameter].items()}
+
+    return undo
+
+
+def _kept_value(value: Any) -> Callable[[], Any]:
+    """A function that gives the value back as it is now; a tensor is the same one, filled again."""
+    if not isinstance(value, Tensor):
+        return lambda: value
+    fill = _keep_tensor(value)
+
+    def give() -> Tensor:
+        fill()
+        return value
+
+    return give
+
+
+def _keep_scaler(trainer: Trainer[Any]) -> Undo:
+    scaler = getattr(trainer, "scaler", None)
+    if scaler is None:
+        return lambda: None
+    state = scaler.state_dict()
+    return lambda: scaler.load_state_dict(state)
+
+
+def _keep_position(trainer: Trainer[Any]) -> Undo:
+    position = trainer.position
+    return lambda: trainer.rewind(position)
+
+
+def _keep_random(device: torch.device) -> Undo:
+    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    of_cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
+
+    def undo() -> None:
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        if of_cuda:
+            torch.cuda.set_rng_state_all(of_cuda)
+
+    return undo
+
+
+# From the loops' joules to the phases': differences with intervals, which close on the step.
+#
+# A phase is the difference of two loops. Its interval is the wider of two: the spread of the differences over the
+# rounds (Student's t), which contains the meter's noise and the machine's moods; and the meter's own doubt about each
+# window, because a handful of rounds can agree by luck.
+
+
+# Phases by the loop that adds them: a phase is its own loop less the one before. The input's comes first in a step.
+LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
+LEAST_COVERAGE = 0.95
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One loop in one round, per optimiser step."""
+
+    energy_j: float
+    half_width_j: float
+    duration_s: float
+
+
+Rounds = list[dict[str, _Turn]]
+
+
+@dataclass(frozen=True)
+class Isolated:
+    phases: dict[str, PerStep]
+    """They add up to `step`."""
+    parts: dict[str, PerStep]
+    """Of the forward pass, where it marks any; they add up to `forward`."""
+    step: PerStep
+    rounds: int
+    figure: EnergyFigure
+    """Of all windows together: method, sources, gain error."""
+
+
+def split(windows: Sequence[LoopWindow], read: Reader) -> Isolated | None:
+    """None where the trace does not cover a single whole round."""
+    rounds = _whole_rounds(windows, read)
+    if not rounds:
+        return None
+    phases = _ladder(rounds, LOOP_OF_PHASE)
+    order = ("input", "forward", "backward", "optimiser_step")
+    return Isolated(
+        phases={phase: phases[phase] for phase in order},
+        parts=_ladder(rounds, {window.part: window.loop for window in windows if window.part}),
+        step=_difference(rounds, "step", None),
+        rounds=len(rounds),
+        figure=read([(window.begin_ns, window.end_ns) for window in windows]),
+    )
+
+
+def _ladder(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
+    """Each by how much its loop takes more than the one before."""
+    befores = [None, *loop_of.values()]
+    return {
+        name: _difference(rounds, loop, before) for (name, loop), before in zip(loop_of.items(), befores, strict=False)
+    }
+
+
+def _whole_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
+    rounds: dict[int, dict[str, _Turn]] = {}
+    loops = len({window.loop for window in windows})
+    for window in windows:
+        figure = read([(window.begin_ns, window.end_ns)])
+        if figure.energy_j is None or figure.coverage < LEAST_COVERAGE:
+            continue
+        scale = window.repetitions * figure.coverage
+        turn = _Turn(
+            figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
+        )
+        rounds.setdefault(window.round, {})[window.loop] = turn
+    return [turns for turns in rounds.values() if len(turns) == loops]
+
+
+def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:
+    nothing = _Turn(0.0, 0.0, 0.0)
+    pairs = [(turns[loop], turns[before] if before else nothing) for turns in rounds]
+    energies_j = [more.energy_j - less.energy_j for more, less in pairs]
+    spread = mean_t(energies_j)
+    spread_j = spread.high - spread.value if len(pairs) > 1 else 0.0
+    meter_j = math.sqrt(sum(more.half_width_j**2 + less.half_width_j**2 for more, less in pairs)) / len(pairs)
+    return PerStep(
+        method="isolated",
+        energy_j=spread.value,
+        half_width_j=max(spread_j, meter_j),
+        duration_s=sum(more.duration_s - less.duration_s for more, less in pairs) / len(pairs),
+    )

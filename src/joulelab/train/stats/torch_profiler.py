@@ -11,8 +11,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from joulelab.train.stats.files import fresh_path
-from joulelab.train.stats.hooks import Bench, TrainerStats
+from joulelab.train.stats.hooks import TrackerContext, TrainerStats, fresh_path
 
 TOP = 12
 
@@ -25,7 +24,7 @@ class TorchProfilerStats(TrainerStats):
         self._trace: Path | None = None
         self._table = ""
 
-    def attach(self, bench: Bench) -> None:
+    def attach(self, bench: TrackerContext) -> None:
         self._bench = bench
         self._on_gpu = bench.device.type == "cuda"
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from joulelab.meter.sensors.cpu import usable_cores
-from joulelab.zoo.gflownet.fragments import ABSENT
-from joulelab.zoo.gflownet.molecules import Chemist, Joined, Tree, hire, hired_qed
-from joulelab.zoo.gflownet.trees import Trees
+from joulelab.zoo.gflownet.fragment_molecules import ABSENT, Chemist, Joined, Tree, hire, hired_qed
+from joulelab.zoo.gflownet.gflownet_policy import Trees
 
 REMEMBERED = 1_000_000
 _MOST_WORKERS = 16

@@ -1,6 +1,6 @@
 """ALBERT: BERT with one layer's weights used by all."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="albert",

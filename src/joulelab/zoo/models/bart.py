@@ -1,6 +1,6 @@
 """BART: an encoder like BERT's and a decoder like GPT's, trained together to repair a text."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 # transformers' defaults have the large model's shape but not its dropout
 _PUBLISHED = {"attention_dropout": 0.1, "activation_dropout": 0.1}
@@ -47,7 +47,7 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.seq2seq:prepare_infilling",
+    prepare="joulelab.zoo.tasks.language_modeling:prepare_infilling",
     dataset="text by path or hub id (allenai/c4)",
     options={"positions": 1024},
 )

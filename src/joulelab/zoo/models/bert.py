@@ -1,6 +1,6 @@
 """BERT: the encoder that distillation is measured against."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="bert",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 _BLOCK, _RANDOM_BLOCKS = 64, 3  # as published
 
@@ -53,7 +53,7 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.block_sparse_lm:prepare",
+    prepare="joulelab.zoo.tasks.masked_lm:prepare_block_sparse",
     dataset="text by path or hub id (allenai/c4)",
     options={"positions": 4096, "head": ("cls",), "idle": (".pooler.",), "settings": require_blocks},
 )

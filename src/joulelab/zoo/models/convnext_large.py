@@ -1,6 +1,6 @@
 """ConvNeXt-L: a convolutional network built the way transformers are."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="convnext-large",

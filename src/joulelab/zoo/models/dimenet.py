@@ -1,6 +1,6 @@
 """DimeNet: the graph network over distances and angles, in the size of milabench."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="dimenet",

@@ -1,6 +1,6 @@
 """DINOv2: vision transformers that learn without labels."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
 
 _SHAPE = {"side": 224, "local_side": 98}

@@ -1,6 +1,6 @@
 """DistilBERT: the student that made distillation known."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="distilbert",

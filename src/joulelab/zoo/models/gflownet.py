@@ -1,6 +1,6 @@
 """GFlowNet: a policy that builds molecules of fragments, learning from nothing but what they are worth."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 # The course's table says 600 M. Recursion's policy for fragments, which milabench trains, has 2.24 M parameters (4
 # layers of 128, 72 fragments, counted); ours is of its depth and width, over 36 fragments of our own.

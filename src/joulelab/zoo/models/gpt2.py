@@ -1,6 +1,6 @@
 """GPT-2: the decoder that the course starts with."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="gpt2",
@@ -47,7 +47,7 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.causal_lm:prepare",
+    prepare="joulelab.zoo.tasks.language_modeling:prepare",
     dataset="text by path or hub id (allenai/c4)",
     options={"positions": 1024},
 )

@@ -1,6 +1,6 @@
 """Longformer: every token attends to a window around it, so that cost grows with length alone."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 _PUBLISHED = {
     "vocab_size": 50_265,
@@ -50,7 +50,7 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.sliding_window_lm:prepare",
+    prepare="joulelab.zoo.tasks.masked_lm:prepare_sliding_window",
     dataset="text by path or hub id (allenai/c4)",
     # positions are counted from the padding's id + 1, as in RoBERTa
     options={"head": ("lm_head",), "idle": ("_global.",), "unused_positions": 2},

@@ -1,6 +1,6 @@
 """OPT: GPT-3's architecture with published weights."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="opt",
@@ -53,7 +53,7 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.causal_lm:prepare",
+    prepare="joulelab.zoo.tasks.language_modeling:prepare",
     dataset="text by path or hub id (allenai/c4)",
     options={"positions": 2048},
 )

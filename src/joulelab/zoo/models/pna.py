@@ -1,6 +1,6 @@
 """PNA: the graph network over bonds, as deep as milabench makes it."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="pna",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 _CHUNK = 64  # as published, of both kinds of attention
 

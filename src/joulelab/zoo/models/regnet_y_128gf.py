@@ -1,6 +1,6 @@
 """RegNet-Y-128GF: the largest convolutional network of the zoo."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="regnet-y-128gf",

@@ -1,6 +1,6 @@
 """ResNet-152: the same blocks as ResNet-50, three times as many."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="resnet152",

@@ -1,6 +1,6 @@
 """ResNet-50: the image classifier that every accelerator is measured with."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 MODEL = ZooEntry(
     name="resnet50",

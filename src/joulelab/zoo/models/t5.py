@@ -1,6 +1,6 @@
 """T5: every task as text in, text out; trained here as it was first, on spans left out of a text."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 # Both sides of 1,024 tokens, as milabench runs it; its own first training had 512 in and 114 out.
 _SHAPE = {"tokens": 1024, "target_tokens": 1024}
@@ -36,6 +36,6 @@ MODEL = ZooEntry(
             batch_size=8,
         ),
     },
-    prepare="joulelab.zoo.tasks.seq2seq:prepare_span_corruption",
+    prepare="joulelab.zoo.tasks.language_modeling:prepare_span_corruption",
     dataset="text by path or hub id (allenai/c4)",
 )

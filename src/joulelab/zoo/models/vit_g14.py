@@ -1,6 +1,6 @@
 """ViT-g/14: DINOv2's largest backbone, trained as its authors trained it."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
 
 MODEL = ZooEntry(

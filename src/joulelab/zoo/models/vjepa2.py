@@ -1,6 +1,6 @@
 """V-JEPA 2: learns from video by predicting features, not pixels, of what is hidden."""
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 from joulelab.zoo.tasks.self_supervised_recipes import PredictionRecipe
 
 _SHAPE = {"frames": 16, "side": 224}

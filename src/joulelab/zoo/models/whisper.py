@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from joulelab.zoo.entry import Size, ZooEntry
+from joulelab.zoo.registry import Size, ZooEntry
 
 _SHAPE = {"frames": 3000, "tokens": 128}
 

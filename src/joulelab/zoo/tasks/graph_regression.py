@@ -19,13 +19,10 @@ from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.molecules import MoleculeGraph, MoleculeRows, degree_histogram, open_pcqm4m
 from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.synthetic import SyntheticMolecules
-from joulelab.zoo.drawn import drawn
-from joulelab.zoo.graphs.dimenet import DimeNet
-from joulelab.zoo.graphs.neighbours import Edges, Triplets, edges_within, triplets_of
-from joulelab.zoo.graphs.pna import Pna
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
-from joulelab.zoo.workload import Workload
+from joulelab.zoo.graph_networks import DimeNet, Edges, Pna, Triplets, edges_within, triplets_of
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.pretrained import randomly_initialized
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 
 SURVEYED = 10_000
 """Training molecules, the first ones, behind the mean, spread and degrees that the training is scaled by."""
@@ -38,14 +35,14 @@ def prepare_pna(request: WorkloadRequest) -> Workload:
     train, validation = open_molecules(request, with_positions=False)
     survey = train.molecules(train.rows[:SURVEYED])
     degrees = torch.from_numpy(degree_histogram(survey))
-    model = drawn(request, lambda: Pna(degrees=degrees, **request.size.settings))
+    model = randomly_initialized(request, lambda: Pna(degrees=degrees, **request.size.settings))
     return _workload(request, model, predict_by_bonds, bonds_only, (train, validation), Scale.of(survey))
 
 
 def prepare_dimenet(request: WorkloadRequest) -> Workload:
     train, validation = open_molecules(request, with_positions=True)
     scale = Scale.of(train.molecules(train.rows[:SURVEYED]))
-    model = drawn(request, lambda: DimeNet(**request.size.settings))
+    model = randomly_initialized(request, lambda: DimeNet(**request.size.settings))
     geometry = partial(positions_and_angles, cutoff=request.size.settings["cutoff"])
     return _workload(request, model, predict_by_angles, geometry, (train, validation), scale)
 

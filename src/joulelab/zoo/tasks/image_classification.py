@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from joulelab.data.batches import TensorBatch
+from joulelab.data import sources
+from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.images import CENTER_SHARE, FolderImages
+from joulelab.data.splits import parse_split
+from joulelab.data.synthetic import SyntheticImages
 from joulelab.errors import ConfigError
-from joulelab.zoo import architectures
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks.image_rows import open_images, shuffled
-from joulelab.zoo.workload import Workload
+from joulelab.zoo import objective
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
+
+# Images for the vision tasks: synthetic, or a folder of the user's.
+
+
+class Images(Protocol):
+    """Batches with `pixels` [B, 3, side, side] around 0, channels last in memory, and `labels` [B]."""
+
+    @property
+    def rows(self) -> Rows: ...
+
+    @property
+    def classes(self) -> int: ...
+
+    def batch(self, rows: Rows, draw: int) -> TensorBatch: ...
+
+
+def open_images(
+    request: WorkloadRequest, side: int, classes: int, augment: bool, centre_share: float = CENTER_SHARE
+) -> tuple[Images, Images]:
+    """To train on, and held out; `classes` is how many the synthetic ones have."""
+    train, held_out = request.wanted_split, parse_split("validation")
+    if request.dataset == SYNTHETIC:
+        return SyntheticImages(classes, side, train), SyntheticImages(classes, side, held_out)
+    source = sources.parse(request.dataset)
+    if source.kind != "folder" or source.path is None:
+        raise refuse_dataset(request)
+    return (
+        FolderImages(source.path, side, train, augment, centre_share),
+        FolderImages(source.path, side, held_out, augment=False, centre_share=centre_share),
+    )
+
+
+def shuffled(request: WorkloadRequest, images: Images) -> ShuffledRows:
+    return ShuffledRows(images.rows, request.rows_per_batch, request.seed, images.batch)
+
 
 # shapes: B images, V classes
 
@@ -27,7 +64,7 @@ def prepare(request: WorkloadRequest) -> Workload:
             f"the images of {request.dataset} are all of one class; a classifier needs two or more",
             "put the images of each class into a folder of its own",
         )
-    model: Any = architectures.build(request, num_labels=train.classes)
+    model: Any = objective.build(request, num_labels=train.classes)
     _require_enough_outputs(request, int(model.config.num_labels), train.classes)
     if request.entry.options.get("channels_last"):
         # the layout in which tensor cores convolve; moving the model to a device keeps it

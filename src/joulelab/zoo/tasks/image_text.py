@@ -5,25 +5,130 @@ Shapes: B images, S positions of image and text together, P prompt tokens, A ans
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
+from joulelab.data import sources
 from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
+from joulelab.data.images import Questions, normalized, read_middle, read_questions
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.data.synthetic import SyntheticImageText, paint_fields
 from joulelab.data.tokenize import FIRST_PLAIN
 from joulelab.errors import ConfigError
-from joulelab.zoo import architectures
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest
-from joulelab.zoo.tasks.questioned_images import open_questions
-from joulelab.zoo.tasks.token_loss import summed_cross_entropy
-from joulelab.zoo.workload import Workload
+from joulelab.zoo import objective
+from joulelab.zoo.objective import Objective, ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.zoo.tasks.token_rows import choose_tokenizer, summed_cross_entropy
+
+# Questions about images of the user's as batches: each row is padding, the image, the question and the answer.
+#
+# Padding stands in front, as everything after it is then where it is for a row without padding; answers of different
+# lengths end in targets that are not trained.
+#
+# Shapes: B images, S positions of image and text together, A answer tokens of the longest answer allowed.
+
+
+HELD_OUT_SHARE = 0.05
+NOT_TRAINED = -100
+# Mean and deviation of the pixels that CLIP, LLaVA's eye, was trained with.
+CLIP_MEAN, CLIP_DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)
+_READERS = 8
+
+
+def open_questions(request: WorkloadRequest, model: Any, objective: Objective[TensorBatch]) -> Workload:
+    path = sources.parse(request.dataset).path
+    if path is None or not path.is_file():
+        raise refuse_dataset(request)
+    found, config = read_questions(path), model.config
+    chosen = choose_tokenizer(request, config.text_config, sentinels=0)
+
+    def encoded(texts: Sequence[str]) -> list[list[int]]:
+        return [np.asarray(row).tolist() for row in chosen.encoding.encode(list(texts))]
+
+    questions = encoded(found.questions)
+    answers = [[*row, chosen.vocabulary.end_id] for row in encoded(found.answers)]
+    _require_fit(questions, request.shape["prompt"] - 1, "prompt", path.name)
+    _require_fit(answers, request.shape["answer"], "answer", path.name)
+    _require_plain([*questions, *answers], int(config.image_token_index), path.name)
+    rows = request.wanted_split.rows(len(questions))
+    kept = len(rows) - max(1, round(HELD_OUT_SHARE * len(rows)))
+    if not kept:
+        raise ConfigError(f"{path} has one question; expected two or more, as one is held out")
+    made = _Rows(request, found, questions, answers, config)
+    return Workload(model, objective, made.of(rows[:kept]), made.of(rows[kept:]), notes=(chosen.note,))
+
+
+def _require_fit(rows: Sequence[list[int]], most: int, what: str, name: str) -> None:
+    longest = max(len(row) for row in rows)
+    if longest > most:
+        needed = longest + (what == "prompt")
+        raise ConfigError(
+            f"a text of {name} has {longest} tokens; {most} are allowed", f"set {what}={needed} or more, or shorten it"
+        )
+
+
+def _require_plain(rows: Sequence[list[int]], image_id: int, name: str) -> None:
+    if any(image_id in row for row in rows):
+        raise ConfigError(
+            f"a text of {name} holds the token that stands for the image ({image_id})",
+            "leave markers such as <image> out: the image is put in front of the question",
+        )
+
+
+class _Rows:
+    def __init__(
+        self,
+        request: WorkloadRequest,
+        found: Questions,
+        questions: list[list[int]],
+        answers: list[list[int]],
+        config: Any,
+    ) -> None:
+        self._request, self._found, self._questions, self._answers = request, found, questions, answers
+        self._side = request.shape["side"]
+        self._image = [int(config.image_token_index)] * (self._side // int(config.vision_config.patch_size)) ** 2
+        start = config.text_config.bos_token_id
+        self._start = [] if start is None else [int(start)]
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="joulelab-images")
+
+    def of(self, rows: Rows) -> ShuffledRows:
+        return ShuffledRows(rows, self._request.rows_per_batch, self._request.seed, self._batch)
+
+    def _batch(self, rows: Rows, draw: int) -> TensorBatch:
+        read = self._readers.map(lambda row: read_middle(self._found.files[row], self._side), rows)
+        asked = [[*self._start, *self._image, *self._questions[row]] for row in rows]
+        answers = [self._answers[row] for row in rows]
+        front, back = max(len(row) for row in asked), max(len(row) for row in answers)
+        input_ids_BS = np.zeros((len(rows), front + back - 1), dtype=np.int64)
+        seen_BS = np.zeros_like(input_ids_BS)
+        answers_BA = np.full((len(rows), back), NOT_TRAINED, dtype=np.int64)
+        for place, (before, answer) in enumerate(zip(asked, answers, strict=True)):
+            known = slice(front - len(before), front + len(answer) - 1)  # the last token foretells nothing
+            input_ids_BS[place, known] = [*before, *answer[:-1]]
+            seen_BS[place, known] = 1
+            answers_BA[place, : len(answer)] = answer
+        tensors = {"input_ids": input_ids_BS, "attention_mask": seen_BS, "answers": answers_BA}
+        tensors["bytes"] = np.stack(list(read))
+        return TensorBatch(
+            {name: torch.from_numpy(value) for name, value in tensors.items()},
+            samples=len(rows),
+            tokens=int(seen_BS.sum()),
+            count=sum(len(answer) for answer in answers),
+            expand=_with_pixels,
+        )
+
+
+def _with_pixels(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    others = {name: value for name, value in tensors.items() if name != "bytes"}
+    return {**others, "pixels": normalized(tensors["bytes"], CLIP_MEAN, CLIP_DEVIATION)}
+
 
 Ids = NDArray[np.int64]
 
@@ -39,7 +144,7 @@ def prepare(request: WorkloadRequest) -> Workload:
 def build(request: WorkloadRequest) -> Any:
     settings = request.size.settings
     vision = {**settings["vision_config"], "image_size": request.shape["side"]}
-    model: Any = architectures.build(request, vision_config=vision)
+    model: Any = objective.build(request, vision_config=vision)
     _require_side(request, model.config.vision_config.image_size)
     freeze_unreached(model)
     return model.to(getattr(torch, settings.get("dtype", "float32")))

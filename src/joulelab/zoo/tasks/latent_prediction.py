@@ -5,7 +5,7 @@ The features to predict are those of a moving average of the encoder, which sees
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,15 +18,70 @@ from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.splits import parse_split
 from joulelab.data.synthetic import SyntheticClips, generator_on
 from joulelab.errors import ConfigError
-from joulelab.zoo import architectures
-from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
-from joulelab.zoo.tasks.latent_prediction_net import LatentPredictionNet
-from joulelab.zoo.tasks.moving_average import MovingAverage
-from joulelab.zoo.tasks.on_device import Tensors, then
-from joulelab.zoo.tasks.patch_masks import pick, ranked_patches, through_time
+from joulelab.zoo import objective
+from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
+from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, pick, ranked_patches, then, through_time
 from joulelab.zoo.tasks.self_supervised_recipes import PredictionRecipe
-from joulelab.zoo.workload import Workload
+
+# V-JEPA 2's encoder and predictor, on chosen patches only.
+#
+# transformers' own model encodes every patch and drops the hidden ones afterwards, and sizes a tensor by a number
+# that only the device knows. Its layers are used here one by one: the context encoder then never sees, nor pays for,
+# what is hidden, and the host never waits.
+
+
+# shapes: B clips, N patches of a clip, K patches seen, M patches to predict, D features
+
+
+class ClipEncoder(nn.Module):
+    def __init__(self, vit: Any) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, clips_BTCHW: Tensor, places_BK: Tensor | None = None) -> Tensor:
+        """[B, K, D]: features of the patches at these places, from these alone; of all where none are named."""
+        tokens_BKD = self.vit.embeddings(clips_BTCHW)
+        if places_BK is not None:
+            tokens_BKD = pick(tokens_BKD, places_BK)
+        normed: Tensor = self.vit.layernorm(_through(self.vit.layer, tokens_BKD, places_BK))
+        return normed
+
+
+class LatentPredictor(nn.Module):
+    def __init__(self, predictor: Any) -> None:
+        super().__init__()
+        self.narrow = predictor
+
+    def forward(self, seen_BKD: Tensor, places_BK: Tensor, hidden_BM: Tensor, kind: int) -> Tensor:
+        """[B, M, D]: what the hidden patches' features should be; each kind of mask has a mask token of its own."""
+        embeddings = self.narrow.embeddings
+        seen = embeddings.predictor_embeddings(seen_BKD)
+        asked = embeddings.mask_tokens[kind].to(seen.dtype).expand(*hidden_BM.shape, -1)
+        tokens = _through(self.narrow.layer, torch.cat([seen, asked], dim=1), torch.cat([places_BK, hidden_BM], dim=1))
+        predicted: Tensor = self.narrow.proj(self.narrow.layernorm(tokens[:, places_BK.shape[1] :]))
+        return predicted
+
+
+class LatentPredictionNet(nn.Module):
+    def __init__(self, vjepa2: Any) -> None:
+        super().__init__()
+        self.encoder = ClipEncoder(vjepa2.encoder)
+        self.predictor = LatentPredictor(vjepa2.predictor)
+
+    def forward(self, clips: Tensor, visible: Sequence[Tensor], hidden: Sequence[Tensor]) -> list[Tensor]:
+        """A prediction for each pair of masks."""
+        return [
+            self.predictor(self.encoder(clips, places_BK), places_BK, hidden_BM, kind)
+            for kind, (places_BK, hidden_BM) in enumerate(zip(visible, hidden, strict=True))
+        ]
+
+
+def _through(layers: nn.ModuleList, tokens: Tensor, places: Tensor | None) -> Tensor:
+    for layer in layers:
+        tokens = layer(tokens, places)[0]  # the second is attention weights, for those who ask
+    return tokens
+
 
 # shapes: B clips, K patches seen, M patches to predict, D features
 OWN_STREAM = 1 << 16  # masks are drawn apart from the clips
@@ -36,7 +91,7 @@ def prepare(request: WorkloadRequest) -> Workload:
     if request.dataset != SYNTHETIC:
         raise refuse_dataset(request)
     recipe: PredictionRecipe = request.entry.options[request.size_name or request.entry.default_size]
-    vjepa2: Any = architectures.build(request, crop_size=request.shape["side"], frames_per_clip=request.shape["frames"])
+    vjepa2: Any = objective.build(request, crop_size=request.shape["side"], frames_per_clip=request.shape["frames"])
     hiding = _Hiding(request, recipe, vjepa2.config.patch_size, vjepa2.config.tubelet_size)
     _tell_the_grid(vjepa2, hiding.grid)
     model = LatentPredictionNet(vjepa2).train()

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.masking import mask_rows
 from joulelab.data.tokenize import Vocabulary
-from joulelab.zoo import architectures
-from joulelab.zoo.objective import ObjectiveOutput, PlainObjective
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks.token_loss import require_room, summed_cross_entropy
-from joulelab.zoo.tasks.token_rows import TokenRows, open_rows
-from joulelab.zoo.tasks.unpadded import use_unpadded_attention
-from joulelab.zoo.workload import Workload
+from joulelab.zoo import objective
+from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
+from joulelab.zoo.registry import WorkloadRequest
+from joulelab.zoo.tasks.token_rows import (
+    TokenRows,
+    open_rows,
+    require_room,
+    summed_cross_entropy,
+    use_unpadded_attention,
+)
 
 
 def prepare(request: WorkloadRequest) -> Workload:
@@ -27,7 +32,7 @@ def prepare(request: WorkloadRequest) -> Workload:
     parameters that this task never reaches; `settings`, what a length of input asks of the architecture."""
     options, tokens = request.entry.options, request.shape["tokens"]
     fitting = options["settings"](request.size.settings, tokens) if "settings" in options else {}
-    model: Any = at_positions(architectures.build(request, **fitting), options["head"])
+    model: Any = at_positions(objective.build(request, **fitting), options["head"])
     use_unpadded_attention(model)
     require_room(request, model.config, tokens)
     model.config.use_cache = False
@@ -83,3 +88,192 @@ def _batches(request: WorkloadRequest, source: TokenRows, vocabulary: Vocabulary
         return TensorBatch(tensors, len(rows), tokens=masked.input_ids.size, count=masked.targets.size)
 
     return ShuffledRows(source.rows, request.rows_per_batch, request.seed, make)
+
+
+# BigBird's masked language modelling, with its block-sparse attention in fused kernels.
+#
+# transformers (5.22) draws the random blocks anew in every layer of every step, and writes all attention weights into
+# a dense square of tokens x tokens: at 4,096 tokens the memory and time that sparse attention is there to save, and
+# under autocast an error. Here the blocks are drawn once (they are the same in every step), and each block of queries
+# meets its blocks of keys in one call of torch's own attention. A test holds the two against each other.
+#
+# Shapes: B rows, H heads, T tokens in N blocks of Q tokens, R random blocks of each, D features of a head.
+
+
+_PLANNED_IN_THE_PAPER = (1024, 3072, 4096)
+
+
+def prepare_block_sparse(request: WorkloadRequest) -> Workload:
+    workload = prepare(request)
+    fuse_block_sparse(workload.model, request.shape["tokens"])
+    return workload
+
+
+def fuse_block_sparse(model: nn.Module, tokens: int) -> None:
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+
+    fused = type("FusedBlockSparseAttention", (FusedBlocks, BigBirdBlockSparseAttention), {})
+    for module in model.modules():
+        if isinstance(module, BigBirdBlockSparseAttention):
+            module.register_buffer("random_blocks", _draw_blocks(module, tokens), persistent=False)
+            module.__class__ = fused
+            module.tokens = tokens
+
+
+class FusedBlocks(nn.Module):
+    """Mixed into BigBird's attention, for rows of one length without padding."""
+
+    tokens: int
+    random_blocks: Tensor
+    """[H, N - 2, R]: of all blocks but the first and the last, which attend to everything."""
+    num_attention_heads: int
+    block_size: int
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if hidden_states.shape[1] != self.tokens:
+            return super().forward(hidden_states, *args, **kwargs)
+        # transformers draws no blocks outside of training, and then looks at the first block in their place
+        chosen_HNR = self.random_blocks if self.training else torch.zeros_like(self.random_blocks)
+        modules: Any = (self.query, self.key, self.value)
+        query_BHNQD, key_BHNQD, value_BHNQD = (self._blocks(project(hidden_states)) for project in modules)
+        parts = zip(
+            (query_BHNQD[:, :, part] for part in _PARTS),
+            _seen(key_BHNQD, chosen_HNR),
+            _seen(value_BHNQD, chosen_HNR),
+            strict=True,
+        )
+        context_BHNQD = torch.cat([_attend(query, key, value) for query, key, value in parts], dim=2)
+        return context_BHNQD.flatten(2, 3).transpose(1, 2).flatten(2), None
+
+    def _blocks(self, features: Tensor) -> Tensor:
+        """[B, T, H * D] as [B, H, N, Q, D]."""
+        rows, tokens, width = features.shape
+        heads = self.num_attention_heads
+        split = features.view(rows, tokens // self.block_size, self.block_size, heads, width // heads)
+        return split.permute(0, 3, 1, 2, 4)
+
+
+_PARTS = (slice(0, 1), slice(1, 2), slice(2, -2), slice(-2, -1), slice(-1, None))
+"""Blocks of queries that see alike: the first, the second, all in the middle, the last but one, the last."""
+
+
+def _seen(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
+    """What each part of the queries sees of the keys (or values), [B, H, blocks of the part, tokens seen, D]."""
+    heads_H11 = torch.arange(len(chosen_HNR), device=chosen_HNR.device)[:, None, None]
+    random = blocks_BHNQD[:, heads_H11, chosen_HNR].flatten(3, 4)
+    everything = blocks_BHNQD.flatten(2, 3).unsqueeze(2)
+    first, last = blocks_BHNQD[:, :, :1], blocks_BHNQD[:, :, -1:]
+    before, here, after = (blocks_BHNQD[:, :, shift : shift - 4] for shift in (1, 2, 3))
+    middle = [first.expand_as(here), before, here, after, last.expand_as(here), random[:, :, 1:-1]]
+    low = torch.cat([blocks_BHNQD[:, :, :3], last], dim=2).flatten(2, 3).unsqueeze(2)
+    high = torch.cat([first, blocks_BHNQD[:, :, -3:]], dim=2).flatten(2, 3).unsqueeze(2)
+    return [
+        everything,
+        torch.cat([low, random[:, :, :1]], dim=3),
+        torch.cat(middle, dim=3),
+        torch.cat([high, random[:, :, -1:]], dim=3),
+        everything,
+    ]
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Each block of queries with its own keys: to the kernel they are so many more heads."""
+    context = functional.scaled_dot_product_attention(query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2))
+    return context.view(query.shape)
+
+
+def _draw_blocks(attention: Any, tokens: int) -> Tensor:
+    """The blocks that transformers draws for this layer at every step, drawn once. It seeds numpy's own generator to
+    do so, which is given back as it was."""
+    block, count, longest = attention.block_size, attention.num_random_blocks, attention.max_seqlen
+    before = np.random.get_state()
+    np.random.seed(attention.seed)
+    try:
+        if tokens in _PLANNED_IN_THE_PAPER:
+            draw = attention._bigbird_block_rand_mask
+            drawn = [
+                draw(longest, longest, block, block, count, last_idx=1024)[: tokens // block - 2]
+                for _ in range(attention.num_attention_heads)
+            ]
+        else:
+            lengths, counts = attention._get_rand_attn_plan(tokens, block, count)
+            drawn = attention._bigbird_block_rand_mask_with_head(
+                tokens, tokens, block, block, attention.num_attention_heads, lengths, counts
+            )
+    finally:
+        np.random.set_state(before)
+    return torch.from_numpy(np.stack(drawn).astype(np.int64))
+
+
+# Longformer's masked language modelling, with its sliding window in fused kernels.
+#
+# transformers cuts the window out of skewed matrices by copying; at 4,096 tokens that is most of a step. Here a block
+# of queries, as long as half a window, meets three blocks of keys in one call of torch's own attention, under a mask
+# of the window's shape. A test holds the two against each other.
+#
+# Shapes: B rows, H heads, T tokens in N blocks of W tokens, D features of a head.
+
+
+def prepare_sliding_window(request: WorkloadRequest) -> Workload:
+    workload = prepare(request)
+    fuse_sliding_window(workload.model, request.shape["tokens"])
+    return workload
+
+
+def fuse_sliding_window(model: nn.Module, tokens: int) -> None:
+    """Where the length is one of whole windows; at others transformers pads, and keeps its own attention."""
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    fused = type("FusedWindowAttention", (FusedWindow, LongformerSelfAttention), {})
+    for module in model.modules():
+        if isinstance(module, LongformerSelfAttention) and tokens % (2 * module.one_sided_attn_window_size) == 0:
+            window = module.one_sided_attn_window_size
+            module.register_buffer("visible", _visible(tokens // window, window), persistent=False)
+            module.__class__ = fused
+            module.tokens = tokens
+
+
+class FusedWindow(nn.Module):
+    """Mixed into Longformer's attention, for rows of one length without padding."""
+
+    tokens: int
+    visible: Tensor
+    """[N, 1, W, 3 W]: which keys of its three blocks a query sees."""
+    one_sided_attn_window_size: int
+    num_heads: int
+    dropout: float
+
+    def forward(self, hidden_states: Tensor, *args: Any, is_global_attn: Any = None, **kwargs: Any) -> Any:
+        if hidden_states.shape[1] != self.tokens or is_global_attn or args or kwargs.get("output_attentions"):
+            return super().forward(hidden_states, *args, is_global_attn=is_global_attn, **kwargs)
+        modules: Any = (self.query, self.key, self.value)
+        query, key, value = (self._blocks(project(hidden_states)) for project in modules)
+        rows = len(query)
+        context = functional.scaled_dot_product_attention(
+            query.flatten(0, 1),
+            _with_neighbours(key).flatten(0, 1),
+            _with_neighbours(value).flatten(0, 1),
+            attn_mask=self.visible.expand(rows, *self.visible.shape).flatten(0, 1),
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return (context.view(query.shape).transpose(2, 3).flatten(3).flatten(1, 2),)
+
+    def _blocks(self, features: Tensor) -> Tensor:
+        """[B, T, H * D] as [B, N, H, W, D]."""
+        rows, tokens, width = features.shape
+        window = self.one_sided_attn_window_size
+        split = features.view(rows, tokens // window, window, self.num_heads, width // self.num_heads)
+        return split.transpose(2, 3)
+
+
+def _with_neighbours(blocks_BNHWD: Tensor) -> Tensor:
+    """Each block between the one before and the one after, [B, N, H, 3 W, D]; zeros stand beyond the ends."""
+    padded = functional.pad(blocks_BNHWD, (0, 0, 0, 0, 0, 0, 1, 1))
+    return torch.cat([padded[:, :-2], blocks_BNHWD, padded[:, 2:]], dim=3)
+
+
+def _visible(blocks: int, window: int) -> Tensor:
+    distance = torch.arange(3 * window) - window - torch.arange(window)[:, None]
+    place = torch.arange(blocks)[:, None] * window + torch.arange(3 * window) - window  # of a key in the whole text
+    inside = (place >= 0) & (place < blocks * window)
+    return ((distance.abs() <= window) & inside[:, None, :]).unsqueeze(1)

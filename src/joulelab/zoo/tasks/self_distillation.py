@@ -5,29 +5,214 @@ The teacher sees the two global crops whole; the student sees them, one with pat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
 from joulelab.data.synthetic import generator_on
 from joulelab.errors import ConfigError
-from joulelab.zoo import architectures
-from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import drawn_from
-from joulelab.zoo.request import WorkloadRequest
-from joulelab.zoo.tasks.crops import GLOBAL_AREA, LOCAL_AREA, random_crops
-from joulelab.zoo.tasks.image_rows import Images, open_images
-from joulelab.zoo.tasks.moving_average import MovingAverage
-from joulelab.zoo.tasks.on_device import Tensors, then
-from joulelab.zoo.tasks.patch_masks import ranked_patches
-from joulelab.zoo.tasks.self_distillation_losses import balanced_targets, crop_agreement, koleo, patch_agreement
-from joulelab.zoo.tasks.self_distillation_net import DistilledNet, Scores
+from joulelab.zoo import objective
+from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
+from joulelab.zoo.pretrained import seeded_init
+from joulelab.zoo.registry import WorkloadRequest
+from joulelab.zoo.tasks.image_classification import Images, open_images
+from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, pick, ranked_patches, then
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
-from joulelab.zoo.workload import Workload
+
+# The three terms of DINOv2, and how a teacher's scores become targets. Sums over images, in fp32.
+#
+# Two things look at a batch as a whole, so that they depend on how it is split into micro-batches: the targets, which
+# are balanced over the batch, and KoLeo, which looks for each image's nearest neighbour in it.
+
+
+# shapes: S samples (crops or patches), P prototypes, G global crops and L local crops of B images, D features
+SINKHORN_ROUNDS = 3
+_TINY = 1e-8
+
+
+@torch.no_grad()
+def balanced_targets(scores_SP: Tensor, temperature: float) -> Tensor:
+    """Probabilities [S, P] that use every prototype about equally (Sinkhorn-Knopp): without that, one for all samples
+    would be the easiest agreement. Every row sums to 1."""
+    with torch.autocast(scores_SP.device.type, enabled=False):
+        weights_SP = torch.exp(scores_SP.float() / temperature)
+        samples_S = torch.ones_like(weights_SP[:, 0])
+        for _ in range(SINKHORN_ROUNDS):
+            prototypes_P = 1 / (samples_S @ weights_SP)
+            samples_S = 1 / (weights_SP @ prototypes_P)
+        return weights_SP * samples_S[:, None] * prototypes_P
+
+
+def crop_agreement(global_GBP: Tensor, local_LBP: Tensor, targets_GBP: Tensor, temperature: float) -> Tensor:
+    """DINO: every crop of an image is to score as the teacher scores each *other* global crop of it.
+
+    The mean over those pairs. Cross entropy is linear in its target, so the pairs of one local crop are one cross
+    entropy with the mean target.
+    """
+    globals_, locals_ = len(global_GBP), len(local_LBP)
+    others_GBP = (targets_GBP.sum(0) - targets_GBP) / (globals_ - 1)
+    for_locals_LBP = targets_GBP.mean(0).expand(locals_, -1, -1)
+    pairs_of_a_global, pairs_of_a_local = globals_ - 1, globals_
+    total = pairs_of_a_global * _cross_entropy(global_GBP, others_GBP, temperature)
+    total = total + pairs_of_a_local * _cross_entropy(local_LBP, for_locals_LBP, temperature)
+    return total / (globals_ * pairs_of_a_global + locals_ * pairs_of_a_local)
+
+
+def patch_agreement(scores_SP: Tensor, targets_SP: Tensor, temperature: float, patches_per_image: int) -> Tensor:
+    """iBOT: a hidden patch is to be scored as the teacher, which sees it, scores it; the mean over an image's."""
+    return _cross_entropy(scores_SP, targets_SP, temperature) / patches_per_image
+
+
+def koleo(features_BD: Tensor) -> Tensor:
+    """Minus the log distance of each image to its nearest neighbour in the batch, on the unit sphere."""
+    if len(features_BD) < 2:
+        return features_BD.sum() * 0.0  # nobody to keep a distance from
+    with torch.autocast(features_BD.device.type, enabled=False):
+        places_BD = functional.normalize(features_BD.float(), dim=-1)
+        with torch.no_grad():
+            likeness_BB = places_BD @ places_BD.T
+            nearest_B = likeness_BB.fill_diagonal_(-2.0).argmax(dim=1)
+        distances_B = functional.pairwise_distance(places_BD, places_BD.index_select(0, nearest_B), eps=_TINY)
+        return -torch.log(distances_B + _TINY).sum()
+
+
+def _cross_entropy(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
+    return functional.cross_entropy(
+        scores.flatten(0, -2).float() / temperature, targets.flatten(0, -2), reduction="sum"
+    )
+
+
+# The network of self-distillation: a vision transformer and two heads. Student and teacher are one of these each.
+
+
+# shapes: B images, R crops, N tokens of a crop (the class token first), K hidden patches, D features, P prototypes
+
+
+class Scores(NamedTuple):
+    features: Tensor
+    """[R, D]: class tokens of the global crops, as the backbone leaves them."""
+    crops: Tensor
+    """[R, P]: class tokens of all crops, global ones first, against the prototypes."""
+    patches: Tensor
+    """[B * K, P]: the hidden patches of the first global crop, against prototypes of their own."""
+
+
+class PrototypeHead(nn.Module):
+    """Compares features with learned directions: a small network, then cosines."""
+
+    def __init__(self, features: int, recipe: DistillationRecipe) -> None:
+        super().__init__()
+        wide = recipe.head_width
+        self.narrow = nn.Sequential(
+            nn.Linear(features, wide), nn.GELU(), nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, recipe.bottleneck)
+        )
+        self.prototypes = nn.Parameter(torch.empty(recipe.prototypes, recipe.bottleneck))
+        for weight in (self.prototypes, *(layer.weight for layer in self.narrow if isinstance(layer, nn.Linear))):
+            nn.init.trunc_normal_(weight, std=0.02)
+
+    def forward(self, features: Tensor) -> Tensor:
+        narrowed = functional.normalize(self.narrow(features), dim=-1)
+        return functional.linear(narrowed, functional.normalize(self.prototypes, dim=-1))
+
+
+class DistilledNet(nn.Module):
+    def __init__(self, backbone: Any, recipe: DistillationRecipe) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.crop_head = PrototypeHead(backbone.config.hidden_size, recipe)
+        self.patch_head = PrototypeHead(backbone.config.hidden_size, recipe)
+        self._skipped_share = recipe.skipped_share
+
+    def forward(self, global_crops: Tensor, hidden_BK: Tensor, local_crops: Tensor | None = None) -> Scores:
+        """With local crops it is the student: the hidden patches are hidden from it, and layers are skipped."""
+        is_student = local_crops is not None
+        skipped_share = self._skipped_share if is_student and self.training else 0.0
+        mask = _as_mask(hidden_BK, len(global_crops), self._patches(global_crops)) if is_student else None
+        tokens_RND = self._tokens(global_crops, skipped_share, mask)
+        features_RD = tokens_RND[:, 0]
+        seen = features_RD
+        if local_crops is not None:
+            seen = torch.cat([features_RD, self._tokens(local_crops, skipped_share)[:, 0]])
+        hidden_SD = pick(tokens_RND[: len(hidden_BK), 1:], hidden_BK).flatten(0, 1)
+        return Scores(features_RD, self.crop_head(seen), self.patch_head(hidden_SD))
+
+    def _tokens(self, crops: Tensor, skipped_share: float, mask_RP: Tensor | None = None) -> Tensor:
+        tokens_RND = self.backbone.embeddings(crops, bool_masked_pos=mask_RP)
+        for layer in self.backbone.encoder.layer:
+            tokens_RND = _on_some(layer, tokens_RND, skipped_share)
+        normed: Tensor = self.backbone.layernorm(tokens_RND)
+        return normed
+
+    def _patches(self, crops: Tensor) -> int:
+        return int((crops.shape[-1] // self.backbone.config.patch_size) ** 2)
+
+
+def _as_mask(hidden_BK: Tensor, crops: int, patches: int) -> Tensor:
+    """[R, patches]: true where a patch is hidden, which happens in the first crop of every image."""
+    nowhere = torch.zeros((crops, patches), dtype=torch.bool, device=hidden_BK.device)
+    everywhere = torch.ones_like(hidden_BK, dtype=torch.bool)
+    rows = torch.arange(len(hidden_BK), device=hidden_BK.device)
+    return nowhere.index_put((rows[:, None], hidden_BK), everywhere)
+
+
+def _on_some(layer: nn.Module, tokens_RND: Tensor, skipped_share: float) -> Tensor:
+    """The layer on a random part of the rows, always as many; what it adds is scaled up, so that its mean is kept."""
+    rows = len(tokens_RND)
+    kept = max(1, round(rows * (1 - skipped_share)))
+    if kept == rows:
+        through: Tensor = layer(tokens_RND)
+        return through
+    chosen = torch.rand(rows, device=tokens_RND.device).argsort()[:kept]
+    before = tokens_RND.index_select(0, chosen)
+    return tokens_RND.index_add(0, chosen, (layer(before) - before).to(tokens_RND.dtype), alpha=rows / kept)
+
+
+# Random crops of a batch of images, cut on the device they lie on: many crops of an image cost the host nothing.
+
+
+# shapes: B images, R crops (the first crop of every image, then the second of every image, ...), C colours
+GLOBAL_AREA, LOCAL_AREA = (0.32, 1.0), (0.05, 0.32)  # shares of the image, as DINOv2 draws them
+RATIO = (3 / 4, 4 / 3)
+JITTER = 0.4
+"""Largest change of contrast and brightness. DINOv2 also shifts hues, blurs and solarises."""
+
+
+def random_crops(
+    images_BCHW: Tensor, crops: int, side: int, area: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """[R, C, side, side]: boxes of the image, mirrored or not, with contrast and brightness changed."""
+    rows = crops * len(images_BCHW)
+    windows = _random_windows(rows, area, generator)
+    grid = functional.affine_grid(windows, [rows, 3, side, side], align_corners=False)
+    seen = functional.grid_sample(images_BCHW.repeat(crops, 1, 1, 1), grid, padding_mode="border", align_corners=False)
+    contrast, brightness = _uniform((2, rows, 1, 1, 1), -JITTER, JITTER, generator)
+    changed: Tensor = seen * (1 + contrast) + brightness
+    return changed
+
+
+def _random_windows(rows: int, area: tuple[float, float], generator: torch.Generator) -> Tensor:
+    """[R, 2, 3]: half the width and height of each box and its middle, in the -1 to 1 of `affine_grid`."""
+    shares = _uniform((rows,), *area, generator)
+    stretch = _uniform((rows,), math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, generator).exp()
+    extents_2R = torch.stack([shares.sqrt() * stretch, shares.sqrt() / stretch]).clamp(max=1.0)
+    middles_2R = _uniform((2, rows), -1.0, 1.0, generator) * (1 - extents_2R)
+    mirrored = _uniform((rows,), -1.0, 1.0, generator).sign()
+    windows = torch.zeros((rows, 2, 3), device=generator.device)
+    windows[:, 0, 0], windows[:, 1, 1] = extents_2R[0] * mirrored, extents_2R[1]
+    windows[:, :, 2] = middles_2R.T
+    return windows
+
+
+def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.Generator) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=generator, device=generator.device)
+
 
 # shapes: B images, C crops of each, G = 2 of them global, K hidden patches of the first global crop, P prototypes
 GLOBAL_CROPS = 2
@@ -47,8 +232,8 @@ def prepare(request: WorkloadRequest) -> Workload:
 
 
 def build(request: WorkloadRequest, recipe: DistillationRecipe) -> DistilledNet:
-    backbone = architectures.build(request, image_size=request.shape["side"])
-    with drawn_from(request.seed):
+    backbone = objective.build(request, image_size=request.shape["side"])
+    with seeded_init(request.seed):
         return DistilledNet(backbone, recipe).train()
 
 

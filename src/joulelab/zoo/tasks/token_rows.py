@@ -8,16 +8,95 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from joulelab import lookup
+from joulelab.data import hub
 from joulelab.data.batches import Rows
+from joulelab.data.masking import MOST_SENTINELS
 from joulelab.data.splits import SYNTHETIC_SIZES, Split, parse_split
 from joulelab.data.synthetic import SyntheticText
 from joulelab.data.text import MOST_OF_A_HUB_SET, Documents, open_documents
-from joulelab.data.tokenize import Encoding, Vocabulary, own_vocabulary, pack
-from joulelab.errors import ConfigError
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest
-from joulelab.zoo.tasks.tokenizers import choose_tokenizer, end_of_text
+from joulelab.data.tokenize import IDS_NEEDED, Encoding, Vocabulary, encode_bytes, own_vocabulary, pack
+from joulelab.errors import ConfigError, NotFoundError
+from joulelab.zoo.objective import PUBLISHED
+from joulelab.zoo.pretrained import import_transformers, load_tokenizer
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest
+
+# Which tokenizer turns a user's text into the ids of a model, and what its ids mean.
+#
+# The one named; else the one that lies with the weights; else the one published with the size, where it is on disk or
+# the hub can be reached; else the text's own bytes, which need nothing. Which it was is said.
+
+
+@dataclass(frozen=True)
+class ChosenTokenizer:
+    encoding: Encoding
+    vocabulary: Vocabulary
+    note: str
+
+
+def choose_tokenizer(request: WorkloadRequest, config: Any, sentinels: int) -> ChosenTokenizer:
+    if request.tokenizer:
+        return _pretrained(request.tokenizer, load_tokenizer(request.tokenizer), config)
+    published = request.size.hub_id
+    if request.weights and request.weights != PUBLISHED:
+        found = _tried(request.weights)
+        return _pretrained(request.weights, found, config) if found else _bytes(config, sentinels, request.weights)
+    place = hub.cached_folder(published, "tokenizer_config.json") if published else None
+    found = _tried(str(place)) if place else _tried(published) if published and hub.reachable() else None
+    return _pretrained(published, found, config) if found else _bytes(config, sentinels, published)
+
+
+def _tried(name: str) -> Any | None:
+    try:
+        return load_tokenizer(name)
+    except NotFoundError:
+        return None
+
+
+def _bytes(config: Any, sentinels: int, missed: str) -> ChosenTokenizer:
+    size = int(config.vocab_size)
+    if size - sentinels < IDS_NEEDED:
+        raise ConfigError(
+            f"a vocabulary of {size} is too small for bytes ({IDS_NEEDED + sentinels} ids)", "name a tokenizer"
+        )
+    vocabulary = own_vocabulary(size, end_of_text(config), sentinels)
+    reason = f"; the tokenizer of {missed} is not here" if missed else ""
+    note = f"the text is read as bytes, one token each{reason}"
+    return ChosenTokenizer(Encoding("bytes", encode_bytes, vocabulary.end_id, size), vocabulary, note)
+
+
+def _pretrained(name: str, tokenizer: Any, config: Any) -> ChosenTokenizer:
+    size = int(config.vocab_size)
+    if len(tokenizer) > size:
+        raise ConfigError(
+            f"the tokenizer of {name} has {len(tokenizer):,} ids, the model {size:,}",
+            "name the model's own tokenizer, or leave it out to read the text as bytes",
+        )
+    ends = (tokenizer.eos_token_id, tokenizer.sep_token_id, end_of_text(config))
+    end_id = next((int(end) for end in ends if end is not None), 0)
+    vocabulary = Vocabulary(range(len(tokenizer)), end_id, tokenizer.mask_token_id, _sentinels(tokenizer, size))
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        rows: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return rows
+
+    return ChosenTokenizer(Encoding(name, encode, end_id, size), vocabulary, f"tokenizer: {name}")
+
+
+def _sentinels(tokenizer: Any, size: int) -> tuple[int, ...]:
+    """T5's own, or ids of the model that the tokenizer leaves free."""
+    known = tokenizer.get_vocab()
+    own = [known[name] for name in (f"<extra_id_{number}>" for number in range(MOST_SENTINELS)) if name in known]
+    return tuple(own or range(size - 1, max(len(tokenizer), size - MOST_SENTINELS) - 1, -1))
+
+
+def end_of_text(config: Any) -> int | None:
+    end = getattr(config, "eos_token_id", None)
+    return int(end) if isinstance(end, int) else None
+
 
 HELD_OUT_SHARE = 0.05
 """Of the rows, the last ones, where the data has no validation split of its own."""
@@ -92,3 +171,78 @@ def _hold_out(whole: TokenRows) -> tuple[TokenRows, TokenRows | None]:
         return whole, None
     kept = len(whole.rows) - max(1, round(HELD_OUT_SHARE * len(whole.rows)))
     return TokenRows(whole.rows[:kept], whole.sequences), TokenRows(whole.rows[kept:], whole.sequences)
+
+
+# The loss that all language tasks share, and what they ask of a model's input length.
+#
+# Shapes: B rows, T positions with a target, V vocabulary.
+
+
+def summed_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """In float32 whatever the logits are: a sum of thousands of bf16 terms would be rounded to three digits."""
+    return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")
+
+
+def require_room(request: WorkloadRequest, config: Any, tokens: int) -> None:
+    """A position that was never embedded would be an index error deep inside the model, or on a GPU a dead context."""
+    request.require_positions(getattr(config, "max_position_embeddings", None), tokens)
+
+
+# What rows without padding spare the models of transformers: masks that hide nothing, and checks that stop a GPU.
+#
+# Rows here are cut to one length, so no token is ever hidden from another for being padding. Told so, attention runs
+# in torch's fused kernels; left to itself, transformers makes such masks under torch.compile (5.17 for every
+# encoder), and a mask rules the fast kernels out.
+
+
+NAME = "joulelab_unpadded"
+
+
+def use_unpadded_attention(model: nn.Module) -> None:
+    """For models that take their attention by name; the few with one of their own keep it."""
+    if getattr(model, "_supports_sdpa", False):
+        # No way to make masks is registered under this name, and so none are made.
+        import_transformers().AttentionInterface.register(NAME, _attend)
+        model.set_attn_implementation(NAME)  # type: ignore[operator]
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    if getattr(module, "is_decoder", False) and not module.is_causal:
+        kwargs["position_bias"] = None  # T5's decoder looks at its encoder with a bias of zeros
+    attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, None, **kwargs)
+    return attended
+
+
+def drop_no_layers(model: nn.Module) -> None:
+    """OPT and BART draw a number for every layer to decide whether to skip it, with a chance of 0. Reading that number
+    cuts a compiled model into pieces, so their stacks of layers are told that they are not in training."""
+    stacks: list[Any] = [module for module in model.modules() if getattr(module, "layerdrop", None) == 0.0]
+    for module in stacks:
+        kind = type(module)
+        module.__class__ = type(kind.__name__, (_NeverTraining, kind), {})
+        module.train(module.training)
+        if hasattr(module, "layernorm_embedding"):
+            module.layernorm_embedding.register_forward_hook(_Dropout(module.dropout))
+
+
+class _NeverTraining(nn.Module):
+    """The layers inside are in training or not as usual."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self.training = False
+        return self
+
+
+class _Dropout:
+    """What BART's stacks do themselves after their embeddings, if in training."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        return functional.dropout(output, self._share, module.training)

@@ -17,14 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
-from joulelab.zoo.drawn import drawn
-from joulelab.zoo.gflownet.fragments import FRAGMENTS, ports_of
-from joulelab.zoo.gflownet.policy import Decision, Policy
-from joulelab.zoo.gflownet.rollout import Path, RolloutBatch, Rollouts, mask, roll_out
-from joulelab.zoo.gflownet.trees import TreeBuilding, Trees
-from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.request import SYNTHETIC, WorkloadRequest, refuse_dataset
-from joulelab.zoo.workload import Workload
+from joulelab.zoo.gflownet.fragment_molecules import FRAGMENTS, ports_of
+from joulelab.zoo.gflownet.gflownet_policy import (
+    Decision,
+    Path,
+    Policy,
+    RolloutBatch,
+    Rollouts,
+    TreeBuilding,
+    Trees,
+    mask,
+    roll_out,
+)
+from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
+from joulelab.zoo.pretrained import randomly_initialized
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 
 SPLITS_APART = 1_000_003
 """Between the seeds of two splits."""
@@ -38,7 +45,7 @@ def prepare(request: WorkloadRequest) -> Workload:
     settings = dict(request.size.settings)
     fragments, beta = FRAGMENTS[: settings.pop("kinds")], settings.pop("beta")
     building = TreeBuilding([ports_of(smiles) for smiles in fragments], request.shape["fragments"])
-    model = drawn(request, lambda: Policy(building, **settings))
+    model = randomly_initialized(request, lambda: Policy(building, **settings))
     train, held_out = (_rollouts(request, building, split) for split in (request.wanted_split, Split("validation")))
     return Workload(model, TrajectoryBalance(building, QedReward(fragments, beta)), train, held_out)
 

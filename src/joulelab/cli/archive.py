@@ -1,0 +1,238 @@
+"""`joulelab pack`: runs as one archive for somebody who has nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir, SeveralRuns
+from joulelab.errors import InvalidMeasurement, JoulelabError, UsageError
+
+if TYPE_CHECKING:
+    from joulelab.runs.verification import FigureCheck
+
+
+def pack(
+    names: SeveralRuns,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="x.tar.gz or x.zip.")],
+    ancestors: Annotated[
+        bool, typer.Option("--ancestors", help="Also the runs that made what these runs reused, teachers say.")
+    ] = False,
+    artifacts: Annotated[
+        bool, typer.Option("--artifacts", help="Also all that the runs made; weights are large.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the archive if it is there.")] = False,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
+
+    The same runs give the same bytes. What looks like a secret is replaced, and told. `joulelab unpack --verify` opens
+    it and recomputes every figure from traces and marks.
+
+    Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz
+    """
+    from joulelab.runs.groups import group_folders_of, run_folders_of, with_ancestors
+    from joulelab.runs.pack import pack as write_archive
+    from joulelab.runs.store import store_root
+    from joulelab.units import size_text
+
+    if out.exists() and not force:
+        raise UsageError(f"{out} is there already", "--force replaces it")
+    store = store_root(runs_dir)
+    runs, groups = run_folders_of(store, names), group_folders_of(store, names)
+    if ancestors:
+        runs = with_ancestors(runs)
+    write_missing_reports([*groups, *(() if groups else runs)])
+    done = write_archive(runs, groups, out, artifacts)
+    for name, count in done.redacted.items():
+        print(f"redacted in {name}: {count}", file=sys.stderr)
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({**asdict(done), "archive": str(done.archive)}, indent=2))
+        return
+    packed = f"{len(done.runs)} run" + ("" if len(done.runs) == 1 else "s")
+    print(f"{done.archive}: {packed}, {done.files} files, {size_text(done.size_bytes)}")
+    print(f"to check it: joulelab unpack --verify {done.archive}")
+
+
+def write_missing_reports(folders: list[Path]) -> None:
+    """The page that a run or group writes at its end; one that has none gets it now."""
+    from joulelab.report.page import write_report
+
+    for folder in folders:
+        if not (folder / "report.html").exists():
+            try:
+                write_report(folder)
+            except JoulelabError as error:
+                print(f"{folder.name} goes without a report: {error.message}", file=sys.stderr)
+
+
+# `joulelab unpack`: an archive of `joulelab pack`, opened, checked, and recomputed.
+
+
+def unpack(
+    archive: Annotated[Path, typer.Argument(help="What `joulelab pack` has written.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--out", metavar="FOLDER", help="A new folder (default: the archive's name).", show_default=False
+        ),
+    ] = None,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Recompute every figure from traces and marks; exit code 4 if one differs."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Unpack an archive and check every file by its SHA-256 sum; a corrupted one leaves nothing behind (exit code 2).
+
+    The folder `runs` in it is a store: joulelab runs --runs-dir FOLDER/runs
+
+    Example: joulelab unpack --verify demo.tar.gz
+    """
+    from joulelab.runs.pack import STORE
+    from joulelab.runs.pack import unpack as open_archive
+    from joulelab.runs.store import run_folders
+
+    folder = open_archive(archive, out or Path(archive.name.removesuffix(".gz")).with_suffix(""))
+    runs = run_folders(folder / STORE)
+    checks: list[FigureCheck] | None = None
+    if verify:
+        from joulelab.runs.verification import verify_runs
+
+        if not runs:
+            raise UsageError(f"{archive} holds no run, so there is nothing to verify", f"see what it holds: {folder}")
+        checks = verify_runs(runs)
+    if as_json:
+        print_json(folder, runs, checks)
+    else:
+        print(f"{folder}: {len(runs)} run{'' if len(runs) == 1 else 's'}, every file is what its sum says")
+        if checks is not None:
+            print_checks(checks)
+    if checks is not None and (wrong := _headlines_first([check for check in checks if not check.good])):
+        names = ", ".join(f"{check.run_id}: {check.figure}" for check in wrong[:3])
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise InvalidMeasurement(
+            f"{len(wrong)} of {len(checks)} figures do not follow from traces and marks ({names}{more})",
+            f"the archive was opened all the same: {folder}",
+        )
+
+
+def print_json(folder: Path, runs: list[Path], checks: list[FigureCheck] | None) -> None:
+    import json
+    from dataclasses import asdict
+
+    said = {"folder": str(folder), "runs": [run.name for run in runs]}
+    print(json.dumps({**said, "figures": None if checks is None else [asdict(check) for check in checks]}, indent=2))
+
+
+def print_checks(checks: list[FigureCheck]) -> None:
+    """A line per kind of figure, then every figure that is not simply right."""
+    from joulelab.cli.console import print_grid
+    from joulelab.report.tables.grid import make_grid
+
+    for run_id in dict.fromkeys(check.run_id for check in checks):
+        mine = [check for check in checks if check.run_id == run_id]
+        rows = []
+        for subject in dict.fromkeys(check.subject for check in mine):
+            found = [check.verdict for check in mine if check.subject == subject]
+            counts = [found.count("matches"), found.count("newer method"), sum(v in WRONG for v in found)]
+            other = len(found) - sum(counts)
+            rows.append((subject, *(str(count or "-") for count in (*counts, other))))
+        print_grid(make_grid(run_id, "Figures|Match>|Newer method>|Wrong>|Not checked>", rows))
+        print_rows(
+            "Figures that do not follow from the evidence",
+            _headlines_first([check for check in mine if not check.good]),
+        )
+        energy = [check for check in mine if check.verdict == "newer method" and check.figure in HEADLINES]
+        print_rows("Computed by a newer method since", energy)
+        unchecked = [check for check in mine if check.verdict in ("redacted", "no evidence", "not in the archive")]
+        print_rows("Not checked", unchecked)
+    good = sum(check.verdict == "matches" for check in checks)
+    newer = sum(check.verdict == "newer method" for check in checks)
+    unchecked_count = sum(check.verdict in ("redacted", "no evidence", "not in the archive") for check in checks)
+    print(f"{good} of {len(checks) - unchecked_count} figures were computed again and match")
+    if newer:
+        print(f"{newer} differ because this version computes them by a newer method")
+
+
+WRONG = ("differs", "cannot be recomputed")
+HEADLINES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
+MOST_ROWS = 12
+
+
+def _headlines_first(checks: list[FigureCheck]) -> list[FigureCheck]:
+    return sorted(checks, key=lambda check: check.figure not in HEADLINES)
+
+
+def print_rows(caption: str, checks: list[FigureCheck]) -> None:
+    from joulelab.cli.console import print_grid
+    from joulelab.report.tables.grid import make_grid
+
+    if not checks:
+        return
+    rows = [(check.figure, _value(check.recorded), _value(check.recomputed), _verdict(check)) for check in checks]
+    print_grid(make_grid(caption, "Figure|Recorded>|Recomputed>|Verdict", rows[:MOST_ROWS]))
+    if len(rows) > MOST_ROWS:
+        print(f"and {len(rows) - MOST_ROWS} more (--json has all)")
+
+
+def _verdict(check: FigureCheck) -> str:
+    words: str = check.verdict
+    if check.verdict == "newer method":
+        words = f"newer method: {_value(check.recorded)} to {_value(check.recomputed)}"
+    return words + (f" ({check.reason})" if check.reason else "")
+
+
+def _value(value: float | str | bool | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
+
+
+# `joulelab export`: finished runs for W&B, MLflow, TensorBoard or trackio.
+
+
+def export(
+    names: SeveralRuns,
+    to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
+    runs_dir: RunsDir = None,
+) -> None:
+    """Hand finished runs to another tracker: metrics by step, settings, and the summary with the joules.
+
+    tensorboard and wandb (offline) write into the run's folder, mlflow and trackio into a database in the store. To
+    have a tracker fed while a run runs: joulelab run NAME trackers=[tensorboard]
+
+    Examples:
+
+      joulelab export last --to tensorboard && tensorboard --logdir runs
+
+      joulelab export 'demo-kd-*' --to wandb
+
+      joulelab export last --to mlflow && mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
+    """
+    from contextlib import redirect_stdout
+
+    from joulelab.runs.groups import run_folders_of
+    from joulelab.runs.paths import RunPaths
+    from joulelab.runs.store import load_record, store_root
+    from joulelab.trackers.tracker import export_run, require_installed
+
+    require_installed([to])
+    found = [(folder, load_record(folder)) for folder in run_folders_of(store_root(runs_dir), names)]
+    for folder, record in found:
+        if record.status in ("queued", "running"):
+            raise UsageError(
+                f"{folder.name} has not ended: it is {record.status}",
+                f"wait for its end; to feed {to} meanwhile: joulelab run ... trackers=[{to}]",
+            )
+    for folder, record in found:
+        with redirect_stdout(sys.stderr):  # trackers greet
+            steps = export_run(RunPaths(folder), record, to)
+        print(f"{folder.name}: {steps} {'step' if steps == 1 else 'steps'} and its summary are in {to}")

@@ -1,0 +1,228 @@
+"""`joulelab import`: joules out of logs that others wrote, with every assumption stated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from joulelab.cli.options import AsJson, RunsDir
+from joulelab.errors import UsageError
+
+if TYPE_CHECKING:
+    from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+    from joulelab.meter.importers.power_log import PowerLog
+
+
+def import_log(
+    file: Annotated[
+        Path, typer.Argument(help="The log, or a run's folder for its trace; its kind is told by what stands in it.")
+    ],
+    time_zone: Annotated[
+        str | None,
+        typer.Option("--time-zone", metavar="ZONE", help="Zone of stamps without an offset: Europe/Berlin, +02:00."),
+    ] = None,
+    period: Annotated[
+        float | None, typer.Option("--period", metavar="S", help="Seconds between readings that have no stamps.")
+    ] = None,
+    idle: Annotated[
+        str | None,
+        typer.Option("--idle", metavar="FROM..TO", help="The idle stretch: seconds of the log, or two times."),
+    ] = None,
+    idle_watts: Annotated[float | None, typer.Option("--idle-watts", metavar="W", help="The idle power.")] = None,
+    latency_ms: Annotated[
+        float | None, typer.Option("--latency-ms", metavar="L", help="Give energy per inference of this latency.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="TRACE.jsonl", help="Also write the log as a trace of ours.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read a monitor's log and print energy per GPU: by trapezoid over power, and by counter where it has one.
+
+    Reads JSONL of `joulelab monitor` and of earlier monitors, `nvidia-smi dmon` text, `nvidia-smi --query-gpu` CSV and
+    CodeCarbon's emissions.csv.
+
+    Example, power while DeiT-B runs at 4.37 ms per image, idle before and after found in the log:
+
+      joulelab import power_usage.csv --latency-ms 4.37
+    """
+    _check(period, idle, idle_watts, latency_ms)
+    from joulelab.meter.importers.convert import read_log
+    from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+    from joulelab.meter.importers.power_log import TimeRule
+
+    log = read_log(file, TimeRule(time_zone, period))
+    if isinstance(log, CodeCarbonLog):
+        asked = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
+        for option in (name for name, value in asked.items() if value is not None):
+            raise UsageError(f"{option} needs power over time; CodeCarbon's file has totals of whole runs only")
+        _print_codecarbon(log, as_json)
+        return
+    _print_log(log, file, idle, idle_watts, latency_ms, as_json)
+    if out is not None:
+        import sys
+
+        from joulelab.meter.importers.convert import write_trace
+
+        write_trace(log, file, out)
+        print(f"trace: {out}", file=sys.stderr)
+
+
+def _check(period: float | None, idle: str | None, idle_watts: float | None, latency_ms: float | None) -> None:
+    for option, value in (("--period", period), ("--latency-ms", latency_ms)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{option} {value:g} is not a number above 0")
+    if idle_watts is not None and not 0 <= idle_watts < float("inf"):
+        raise UsageError(f"--idle-watts {idle_watts:g} is not a power")
+    if idle is not None and idle_watts is not None:
+        raise UsageError("--idle and --idle-watts both say what idle is", "give one of them")
+
+
+def _print_log(
+    log: PowerLog, file: Path, idle: str | None, idle_watts: float | None, latency_ms: float | None, as_json: bool
+) -> None:
+    from joulelab.meter.importers.log_energy import (
+        IdleGiven,
+        figures,
+        parse_idle,
+        require_inference,
+        summary_data,
+        with_energy,
+    )
+
+    window_s = None if idle is None else parse_idle(idle, log)
+    latency_s = None if latency_ms is None else latency_ms / 1000
+    rows = with_energy(log, figures(log, IdleGiven(window_s, idle_watts), latency_s))
+    if latency_s is not None:
+        require_inference(log, rows)
+    if as_json:
+        import json
+
+        print(json.dumps({"file": str(file), **summary_data(log, rows)}, indent=2))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables.grid import to_rich
+    from joulelab.report.tables.log_tables import log_grid, log_sentences
+
+    print_result(to_rich(log_grid(log, rows)), *log_sentences(log, rows))
+
+
+def _print_codecarbon(log: CodeCarbonLog, as_json: bool) -> None:
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        print(json.dumps({**asdict(log), "label": "CodeCarbon's own figures; _j in joules"}, indent=2))
+        return
+    from joulelab.cli.console import print_result
+    from joulelab.report.tables.grid import to_rich
+    from joulelab.report.tables.log_tables import codecarbon_grid
+
+    notes = [f"Note: {note}." for note in log.notes]
+    print_result(to_rich(codecarbon_grid(log)), f"Times: {log.clock}.", *notes)
+
+
+# `joulelab plot`: a log or a run as pictures, and its figures as one JSON file.
+
+
+FORMATS = ("png", "svg")
+
+
+def plot(
+    source: Annotated[str, typer.Argument(metavar="LOG|RUN", help="A log file, or a run: its id, folder, or `last`.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="DIR", help="Where to write (default: next to the log, or in the run's folder)."
+        ),
+    ] = None,
+    formats: Annotated[str, typer.Option("--format", help="png, svg, or both.")] = "png,svg",
+    x: Annotated[Literal["elapsed", "wall"], typer.Option("--x", help="Time since the start, or of day.")] = "elapsed",
+    time_zone: Annotated[
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="Zone of stamps without an offset.")
+    ] = None,
+    period: Annotated[
+        float | None, typer.Option("--period", metavar="S", help="Seconds between readings that have no stamps.")
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw power, GPU utilisation, GPU memory and CPU utilisation over time, and write summary.json beside them."""
+    wanted = _formats(formats)
+    if period is not None and not 0 < period < float("inf"):
+        raise UsageError(f"--period {period:g} is not a number above 0")
+    from joulelab.meter.importers.log_energy import IdleGiven, figures, summary_data
+
+    log, title, folder = _load(source, runs_dir, time_zone, period)
+    if x == "wall" and not log.has_wall:
+        raise UsageError("this log has no times of day, so --x wall cannot be drawn", f"its times: {log.clock}")
+    rows = figures(log, IdleGiven())
+    folder = out or folder
+    from joulelab.report.figures.power_figures import draw
+    from joulelab.runs.storage import write_json
+
+    try:
+        files, empty = draw(log, folder, wanted, x, title)
+        data: dict[str, object] = {"source": source, "figures": [path.name for path in files], "not_in_log": empty}
+        data |= summary_data(log, rows)
+        write_json(folder / "summary.json", data)
+    except OSError as error:
+        raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from None
+    _tell(folder, files, empty, data, as_json)
+
+
+def _tell(folder: Path, files: list[Path], empty: list[str], data: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(data, indent=2))
+        return
+    for path in (*files, folder / "summary.json"):
+        print(path)
+    if empty:
+        import sys
+
+        print(f"not drawn, because the log has nothing for it: {', '.join(empty)}", file=sys.stderr)
+
+
+def _formats(text: str) -> list[str]:
+    names = [name.strip().lower() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in FORMATS:
+            raise UsageError(f"--format '{name}' is not known", f"known: {', '.join(FORMATS)}")
+    if not names:
+        raise UsageError("--format names no format", f"known: {', '.join(FORMATS)}")
+    return list(dict.fromkeys(names))
+
+
+def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | None) -> tuple[PowerLog, str, Path]:
+    """The log, its title, and where its figures go by default."""
+    from joulelab.meter.importers.convert import read_power_log
+    from joulelab.meter.importers.power_log import TimeRule
+
+    path = Path(source)
+    if path.is_file():
+        log = read_power_log(path, TimeRule(zone, period), "a plot")
+        return log, path.name, path.with_name(f"{path.stem}-plots")
+    from joulelab.errors import NotFoundError
+    from joulelab.runs.paths import RunPaths
+    from joulelab.runs.store import find_folder, store_root
+
+    store = store_root(runs_dir)
+    try:
+        folder = find_folder(store, source)
+    except NotFoundError as error:
+        raise NotFoundError(f"'{source}' is neither a file nor a run: {error.message}", error.hint) from None
+    if (folder / "group.json").exists():
+        from joulelab.runs.groups import run_folders_of
+
+        newest = run_folders_of(store, [str(folder)])[-1].name
+        raise UsageError(f"{folder.name} is a group of runs", f"plot one of them, as `joulelab plot {newest}`")
+    from joulelab.meter.importers.joulelab_jsonl import read_files
+
+    traces = [trace for _, _, trace in RunPaths(folder).traces()]
+    if not traces:
+        raise UsageError(f"{folder.name} has no trace to plot")
+    return read_files(traces, TimeRule(zone, period)), folder.name, folder / "plots"

@@ -1,0 +1,333 @@
+"""What a submitted run or group looks like now: its runs from the folder, its jobs from Slurm where there is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab.clock import NS
+from joulelab.cluster import slurm
+from joulelab.cluster.accounting import AccountedJob, import_accounting
+from joulelab.cluster.jobs import SubmittedJob, folder_of_job, home_of, read_jobs
+from joulelab.errors import JoulelabError
+from joulelab.meter.figure_text import relative_text
+from joulelab.meter.monitor.tally import LiveTraces
+from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
+from joulelab.meter.trace import read_lines
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.wording import NOTHING, rate
+from joulelab.runs.groups import load_group
+from joulelab.runs.lock import is_held
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord
+from joulelab.runs.storage import read_json
+from joulelab.runs.store import find_folder
+from joulelab.units import duration_text, energy_text, percent_text, power_text
+
+# A run while it runs, from the shared folder alone: what it does, how fast, and how far it still is.
+#
+# Nothing is asked of the node it runs on. The figures lag by a second or so, and idle baselines are in the joules so
+# far; what ends up in the record is computed afterwards.
+
+
+# Speeds are taken over the last lines of metrics: long enough to be steady, short enough to show a change.
+SPEED_LINES = 20
+_TAIL_BYTES = 65_536
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    run_id: str
+    label: str
+    status: str
+    stage: str = ""
+    attempt: int = 0
+    hosts: tuple[str, ...] = ()
+    energy_j: float | None = None
+    power_w: float | None = None
+    estimated: bool = False
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    fraction: float | None = None
+    """Of the stage's budget, spent."""
+    loss: float | None = None
+    left_s: float | None = None
+    """Time that the stage still needs at its present speed."""
+    left_j: float | None = None
+    """Joules that it still needs at its present power."""
+    why: str = ""
+    """What ended it, where it did not end well."""
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("done", "failed", "truncated")
+
+
+class RunWatcher:
+    """Looks at one folder again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = RunPaths(folder)
+        self._traces = LiveTraces()
+
+    def look(self) -> LiveRun:
+        record = RunRecord.model_validate(read_json(self.paths.record))
+        status = record.status
+        if status == "running" and not is_held(self.paths.folder):
+            record = RunRecord.model_validate(read_json(self.paths.record))  # it may have ended in between
+            status = "truncated" if record.status == "running" else record.status
+        if status != "running":
+            return _ended(record, status)
+        closed = max((attempt.number for attempt in record.attempts), default=0)
+        present = [(host, number, path) for host, number, path in self.paths.traces() if number > closed]
+        reading = self._traces.read(path for _, _, path in present)
+        before_j = record.totals.best.energy_j if record.totals else None
+        speed = read_speed(last_lines(self.paths.metrics))
+        return LiveRun(
+            run_id=record.run_id,
+            label=record.label,
+            status=status,
+            stage=self._stage(present),
+            attempt=max((number for _, number, _ in present), default=closed),
+            hosts=tuple(sorted({host for host, _, _ in present})),
+            energy_j=_sum(before_j, reading.energy_j),
+            power_w=reading.power_w,
+            estimated=reading.estimated,
+            tokens_per_s=speed.tokens_per_s,
+            samples_per_s=speed.samples_per_s,
+            fraction=speed.fraction,
+            loss=speed.loss,
+            left_s=speed.left_s,
+            left_j=speed.left_s * reading.power_w if speed.left_s is not None and reading.power_w else None,
+        )
+
+    def _stage(self, present: Sequence[tuple[str, int, Path]]) -> str:
+        """The stage that was begun last by the first rank."""
+        files = self.paths.event_files()
+        found = [files[host, number][0] for host, number, _ in present if files.get((host, number))]
+        if not found:
+            return ""
+        open_stages: list[str] = []
+        for line in read_lines(min(found)[1]):
+            if line.get("kind") == "stage":
+                if line["edge"] == "begin":
+                    open_stages.append(line["stage"])
+                elif line["stage"] in open_stages:
+                    open_stages.remove(line["stage"])
+        return open_stages[-1] if open_stages else "between stages"
+
+
+def _ended(record: RunRecord, status: str) -> LiveRun:
+    totals = record.totals
+    return LiveRun(
+        run_id=record.run_id,
+        label=record.label,
+        status=status,
+        attempt=max((attempt.number for attempt in record.attempts), default=0),
+        hosts=tuple(sorted({attempt.host for attempt in record.attempts})),
+        energy_j=totals.best.energy_j if totals else None,
+        estimated=bool(totals and totals.best.method == "estimated"),
+        why=record.error.message if record.error else "",
+    )
+
+
+@dataclass(frozen=True)
+class Speed:
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    fraction: float | None = None
+    loss: float | None = None
+    left_s: float | None = None
+
+
+def read_speed(lines: Sequence[dict[str, Any]]) -> Speed:
+    """From the last lines that one stage wrote in one attempt: their clock is one, and nothing lies between them."""
+    told = [line for line in lines if "loss" in line]
+    if not told:
+        return Speed()
+    last = told[-1]
+    same = [line for line in told if (line.get("stage"), line["attempt"]) == (last.get("stage"), last["attempt"])]
+    first = same[-SPEED_LINES:][0]
+    span_s = (last["mono_ns"] - first["mono_ns"]) / NS
+    fraction = last.get("fraction")
+    if span_s <= 0:
+        return Speed(fraction=fraction, loss=last["loss"])
+    advance = fraction - first["fraction"] if fraction is not None and "fraction" in first else 0.0
+    return Speed(
+        tokens_per_s=_rate(first, last, "tokens", span_s),
+        samples_per_s=_rate(first, last, "samples", span_s),
+        fraction=fraction,
+        loss=last["loss"],
+        left_s=max(0.0, 1.0 - fraction) * span_s / advance if fraction is not None and advance > 0 else None,
+    )
+
+
+def _rate(first: dict[str, Any], last: dict[str, Any], what: str, span_s: float) -> float | None:
+    rise = last.get(what, 0) - first.get(what, 0)
+    return rise / span_s if rise > 0 else None
+
+
+def last_lines(path: Path) -> list[dict[str, Any]]:
+    """The end of a file of lines: a week of metrics is read no faster for knowing its beginning."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - _TAIL_BYTES)
+        file.seek(start)
+        raw = file.read().split(b"\n")
+    whole = raw[1:-1] if start else raw[:-1]
+    found = []
+    for line in whole:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def _sum(before_j: float | None, now_j: float | None) -> float | None:
+    return None if before_j is None and now_j is None else (before_j or 0.0) + (now_j or 0.0)
+
+
+UNASKED = "UNASKED"
+"""In the place of a job's state where Slurm could not be asked, as on a machine without it."""
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One job of the chain, or one task of an array."""
+
+    key: str
+    job_id: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class WatchedJobs:
+    name: str
+    runs: tuple[LiveRun, ...]
+    jobs: tuple[JobLine, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """A run that waits is over where no job is left, or ever was, to begin it; off the cluster nobody knows."""
+        states = {job.state for job in self.jobs}
+        if not states.isdisjoint(slurm.ALIVE):
+            return False
+        return all(run.over or (run.status == "queued" and UNASKED not in states) for run in self.runs)
+
+    @property
+    def well(self) -> bool:
+        return all(run.status == "done" for run in self.runs)
+
+    def data(self) -> dict[str, Any]:
+        runs, jobs = [asdict(run) for run in self.runs], [asdict(job) for job in self.jobs]
+        return {"name": self.name, "over": self.over, "runs": runs, "jobs": jobs}
+
+
+class Watcher:
+    """A run, a group, or whatever was submitted as a job."""
+
+    def __init__(self, store: Path, name: str) -> None:
+        self.folder = find_watched(store, name)
+        self._home = home_of(self.folder)
+        self._whole = self.folder == self._home
+        """Not a run that was submitted with others."""
+        self._runs: dict[str, RunWatcher] = {}
+
+    def look(self) -> WatchedJobs:
+        folders = self._run_folders()
+        for folder in folders:
+            self._runs.setdefault(folder.name, RunWatcher(folder))
+        runs = tuple(self._runs[folder.name].look() for folder in folders)
+        return WatchedJobs(self.folder.name, runs, self._jobs())
+
+    def accounts(self) -> tuple[AccountedJob, ...]:
+        """What Slurm says the jobs took, once they are over; kept in the folder."""
+        return import_accounting(self._home)
+
+    def _run_folders(self) -> list[Path]:
+        """The run or the group's members, and before them the runs that do shares of a teacher's work for them."""
+        store, found = self.folder.absolute().parent, [self.folder.absolute()]
+        if (self.folder / "group.json").exists():
+            store, members = store.parent, load_group(self.folder).members
+            found = [store / member.run_id for member in members if member.run_id is not None]
+        jobs = read_jobs(self._home) if self._whole else None
+        submitted = [store / run for job in (jobs.jobs if jobs else ()) for run in job.runs]
+        helping = [folder for folder in dict.fromkeys(submitted) if folder not in found]
+        return [folder for folder in (*helping, *found) if (folder / "run.json").exists()]
+
+    def _jobs(self) -> tuple[JobLine, ...]:
+        jobs = self._submitted()
+        try:
+            known = slurm.states([job.job_id for job in jobs])
+        except JoulelabError as error:  # the folder alone is enough to watch the runs themselves
+            return tuple(JobLine(job.key, job.job_id, UNASKED, error.message) for job in jobs)
+        lines = []
+        for job in jobs:
+            own = [state for state in known.values() if self._concerns(job, state.job_id)]
+            lines += [JobLine(job.key, state.job_id, state.state, state.reason) for state in own]
+            if not own:
+                lines.append(JobLine(job.key, job.job_id, "UNKNOWN", "Slurm does not know it any more"))
+        return tuple(lines)
+
+    def _submitted(self) -> list[SubmittedJob]:
+        """All jobs of what is watched; of a run that was submitted with others, those that work on it."""
+        jobs = read_jobs(self._home)
+        return [job for job in (jobs.jobs if jobs else ()) if self._whole or self.folder.name in job.runs]
+
+    def _concerns(self, job: SubmittedJob, job_id: str) -> bool:
+        if self._whole or not job.array:
+            return job_id.partition("_")[0] == job.job_id
+        return job_id == f"{job.job_id}_{job.runs.index(self.folder.name)}"
+
+
+def find_watched(store: Path, name: str) -> Path:
+    """A job's number is told from a run's name by its digits."""
+    if name.replace("_", "").isdigit() and not (store / name).exists():
+        return folder_of_job(store, name)
+    found = find_folder(store, name)
+    return home_of(found) if name == "last" else found  # a chain's runs and its group are of the same second
+
+
+def watch_grids(watched: WatchedJobs) -> tuple[Grid, ...]:
+    grids = [_runs_grid(watched)]
+    if watched.jobs:
+        rows = [(job.key, job.job_id, job.state, job.reason or NOTHING) for job in watched.jobs]
+        grids.append(make_grid("Jobs", "Job!|Id!|State!|Reason", rows))
+    return tuple(grids)
+
+
+def _runs_grid(watched: WatchedJobs) -> Grid:
+    titles = "Run|Status!|Stage|Loss>|Now>|So far>|tokens\nper s>|Done>|Time\nleft>|Energy\nleft>"
+    estimated = any(run.estimated for run in watched.runs)
+    scale = f"±{relative_text(KNOWN_MODEL_GAIN_ERROR_REL)} to ±{relative_text(FAMILY_GAIN_ERROR_REL)}"
+    note = f"Estimated: from CPU time, {scale}; no sensor measured it." if estimated else ""
+    reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
+    return make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
+
+
+def _energy_cell(run: LiveRun) -> str:
+    """Without an interval: that takes the whole trace, which is not read while the run goes on."""
+    if run.energy_j is None:
+        return NOTHING
+    return f"{energy_text(run.energy_j)}, estimated" if run.estimated else energy_text(run.energy_j)
+
+
+def _cells(run: LiveRun) -> tuple[str, ...]:
+    return (
+        run.run_id,
+        run.status,
+        run.stage or NOTHING,
+        NOTHING if run.loss is None else f"{run.loss:.4f}",
+        NOTHING if run.power_w is None else power_text(run.power_w),
+        _energy_cell(run),
+        rate(run.tokens_per_s or run.samples_per_s, "") if run.tokens_per_s or run.samples_per_s else NOTHING,
+        percent_text(run.fraction, 0) if run.fraction is not None else NOTHING,
+        NOTHING if run.left_s is None else duration_text(run.left_s),
+        NOTHING if run.left_j is None else energy_text(run.left_j),
+    )

@@ -1,0 +1,185 @@
+"""The model's memory of what it has read, so that every token is read once: growing, or of fixed size and captured.
+
+Prompts are padded on the left: the last column is then every row's last token, and what is generated stands directly
+behind it. (Padded on the right, padding would lie between prompt and answer.) Padding is masked and has no position.
+
+Shapes: P prompts, R rows (`copies` per prompt), T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from joulelab.infer.recipes import captured
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedPrompts:
+    ids_PT: Tensor
+    mask_PT: Tensor
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], device: torch.device) -> PaddedPrompts:
+        longest = max(len(prompt) for prompt in prompts)
+        ids_PT = torch.zeros(len(prompts), longest, dtype=torch.long)
+        mask_PT = torch.zeros_like(ids_PT)
+        for row, prompt in enumerate(prompts):
+            ids_PT[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask_PT[row, longest - len(prompt) :] = 1
+        return cls(ids_PT.to(device), mask_PT.to(device))
+
+    @property
+    def positions_PT(self) -> Tensor:
+        return (self.mask_PT.cumsum(-1) - 1).clamp(min=0)
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.mask_PT.all())
+
+
+class CachedDecoder(Protocol):
+    """Reads prompts, then one token per row at a time, and says what could come next."""
+
+    def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor: ...
+
+    def step(self, tokens_R: Tensor) -> Tensor: ...
+
+    def keep(self, rows_R: Tensor) -> bool:
+        """Go on with these rows alone; False where the shape is fixed."""
+
+
+class GrowingCacheDecoder:
+    """Prompts are read once for all their answers; rows that are done leave the batch."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._arguments = model, _accepted(model)
+
+    def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache(config=self._model.config)
+        # without padding no mask is needed, and attention without one is quicker
+        self._mask_RT = None if prompts.is_full else prompts.mask_PT
+        self._next_R = prompts.mask_PT.sum(-1)
+        logits_PV = self._read(prompts.ids_PT, prompts.positions_PT)
+        if copies > 1:
+            self._cache.batch_repeat_interleave(copies)
+            self._next_R = self._next_R.repeat_interleave(copies, 0)
+            if self._mask_RT is not None:
+                self._mask_RT = self._mask_RT.repeat_interleave(copies, 0)
+        return logits_PV.repeat_interleave(copies, 0)
+
+    def step(self, tokens_R: Tensor) -> Tensor:
+        if self._mask_RT is not None:
+            self._mask_RT = torch.cat([self._mask_RT, self._mask_RT.new_ones(len(tokens_R), 1)], -1)
+        logits_RV = self._read(tokens_R[:, None], self._next_R[:, None])
+        self._next_R = self._next_R + 1
+        return logits_RV
+
+    def keep(self, rows_R: Tensor) -> bool:
+        self._cache.batch_select_indices(rows_R)
+        self._next_R = self._next_R[rows_R]
+        if self._mask_RT is not None:
+            self._mask_RT = self._mask_RT[rows_R]
+        return True
+
+    def _read(self, ids_RT: Tensor, positions_RT: Tensor) -> Tensor:
+        given = {"position_ids": positions_RT, "logits_to_keep": 1}
+        given = {name: value for name, value in given.items() if name in self._arguments}
+        output = self._model(
+            input_ids=ids_RT, attention_mask=self._mask_RT, past_key_values=self._cache, use_cache=True, **given
+        )
+        return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+class StaticCacheDecoder:
+    """One shape for all steps of all batches, so that a step on a GPU can be captured and replayed as a whole: for a
+    small model, launching its kernels one by one takes longer than running them."""
+
+    def __init__(self, model: Any, rows: int, tokens: int, device: torch.device) -> None:
+        """`tokens`: of the longest prompt and its answer together."""
+        from transformers import StaticCache
+
+        self._model, self._rows, self._tokens = model, rows, -(-tokens // _BLOCK) * _BLOCK
+        self._cache = StaticCache(config=model.config, max_cache_len=self._tokens)
+        # what is still to come counts as there: causality hides it, and the mask need never change
+        self._mask_RT = torch.ones(rows, self._tokens, dtype=torch.long, device=device)
+        self._token_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._place_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._step: Callable[[], Tensor] | None = None if device.type == "cuda" else self._read_one
+
+    def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
+        ids_RT, mask_RT, positions_RT = (
+            self._full(tensor.repeat_interleave(copies, 0))
+            for tensor in (prompts.ids_PT, prompts.mask_PT, prompts.positions_PT)
+        )
+        self._live = copies * len(prompts.ids_PT)
+        self._mask_RT.fill_(1)
+        self._mask_RT[:, : mask_RT.shape[1]] = mask_RT
+        if self._step is None:
+            self._read(ids_RT, positions_RT)  # the cache gets its place with the first tokens it keeps
+            self._step = captured(self._read_one)
+        set_back(self._cache, 0)
+        self._place_R1.copy_(mask_RT.sum(-1, keepdim=True))
+        return self._read(ids_RT, positions_RT)[: self._live]
+
+    def step(self, tokens_R: Tensor) -> Tensor:
+        assert self._step is not None, "prompts come first"
+        self._token_R1.copy_(self._full(tokens_R[:, None]))
+        return self._step()[: self._live].clone()  # the next replay writes over it
+
+    def keep(self, rows_R: Tensor) -> bool:
+        return False
+
+    def _full(self, tensor: Tensor) -> Tensor:
+        """A last batch of fewer rows is filled up with copies of its first, which nobody reads."""
+        missing = self._rows - len(tensor)
+        return tensor if not missing else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
+
+    def _read_one(self) -> Tensor:
+        logits_RV = self._read(self._token_R1, self._place_R1)
+        self._place_R1.add_(1)
+        return logits_RV
+
+    def _read(self, ids_RT: Tensor, positions_RT: Tensor) -> Tensor:
+        output = self._model(
+            input_ids=ids_RT,
+            attention_mask=self._mask_RT,
+            position_ids=positions_RT,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1]  # type: ignore[no-any-return]
+
+
+def set_back(cache: Any, place: int) -> None:
+    """Let a cache of fixed size go on from there. What lies behind is hidden until it is written over."""
+    for layer in cache.layers:
+        length = getattr(layer, "cumulative_length", None)
+        if isinstance(length, Tensor):
+            length.fill_(place)
+        elif length is not None:
+            layer.cumulative_length = place
+
+
+def takes_fixed_shapes(model: Any) -> bool:
+    """Plain attention over all that came before, and the arguments a fixed reader needs."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
+    return set(kinds) == {"full_attention"} and {"attention_mask", "position_ids", "logits_to_keep"} <= _accepted(model)
+
+
+def _accepted(model: Any) -> set[str]:
+    """Arguments of the model's forward, whatever was put around it: a wrapper that passes everything on names none, and
+    a mask that is left out on that account would let every row look at its padding."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    forwards = [vars(kind)["forward"] for kind in type(inner).__mro__ if "forward" in vars(kind)]
+    return {name for forward in forwards for name in inspect.signature(forward).parameters}

@@ -1,0 +1,254 @@
+"""Answers from a model in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from joulelab.data.chat.encoding import vocab_size_of
+from joulelab.errors import ConfigError, OutOfMemory
+from joulelab.infer.generation.cache import (
+    CachedDecoder,
+    GrowingCacheDecoder,
+    PaddedPrompts,
+    StaticCacheDecoder,
+    takes_fixed_shapes,
+)
+from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, cut_at_stop, encode_prompt, end_ids
+from joulelab.infer.generation.sampler import StopTexts, choose, own_numbers
+from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+
+# One batch of prompts decoded token by token; every row ends on its own, and rows that are done cost nothing more.
+#
+# Shapes: R rows, one for each answer of each prompt.
+
+
+Ends = Callable[[list[int]], bool]
+
+
+@dataclass
+class Draft:
+    """An answer in the making."""
+
+    ids: list[int] = field(default_factory=list)
+    log_probability_sum: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    def take(self, token: int, log_probability: float, ends: Ends, limit: int) -> None:
+        self.ids.append(token)
+        self.log_probability_sum += log_probability
+        if ends(self.ids):
+            self.finish_reason = "stop"
+        elif len(self.ids) == limit:
+            self.finish_reason = "length"
+
+
+@torch.no_grad()
+def decode(
+    reader: CachedDecoder,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    ends: Ends,
+    device: torch.device,
+    words: int | None = None,
+) -> list[Draft]:
+    """Greedy or sampled, `settings.n` drafts for each prompt, in order. Rows of the vocabulary beyond `words` are
+    padding, and no token."""
+    drafts = [Draft() for _ in range(len(prompts) * settings.n)]
+    numbers_SR = _numbers(prompts, settings, device)
+    rows = list(range(len(drafts)))  # whose tokens the reader's rows are
+    logits_RV = reader.begin(PaddedPrompts.of(prompts, device), settings.n)
+    for step in range(settings.max_new_tokens):
+        numbers_R = None if numbers_SR is None else numbers_SR[step, rows]
+        tokens_R, logs_R = choose(logits_RV[:, :words], settings, numbers_R)
+        for row, token, log_probability in zip(rows, tokens_R.tolist(), logs_R.tolist(), strict=True):
+            if drafts[row].finish_reason is None:
+                drafts[row].take(token, log_probability, ends, settings.max_new_tokens)
+        going = [place for place, row in enumerate(rows) if drafts[row].finish_reason is None]
+        if not going:
+            break
+        # leaving costs a copy of the rows that stay, so it waits until half of them are done
+        if 2 * len(going) <= len(rows):
+            kept_R = torch.tensor(going, device=device)
+            if reader.keep(kept_R):
+                rows, tokens_R = [rows[place] for place in going], tokens_R[kept_R]
+        logits_RV = reader.step(tokens_R)
+    return drafts
+
+
+def _numbers(
+    prompts: Sequence[Sequence[int]], settings: GenerationSettings, device: torch.device
+) -> torch.Tensor | None:
+    if not settings.do_sample:
+        return None
+    rows = [own_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
+    return torch.from_numpy(np.stack(rows, axis=1)).to(device)
+
+
+# Beam search by transformers' own engine, given left-padded prompts; what stands behind an answer's end is cut off.
+
+
+@torch.no_grad()
+def search(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    settings: GenerationSettings,
+    end_ids: Sequence[int],
+    ends: Ends,
+    device: torch.device,
+    words: int,
+) -> list[Draft]:
+    """The `settings.n` best beams of each prompt, best first; of the vocabulary's first `words` rows."""
+    padded = PaddedPrompts.of(prompts, device)
+    begin = padded.ids_PT.shape[1]
+    found = model.generate(
+        input_ids=padded.ids_PT,
+        attention_mask=padded.mask_PT,
+        generation_config=_configuration(settings, end_ids, range(words, model.config.vocab_size)),
+        stopping_criteria=[_stops(ends, begin)] if settings.stop else None,
+    )
+    told = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices, normalize_logits=False)
+    steps_used = (found.beam_indices >= 0).sum(-1).tolist()
+    rows = zip(found.sequences[:, begin:].tolist(), told.tolist(), steps_used, strict=True)
+    return [_draft(ids[:used], logs[:used], settings) for ids, logs, used in rows]
+
+
+def _configuration(settings: GenerationSettings, end_ids: Sequence[int], padding: Sequence[int]) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        max_new_tokens=settings.max_new_tokens,
+        num_beams=settings.num_beams,
+        num_return_sequences=settings.n,
+        do_sample=False,
+        eos_token_id=list(end_ids) or None,
+        pad_token_id=end_ids[0] if end_ids else 0,
+        suppress_tokens=list(padding) or None,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+
+
+def _stops(ends: Ends, begin: int) -> Any:
+    """Beam by beam; transformers' own stop texts do not work with every tokenizer."""
+
+    def criteria(ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        return torch.tensor([ends(row[begin:]) for row in ids.tolist()], device=ids.device)
+
+    return criteria
+
+
+def _draft(ids: list[int], logs: list[float], settings: GenerationSettings) -> Draft:
+    """A beam ends with its closing token or with a stop text; one that used all its tokens may have been cut off."""
+    return Draft(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
+
+
+# Capturing a step takes a second or two, and a step of a small model saves some 20 ms by it; rows that are done stay.
+_FIXED_PAYS_FROM_STEPS = 200
+
+
+class TransformersGenerator:
+    """Batches are cut from the prompts in their order, so the same list gives the same batches after a resume."""
+
+    energy_gap: str | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        settings: GenerationSettings,
+        *,
+        identity: str,
+        batch_size: int = 16,
+        cache: CacheKind = "auto",
+        whole: Sequence[Prompt] = (),
+    ) -> None:
+        """`model` stands on its device, in its precision; `batch_size` counts prompts.
+
+        `whole`: all prompts of the work, where `generate` may get a part, after a resume or of a share: shapes are
+        chosen for these, as numbers depend a little on them, and a part is to say what the whole would.
+        """
+        self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
+        self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
+        self._device = next(model.parameters()).device
+        self._end_ids = end_ids(model, tokenizer)
+        self._words = vocab_size_of(tokenizer)
+        self._stops = StopTexts(tokenizer, settings.stop)
+
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
+        encoded = [encode_prompt(self._tokenizer, prompt) for prompt in prompts]
+        self._require_room(encoded)
+        reader = self._reader([encode_prompt(self._tokenizer, prompt) for prompt in self._whole] or encoded)
+        for start in range(0, len(encoded), self.prompts_at_once):
+            batch = encoded[start : start + self.prompts_at_once]
+            with self._still(), _explained(self.prompts_at_once):
+                drafts = self._drafts(reader, batch)
+            for number, prompt in enumerate(batch):
+                own = drafts[number * self.settings.n : (number + 1) * self.settings.n]
+                yield [self._answer(draft, len(prompt)) for draft in own]
+
+    def _drafts(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[Draft]:
+        if reader is None:
+            return search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
+        return decode(reader, batch, self.settings, self._ends, self._device, self._words)
+
+    def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | None:
+        if self.settings.num_beams > 1:
+            return None
+        batches = -(-len(encoded) // self.prompts_at_once)
+        pays = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _FIXED_PAYS_FROM_STEPS
+        if self._cache == "growing" or (self._cache == "auto" and not (pays and takes_fixed_shapes(self._model))):
+            return GrowingCacheDecoder(self._model)
+        if not takes_fixed_shapes(self._model):
+            raise ConfigError(
+                f"{type(self._model).__name__} does not attend to all that came before, so its cache has no fixed size",
+                "use cache='growing'",
+            )
+        longest = max((len(prompt) for prompt in encoded), default=0) + self.settings.max_new_tokens
+        rows = min(len(encoded), self.prompts_at_once) * self.settings.n
+        return StaticCacheDecoder(self._model, rows, longest, self._device)
+
+    def _ends(self, ids: list[int]) -> bool:
+        return ids[-1] in self._end_ids or self._stops.reached(ids)
+
+    def _answer(self, draft: Draft, prompt_tokens: int) -> Completion:
+        text = cut_at_stop(self._tokenizer.decode(draft.ids, skip_special_tokens=True), self.settings.stop)
+        reason = draft.finish_reason or ("stop" if self._ends(draft.ids) else "length")
+        return Completion(text, tuple(draft.ids), reason, len(draft.ids), draft.log_probability_sum, prompt_tokens)
+
+    def _require_room(self, encoded: Sequence[Sequence[int]]) -> None:
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        longest = max((len(prompt) for prompt in encoded), default=0)
+        if limit is not None and longest + self.settings.max_new_tokens > limit:
+            raise ConfigError(
+                f"a prompt of {longest} tokens and {self.settings.max_new_tokens} new ones do not fit into the "
+                f"model's {limit} positions",
+                "shorten the prompts or set max_new_tokens lower",
+            )
+
+    @contextmanager
+    def _still(self) -> Iterator[None]:
+        """Dropout off, and on again for whoever trains the model."""
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            yield
+        finally:
+            self._model.train(was_training)
+
+
+@contextmanager
+def _explained(batch_size: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{batch_size} prompts at a time do not fit into the GPU's memory",
+            "generate with a smaller batch, fewer answers per prompt or fewer new tokens",
+        ) from error

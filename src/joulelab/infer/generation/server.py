@@ -1,0 +1,360 @@
+"""Answers from a server that speaks the OpenAI protocol: vLLM, for one, in an environment of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import socket
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, as_messages
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.meter.sensors.gpu_selection import select_gpus
+from joulelab.meter.sensors.nvml import permitted_cards
+
+# Does a server compute on this node, so that this node's meter has its joules?
+#
+# It does if its address is one of this machine's, and a process of this machine listens there that does the work
+# itself. A tunnel or a proxy listens here and computes elsewhere as far as can be told, so its joules are not
+# claimed. Where the server computes on GPUs, those have to be among the metered ones. In doubt the joules are
+# reported missing: a figure without the teacher in it would look like a cheap teacher.
+
+
+FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
+_EVERYWHERE = ("0.0.0.0", "::", "*")
+
+
+@dataclass(frozen=True)
+class ServerPlace:
+    here: bool
+    reason: str
+    """What was seen, in words."""
+    pids: tuple[int, ...] = ()
+    """Who listens, as far as this user may see."""
+
+
+def address_of(base_url: str) -> tuple[str, int]:
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"'{base_url}' is no address of a server", "for example http://localhost:8000/v1")
+    try:
+        return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise ConfigError(f"'{base_url}': {error}", "for example http://localhost:8000/v1") from None
+
+
+def place_of(base_url: str) -> ServerPlace:
+    host, port = address_of(base_url)
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        return ServerPlace(False, f"{host} cannot be resolved here: {error}")
+    strange = found - _own_addresses()
+    if strange:
+        return ServerPlace(False, f"{host} is {', '.join(sorted(strange))}, which is no address of this machine")
+    return judge_listeners(port, _listeners(port, found))
+
+
+def judge_listeners(port: int, names: dict[int | None, str]) -> ServerPlace:
+    """`names` of those who listen at the port, by process id; None stands for processes this user may not see."""
+    pids = tuple(pid for pid in names if pid is not None)
+    if not names:
+        return ServerPlace(False, f"no process of this machine listens at port {port}")
+    forwarding = sorted(set(names.values()) & FORWARDERS)
+    if forwarding:
+        return ServerPlace(False, f"{', '.join(forwarding)} listens at port {port} and passes the work on", pids)
+    who = ", ".join(sorted(f"{name} (pid {pid})" for pid, name in names.items() if pid is not None))
+    return ServerPlace(True, f"{who or 'a process of another user'} listens at port {port} of this machine", pids)
+
+
+def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None) -> list[str]:
+    """GPUs on which the server or a process it started computes and which are not metered; none without NVML.
+
+    `wanted` is `energy.gpus`.
+    """
+    nvml = nvml or _binding()
+    if nvml is None or not pids:
+        return []
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        handles = permitted_cards(nvml)
+        metered = set(select_gpus(list(handles), wanted, os.environ).cards)
+        server = _with_children(pids)
+        return [
+            card.uuid
+            for card, handle in handles.items()
+            if card not in metered and server & {int(one.pid) for one in _computing(nvml, handle)}
+        ]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _own_addresses() -> set[str]:
+    own = {address.address.split("%")[0] for some in psutil.net_if_addrs().values() for address in some}
+    return own | {"127.0.0.1", "::1"}
+
+
+def _listeners(port: int, addresses: Collection[str]) -> dict[int | None, str]:
+    names: dict[int | None, str] = {}
+    for connection in psutil.net_connections("tcp"):
+        where = connection.laddr
+        if connection.status != psutil.CONN_LISTEN or not where or where.port != port:
+            continue
+        if where.ip in addresses or where.ip in _EVERYWHERE:
+            names[connection.pid] = _name(connection.pid)
+    return names
+
+
+def _name(pid: int | None) -> str:
+    try:
+        return psutil.Process(pid).name() if pid is not None else ""
+    except psutil.Error:
+        return ""
+
+
+def _with_children(pids: Iterable[int]) -> set[int]:
+    """A server's engine is often a process of its own."""
+    found = set(pids)
+    for pid in list(found):
+        try:
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+        except psutil.Error:
+            continue
+    return found
+
+
+def _computing(nvml: Any, handle: Any) -> list[Any]:
+    try:
+        return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except nvml.NVMLError:
+        return []
+
+
+def _binding() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    return pynvml
+
+
+# One question to a server that speaks the OpenAI protocol, over plain HTTP: body out, answer in, failures in words.
+
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    base_url: str
+    """Up to and including /v1."""
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0
+    tries: int = 4
+    pause_s: float = 1.0
+    """Before the second try; doubled before each further one."""
+
+    def require_answer(self) -> None:
+        """Before hours of work are planned: is anybody there? What it lists is not asked: some servers list more, or
+        less, than they serve."""
+        try:
+            self._send("/models", None)
+        except _Unreachable as error:
+            raise JoulelabError(
+                f"no server answers at {self.base_url}: {error}",
+                f"start it first; `curl {self.base_url.rstrip('/')}/models` must work from here",
+            ) from error
+        except (_Passing, JoulelabError):
+            return
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Tried again where the server is busy or gone for a moment; refused requests are not."""
+        for attempt in range(1, self.tries + 1):
+            try:
+                return self._send(path, body)
+            except _Passing as error:
+                if attempt == self.tries:
+                    raise JoulelabError(
+                        f"{self.base_url}{path} failed {self.tries} times: {error}",
+                        "see the server's own log; what was answered so far is kept, and the run can be resumed",
+                    ) from error
+                time.sleep(self.pause_s * 2 ** (attempt - 1))
+        raise AssertionError("unreachable")
+
+    def _send(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.base_url.rstrip("/") + path, data, headers)
+        try:
+            with self._opener().open(request, timeout=self.timeout_s) as response:
+                found = json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            text = f"HTTP {error.code}: {error.read(2000).decode(errors='replace').strip()[:300]}"
+            if error.code in _WORTH_ANOTHER_TRY:
+                raise _Passing(text) from error
+            raise JoulelabError(
+                f"{self.base_url}{path} refused a request: {text}", "check the model's name, the key and the settings"
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _Unreachable(str(error) or type(error).__name__) from error
+        except ValueError as error:
+            raise JoulelabError(f"{self.base_url}{path} did not reply with JSON: {error}", _PROTOCOL) from error
+        if not isinstance(found, dict):
+            raise JoulelabError(f"{self.base_url}{path} replied with {found!r:.100}", _PROTOCOL)
+        return found
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        """Clusters set a proxy for the outside, and it must not be asked for this machine itself."""
+        host = urllib.parse.urlsplit(self.base_url).hostname
+        direct = [urllib.request.ProxyHandler({})] if host in _THIS_MACHINE else []
+        return urllib.request.build_opener(*direct)
+
+
+class _Passing(Exception):
+    """A failure that may be over in a moment."""
+
+
+class _Unreachable(_Passing):
+    """Not even a refusal came back."""
+
+
+_PROTOCOL = "the address must be of an OpenAI-compatible server and end in /v1"
+
+
+def request_body(
+    model: str, settings: GenerationSettings, prompt: Prompt, answer: int, extra: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """(path, body) for one answer to one prompt. One at a time: only then is each one's number of tokens told."""
+    body: dict[str, Any] = {"model": model, "max_tokens": settings.max_new_tokens, "stream": False}
+    if settings.do_sample:
+        body |= {"temperature": settings.temperature, "top_p": settings.top_p, "seed": _seed(settings.seed, answer)}
+        body |= {"top_k": settings.top_k} if settings.top_k else {}
+    else:
+        body |= {"temperature": 0.0}
+    if settings.stop:
+        body["stop"] = list(settings.stop)
+    messages = as_messages(prompt)
+    if messages is None:
+        return "/completions", {**body, "prompt": prompt, **extra}
+    return "/chat/completions", {**body, "messages": messages, **extra}
+
+
+def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
+    try:
+        choice = reply["choices"][0]
+        text = (choice["message"]["content"] if "message" in choice else choice["text"]) or ""
+        tokens = int(reply["usage"]["completion_tokens"])
+        if tokens < 0:
+            raise ValueError(f"{tokens} tokens")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise JoulelabError(
+            f"the server's reply has no {_lacking(reply)}: {json.dumps(reply)[:200]}",
+            "we need choices and usage.completion_tokens: joules per token without tokens would be a guess",
+        ) from error
+    told = choice.get("finish_reason")
+    # only `stop` means that the answer came to its end; where nothing is told, tokens left over mean the same
+    ended = told == "stop" or (told is None and tokens < max_new_tokens)
+    reason: FinishReason = "stop" if ended else "length"
+    return Completion(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
+
+
+def _lacking(reply: object) -> str:
+    """What of an answer is not there, by the name it has in the protocol."""
+    choices = reply.get("choices") if isinstance(reply, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict):
+        return "answer in choices"
+    message = choice.get("message")
+    if "text" not in choice and not (isinstance(message, dict) and "content" in message):
+        return "text in choices[0]"
+    return "number in usage.completion_tokens"
+
+
+def _seed(seed: int, answer: int) -> int:
+    """Another one for each answer to a prompt, in the 31 bits every server takes."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{answer}".encode()).digest()[:4], "little") >> 1
+
+
+class ServerGenerator:
+    """Many requests are under way at once, so that the server can batch them; answers come in the prompts' order.
+
+    `energy_gap` is nothing where the server computes on this node and its GPUs are metered: a meter of this node then
+    has its joules. Else it says why not, and the stage's energy has to be reported missing.
+    """
+
+    def __init__(
+        self,
+        server: str | Endpoint,
+        model: str,
+        settings: GenerationSettings,
+        *,
+        api_key: str | None = None,
+        concurrency: int = 32,
+        on_this_node: bool | None = None,
+        metered_gpus: str = "auto",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`server` is its address up to /v1. `on_this_node` overrides what is seen of the server's place;
+        `metered_gpus` is `energy.gpus`; `extra` goes into every request as it is."""
+        if settings.num_beams > 1:
+            raise ConfigError(
+                "the OpenAI protocol has no beam search", "set num_beams=1, or use a model in this process"
+            )
+        self.settings, self.prompts_at_once = settings, concurrency
+        self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
+        self._model, self._extra = model, dict(extra or {})
+        asked = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
+        self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{asked}"
+        address_of(self._endpoint.base_url)
+        self._endpoint.require_answer()
+        self.place = ServerPlace(bool(on_this_node), "the settings say so")
+        if on_this_node is None:
+            self.place = place_of(self._endpoint.base_url)
+        self._metered_gpus = metered_gpus
+
+    @property
+    def energy_gap(self) -> str | None:
+        if not self.place.here:
+            return f"the server's joules are not in this node's meter: {self.place.reason}"
+        beside = unmetered_gpus(self.place.pids, self._metered_gpus)
+        if beside:
+            return f"the server computes on GPUs that are not metered here: {', '.join(beside)}; set energy.gpus"
+        return None
+
+    def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
+        under_way: deque[list[Future[Completion]]] = deque()
+        with ThreadPoolExecutor(self.prompts_at_once, thread_name_prefix="asking") as pool:
+            try:
+                for prompt in prompts:
+                    under_way.append([pool.submit(self._ask, prompt, number) for number in range(self.settings.n)])
+                    if len(under_way) > self.prompts_at_once:
+                        yield [future.result() for future in under_way.popleft()]
+                while under_way:
+                    yield [future.result() for future in under_way.popleft()]
+            finally:
+                for future in (one for some in under_way for one in some):
+                    future.cancel()
+
+    def _ask(self, prompt: Prompt, answer: int) -> Completion:
+        path, body = request_body(self._model, self.settings, prompt, answer, self._extra)
+        return read_answer(self._endpoint.post(path, body), self.settings.max_new_tokens)

@@ -1,0 +1,293 @@
+"""What is run: a model on its device in its precision, inputs of the size asked for, and what a call should cost."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from joulelab.data import sources
+from joulelab.data.batches import TensorBatch
+from joulelab.errors import ConfigError, JoulelabError, OutOfMemory
+from joulelab.infer.config import Case, InferSpec, require_positions
+from joulelab.infer.recipes import cast_inputs, cast_model
+from joulelab.train.devices import is_out_of_memory
+from joulelab.train.zoo_pipeline import peak_memory_bytes
+from joulelab.units import size_text
+from joulelab.zoo.cost import FlopCounter
+from joulelab.zoo.norms.encoder_shapes import SHAPES
+from joulelab.zoo.norms.encoders import Encoder, build, make_inputs
+from joulelab.zoo.norms.pretrained_encoders import lean, load_published
+from joulelab.zoo.objective import Objective, prepare
+from joulelab.zoo.pretrained import explained_load, import_transformers, load_causal_lm, seeded_init
+from joulelab.zoo.registry import WorkloadRequest, find_model
+
+
+@dataclass(frozen=True)
+class InferenceWorkload:
+    model: nn.Module
+    inputs: tuple[Any, ...]
+    items: int
+    """In a call."""
+    item: str
+    notes: tuple[str, ...] = ()
+
+
+class ModelCache:
+    """Models that several rows use are made once; each has its own device, precision and norm."""
+
+    def __init__(self, spec: InferSpec, device: torch.device) -> None:
+        self._spec = spec
+        self._device = device
+        self._models: dict[tuple[Any, ...], nn.Module] = {}
+        self._loaded: nn.Module | None = None
+
+    def subject(self, case: Case) -> InferenceWorkload:
+        make = {"encoder": self._encoder, "zoo": self._from_zoo, "pretrained": self._pretrained}[self._spec.kind]
+        found = make(case)
+        inputs = tuple(value.to(self._device) for value in found.inputs)
+        return replace(found, inputs=_cast(inputs, case.dtype))
+
+    def _ready(self, key: tuple[Any, ...], dtype: str, make: Callable[[], nn.Module]) -> nn.Module:
+        if key not in self._models:
+            self._models[key] = cast_model(make().eval().requires_grad_(False).to(self._device), dtype)
+        return self._models[key]
+
+    def _encoder(self, case: Case) -> InferenceWorkload:
+        spec, shape, fastest = self._spec, SHAPES[self._spec.model], case.mode == "fastest"
+
+        def make() -> nn.Module:
+            model = build(shape, case.norm, spec.seed)
+            if spec.weights:
+                load_published(model, spec.weights)
+            return lean(model) if fastest else model
+
+        model = self._ready((case.dtype, case.norm, fastest), case.dtype, make)
+        inputs = (make_inputs(shape, case.batch_size, case.tokens),)
+        return InferenceWorkload(model, inputs, case.batch_size, shape.item, _encoder_notes(spec, case))
+
+    def _from_zoo(self, case: Case) -> InferenceWorkload:
+        entry = find_model(self._spec.model)
+        request = WorkloadRequest(
+            entry,
+            self._spec.size,
+            batch_size=case.batch_size,
+            seed=self._spec.seed,
+            weights=self._spec.weights,
+            asked_shape={"tokens": case.tokens} if case.tokens else {},
+        )
+        workload = prepare(request)
+        batch = workload.batches.at(0, 0)
+        model = self._ready(
+            (case.dtype, case.tokens), case.dtype, lambda: _ForwardWithLoss(workload.model, workload.objective)
+        )
+        notes = (*workload.notes, "a forward pass with its loss, as in evaluation")
+        return InferenceWorkload(model, (batch,), batch.samples, entry.item, notes)
+
+    def _pretrained(self, case: Case) -> InferenceWorkload:
+        if self._loaded is None:
+            self._loaded = load_architecture(self._spec.model)
+        loaded = self._loaded
+        name, value, item = _pretrained_input(self._spec, loaded, case)
+        keep = len(self._spec.dtypes) > 1
+        model = self._ready((case.dtype,), case.dtype, lambda: _ByName(copy.deepcopy(loaded) if keep else loaded, name))
+        return InferenceWorkload(model, (value,), case.batch_size, item)
+
+
+def _cast(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
+    """Also inside a batch of the zoo's."""
+    return tuple(
+        replace(value, tensors=dict(zip(value.tensors, cast_inputs(list(value.tensors.values()), dtype), strict=True)))
+        if isinstance(value, TensorBatch)
+        else cast_inputs([value], dtype)[0]
+        for value in inputs
+    )
+
+
+def _encoder_notes(spec: InferSpec, case: Case) -> tuple[str, ...]:
+    width = SHAPES[spec.model].width
+    said = {
+        "weights drawn from the seed: time is that of trained ones, joules nearly (not measured: a GPU's power "
+        "follows its data a little)": not spec.weights,
+        "fastest: norms' scales inside the matrices, and of the last block only the token that the head reads": (
+            case.mode == "fastest"
+        ),
+        f"pre-crms at width {width} computes what a pre-LN encoder of width {width + 1} does": case.norm == "pre-crms",
+    }
+    return tuple(text for text, holds in said.items() if holds)
+
+
+class _ForwardWithLoss(nn.Module):
+    """A model of the zoo behind its task: what one evaluation step computes."""
+
+    def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.others = nn.ModuleDict({name.replace(".", "_"): module for name, module in objective.modules().items()})
+        self._objective = objective
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._objective(self.model, batch, lambda name: nullcontext()).loss_sum
+
+
+class _ByName(nn.Module):
+    """A model of transformers that takes its input by name."""
+
+    def __init__(self, model: nn.Module, name: str) -> None:
+        super().__init__()
+        self.model = model
+        self._name = name
+
+    def forward(self, value: Tensor) -> Tensor:
+        output: Mapping[str, Any] = self.model(**{self._name: value})
+        return next(found for found in output.values() if isinstance(found, Tensor))
+
+
+def load_architecture(name: str) -> nn.Module:
+    """As the class that the folder or hub id says it is; a GGUF file holds a causal language model."""
+    path = sources.parse(name).path
+    if path is not None and path.suffix.lower() == ".gguf":
+        return load_causal_lm(name)
+    transformers = import_transformers()
+    config: Any = explained_load(transformers.AutoConfig, name)
+    kinds = [getattr(transformers, kind, None) for kind in config.architectures or []]
+    return explained_load(next((kind for kind in kinds if kind), transformers.AutoModel), name)
+
+
+def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[str, Tensor, str]:
+    """The argument's name, its value, and what one of it is called."""
+    config: Any = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"{spec.model} is an encoder with a decoder; one forward pass of it is not defined by its name",
+            "use a model of `joulelab zoo` (t5, bart), which brings inputs of its own",
+        )
+    takes = getattr(model, "main_input_name", "input_ids")
+    of_images = takes == "pixel_values" and hasattr(config, "image_size")
+    if not of_images and not (takes == "input_ids" and hasattr(config, "vocab_size")):
+        raise ConfigError(
+            f"{spec.model} ({type(model).__name__}) takes neither tokens alone nor images alone",
+            "use a model of `joulelab zoo`, which brings inputs of its own",
+        )
+    if of_images and spec.seq_lengths:
+        raise ConfigError(f"{spec.model} takes images; a sequence length fits models of text", "leave --seq-length out")
+    with seeded_init(spec.seed):
+        if of_images:
+            size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
+            channels = getattr(config, "num_channels", 3)
+            return "pixel_values", torch.randn(case.batch_size, channels, size, size), "image"
+        require_positions(spec.model, getattr(config, "max_position_embeddings", None), [case.tokens])
+        return "input_ids", torch.randint(0, config.vocab_size, (case.batch_size, case.tokens)), "sequence"
+
+
+def forward_flops(subject: InferenceWorkload) -> tuple[float | None, str]:
+    """Per item, counted on one call; or why it cannot be counted. Element-wise operations count nothing."""
+    try:
+        with _all_tokens(subject.model), sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounter() as counter:
+            subject.model(*subject.inputs)
+    except JoulelabError:
+        raise
+    except Exception as error:  # whatever a model does that the counter does not like
+        return None, f"not counted: {type(error).__name__}: {(str(error) or 'no text').splitlines()[0][:100]}"
+    return counter.flops / subject.items, "one call"
+
+
+@contextmanager
+def _all_tokens(model: nn.Module) -> Iterator[None]:
+    """A lean encoder as the plain one: work that was left out is no merit of the card."""
+    lean_before = isinstance(model, Encoder) and model.first_only
+    if isinstance(model, Encoder):
+        model.first_only = False
+    try:
+        yield
+    finally:
+        if isinstance(model, Encoder):
+            model.first_only = lean_before
+
+
+def weight_bytes(model: nn.Module) -> int:
+    tensors = [*model.parameters(), *model.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+# Too little memory, told with the row it was too little for.
+#
+# A GPU refuses what does not fit. A CPU's kernel promises more than it has and ends the process when the promise is
+# called in, so a large batch is asked about first: what one item needs is looked up, and the batch needs so many
+# times that.
+
+
+_HINT = "ask for a smaller batch, a shorter sequence or 16-bit weights"
+_LARGE_BATCH = 64
+
+
+@contextmanager
+def explained(case: Case, device: torch.device) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        place = "GPU's memory" if device.type == "cuda" else "memory"
+        raise OutOfMemory(f"{_row(case)} does not fit into the {place}", _HINT) from error
+
+
+def allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def row_memory_bytes(model: nn.Module, device: torch.device, before: int) -> int:
+    """The model's weights and what was needed beside them, since so many bytes were allocated and the peak was started;
+    other models that wait for their turn on the GPU do not count. On a CPU the most the process ever held."""
+    peak = peak_memory_bytes(device)
+    return weight_bytes(model) + peak - before if device.type == "cuda" else peak
+
+
+def require_room(case: Case, device: torch.device, one_item: Callable[[], InferenceWorkload]) -> None:
+    if device.type == "cuda" or case.batch_size < _LARGE_BATCH:
+        return
+    needed = case.batch_size * item_bytes(one_item())
+    memory = psutil.virtual_memory()
+    words = f"{_row(case)} needs at least {size_text(needed)} of memory"
+    if needed > memory.total:
+        raise ConfigError(f"{words}, and this machine has {size_text(memory.total)}", _HINT)
+    if needed > memory.available:
+        raise OutOfMemory(f"{words}, and {size_text(memory.available)} are free", _HINT)
+
+
+def item_bytes(subject: InferenceWorkload) -> int:
+    """An item and the most that one operation on it reads and writes, beside the weights."""
+    values = [list(v.tensors.values()) if isinstance(v, TensorBatch) else v for v in subject.inputs]
+    largest = _LargestOperation(subject.model)
+    with torch.no_grad(), largest:
+        subject.model(*subject.inputs)
+    own = sum(value.nbytes for value in tree_leaves(values) if isinstance(value, Tensor))
+    return (own + largest.most_bytes) // max(subject.items, 1)
+
+
+class _LargestOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}
+        self.most_bytes = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operation(*args, **(kwargs or {}))
+        storages = [leaf.untyped_storage() for leaf in tree_leaves([args, result]) if isinstance(leaf, Tensor)]
+        apart = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        touched = sum(size for place, size in apart.items() if place not in self._weights)
+        self.most_bytes = max(self.most_bytes, touched)
+        return result
+
+
+def _row(case: Case) -> str:
+    return case.stage.removeprefix("infer.")

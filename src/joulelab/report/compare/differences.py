@@ -1,0 +1,202 @@
+"""How a method differs from the baseline: quality item by item or repeat by repeat, joules as a ratio.
+
+Runs pair by seed where each side has each seed once; otherwise the repeats stand for themselves, and the interval is
+Welch's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from joulelab.errors import JoulelabError
+from joulelab.meter.figures import EnergyFigure
+from joulelab.report.compare.comparison import ComparedRun, EnergyRatio, QualityDifference
+from joulelab.report.energy_sums import RunEnergy, missing_time_rel, mixes_methods
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.storage import read_json
+from joulelab.stats import (
+    Interval,
+    PairedDifference,
+    accuracy_difference,
+    difference_of_means,
+    mean_interval,
+    ratio_paired,
+    ratio_unpaired,
+    repeats_for,
+    repeats_needed,
+    widened_ratio,
+)
+
+# Which test items a run got right, so that two methods can be compared item by item.
+
+
+PREDICTIONS = "predictions.npz"
+HARNESS, EXACT_ANSWERS = "harness.", "exact_answers"
+_PREDICTED = ("accuracy", "exact_match")
+
+
+def correct_by_item(folder: Path, measure: str = "accuracy") -> dict[str, bool] | None:
+    """Item id -> answered right; None where the run left no readable items (a killed run, an old one)."""
+    place = _kept(measure)
+    if place is None:
+        return None
+    name, read = place
+    # the student's where a run has its teacher's as well, as `quality_of` takes the student's figure
+    found = RunPaths(folder).artifacts.glob(name)
+    files = sorted(found, key=lambda path: (not path.parent.name.startswith("student"), path))
+    try:
+        return read(files[0], measure) if files else None
+    except (OSError, ValueError, KeyError, JoulelabError):
+        return None
+
+
+def _kept(measure: str) -> tuple[str, Callable[[Path, str], dict[str, bool] | None]] | None:
+    """Where the items of a measure are, and how they are read; None for a share of something else than right items."""
+    if measure.startswith(HARNESS):
+        return "*-quality/harness.json", _task_items
+    if measure == EXACT_ANSWERS:
+        return "*-quality/answers.json", _exact_answers
+    return (f"*-predictions/{PREDICTIONS}", _predictions) if measure in _PREDICTED else None
+
+
+def _predictions(file: Path, measure: str) -> dict[str, bool]:
+    with np.load(file, allow_pickle=False) as arrays:
+        ids, right = arrays["ids"], arrays["labels"] == arrays["predicted"]
+    return {str(item): bool(hit) for item, hit in zip(ids, right, strict=True)}
+
+
+def _exact_answers(file: Path, measure: str) -> dict[str, bool] | None:
+    return {str(number): bool(hit) for number, hit in enumerate(read_json(file)["right"])} or None
+
+
+def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
+    for task in read_json(file)["tasks"]:
+        if measure == f"{HARNESS}{task['task']}.{task['metric']}.value":
+            return {item: bool(score) for item, score in task.get("scores", {}).items()} or None
+    return None
+
+
+def predicted_difference(
+    baseline: Sequence[Path], method: Sequence[Path], same_seeds: bool, measure: str = "accuracy"
+) -> PairedDifference | None:
+    """Method minus baseline on the items that all runs saw; `same_seeds`: run k of both sides has the same seed.
+
+    None where a run has no predictions.
+    """
+    sides = [[correct_by_item(folder, measure) for folder in side] for side in (baseline, method)]
+    loaded = [[found for found in side if found is not None] for side in sides]
+    if not all(sides) or [len(side) for side in loaded] != [len(side) for side in sides]:
+        return None
+    items = sorted(set.intersection(*(set(found) for side in loaded for found in side)))
+    if not items:
+        return None
+    baseline_SN, method_SN = (np.array([[found[item] for item in items] for found in side]) for side in loaded)  # noqa: N806
+    return accuracy_difference(baseline_SN, method_SN, paired=same_seeds)
+
+
+Pair = tuple[ComparedRun, ComparedRun]
+ONE_SEED = "one seed has no variance"
+ONE_RUN = "one training run on a side shows these models, not the methods"
+CROWDED = "others used the cores meanwhile"
+
+
+def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
+    """(baseline, method) of equal seed; none where a side has a seed twice, since nothing says who pairs with whom."""
+    by_seed = {run.seed: run for run in baseline}
+    if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
+        return [(baseline[0], runs[0])] if len(runs) == len(baseline) == 1 else []
+    return [(by_seed[run.seed], run) for run in runs if run.seed in by_seed]
+
+
+def quality_difference(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> QualityDifference:
+    ours, theirs = ([run for run in side if run.quality] for side in (runs, baseline))
+    if not theirs or not ours:
+        return QualityDifference(None, (), _no_quality(ours, baseline, theirs))
+    pairs = pairs_of(ours, theirs)
+    by_seed = tuple(method.result.value - base.result.value for base, method in pairs)
+    if ours[0].result.trials:
+        return _by_items(ours, theirs, pairs, by_seed)
+    if pairs:
+        reason = "" if len(by_seed) > 1 else ONE_SEED
+        return QualityDifference(None, by_seed, reason, mean_interval(by_seed), repeats_needed(by_seed))
+    values = [[run.result.value for run in side] for side in (ours, theirs)]
+    found = difference_of_means(*values)
+    return QualityDifference(None, (), "" if found.bounded else ONE_SEED, found, _needed(found, values))
+
+
+def _by_items(
+    ours: Sequence[ComparedRun], theirs: Sequence[ComparedRun], pairs: Sequence[Pair], by_seed: tuple[float, ...]
+) -> QualityDifference:
+    base, method = zip(*pairs, strict=True) if pairs else (theirs, ours)
+    assert ours[0].quality is not None
+    measure = ours[0].quality.measure.name
+    found = predicted_difference([run.folder for run in base], [run.folder for run in method], bool(pairs), measure)
+    if found is None:
+        return QualityDifference(None, by_seed, "the predictions to pair item by item are missing")
+    needed = repeats_needed(by_seed)
+    return QualityDifference(found, by_seed, "" if found.covers_methods else ONE_RUN, needed=needed)
+
+
+def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], theirs: Sequence[ComparedRun]) -> str:
+    if not baseline:
+        return "the baseline has no finished run"
+    return "the baseline has no such figure" if not theirs else "it has no such figure" if not ours else ""
+
+
+def energy_ratio(
+    runs: Sequence[ComparedRun],
+    baseline: Sequence[ComparedRun],
+    of: Callable[[RunEnergy], tuple[EnergyFigure, bool, str]],
+) -> EnergyRatio:
+    """`of` names the joules, whether estimates and measurements are added in them, and why they give no ratio."""
+    if not baseline:
+        return EnergyRatio(None, 0, "the baseline has no finished run")
+    pairs = pairs_of(runs, baseline)
+    theirs = [base for base, _ in pairs] if pairs else list(baseline)
+    ours = [method for _, method in pairs] if pairs else list(runs)
+    count = min(len(ours), len(theirs))
+    named = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    figures = [[figure for figure, _, _ in side] for side in named]
+    reasons = [incomplete for side in named for _, _, incomplete in side if incomplete]
+    if reasons:
+        return EnergyRatio(None, count, reasons[0])
+    if mixes_methods(figure for side in figures for figure in side):
+        return EnergyRatio(None, count, "one side is measured and the other estimated")
+    if any(mixed for side in named for _, mixed, _ in side):
+        return EnergyRatio(None, count, "some of the joules are measured and some estimated")
+    joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
+    if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
+        return EnergyRatio(None, count, "joules are missing")
+    ratio = (ratio_paired if pairs else ratio_unpaired)(*joules)
+    same = {device for run in ours for device in run.devices} == {device for run in theirs for device in run.devices}
+    if not same:
+        ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
+    ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
+    logs = [[math.log(value) for value in side] for side in joules]
+    needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
+    crowded = any(figure.crowded for side in figures for figure in side)
+    return EnergyRatio(
+        ratio,
+        count,
+        CROWDED if crowded else "",
+        paired=bool(pairs),
+        same_devices=same,
+        needed=needed if same and not crowded else None,
+        crowded=crowded,
+    )
+
+
+def _log(ratio: Interval) -> Interval:
+    return Interval(math.log(ratio.value), 0.0, 0.0)
+
+
+def _needed(found: Interval, sides: Sequence[Sequence[float]]) -> int | None:
+    """Repeats on each side, by the spread of both together."""
+    if min(map(len, sides)) < 2 or found.value == 0:
+        return None
+    variances = [sum((value - sum(side) / len(side)) ** 2 for value in side) / (len(side) - 1) for side in sides]
+    return repeats_for(found.value, math.sqrt(sum(variances)))

@@ -1,0 +1,257 @@
+"""Runs side by side: one row per method, each set against the baseline seed by seed and item by item.
+
+Quality and energy come with what makes them comparable: intervals on the test set, the spread over seeds, the joules
+that others paid for. A run that did not finish stands in a list of its own, with the joules it took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Literal
+
+from joulelab.errors import UsageError
+from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing, total
+from joulelab.report.compare.breakdown import stage_means
+from joulelab.report.compare.comparison import ComparedRun, Comparison, IncompleteRun, Role, Row, one_of_each_record
+from joulelab.report.compare.differences import energy_ratio, quality_difference
+from joulelab.report.compare.quality import (
+    Measure,
+    Quality,
+    common_measure,
+    measure_names,
+    quality_of,
+    result_of,
+    share_interval,
+)
+from joulelab.report.energy_sums import all_parts, is_teacher, mean_figure, method_parts, run_energy
+from joulelab.runs.groups import GroupRecord
+from joulelab.runs.measure.result import repeat_mean
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.runs.storage import read_json
+from joulelab.stats import Interval, mean_t
+
+# One method's row: means over its runs, where its joules went, and how it differs from the baseline.
+
+
+TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
+_WITH_TEACHER = attrgetter("with_teacher", "mixed", "incomplete")
+_WITHOUT_TEACHER = attrgetter("without_teacher", "mixed_without", "incomplete_without")
+Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
+
+
+def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRun], trained: bool = True) -> Row:
+    """`trained`: some row of the comparison trained a model; one that only uses a model is then no rival of it."""
+    label = runs[0].record.label
+    own = label == baseline_label
+    role: Role = "baseline" if own else "teacher" if is_teacher(runs[0].record) else "method"
+    if role == "method" and trained and only_infers(runs[0].record):
+        role = "inference"
+    values = [run.quality.result.value for run in runs if run.quality]
+    records = one_of_each_record(runs)
+    return Row(
+        label=label,
+        role=role,
+        runs=tuple(runs),
+        quality=sum(values) / len(values) if values else None,
+        interval=_interval(runs, values),
+        stages=stage_means(runs),
+        own=mean_figure(run.joules.own for run in records),
+        inherited=_mean_inherited(runs),
+        without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
+        with_teacher=_mean_sum(runs, [run.joules.with_teacher for run in runs], with_teacher=True),
+        setup=_mean_apart(records, "setup"),
+        repeated=_mean_apart(records, "repeated"),
+        whole=mean_figure(run.joules.whole for run in records),
+        mixed=any(run.joules.mixed for run in runs),
+        mixed_without=any(run.joules.mixed_without for run in runs),
+        teacher_share=_teacher_share(runs),
+        samples_per_s=training_mean(runs, "samples_per_s"),
+        j_per_sample=training_mean(runs, "j_per_sample"),
+        unknown=tuple(dict.fromkeys(name for run in runs for name in run.joules.unknown)),
+        difference=None if own else quality_difference(runs, baseline),
+        student_ratio=None if own else energy_ratio(runs, baseline, _WITHOUT_TEACHER),
+        full_ratio=None if own else energy_ratio(runs, baseline, _WITH_TEACHER),
+    )
+
+
+def only_infers(record: RunRecord) -> bool:
+    """A run that tells what a model costs in use."""
+    return any(stage.role == "inference" for stage in record.stages) and training_stage(record) is None
+
+
+def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
+    """Of the test set where quality is a share of its items; else over the repeats."""
+    if not values:
+        return None
+    trials = next((run.quality.result.trials for run in runs if run.quality), None)
+    return share_interval(sum(values) / len(values), trials) if trials else mean_t(values)
+
+
+def _share_ancestors(runs: list[ComparedRun]) -> bool:
+    return len({frozenset(ancestor.key for ancestor in run.record.inherited) for run in runs}) == 1
+
+
+def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
+    found = [run.joules.inherited for run in runs if run.joules.inherited is not None]
+    if not found or _share_ancestors(runs):
+        return found[0] if found else None
+    return mean_figure(found)
+
+
+def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teacher: bool) -> EnergyFigure:
+    """What all repeats use, made by one of them or by another run, was measured once: repeats make it no surer.
+
+    Of a measured program it is what `measure` states: the mean with Student's interval over the repeats.
+    """
+    repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
+    if repeats is not None and not any(run.record.inherited for run in runs):
+        return repeats.energy
+    mean = mean_figure(sums)
+    if mean.half_width_j is None:
+        return mean
+    by_run = [[part for part in run.parts if with_teacher or not part.shared] for run in runs]
+    common = set.intersection(*({part.key for part in parts} for parts in by_run)) - {None}
+    doubts_j = [part.figure.half_width_j or 0.0 for part in by_run[0] if part.key in common]
+    # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
+    rest = math.sqrt(1 - 1 / len(runs))
+    shared_j = math.hypot(*(rest * doubt_j for doubt_j in doubts_j))
+    return mean.with_errors(ErrorComponent(name="reused work", joules=(shared_j,)))
+
+
+def _mean_apart(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:
+    """Mean over all runs; one without any counts as 0 J."""
+    found = [figure for run in runs if (figure := getattr(run.joules, kind)) is not None]
+    return total(found).scaled(1 / len(runs)) if found else None
+
+
+def _teacher_share(runs: list[ComparedRun]) -> float | None:
+    whole_j = [run.joules.with_teacher.energy_j for run in runs]
+    if any(energy_j is None for energy_j in whole_j):
+        return None
+    sum_j = sum(energy_j or 0.0 for energy_j in whole_j)
+    return sum(run.joules.teacher_j for run in runs) / sum_j if sum_j else None
+
+
+def training_stage(record: RunRecord) -> StageRecord | None:
+    return next((found for name in TRAINING_STAGES if (found := record.stage(name))), None)
+
+
+def training_energy(runs: Sequence[ComparedRun], item: Literal["sample", "token"]) -> EnergyFigure | None:
+    """Energy of one item, mean over the runs' main training stage; None where no run counted items."""
+    stages = [training_stage(run.record) for run in runs]
+    found = [figure for stage in stages if stage and (figure := stage.energy_per(item)) is not None]
+    return mean_figure(found) if found else None
+
+
+def training_mean(runs: list[ComparedRun] | tuple[ComparedRun, ...], what: Rate) -> float | None:
+    """Mean over the runs' main training stage."""
+    stages = [training_stage(run.record) for run in runs]
+    values = [float(value) for stage in stages if stage and (value := getattr(stage, what)) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def compare(
+    group: GroupRecord,
+    records: Sequence[RunRecord],
+    store: Path,
+    folders: Mapping[str, Path] | None = None,
+    wanted: str | None = None,
+    include_repeated: bool = False,
+) -> Comparison:
+    """One row per label that has a finished run, in the order of the group's members.
+
+    `folders` says where runs lie that are not in the store; `wanted` names the quality that is compared.
+    `include_repeated` counts work that was done again after an interruption as part of the method.
+    """
+    done = [record for record in records if record.status == "done"]
+    measure = common_measure(done, wanted)
+    if wanted is not None and measure is None:
+        known = ", ".join(measure_names(done)) or "none"
+        raise UsageError(f"no run has a result named '{wanted}'", f"results of these runs: {known}")
+    finished: dict[str, list[ComparedRun]] = {}
+    for record in done:
+        folder = (folders or {}).get(record.run_id, store / record.run_id)
+        finished.setdefault(record.label, []).extend(compared_runs(record, folder, measure, include_repeated))
+    baseline = finished.get(group.baseline, [])
+    labels = list(dict.fromkeys([*(member.label for member in group.members), *finished]))
+    trained = any(not only_infers(record) for record in done)
+    return Comparison(
+        name=group.name,
+        about=group.about,
+        baseline=group.baseline,
+        measure=measure,
+        rows=tuple(
+            make_row(group.baseline, finished[label], baseline, trained) for label in labels if label in finished
+        ),
+        incomplete=_incomplete(group, records),
+        records=tuple(records),
+    )
+
+
+def compared_runs(
+    record: RunRecord, folder: Path, measure: Measure | None, include_repeated: bool = False
+) -> list[ComparedRun]:
+    """One; of a program that was measured several times, one for each of these repeats."""
+    repeats = [stage.repeat for stage in record.stages if stage.repeat is not None and stage.status == "done"]
+    numbers = repeats if len(repeats) > 1 else [None]
+    return [_compared_run(record, folder, measure, number, include_repeated) for number in numbers]
+
+
+def _compared_run(
+    record: RunRecord, folder: Path, measure: Measure | None, repeat: int | None, include_repeated: bool
+) -> ComparedRun:
+    joules = run_energy(record, repeat, include_repeated)
+    parts = all_parts(record, repeat)
+    return ComparedRun(
+        record=record,
+        folder=folder,
+        seed=seed_of(record),
+        quality=_quality(record, measure),
+        joules=joules,
+        parts=method_parts(parts, include_repeated),
+        all_parts=parts,
+        repeat=repeat,
+        devices=frozenset(f"{_machine(record, folder, source)} {source}" for source in joules.own.sources),
+    )
+
+
+def _quality(record: RunRecord, measure: Measure | None) -> Quality | None:
+    if measure is None:
+        return None
+    found = quality_of(record, measure)
+    result = found.result if found else result_of(record, measure)
+    return Quality(measure, result) if result else None
+
+
+def _machine(record: RunRecord, folder: Path, source: str) -> str:
+    """A GPU's name says which card it is; other sensors are told apart by host and processor."""
+    if "GPU-" in source:
+        return ""
+    path = RunPaths(folder).environment
+    processor = read_json(path).get("cpu", {}).get("model", "") if path.exists() else ""
+    return f"{'/'.join(sorted({attempt.host for attempt in record.attempts}))} {processor}"
+
+
+def seed_of(record: RunRecord) -> int:
+    return int(record.spec.get("seed", 0))
+
+
+def _incomplete(group: GroupRecord, records: Sequence[RunRecord]) -> tuple[IncompleteRun, ...]:
+    found = [
+        IncompleteRun(record.run_id, record.label, seed_of(record), _why_incomplete(record), run_energy(record).own)
+        for record in records
+        if record.status != "done"
+    ]
+    started = {record.run_id for record in records}
+    absent = [member for member in group.members if member.run_id is None or member.run_id not in started]
+    never = missing("the run has not started")
+    found += [IncompleteRun(member.run_id, member.label, member.seed, "not started", never) for member in absent]
+    return tuple(found)
+
+
+def _why_incomplete(record: RunRecord) -> str:
+    return f"{record.status}: {record.error.message}" if record.error else record.status

@@ -1,0 +1,108 @@
+"""Which methods are on the Pareto front, and two readings of a comparison: at equal quality, and at equal energy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.meter.figure_text import amount_text
+from joulelab.report.compare.comparison import Comparison, Row
+from joulelab.report.wording import listed
+
+# Means of a few repeats that differ by less are one spending.
+_EQUAL_ENERGY_REL = 0.05
+
+
+def why_no_front(comparison: Comparison) -> str:
+    """Empty where the front can be told."""
+    if comparison.measure is None or not comparison.crowded:
+        return ""
+    return (
+        "No Pareto front is marked: others used the CPU cores while joules were estimated, so who is cheaper, and by "
+        "how much, may be their doing."
+    )
+
+
+def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
+    """Rows that no other beats in quality and joules at once, cheapest first; teacher included.
+
+    None where others on the cores have made the order of the joules.
+    """
+    if comparison.measure is None or comparison.crowded:
+        return ()
+    sign = comparison.measure.sign
+    rows = [row for row in comparison.rows if row.quality is not None and _whole_j(row) is not None]
+    rows.sort(key=lambda row: (row.with_teacher.energy_j or 0.0, -sign * (row.quality or 0.0)))
+    front: list[Row] = []
+    for row in rows:
+        if not front or sign * (row.quality or 0.0) > sign * (front[-1].quality or 0.0):
+            front.append(row)
+    return tuple(front)
+
+
+def reading_sentences(comparison: Comparison) -> list[str]:
+    """What the statistics allow to be said about choosing."""
+    if comparison.measure is None or comparison.crowded or not comparison.methods:
+        return []
+    return [text for text in (_front(comparison), _equal_quality(comparison), _equal_energy(comparison)) if text]
+
+
+def _front(comparison: Comparison) -> str:
+    front = pareto_rows(comparison)
+    beaten = [row for row in comparison.rows if row.quality is not None and row not in front]
+    if not front or not beaten:
+        return ""
+    names = listed([row.label for row in front])
+    means = "the means of " if len(front) > 1 and any(len(row.runs) > 1 for row in comparison.rows) else ""
+    verb = "lie" if len(front) > 1 else "lies"
+    return f"On the Pareto front of quality and joules, teacher included, {verb} {means}{names}."
+
+
+def _equal_quality(comparison: Comparison) -> str:
+    """Among the methods without a significant difference in quality from the baseline, whether one is cheaper."""
+    alike = [
+        row
+        for row in comparison.methods
+        if row.difference and row.difference.interval and not row.difference.significant
+    ]
+    if not alike:
+        return ""
+    known = [row for row in alike if row.full_ratio and row.full_ratio.significant and row.full_ratio.ratio]
+    cheaper = [row for row in known if row.full_ratio and row.full_ratio.ratio and row.full_ratio.ratio.value < 1]
+    names = listed([row.label for row in alike])
+    opening = f"At equal quality (no significant difference from {comparison.baseline}: {names}), "
+    if cheaper:
+        return f"{opening}{_names(cheaper)} cheaper."
+    return f"{opening}{comparison.baseline} is the cheapest." if len(known) == len(alike) else ""
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return f"{listed([row.label for row in rows])} {'is' if len(rows) == 1 else 'are'}"
+
+
+def _whole_j(row: Row) -> float | None:
+    """Unknown where some of the work was not metered: a lower bound would make the row look cheap."""
+    return None if row.unmetered else row.with_teacher.energy_j
+
+
+def _equal_energy(comparison: Comparison) -> str:
+    """What the baseline's joules buy elsewhere: the best quality among rows that take hardly more than it."""
+    baseline, measure = comparison.row(comparison.baseline), comparison.measure
+    if baseline is None or measure is None or baseline.quality is None or baseline.with_teacher.energy_j is None:
+        return ""
+    limit = baseline.with_teacher.energy_j * (1 + _EQUAL_ENERGY_REL)
+    others = [
+        row
+        for row in comparison.methods
+        if row.quality is not None and (whole_j := _whole_j(row)) is not None and whole_j <= limit
+    ]
+    if not others:
+        return ""
+    best = max(others, key=lambda row: measure.sign * (row.quality or 0.0))
+    better = measure.sign * ((best.quality or 0.0) - baseline.quality) > 0
+    told = f"significantly {'better' if better else 'worse'}"
+    if not (best.difference and best.difference.significant):
+        told = "no significant difference"
+    return (
+        f"At equal energy ({comparison.baseline}'s {amount_text(baseline.with_teacher)} and at most "
+        f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {told}."
+    )

@@ -1,0 +1,286 @@
+"""Joules from several places put together without losing how each was obtained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from joulelab.meter.figure_text import coverage_text
+from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.runs.artifacts import UNMETERED, Ancestor
+from joulelab.runs.measure.result import RUN
+from joulelab.runs.record import (
+    EnergyByComponent,
+    RunRecord,
+    StageKind,
+    StageRecord,
+    components_of,
+    kinds_of,
+)
+
+NOT_RECORDED = "the run has no recorded joules"
+COVERED_FOR_RATIOS = 0.98
+
+PartKind = Literal["work", "setup", "repeated"]
+_AND = " + "
+
+
+@dataclass(frozen=True)
+class Part:
+    """Energy of one stage or ancestor; `shared` is the teacher's work, which N students share."""
+
+    stage: str
+    inherited: bool
+    shared: bool
+    figure: EnergyFigure
+    """Under the run's own policy."""
+    by_scope: Mapping[str, float | None]
+    key: str | None = None
+    """Of the artefact that came of it, by which the same work is known again in another run's bill."""
+    kind: PartKind = "work"
+    kinds: tuple[StageKind, ...] = ()
+    """Role and activity of its stages."""
+
+    @property
+    def stages(self) -> list[str]:
+        """One, or all that an inherited artefact was made in."""
+        return self.stage.split(_AND)
+
+    @property
+    def makes_the_teacher(self) -> bool:
+        """Its training and the validations in between, which one artefact's bill has under one name."""
+        return any(one.role == "teacher" and one.activity in ("train", "validate") for one in self.kinds)
+
+    @property
+    def is_exam(self) -> bool:
+        """Work that only asks how good the teacher is."""
+        return self.shared and bool(self.kinds) and all(one.activity == "evaluate" for one in self.kinds)
+
+    @property
+    def is_students(self) -> bool:
+        return not self.shared and any(one.role == "student" for one in self.kinds)
+
+
+def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
+    """A run's energy in parts that add up to all it used: inherited ones first; idle baselines belong to no bill.
+
+    Setup and repeated work are parts of their own kind. With `repeat` the work is that one run of a measured program;
+    the setup is that of all its runs.
+    """
+    inherited = [part for ancestor in record.inherited for part in _ancestor_parts(ancestor, record.policy)]
+    made = {name: one.key for one in record.lineage if one.key in record.made for name in one.stages}
+    stages = [stage for stage in record.stages if not stage.outside_totals]
+    if repeat is not None:
+        stages = [stage for stage in stages if stage.repeat in (None, repeat)]
+    own = [_own_part(stage, made.get(stage.name)) for stage in stages]
+    if not inherited and all(part.kind != "work" for part in own):
+        own = [replace(part, kind="work") for part in own]  # a run without stages has nothing else to compare
+    return (*inherited, *own)
+
+
+def method_parts(parts: Iterable[Part], include_repeated: bool = False) -> tuple[Part, ...]:
+    """The parts that methods are compared by: table, page, verdict and break-even all count these and no others."""
+    return tuple(part for part in parts if part.kind == "work" or (include_repeated and part.kind == "repeated"))
+
+
+def parts_of(record: RunRecord) -> tuple[Part, ...]:
+    return method_parts(all_parts(record))
+
+
+def _own_part(stage: StageRecord, key: str | None) -> Part:
+    kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
+    kinds = (StageKind(stage.role, stage.activity),)
+    figures = stage.best, _scopes(stage.energy, stage.best)
+    name = stage.name if stage.repeat is None else RUN  # all runs of a program are the same work
+    return Part(name, False, stage.role == "teacher", *figures, key, kind, kinds)
+
+
+def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
+    """One, or its work, its setup and its repeated work apart."""
+    name, kinds = _part_name(ancestor), kinds_of(ancestor)
+    by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
+    if ancestor.work:
+        apart: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
+            ("work", name, ancestor.work),
+            ("setup", f"{name}, setup", ancestor.setup),
+            ("repeated", f"{name}, repeated", ancestor.repeated),
+        ]
+        by_kind = [
+            (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in apart if energy
+        ]
+    return [
+        Part(title, True, is_teachers(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
+        for kind, title, one in by_kind
+        if (figure := ancestor_figure(one, policy))
+    ]
+
+
+def _part_name(ancestor: Ancestor) -> str:
+    """Its stages; of a teacher that was made as something else, with its use: it is not the student's own training."""
+    name = _AND.join(ancestor.stages) or ancestor.name
+    as_made = ancestor.model_copy(update={"used_as": None})
+    return f"{name}, of the teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
+
+
+def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
+    return {
+        "policy": best.energy_j,
+        "gpu": energy.gpu.energy_j,
+        "all": energy.under_policy("measured").energy_j,
+    }
+
+
+@dataclass(frozen=True)
+class RunEnergy:
+    """What one run used itself, what it uses of others' work, and what methods are compared by.
+
+    Of one run of a measured program the sums that methods are compared by are its own; the others are of all its runs.
+    """
+
+    own: EnergyFigure
+    """Setup and repeated work included."""
+    inherited: EnergyFigure | None
+    """None where the run used nothing that others paid for."""
+    whole: EnergyFigure
+    """Own and inherited, setup and repeated work included."""
+    mixed_whole: bool
+    with_teacher: EnergyFigure
+    """What methods are compared by: without setup and, unless it was asked for, without repeated work."""
+    inherited_but_teacher: EnergyFigure | None
+    without_teacher: EnergyFigure
+    """Whoever paid: which of several seeds made what all of them use is chance, and decides nothing."""
+    setup: EnergyFigure | None
+    repeated: EnergyFigure | None
+    """What is left out of `with_teacher`; None where there is none."""
+    teacher_j: float
+    """Energy of the teacher's stages, whoever paid for them."""
+    unknown: tuple[str, ...]
+    """Ancestors whose joules nobody measured: they are in no sum."""
+    unmetered: tuple[str, ...]
+    """Those of them that are work done for this run: a sum without it is a lower bound."""
+    mixed: bool
+    """Whether the sum with the teacher adds estimates to measurements; it must then say so."""
+    incomplete: str
+    """Why no ratio is formed of the sum with the teacher; empty where there is one."""
+    mixed_without: bool
+    incomplete_without: str
+    """The same of the sum without the teacher."""
+
+
+def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: bool = False) -> RunEnergy:
+    parts = all_parts(record, repeat)
+    counted = method_parts(parts, include_repeated)
+    own = record.totals.best if record.totals else missing(NOT_RECORDED)
+    bills = [part.figure for part in parts if part.inherited]
+    no_teacher = is_teacher(record)  # without the teacher there is nothing to tell of it
+    students = [part for part in counted if no_teacher or not part.shared]
+    others = [part.figure for part in students if part.inherited]
+    apart = [part for part in parts if part not in counted]
+    return RunEnergy(
+        own=own,
+        inherited=known_sum(bills) if bills else None,
+        whole=own if own.energy_j is None else known_sum([own, *bills]),
+        mixed_whole=mixes_methods([own, *bills]),
+        with_teacher=_method_sum(own, counted),
+        inherited_but_teacher=known_sum(others) if others else None,
+        without_teacher=_method_sum(own, students),
+        setup=_sum_of_kind(apart, "setup"),
+        repeated=_sum_of_kind(apart, "repeated"),
+        teacher_j=sum(part.figure.energy_j or 0.0 for part in counted if part.shared),
+        unknown=tuple(dict.fromkeys(_name(record, part) for part in parts if _is_unknown(part))),
+        unmetered=tuple(ancestor.name for ancestor in record.inherited if ancestor.kind == UNMETERED),
+        mixed=mixes_methods(part.figure for part in counted),
+        incomplete=_why_no_ratio(counted),
+        mixed_without=mixes_methods(part.figure for part in students),
+        incomplete_without=_why_no_ratio(students),
+    )
+
+
+def _method_sum(own: EnergyFigure, parts: Sequence[Part]) -> EnergyFigure:
+    return own if own.energy_j is None or not parts else known_sum([part.figure for part in parts])
+
+
+def _why_no_ratio(parts: Sequence[Part]) -> str:
+    """The last readings of a killed attempt may be missing: that is stated in the interval, and forbids no ratio."""
+    unmetered = any(part.figure.lower_bound and part.figure.energy_j is None for part in parts)
+    work = [part.figure for part in parts if part.kind != "repeated"]
+    return why_incomplete([known_sum(work)] if work else [], unmetered)
+
+
+def _sum_of_kind(parts: Sequence[Part], kind: PartKind) -> EnergyFigure | None:
+    figures = [part.figure for part in parts if part.kind == kind]
+    return known_sum(figures) if figures else None
+
+
+def _is_unknown(part: Part) -> bool:
+    return part.inherited and part.figure.energy_j is None
+
+
+def _name(record: RunRecord, part: Part) -> str:
+    return next(ancestor.name for ancestor in record.inherited if ancestor.key == part.key)
+
+
+def is_teacher(record: RunRecord) -> bool:
+    """A run that prepares what students learn from and trains none itself."""
+    roles = {stage.role for stage in record.stages}
+    return "teacher" in roles and "student" not in roles
+
+
+def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
+    """Of what is known; a lower bound where something that belongs to it is not."""
+    known = [figure for figure in figures if figure.energy_j is not None]
+    summed = total(known or figures)
+    return summed.model_copy(update={"lower_bound": any(one.lower_bound or one.is_lower_bound for one in figures)})
+
+
+def is_teachers(ancestor: Ancestor) -> bool:
+    """Whether it is a teacher's work: made by one, on another machine too, or used as one or on the way to one."""
+    return ancestor.used_as == "teacher" or any(kind.role == "teacher" for kind in kinds_of(ancestor))
+
+
+def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
+    """The figure a table shows for an ancestor: its measured total, else its estimate, else missing with the reason."""
+    if "all" in ancestor.energy:
+        return ancestor.energy["all"]
+    return components_of(ancestor).best(policy)
+
+
+def said_below(record: RunRecord, figure: EnergyFigure) -> str:
+    """A short word for a missing figure where the notes say the same at length; empty where they do not."""
+    marker = " not measured"
+    notes = [note.text.replace(marker, "", 1) for note in record.validity.notes if f"{marker}: " in note.text]
+    same = figure.energy_j is None and notes and figure.reason == "; ".join(notes)
+    return "missing: no sensor measured it (why: How far to trust it, below)" if same else ""
+
+
+def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
+    """Mean over repeats, of their coverage too. Random half-widths average out, the gain error does not."""
+    parts = list(figures)
+    present = [part for part in parts if part.energy_j is not None]
+    return total(present, [1.0] * len(present)).scaled(1 / len(present)) if present else total(parts)
+
+
+def why_incomplete(figures: Iterable[EnergyFigure], unmetered: bool = False) -> str:
+    """Why no ratio is formed with these figures; empty where they have all energy that belongs to them.
+
+    Time without readings up to 2 % biases a ratio by no more than that; the table marks such figures with ≥.
+    `unmetered`: work that belongs to them was done where no meter was.
+    """
+    least = min((figure.coverage for figure in figures if figure.is_lower_bound), default=1.0)
+    if least < COVERED_FOR_RATIOS:
+        return f"readings are missing ({coverage_text(least)})"
+    return "some of the work was not metered" if unmetered else ""
+
+
+def missing_time_rel(figure: EnergyFigure) -> float:
+    """How much a lower bound may lack because of time without readings, relative to it."""
+    if not figure.energy_j or not figure.is_lower_bound:
+        return 0.0
+    lacking_j = sum(error.half_width_j for error in figure.errors if error.name == "missing time")
+    return lacking_j / abs(figure.energy_j)
+
+
+def mixes_methods(figures: Iterable[EnergyFigure]) -> bool:
+    present = [figure for figure in figures if figure.energy_j is not None]
+    return len({figure.measured for figure in present}) > 1

@@ -1,0 +1,357 @@
+"""A comparison as plain data, for `--json`: numbers with their units, methods and reasons, and no infinity in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+import yaml
+
+import joulelab
+from joulelab.errors import UsageError
+from joulelab.meter.figure_text import method_text, relative_text
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.grids import GridFactor
+from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
+from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
+from joulelab.report.compare.pareto import pareto_rows, why_no_front
+from joulelab.report.compare.verdict import verdict
+from joulelab.report.energy_sums import is_teacher, is_teachers, mixes_methods
+from joulelab.report.tables.bill_tables import COMPONENTS, BillLine, EnergyBill
+from joulelab.runs.artifacts import ELSEWHERE, Ancestor
+from joulelab.runs.carbon import Co2e
+from joulelab.runs.record import RunRecord
+from joulelab.stats import Interval
+from joulelab.units import J_PER_KWH, J_PER_WH
+
+
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "schema_version": 2,
+        "name": comparison.name,
+        "baseline": comparison.baseline,
+        "quality": asdict(comparison.measure) if comparison.measure else None,
+        "verdict": asdict(verdict(comparison)),
+        "methods": [_row(row) for row in comparison.rows],
+        "pareto_front": [row.label for row in pareto_rows(comparison)],
+        "no_pareto_front": why_no_front(comparison) or None,
+        "payback": [_payback(one) for one in break_even_rows(comparison)],
+        "incomplete": [
+            {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
+            for run in comparison.incomplete
+        ],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label,
+        "role": row.role,
+        "runs": [
+            {
+                "run_id": run.record.run_id,
+                "seed": run.seed,
+                "quality": run.quality.result.value if run.quality else None,
+                "trials": run.quality.result.trials if run.quality else None,
+                "grade": run.record.validity.grade,
+                "co2e": run.record.totals.co2e.model_dump() if run.record.totals and run.record.totals.co2e else None,
+            }
+            for run in row.runs
+        ],
+        "quality": row.quality,
+        "quality_interval": _interval(row.interval),
+        "difference": _difference(row.difference),
+        "own": _figure(row.own),
+        "inherited": _figure(row.inherited),
+        "without_teacher": _figure(row.without_teacher),
+        "with_teacher": _figure(row.with_teacher),
+        "setup": _figure(row.setup),
+        "repeated": _figure(row.repeated),
+        "all_energy_used": _figure(row.whole),
+        "adds_estimates_to_measurements": row.mixed,
+        "teacher_share": row.teacher_share,
+        "without_teacher_ratio": _ratio(row.student_ratio),
+        "with_teacher_ratio": _ratio(row.full_ratio),
+        "stages": [
+            {"name": s.name, "inherited": s.inherited, "kind": s.kind, **(_figure(s.figure) or {})} for s in row.stages
+        ],
+        "samples_per_s": row.samples_per_s,
+        "j_per_sample": row.j_per_sample,
+        "unknown": list(row.unknown),
+        "lower_bound": row.with_teacher.is_lower_bound,
+    }
+
+
+def _payback(one: RowBreakEven) -> dict[str, Any]:
+    found = one.found
+    return {
+        "method": one.label,
+        "against": one.against,
+        "each": one.each,
+        "pays_back": found.pays_back if found else None,
+        "count": found.count if found else None,
+        "low": _finite(found.low) if found else None,
+        "high": _finite(found.high) if found else None,
+        "spent_j": found.spent.value if found else None,
+        "saved_j": found.saved.value if found else None,
+        "reason": "; ".join(filter(None, [found.reason if found else "", one.reason])) or None,
+        "quality": one.quality or None,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _figure(figure: EnergyFigure | None) -> dict[str, Any] | None:
+    return None if figure is None else figure.model_dump(mode="json")
+
+
+def _interval(interval: Interval | None) -> dict[str, float | None] | None:
+    """An open end is null: JSON has no infinity."""
+    if interval is None:
+        return None
+    return {name: _finite(value) for name, value in asdict(interval).items()}
+
+
+def _difference(difference: QualityDifference | None) -> dict[str, Any] | None:
+    if difference is None:
+        return None
+    paired = difference.paired
+    return {
+        "interval": _interval(difference.interval),
+        "p_value": paired.p_value if paired else None,
+        "items": paired.items if paired else None,
+        "by_seed": list(difference.by_seed),
+        "resolved": difference.significant,
+        "about": "trained models" if difference.models_only else "methods",
+        "trained_models_differ": paired.significant if paired and difference.models_only else None,
+        "would_need_repeats": difference.needed,
+        "reason": difference.reason or None,
+    }
+
+
+def _ratio(found: EnergyRatio | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    interval = _interval(found.ratio)
+    # with one seed the lower end is 0 and the upper open; neither is a bound that the data gave
+    if interval is not None and interval["high"] is None:
+        interval["low"] = None
+    return {
+        "interval": interval,
+        "repeats": found.seeds,
+        "paired_by_seed": found.paired,
+        "same_sensors": found.same_devices,
+        "resolved": found.significant,
+        "would_need_repeats": found.needed,
+        "reason": found.reason or None,
+    }
+
+
+# Whether a model was trained from nothing or from weights that came from elsewhere; its teacher's are not its own.
+
+
+# Settings of a student by which it takes over a teacher's weights without naming them.
+_TAKES_OVER = ("layers", "layers_of", "teacher_embeddings")
+
+
+def training_type(bill: EnergyBill) -> Literal["fine-tuning", "pre-training"]:
+    """The Hub knows two words; weights from elsewhere that the model itself began with make it the first."""
+    return "fine-tuning" if _began_with_weights(bill) else "pre-training"
+
+
+def _began_with_weights(bill: EnergyBill) -> bool:
+    """Up the lineage, past data and earlier students, and not through what a teacher made."""
+    of_teacher = any(line.shared for line in bill.own) if bill.kind != "run" else _is_teacher(bill.record)
+    lines = {line.key: line for line in bill.inherited}
+    found = {one.key: one for one in bill.record.lineage} if bill.record else {}
+    waiting, seen = list(_first(bill, found)), set[str]()
+    while waiting:
+        key = waiting.pop()
+        if key in seen:
+            continue
+        seen.add(key)
+        one = lines.get(key) or found.get(key)
+        if one is None:
+            continue
+        weights = one.made_by == ELSEWHERE and one.kind in ("model", "weights")
+        if weights and (of_teacher or not _only_teaches(one.name, bill.record.spec if bill.record else {})):
+            return True
+        shared = lines[key].shared if key in lines else is_teachers(found[key])
+        if of_teacher or not shared:
+            waiting += one.parents
+    return False
+
+
+def _first(bill: EnergyBill, lineage: Mapping[str, Ancestor]) -> tuple[str, ...]:
+    """What the model was made from; of a run, what it made, and where it kept nothing what it used."""
+    made = tuple(key for key in bill.record.made if key in lineage) if bill.record and bill.kind == "run" else ()
+    return made or bill.roots
+
+
+def _is_teacher(record: RunRecord | None) -> bool:
+    return record is not None and is_teacher(record)
+
+
+def _only_teaches(name: str, spec: Mapping[str, Any]) -> bool:
+    """A teacher that answers while the student trains is used like a start, and only the settings tell them apart."""
+    teacher, student = (json.dumps(spec.get(who)) for who in ("teacher", "student"))
+    own = spec.get("student")
+    takes_over = isinstance(own, dict) and any(own.get(setting) for setting in _TAKES_OVER)
+    return name in teacher and name not in student and not takes_over
+
+
+# A bill for machines: JSON, the Hub's model card (grams), and rows as CodeCarbon writes them (kWh and kg).
+
+
+# The columns of CodeCarbon 3's emissions.csv, in its order; what joulelab does not know stays empty.
+CODECARBON_COLUMNS = (
+    *("timestamp", "project_name", "run_id", "experiment_id", "duration", "emissions", "emissions_rate"),
+    *("cpu_power", "gpu_power", "ram_power", "cpu_energy", "gpu_energy", "ram_energy", "energy_consumed"),
+    *("water_consumed", "country_name", "country_iso_code", "region", "cloud_provider", "cloud_region", "os"),
+    *("python_version", "codecarbon_version", "cpu_count", "cpu_model", "gpu_count", "gpu_model", "longitude"),
+    *("latitude", "ram_total_size", "tracking_mode", "cpu_utilization_percent", "gpu_utilization_percent"),
+    *("ram_utilization_percent", "ram_used_gb", "on_cloud", "pue", "wue"),
+)
+NO_GRID = "grams need a grid, and none was named: --grid FR, or --grid 40-60 in g/kWh"
+
+
+def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
+    return {
+        "schema_version": 1,
+        "of": bill.title,
+        "kind": bill.kind,
+        "made_by": bill.made_by,
+        "students": bill.students,
+        "provisional": bill.provisional,
+        "own": _figure(bill.own_figure),
+        "inherited": _figure(bill.inherited_figure),
+        "together": _figure(bill.whole),
+        "adds_estimates_to_measurements": bill.mixed,
+        "unknown": list(bill.unknown),
+        "lower_bound": bill.whole.is_lower_bound,
+        "by_component": {name: _figure(bill.component(name)) for name in COMPONENTS},
+        "co2e": co2e.model_dump() if co2e else None,
+        "lines": [_line(bill, line, "own") for line in bill.own]
+        + [_line(bill, line, "inherited") for line in bill.inherited],
+    }
+
+
+def _line(bill: EnergyBill, line: BillLine, paid: str) -> dict[str, Any]:
+    return {
+        "key": line.key,
+        "name": line.name,
+        "kind": line.kind,
+        "made_by": line.made_by,
+        "paid": paid,
+        "shared_by_students": line.shared,
+        "parents": list(line.parents),
+        "energy": _figure(line.figure),
+        "share": _figure(bill.share(line)),
+        "by_component": {name: _figure(figure) for name, figure in line.components.items()},
+    }
+
+
+def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> str:
+    """The Hub's `co2_eq_emissions` in grams, with what it rests on in words: a bare number could mean anything."""
+    if bill.kind == "group":
+        raise UsageError(f"{bill.title} is a group, and a model card is of one model", "name the run that made it")
+    if co2e is None or grid is None:
+        raise UsageError("a model card wants grams of CO2e", NO_GRID)
+    low_g, high_g = _grams(co2e)
+    whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
+    shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
+    unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
+    least = "at least " if whole.is_lower_bound else ""
+    uncertainty = f" ±{relative_text(whole.total_error_rel)}" if whole.total_error_rel and not least else ""
+    source = (
+        f"joulelab {joulelab.__version__}: {least}{(whole.energy_j or 0.0) / J_PER_WH:.4g} Wh{uncertainty} "
+        f"({method_text(whole, bill.mixed)}{shared}), {low_g:.3g} to {high_g:.3g} g{building} "
+        f"on the grid {grid.name}, {grid.year}{unknown}"
+    )
+    front: dict[str, Any] = {
+        "co2_eq_emissions": {
+            "emissions": float(f"{(low_g + high_g) / 2:.3g}"),
+            "source": source,
+            "training_type": training_type(bill),
+            "geographical_location": grid.name,
+        }
+    }
+    hardware = _hardware(bill)
+    if hardware:
+        front["co2_eq_emissions"]["hardware_used"] = hardware
+    return "---\n" + yaml.safe_dump(front, sort_keys=False, allow_unicode=True, width=100) + "---\n"
+
+
+def _hardware(bill: EnergyBill) -> str:
+    """Names of the devices whose joules are in the bill; empty where the record does not name them."""
+    sources = {source for line in bill.own for source in line.figure.sources}
+    attempts = bill.record.attempts if bill.record else ()
+    named = [device.name for attempt in attempts for device in attempt.devices if device.device in sources]
+    return ", ".join(dict.fromkeys(named))
+
+
+def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None, pue: float | None) -> str:
+    """A row of its own joules and seconds, and one of inherited joules, whose seconds other runs had.
+
+    Estimates go where CodeCarbon has its own models, and `tracking_mode` says so; grams are the middle of the range, in
+    kg. Where a PUE is named, joules and grams are those with the building, as they are in CodeCarbon's own file.
+    """
+    kg = None if co2e is None else sum(_grams(co2e)) / 2000
+    whole_j = bill.whole.energy_j
+    everyone: dict[str, Any] = {
+        "timestamp": bill.record.created_at if bill.record else "",
+        "country_name": grid.name if grid else None,
+        "country_iso_code": grid.code3 if grid else None,
+        "codecarbon_version": f"joulelab {joulelab.__version__}",
+        "pue": pue,
+    }
+    own_mixed, rest_mixed = (mixes_methods(line.figure for line in side) for side in (bill.own, bill.inherited))
+    # stages that N students share took their seconds all the same: no time belongs to one student's share of them
+    duration_s = None if bill.students > 1 and any(line.shared for line in bill.own) else bill.duration_s
+    sides = [("", bill.own_figure, own_mixed, bill.own_component, duration_s)]
+    rest = bill.inherited_figure
+    if rest is not None and rest.energy_j is not None:
+        sides.append((", inherited", rest, rest_mixed, bill.inherited_component, None))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CODECARBON_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for beside, figure, mixed, component, seconds in sides:
+        part_kg = kg * (figure.energy_j or 0.0) / whole_j if kg is not None and whole_j else None
+        row = {
+            **everyone,
+            "project_name": f"{bill.title}{beside}",
+            "run_id": f"{bill.made_by}{beside.replace(', ', '-')}",
+            "duration": seconds,
+            "emissions": part_kg,
+            "emissions_rate": part_kg / seconds if part_kg is not None and seconds else None,
+            **{name: _kwh(part, pue) for name, part in _codecarbon_parts(figure, component).items()},
+            "energy_consumed": _kwh(figure, pue),
+            "tracking_mode": f"joulelab: {method_text(figure, mixed)}",
+        }
+        writer.writerow({name: "" if row.get(name) is None else row[name] for name in CODECARBON_COLUMNS})
+    return out.getvalue()
+
+
+def _codecarbon_parts(figure: EnergyFigure, component: Callable[[str], EnergyFigure]) -> dict[str, EnergyFigure]:
+    cpu = component("cpu")
+    if cpu.energy_j is None and figure.method == "estimated":
+        cpu = component("cpu_estimate")
+    return {"cpu_energy": cpu, "gpu_energy": component("gpu"), "ram_energy": component("dram")}
+
+
+def _kwh(figure: EnergyFigure, pue: float | None) -> float | None:
+    return None if figure.energy_j is None else figure.energy_j / J_PER_KWH * (pue or 1.0)
+
+
+def _grams(co2e: Co2e) -> tuple[float, float]:
+    """The range that a file with room for one number has to tell: with the building where its PUE is known."""
+    if co2e.with_pue_co2e_g_low is None or co2e.with_pue_co2e_g_high is None:
+        return co2e.co2e_g_low, co2e.co2e_g_high
+    return co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high

@@ -1,0 +1,220 @@
+"""What every figure is made of: a Vega-Lite spec, words for those who do not see it, and the page's data by name.
+
+Specs are plain dicts, drawn as wide as the box they stand in. Those of a comparison read the page's `runs` and `parts`
+and follow four parameters: the scope, the number of students that share a teacher, the building's factor, and the
+methods that are hidden. The page moves the parameters; a figure in a file has them at their first values.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from joulelab.meter.figure_text import LOWER_BOUND, amount_text, labeled_text
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.series import Array
+from joulelab.report.compare.comparison import Comparison
+from joulelab.runs.record import RunRecord
+
+# Colours and shapes that a colour-blind reader can tell apart, on a light page and on a dark one.
+#
+# The hues are those of Okabe and Ito (2008), without black and yellow, which vanish on one of the two grounds.
+# Methods differ in shape as well, so that no reading depends on colour alone.
+
+
+HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+# Each hue once more darker, and once more pale: a page of many stages runs out of hues before it runs out of shades.
+_DARK = ("#004A75", "#A06E00", "#00634A", "#8F3E00", "#8E4B72", "#2B7FB0")
+_PALE = ("#8FC1DE", "#F0CD86", "#86CDB9", "#EBB58E", "#E5BFD5", "#B4DDF6")
+STAGE_HUES = (*HUES, *_DARK, *_PALE)
+GREY = "#8A8F98"
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
+# Neither is work that anyone set out to do, so neither takes a hue away from a stage.
+_GREY_STAGES = ("run.overhead", "idle.before", "idle.after")
+
+
+def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Domain, colours and shapes; with more methods than hues the two cycles still give distinct pairs."""
+    domain = list(dict.fromkeys(labels))
+    colours = [HUES[i % len(HUES)] for i in range(len(domain))]
+    return domain, colours, [SHAPES[i % len(SHAPES)] for i in range(len(domain))]
+
+
+def stage_scale(stages: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Domain and colours; a stage has the same colour in every figure of a page that is given the same stages."""
+    domain = sorted(dict.fromkeys(stages), key=lambda stage: stage in _GREY_STAGES)
+    # also what an ancestor took in several stages has one of its own: two lines of a legend never look alike
+    coloured = [stage for stage in domain if stage not in _GREY_STAGES]
+    colours = {stage: STAGE_HUES[place % len(STAGE_HUES)] for place, stage in enumerate(coloured)}
+    return domain, [colours.get(stage, GREY) for stage in domain]
+
+
+Spec = dict[str, Any]
+Datasets = Mapping[str, Sequence[Mapping[str, Any]]]
+_UNITS = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ"))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure for the page: its spec, what it shows in words, and the height its place is kept at."""
+
+    title: str
+    spec: Spec
+    description: str
+    caption: str
+    height: int
+    name: str = ""
+    """What its file is called."""
+    log_axis: str = ""
+    """The axis that a reader may switch between linear and logarithmic: `x` or `y`."""
+
+    @property
+    def first_axis(self) -> str:
+        """`log` or `linear`: how the switchable axis is drawn at first."""
+        return "log" if _is_log(self.spec, self.log_axis) else "linear"
+
+    def complete(self, shared: Datasets) -> Spec:
+        """The spec with the page's data inside, for a file of its own."""
+        return {**self.spec, "datasets": {**shared, **self.spec.get("datasets", {})}}
+
+
+def _is_log(spec: Spec, axis: str) -> bool:
+    scale = spec.get("encoding", {}).get(axis, {}).get("scale") or {}
+    return scale.get("type") == "log" or any(_is_log(layer, axis) for layer in spec.get("layer", ()))
+
+
+def finish(chart: Any, height: int, **data: Sequence[Mapping[str, Any]]) -> Spec:
+    """As wide as the box it stands in; the height is fixed, so that the page does not jump while it draws.
+
+    `data` are its own rows by the names by which it reads them: kept out of altair, which looks at every single value.
+    """
+    spec: Spec = chart.properties(
+        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
+    ).to_dict(validate=False)  # our own specs, which a browser's test draws; checking them costs more than making
+    # the page brings one version of the library along: a version in the spec could only cause a complaint
+    spec.pop("$schema", None)
+    return {**spec, "datasets": {name: list(rows) for name, rows in data.items()}} if data else spec
+
+
+def moving(chart: Any) -> Any:
+    """With the parameters that the page moves."""
+    first = {"scope": "policy", "students": 1, "pue": 1.0, "hidden": []}
+    return chart.add_params(*(alt.param(name=name, value=value) for name, value in first.items()))
+
+
+def parts_chart(factor: float) -> Any:
+    """The page's parts, each with its `energy` in the axis's unit under the chosen scope and number of students."""
+    return (
+        alt.Chart(alt.NamedData("parts"))
+        .transform_filter("indexof(hidden, datum.method) < 0")
+        .transform_calculate(
+            joules="(scope == 'pue' ? datum.policy * pue : datum[scope]) / (datum.shared ? students : 1)"
+        )
+        .transform_filter("isValid(datum.joules)")
+        .transform_calculate(energy=f"datum.joules / {factor!r}")
+    )
+
+
+def with_bounds(chart: Any, base: Any, bounds: bool, **encoding: Any) -> Any:
+    """The chart with a ≥ at the end of every bar or mark of `base` whose `lower_bound` is true."""
+    if not bounds:
+        return chart
+    marks = base.transform_filter("datum.lower_bound").mark_text(text="≥", align="left", dx=6, fontSize=15)
+    return alt.layer(chart, marks.encode(**encoding))
+
+
+def bounds_caption(bounds: bool) -> str:
+    return f" {LOWER_BOUND}." if bounds else ""
+
+
+def energy_unit(energies_j: Iterable[float]) -> tuple[float, str]:
+    top = max(energies_j, default=0.0)
+    return next(((factor, unit) for factor, unit in _UNITS if top >= factor), (1.0, "J"))
+
+
+def energy_title(opening: str, unit: str, figures: Iterable[EnergyFigure]) -> str:
+    """An axis that shows an estimate says so."""
+    methods = {figure.method for figure in figures if figure.energy_j is not None}
+    word = ", estimated" if methods == {"estimated"} else ", partly estimated" if "estimated" in methods else ""
+    return f"{opening} ({unit}{word})"
+
+
+def comparison_unit(comparison: Comparison) -> tuple[float, str, list[EnergyFigure]]:
+    """One unit for all figures of a comparison, and the figures behind it."""
+    figures = [run.joules.with_teacher for row in comparison.rows for run in row.runs]
+    known = [figure for figure in figures if figure.energy_j]
+    return *energy_unit([figure.energy_j or 0.0 for figure in known]), known
+
+
+def folded(text: str, width: int = 16) -> str:
+    """A label on several lines, for an axis."""
+    return "\n".join(textwrap.wrap(text, width))
+
+
+FOLDED_AXIS = {"labelExpr": "split(datum.label, '\\n')", "ticks": False}
+
+
+def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
+    """Joules by stage of a single run: one bar for each."""
+    known = [stage for stage in record.stages if stage.best.energy_j is not None and not stage.outside_totals]
+    if not known:
+        return None
+    figures = [stage.best for stage in known]
+    factor, unit = energy_unit([figure.energy_j or 0.0 for figure in figures])
+    values = [
+        {
+            "row": folded(stage.name),
+            "stage": stage.name,
+            "energy": float(f"{(stage.best.energy_j or 0.0) / factor:.5g}"),
+            "joules": labeled_text(stage.best),
+            "lower_bound": stage.best.is_lower_bound,
+        }
+        for stage in known
+    ]
+    domain, colours = stage_scale(stages)
+    base = alt.Chart(alt.Data(values=values))
+    y = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(**FOLDED_AXIS))
+    x = alt.X("energy:Q", title=energy_title("Energy", unit, figures))
+    bars = base.mark_bar(cornerRadius=1).encode(
+        y=y,
+        x=x,
+        color=alt.Color("stage:N", scale=alt.Scale(domain=domain, range=colours), legend=None),
+        tooltip=["stage:N", "joules:N"],
+    )
+    bounds = any(figure.is_lower_bound for figure in figures)
+    chart = with_bounds(bars, base, bounds, y=y, x=x)
+    height = 34 * len(known) + 20
+    described = [f"{stage.name} {amount_text(stage.best)}" for stage in known]
+    return Figure(
+        "Where the joules went",
+        finish(chart, height),
+        "Joules by stage: " + "; ".join(described),
+        bounds_caption(bounds).strip(),
+        height,
+        name="stages",
+    )
+
+
+# Long traces made short without hiding a peak: what a reader must not miss in a power curve is its extremes.
+
+
+def thin(times: Array, values: Array, buckets: int = 400) -> tuple[Array, Array]:
+    """The lowest and the highest reading of each stretch of equal time, in order; short series come back whole."""
+    if len(times) <= 2 * buckets:
+        return times, values
+    edges = np.linspace(float(times[0]), float(times[-1]), buckets + 1)
+    cuts = np.searchsorted(times, edges[1:-1])
+    kept: set[int] = {0, len(times) - 1}
+    start = 0
+    for stop in (*cuts, len(times)):
+        if stop > start:
+            stretch = values[start:stop]
+            kept |= {start + int(stretch.argmin()), start + int(stretch.argmax())}
+        start = int(stop)
+    order = np.array(sorted(kept))
+    return times[order], values[order]

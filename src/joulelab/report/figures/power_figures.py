@@ -1,0 +1,465 @@
+"""Power over time with the stages as bands behind it: the figure that shows whether a run's joules are believable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import altair as alt
+import numpy as np
+from numpy.typing import NDArray
+
+from joulelab.clock import NS
+from joulelab.meter.figure_text import labeled_text
+from joulelab.meter.health import throttle_reasons_text
+from joulelab.meter.importers.log_energy import HOLE_FACTOR
+from joulelab.meter.importers.power_log import DeviceLog, PowerLog
+from joulelab.meter.integrate import both_paths, power_curve
+from joulelab.meter.parquet import SUFFIX, numbers_in, read_batches
+from joulelab.meter.series import Trace, load_trace
+from joulelab.meter.trace import read_lines
+from joulelab.report.figures.chart_base import Figure, finish, label_scales, stage_scale, thin
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
+from joulelab.units import BYTES_PER_MB, duration_text, energy_text, power_text
+
+# The traces of a run on one time axis, as its figures need them.
+
+
+@dataclass(frozen=True)
+class AttemptTrace:
+    """A trace on the run's own time axis, where attempts follow each other without the pause between them."""
+
+    attempt: int
+    host: str
+    trace: Trace
+    shift_s: float
+    path: Path
+
+    def seconds(self, mono_ns: float) -> float:
+        return (mono_ns - self.trace.first_ns) / NS + self.shift_s
+
+
+def attempt_traces(paths: RunPaths) -> list[AttemptTrace]:
+    placed: list[AttemptTrace] = []
+    shift_s, end_s, previous = 0.0, 0.0, None
+    for host, number, path in paths.traces():
+        trace = load_trace(path)
+        if number != previous:
+            shift_s, previous = end_s, number
+        placed.append(AttemptTrace(number, host, trace, shift_s, path))
+        end_s = max(end_s, shift_s + (trace.last_ns - trace.first_ns) / NS)
+    return placed
+
+
+# When a card was held back, read from the trace: by its own columns where it has some, else line by line.
+
+
+Stretch = tuple[int, int, str]
+"""From, to (monotonic nanoseconds), and why."""
+
+
+def throttled(path: Path, interval_s: float) -> list[Stretch]:
+    """Stretches of throttling, readings closer than a few intervals joined."""
+    found = []
+    for reason, moments in _moments(path).items():
+        stamps = np.unique(np.concatenate(moments))
+        breaks = np.flatnonzero(np.diff(stamps) > 3e9 * interval_s)
+        starts, ends = stamps[[0, *(breaks + 1)]], stamps[[*breaks, -1]]
+        last_ns = int(1e9 * interval_s)  # a reading stands for the time up to the next one
+        found += [(int(start), int(end) + last_ns, reason) for start, end in zip(starts, ends, strict=True)]
+    return found
+
+
+def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
+    """Reason -> when it was read, in pieces."""
+    found: dict[str, list[NDArray[np.int64]]] = {}
+    if path.suffix != SUFFIX:
+        for line in read_lines(path):
+            if line.get("kind") == "gpu" and line.get("throttle_reasons"):
+                for reason in throttle_reasons_text(line["throttle_reasons"]):
+                    found.setdefault(reason, []).append(np.array([line["mono_ns"]], dtype=np.int64))
+        return found
+    for batch in read_batches(path, ["mono_ns", "throttle_reasons"]):
+        times, bits = (numbers_in(column, np.int64)[0] for column in batch.columns)
+        for word in np.unique(bits[bits != 0]):
+            for reason in throttle_reasons_text(int(word)):
+                found.setdefault(reason, []).append(times[bits == word])
+    return found
+
+
+# What a power curve alone would hide: stretches in which readings failed, and in which a card was held back.
+
+
+Event = dict[str, Any]
+# What lies closer together than this share of the time axis cannot be told apart, and is drawn as one.
+INVISIBLE = 1 / 800
+# Readings fail one by one; failures no further apart than this many readings are one gap.
+_SAME_GAP = 3
+
+
+def found_events(traces: Sequence[AttemptTrace], length_s: float) -> list[Event]:
+    """Gaps and stretches of throttling with `t` and `until` on the run's time axis, and how many readings failed."""
+    found: list[Event] = []
+    for placed in traces:
+        found += _gaps(placed)
+        if any(series.component == "gpu" for series in placed.trace.devices):
+            for start, end, reason in throttled(placed.path, placed.trace.interval_s):
+                where = {"t": placed.seconds(start), "until": placed.seconds(end)}
+                found.append({**where, "what": "throttling", "why": reason, "times": 1})
+    return _merged(found, length_s * INVISIBLE)
+
+
+def _gaps(placed: AttemptTrace) -> list[Event]:
+    """From the first reading that failed to the next that would have been due: one gap however often it was tried."""
+    interval_s = placed.trace.interval_s
+    found = []
+    for gap in placed.trace.gaps:
+        begin, end = placed.seconds(gap.mono_ns), placed.seconds(gap.mono_ns + interval_s * NS)
+        found.append({"t": begin, "until": end, "what": "gap", "why": f"{gap.device}: {gap.reason}", "times": 1})
+    return _merged(found, _SAME_GAP * interval_s)
+
+
+def _merged(events: Sequence[Event], closer_than_s: float) -> list[Event]:
+    merged: list[Event] = []
+    for event in sorted(events, key=lambda event: (event["what"], event["why"], event["t"])):
+        last = merged[-1] if merged else {}
+        same = (last.get("what"), last.get("why")) == (event["what"], event["why"])
+        if same and event["t"] - last["until"] < closer_than_s:
+            last["until"], last["times"] = max(last["until"], event["until"]), last["times"] + event["times"]
+        else:
+            merged.append(dict(event))
+    return merged
+
+
+def in_parts(curves: Sequence[Event], events: Sequence[Event]) -> None:
+    """Numbers the parts of every curve: a line must not lead across a gap in which nothing was read."""
+    gaps = [(event["t"], event["until"]) for event in events if event["what"] == "gap"]
+    by_line: dict[tuple[str, int], list[Event]] = {}
+    for point in curves:
+        by_line.setdefault((point["device"], point["attempt"]), []).append(point)
+    for points in by_line.values():
+        empty = [end for begin, end in gaps if not any(begin < point["t"] < end for point in points)]
+        for point in points:
+            point["part"] = sum(end <= point["t"] for end in empty)
+
+
+def told(events: Sequence[Event]) -> list[str]:
+    texts = []
+    gaps = [event for event in events if event["what"] == "gap"]
+    if gaps:
+        reasons = "; ".join(dict.fromkeys(event["why"] for event in gaps))
+        length_s = sum(event["until"] - event["t"] for event in gaps)
+        count = f"{len(gaps)} gap{'' if len(gaps) == 1 else 's'}"
+        texts.append(f"Between dotted lines: {count} in the readings, {duration_text(length_s)} in all ({reasons}).")
+    held = [event for event in events if event["what"] == "throttling"]
+    if held:
+        reasons = ", ".join(dict.fromkeys(event["why"] for event in held))
+        held_s = sum(event["until"] - event["t"] for event in held)
+        texts.append(f"The strip below marks {duration_text(held_s)} in which a card was held back ({reasons}).")
+    return texts
+
+
+def event_layers(data: dict[str, list[Event]], x: Any, height: int) -> list[Any]:
+    """Gaps between two upright dotted lines, throttling as a strip along the bottom."""
+    layers: list[Any] = []
+    tooltip = ["what:N", "why:N", alt.Tooltip("times:Q", title="readings failed")]
+    if "gaps" in data:
+        gaps = alt.Chart(alt.NamedData("gaps"))
+        layers.append(gaps.mark_rect(color="#808080", opacity=0.3).encode(x=x, x2="until:Q", tooltip=tooltip))
+        for edge in ("t", "until"):
+            dotted = gaps.mark_rule(strokeDash=[1, 3], strokeWidth=1.5)
+            layers.append(dotted.encode(x=alt.X(f"{edge}:Q"), tooltip=tooltip))
+    if "throttling" in data:
+        strip = alt.Chart(alt.NamedData("throttling")).mark_rect(color="#D55E00", opacity=0.9)
+        places = {"y": alt.value(height - 6), "y2": alt.value(height)}
+        layers.append(strip.encode(x=x, x2="until:Q", tooltip=["what:N", "why:N"], **places))
+    return layers
+
+
+HEIGHT = 280
+# More lines than this cannot be told apart by their dashes.
+_FEW_DEVICES = 4
+_TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
+
+
+def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: Sequence[str]) -> Figure | None:
+    """None where the trace holds no power: a run killed at once, or one without any sensor."""
+    estimated = record.totals is not None and record.totals.best.method == "estimated"
+    curves = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS)
+    if not curves:
+        return None
+    length_s = max(point["t"] for point in curves)
+    divisor, unit = next((by, unit) for above, by, unit in _TIME_UNITS if length_s >= above)
+    bands = _bands(record, traces, length_s)
+    idle_w = record.totals.idle_power_w if record.totals and not estimated else None
+    one_device = len({point["device"] for point in curves}) == 1
+    events = found_events(traces, length_s)
+    in_parts(curves, events)
+    data = {
+        "curves": _in_unit(curves, divisor),
+        "bands": _in_unit(bands, divisor),
+        "gaps": _in_unit([event for event in events if event["what"] == "gap"], divisor),
+        "throttling": _in_unit([event for event in events if event["what"] == "throttling"], divisor),
+    }
+    data = {name: rows for name, rows in data.items() if rows}
+    chart = _layers(data, idle_w if one_device else None, unit, estimated, stages)
+    peak_w = max(point["w"] for point in curves)
+    return Figure(
+        title="Power over time",
+        spec=finish(chart, HEIGHT, **data),
+        description=f"Power of {record.label} over {duration_text(length_s)}, with a peak of {power_text(peak_w)}.",
+        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *told(events), *_two_ways(traces)]),
+        height=HEIGHT,
+        name=f"power-{record.run_id}",
+    )
+
+
+def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_device: bool) -> list[str]:
+    parts = ["Bands are stages; between them is the run's overhead."]
+    parts.append("Thinned to the lowest and highest reading of each stretch, so peaks stay.")
+    if estimated:
+        parts.append("Estimated from CPU time; idle power is unknown.")
+    if idle_w is not None and not one_device:
+        parts.append(f"All devices together drew {power_text(idle_w)} when idle.")
+    attempts = len({attempt.number for attempt in record.attempts})
+    if attempts > 1:
+        parts.append(f"{attempts} attempts follow each other without the pause between them.")
+    return parts
+
+
+def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
+    """Counter against integral, over the whole trace: how a broken sensor is noticed."""
+    texts = []
+    for component in MEASURED_COMPONENTS:
+        both = [both_paths(p.trace, component, [(p.trace.first_ns, p.trace.last_ns)]) for p in traces]
+        sums = [(b.counter.energy_j, b.integrated.energy_j) for b in both if b and b.counter.energy_j]
+        counter_j, integral_j = sum(c or 0.0 for c, _ in sums), sum(i or 0.0 for _, i in sums)
+        if counter_j > 0 and integral_j > 0:
+            texts.append(
+                f"{component.upper()} over the whole trace: counter {energy_text(counter_j)}, integral of power "
+                f"{energy_text(integral_j)} ({100 * (integral_j / counter_j - 1):+.1f} %)."
+            )
+    return texts
+
+
+def _curves(traces: Sequence[AttemptTrace], components: Sequence[str]) -> list[dict[str, Any]]:
+    points: list[dict[str, Any]] = []
+    for placed in traces:
+        for series in placed.trace.devices:
+            if series.component not in components or not series.counted:
+                continue
+            times, watts = thin(*power_curve(series))
+            name = series.device if len({one.host for one in traces}) == 1 else f"{placed.host} {series.device}"
+            points += [
+                {
+                    "t": placed.seconds(float(time)),
+                    "w": round(float(watt), 2),
+                    "device": name,
+                    "attempt": placed.attempt,
+                }
+                for time, watt in zip(times, watts, strict=True)
+            ]
+    return points
+
+
+def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -> list[dict[str, Any]]:
+    """Segments of all stages but the overhead, which is what lies between them."""
+    by_attempt = {(placed.attempt, placed.host): placed for placed in traces}
+    bands: list[dict[str, Any]] = []
+    for stage in record.stages:
+        facts = {
+            "stage": stage.name,
+            "took": duration_text(stage.duration_s),
+            "joules": labeled_text(stage.best),
+        }
+        merged: list[list[float]] = []
+        for segment in stage.segments if stage.name != "run.overhead" else ():
+            placed = by_attempt.get((segment.attempt, segment.host))
+            if placed is None:
+                continue
+            begin, end = placed.seconds(segment.start_ns), placed.seconds(segment.end_ns)
+            if merged and begin - merged[-1][1] < length_s * INVISIBLE:
+                merged[-1][1] = max(end, merged[-1][1])
+            else:
+                merged.append([begin, end])
+        bands += [{**facts, "t": begin, "until": end} for begin, end in merged]
+    return bands
+
+
+def _in_unit(points: Sequence[dict[str, Any]], divisor: float) -> list[dict[str, Any]]:
+    return [{**p, **{key: round(p[key] / divisor, 4) for key in ("t", "until") if key in p}} for p in points]
+
+
+def _layers(
+    data: dict[str, list[dict[str, Any]]], idle_w: float | None, unit: str, estimated: bool, stages: Sequence[str]
+) -> Any:
+    x = alt.X("t:Q", title=f"Time since the start ({unit})", scale=alt.Scale(nice=False))
+    y = alt.Y("w:Q", title=f"Power (W{', estimated' if estimated else ''})", scale=alt.Scale(zero=True))
+    devices = len({point["device"] for point in data["curves"]})
+    dash = alt.StrokeDash("device:N", title="Device") if 1 < devices <= _FEW_DEVICES else alt.Undefined
+    thin_lines = {"strokeWidth": 0.8, "opacity": 0.6} if devices > _FEW_DEVICES else {"strokeWidth": 1.4}
+    lines = alt.Chart(alt.NamedData("curves")).mark_line(interpolate="linear", **thin_lines)
+    layers = [_band_layer(data["bands"], x, stages)] if "bands" in data else []
+    layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N", "part:N"], strokeDash=dash))
+    if idle_w is not None:
+        layers += _idle_layers(idle_w, y)
+    return alt.layer(*layers, *event_layers(data, x, HEIGHT))
+
+
+def _band_layer(bands: list[dict[str, Any]], x: Any, stages: Sequence[str]) -> Any:
+    used = {band["stage"] for band in bands}
+    domain, colours = stage_scale([*stages, *(band["stage"] for band in bands)])
+    pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
+    scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
+    chart = alt.Chart(alt.NamedData("bands")).mark_rect(opacity=0.32)
+    color = alt.Color("stage:N", title="Stage", scale=scale)
+    return chart.encode(x=x, x2="until:Q", color=color, tooltip=["stage:N", "took:N", "joules:N"])
+
+
+def _idle_layers(idle_w: float, y: Any) -> list[Any]:
+    base = alt.Chart(alt.Data(values=[{"w": round(idle_w, 2), "text": f"idle {power_text(idle_w)}"}]))
+    text = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, fontSize=12)
+    return [base.mark_rule(strokeDash=[6, 4]).encode(y=y), text.encode(y=y, x=alt.value(0), text="text:N")]
+
+
+# Figures of a monitor's log or a run's trace: power, GPU use, GPU memory, CPU use over time, a line per device.
+
+
+Axis = Literal["elapsed", "wall"]
+WIDTH, PANEL_HEIGHT = 760, 260
+PNG_SCALE = 2
+_GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure: the file's name, the column it shows, its axis title, and the factor to the axis's unit."""
+
+    file: str
+    column: str
+    title: str
+    factor: float = 1.0
+    top: float | None = None
+
+
+PANELS = (
+    Panel("power", "power_watts", "Power (W)"),
+    Panel("gpu_utilization", "gpu_utilization_percent", "GPU utilisation (%)", top=100),
+    Panel("gpu_memory", "memory_used_MB", "GPU memory in use (GiB)", factor=BYTES_PER_MB / _GIB),
+    Panel("cpu_utilization", "cpu_utilization_percent", "CPU utilisation (%)", top=100),
+)
+
+
+def draw(log: PowerLog, folder: Path, formats: Sequence[str], axis: Axis, title: str) -> tuple[list[Path], list[str]]:
+    """Write one file per panel and format; the files, and the names of panels the log has nothing for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files, empty = [], []
+    for panel in PANELS:
+        chart = _chart(log, panel, axis, title)
+        if chart is None:
+            empty.append(panel.file)
+            continue
+        for form in formats:
+            path = folder / f"{panel.file}.{form}"
+            _save(chart, path)
+            files.append(path)
+    return files, empty
+
+
+def _save(chart: Any, path: Path) -> None:
+    import vl_convert
+
+    spec = chart.to_dict()
+    if path.suffix == ".svg":
+        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+    else:
+        path.write_bytes(vl_convert.vegalite_to_png(spec, scale=PNG_SCALE))
+
+
+def _chart(log: PowerLog, panel: Panel, axis: Axis, title: str) -> Any:
+    points = [point for device in log.devices for point in _points(log, device, panel, axis)]
+    if not points:
+        return None
+    domain, colours, _ = label_scales(point["device"] for point in points)
+    legend = alt.Legend(title=None, orient="top", labelLimit=400) if len(domain) > 1 else None
+    x = _wall_axis(points) if axis == "wall" else _elapsed_axis()
+    scale = alt.Scale(domain=[0, panel.top]) if panel.top and _highest(points) <= panel.top else alt.Scale(zero=True)
+    return (
+        alt.Chart(alt.Data(values=points), title=title)
+        .mark_line(strokeWidth=1.4, clip=True)
+        .encode(
+            x=x,
+            y=alt.Y("v:Q", title=panel.title, scale=scale),
+            color=alt.Color("device:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
+            detail="stretch:N",
+        )
+        .properties(width=WIDTH, height=PANEL_HEIGHT)
+    )
+
+
+def _elapsed_axis() -> Any:
+    return alt.X("t:Q", title="Time since the first reading (s)", scale=alt.Scale(nice=False))
+
+
+def _wall_axis(points: Sequence[dict[str, Any]]) -> Any:
+    first, last = (ends(point["t"] for point in points) for ends in (min, max))
+    one_day = first[:10] == last[:10]
+    labels = alt.Axis(format="%H:%M:%S" if one_day else "%m-%d %H:%M", labelOverlap=True)
+    days = first[:10] if one_day else f"{first[:10]} to {last[:10]}"
+    return alt.X("t:T", title=f"Time of day (UTC), {days}", scale=alt.Scale(type="utc"), axis=labels)
+
+
+def _highest(points: Sequence[dict[str, Any]]) -> float:
+    return max(float(point["v"]) for point in points)
+
+
+def _points(log: PowerLog, device: DeviceLog, panel: Panel, axis: Axis) -> list[dict[str, Any]]:
+    """Thinned with its peaks kept, and broken at holes: a line across one would show what nobody read."""
+    if panel.column == "power_watts":
+        if not device.source.counted:
+            return []
+        times, values = device.power()
+    else:
+        times, values = device.series(panel.column)
+    if not len(times):
+        return []
+    import numpy as np
+
+    steps = np.diff(times)
+    holes = steps > HOLE_FACTOR * float(np.median(steps)) if len(steps) else np.array([], dtype=bool)
+    stretches = np.concatenate([[0], np.cumsum(holes)])
+    name = _label(device)
+    points = []
+    for stretch in range(int(stretches[-1]) + 1):
+        inside = stretches == stretch
+        for time, value in zip(*thin(times[inside], values[inside]), strict=True):
+            points.append(
+                {
+                    "t": _x(float(time), log, axis),
+                    "v": round(float(value) * panel.factor, 4),
+                    "device": name,
+                    "stretch": f"{name} {stretch}",
+                }
+            )
+    return points
+
+
+def _label(device: DeviceLog) -> str:
+    source = device.source
+    if source.component == "cpu_estimate":
+        return "CPU (estimated)"
+    if source.component != "gpu":
+        return source.device
+    index = "" if source.index is None else f" {source.index}"
+    name = source.name if source.name and source.name != f"GPU{index}" else ""
+    return " ".join(filter(None, [f"GPU{index}", name]))
+
+
+def _x(seconds: float, log: PowerLog, axis: Axis) -> float | str:
+    if axis == "wall":
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    return round(seconds - log.first_s, 3)

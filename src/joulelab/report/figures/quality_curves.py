@@ -1,0 +1,176 @@
+"""Quality over joules: what each joule bought while a run was training, from its metrics and its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from joulelab.meter.trace import read_lines
+from joulelab.report.compare.comparison import Comparison
+from joulelab.report.energy_sums import run_energy
+from joulelab.report.figures.chart_base import Figure, energy_unit, finish, label_scales, moving
+from joulelab.report.figures.power_figures import AttemptTrace
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment
+from joulelab.units import energy_text
+
+_MOST_POINTS = 200
+_HELD_OUT = "held_out_loss"
+
+Point = dict[str, Any]
+
+
+def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]) -> list[Point]:
+    """A point per line of metrics: joules so far, and every number the line has.
+
+    Joules count from the first stage on that is no idle baseline, with what was inherited, without setup and repeated
+    work, and without the teacher's: which of several seeds paid for what all of them use is chance. A run on several
+    hosts has none: its metrics do not tell on whose clock they are. Nor has one that would add estimates to
+    measurements.
+    """
+    if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
+        return []
+    if run_energy(record).mixed_without:
+        return []
+    lines = [line for line in read_lines(RunPaths(folder).metrics) if "mono_ns" in line and "stage" in line]
+    step = max(1, len(lines) // _MOST_POINTS)
+    kept = [line for place, line in enumerate(lines) if place % step == 0 or _is_validation(line)]
+    so_far = _JoulesSoFar(record, traces)
+    points = [{"joules": so_far.at(line), "run": record.run_id, **_numbers(line)} for line in kept]
+    return [point for point in points if point["joules"] is not None]
+
+
+def _is_validation(line: dict[str, Any]) -> bool:
+    return str(line["stage"]).endswith((".validate", ".evaluate"))
+
+
+def _numbers(line: dict[str, Any]) -> Point:
+    passed = ("mono_ns", "attempt", "timestamp")
+    return {k: v for k, v in line.items() if k not in passed and (k == "stage" or isinstance(v, int | float))}
+
+
+class _JoulesSoFar:
+    """Of a run up to a moment, over its attempts."""
+
+    def __init__(self, record: RunRecord, traces: Sequence[AttemptTrace]) -> None:
+        estimated = record.totals is not None and record.totals.best.method == "estimated"
+        self._components = ("cpu_estimate",) if estimated else MEASURED_COMPONENTS
+        self._traces = {placed.attempt: placed for placed in traces}
+        inherited = run_energy(record).inherited_but_teacher
+        self._inherited_j = (inherited.energy_j or 0.0) if inherited else 0.0
+        self._teacher_stages = {stage.name for stage in record.stages if stage.role == "teacher"}
+        stages = [stage for stage in record.stages if not stage.outside_totals]
+        self._apart = [segment for stage in stages if not stage.is_method_work for segment in stage.segments]
+        teaching = [stage for stage in stages if stage.is_method_work and stage.role == "teacher"]
+        self._teaching = [segment for stage in teaching for segment in stage.segments]
+        self._starts: dict[int, int] = {}
+        for stage in record.stages:
+            for segment in stage.segments if not stage.outside_totals else ():
+                known = self._starts.get(segment.attempt, segment.start_ns)
+                self._starts[segment.attempt] = min(known, segment.start_ns)
+        self._before: dict[int, float] = {}
+        spent_j = 0.0
+        for attempt in sorted(self._starts):
+            self._before[attempt] = spent_j
+            if attempt in self._traces:
+                spent_j += self._since_start(attempt, self._traces[attempt].trace.last_ns)
+
+    def at(self, line: dict[str, Any]) -> float | None:
+        attempt = int(line.get("attempt", 1))
+        if attempt not in self._starts or attempt not in self._traces:
+            return None
+        until_ns = int(line["mono_ns"])
+        so_far_j = self._before[attempt] + self._since_start(attempt, until_ns)
+        so_far_j -= self._spent_in(self._apart, attempt, until_ns)
+        if line["stage"] not in self._teacher_stages:
+            so_far_j += self._inherited_j - self._spent_in(self._teaching, attempt, until_ns)
+        return float(f"{so_far_j:.5g}")
+
+    def _since_start(self, attempt: int, until_ns: int) -> float:
+        return self._between(attempt, self._starts[attempt], until_ns)
+
+    def _spent_in(self, segments: Sequence[Segment], attempt: int, until_ns: int) -> float:
+        known = [segment for segment in segments if segment.attempt in self._traces]
+        before = [s for s in known if s.attempt < attempt or (s.attempt == attempt and s.start_ns < until_ns)]
+        ends = [min(s.end_ns, until_ns) if s.attempt == attempt else s.end_ns for s in before]
+        return sum(self._between(s.attempt, s.start_ns, end_ns) for s, end_ns in zip(before, ends, strict=True))
+
+    def _between(self, attempt: int, start_ns: int, end_ns: int) -> float:
+        devices = [d for d in self._traces[attempt].trace.devices if d.component in self._components and d.counted]
+        paths = [path for device in devices if (path := device.best_path)]
+        return sum(path.energy([(start_ns, end_ns)])[0] for path in paths)
+
+
+def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figure | None:
+    """By what was validated on the way where runs did that; else by the loss they were trained on."""
+    found = _chosen(comparison, points)
+    if found is None:
+        return None
+    key, title, chosen = found
+    labels = {run.record.run_id: (row.label, run.seed) for row in comparison.rows for run in row.runs}
+    told = [point for point in chosen if point["run"] in labels and point["joules"]]
+    if len({point["joules"] for point in told}) < 2:
+        return None
+    factor, unit = energy_unit([point["joules"] for point in told])
+    times = 100 if comparison.measure and comparison.measure.percent and key == comparison.measure.name else 1
+    values = [
+        {
+            "method": labels[point["run"]][0],
+            "run": f"{labels[point['run']][0]}, seed {labels[point['run']][1]}",
+            "energy": float(f"{point['joules'] / factor:.5g}"),
+            "value": float(f"{times * point[key]:.5g}"),
+            "step": point.get("step"),
+            "joules": energy_text(point["joules"]),
+        }
+        for point in told
+    ]
+    domain, colours, shapes = label_scales([row.label for row in comparison.rows])
+    base = (
+        alt.Chart(alt.NamedData("looks"))
+        .transform_filter("indexof(hidden, datum.method) < 0")
+        .encode(
+            x=alt.X("energy:Q", title=f"Joules so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
+            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False, padding=8)),
+            color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
+            detail="run:N",
+            tooltip=["run:N", "step:Q", "joules:N", alt.Tooltip("value:Q", title=title)],
+        )
+    )
+    marks = alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes))
+    few = len(values) <= 40 * len({value["run"] for value in values})
+    layers = [base.mark_line(strokeWidth=1.6, opacity=0.8)]
+    if few:
+        layers.append(base.mark_point(filled=True, size=45, opacity=0.9).encode(shape=marks))
+    return Figure(
+        title=f"{title} over joules",
+        spec=finish(moving(alt.layer(*layers)), 280, looks=values),
+        description=f"{title} against the joules that the run had taken by then, a line per run of "
+        + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in told))
+        + ".",
+        caption="Joules up to then with what was inherited, and without the teacher's work. "
+        "Compare vertically for equal energy, horizontally for equal quality.",
+        height=280,
+        name="quality-over-joules",
+        log_axis="x",
+    )
+
+
+def _chosen(comparison: Comparison, points: Sequence[Point]) -> tuple[str, str, list[Point]] | None:
+    validated = [point for point in points if _is_validation(point)]
+    measure = comparison.measure
+    if measure and (told := [point for point in validated if measure.name in point]):
+        return measure.name, f"Validation: {measure.axis}", told
+    if told := [point for point in validated if _HELD_OUT in point]:
+        return _HELD_OUT, "Held-out loss", told
+    trained = [point for point in points if str(point["stage"]).endswith(".train") and "loss" in point]
+    if not trained:
+        return None
+    # where objectives differ, only the part that all have can be compared
+    shared = all("loss.ce" in point or "loss.kl" not in point for point in trained)
+    if any("loss.ce" in point for point in trained) and shared:
+        told = [{**point, "loss.ce": point.get("loss.ce", point["loss"])} for point in trained]
+        return "loss.ce", "Training loss on the labels", told
+    return "loss", "Training loss", trained

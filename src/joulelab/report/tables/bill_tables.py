@@ -1,0 +1,465 @@
+"""A bill for people: the tree of its lineage, and the sums by component and method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from joulelab.data.inputs import find_bill as bill_of_input
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.meter.figure_text import amount_text, labeled_text, method_text, uncertainty_note
+from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.grids import GridFactor
+from joulelab.report.energy_sums import ancestor_figure, is_teachers, known_sum, mixes_methods
+from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich
+from joulelab.report.wording import NOTHING, grams, listed
+from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
+from joulelab.runs.carbon import Co2e
+from joulelab.runs.groups import GroupRecord, group_records
+from joulelab.runs.paths import GroupPaths
+from joulelab.runs.record import EnergyByComponent, RunRecord
+from joulelab.runs.store import find_folder, load_record, settled
+
+# A bill before it is a table: its lines, what each student bears of them, and their sums.
+
+
+COMPONENTS = tuple(EnergyByComponent.model_fields)
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """One piece of work: a stage of the run, or an ancestor."""
+
+    key: str
+    name: str
+    kind: str
+    made_by: str
+    figure: EnergyFigure
+    components: dict[str, EnergyFigure]
+    parents: tuple[str, ...]
+    shared: bool
+    """A teacher's work, which N students share."""
+
+    @property
+    def elsewhere(self) -> bool:
+        return self.made_by == ELSEWHERE
+
+
+@dataclass(frozen=True)
+class EnergyBill:
+    title: str
+    kind: str
+    made_by: str
+    own: tuple[BillLine, ...]
+    inherited: tuple[BillLine, ...]
+    """Each ancestor once."""
+    roots: tuple[str, ...]
+    """Keys of the ancestors it uses directly."""
+    students: int
+    provisional: bool = False
+    record: RunRecord | None = None
+    """The run behind it, where its folder is still there."""
+    duration_s: float | None = None
+    grid: GridFactor | None = None
+    pue: float | None = None
+    """How the run reckons CO2e; of a group, where its runs agree."""
+    own_totals: dict[str, EnergyFigure] = field(default_factory=dict)
+    """What the run's record says of its own stages together, by component, and as `best` what tables show."""
+
+    @property
+    def lines(self) -> tuple[BillLine, ...]:
+        return self.own + self.inherited
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        return tuple(line.name for line in self.inherited if line.figure.energy_j is None)
+
+    @property
+    def unmetered(self) -> tuple[str, ...]:
+        """Work for it that no meter saw: these joules are a lower bound."""
+        return tuple(line.name for line in self.inherited if line.kind == UNMETERED)
+
+    @property
+    def mixed(self) -> bool:
+        return mixes_methods(line.figure for line in self.lines)
+
+    def share(self, line: BillLine) -> EnergyFigure:
+        """What one student has to bear of a line."""
+        return line.figure.scaled(1 / self.students) if line.shared else line.figure
+
+    @property
+    def own_figure(self) -> EnergyFigure:
+        return self._own("best") or _sum(self.share(line) for line in self.own)
+
+    @property
+    def inherited_figure(self) -> EnergyFigure | None:
+        return _sum(self.share(line) for line in self.inherited) if self.inherited else None
+
+    @property
+    def whole(self) -> EnergyFigure:
+        return _sum([self.own_figure, *(self.share(line) for line in self.inherited)])
+
+    def _own(self, name: str) -> EnergyFigure | None:
+        """The record's own sum, as other tables have it: two neighbours' errors at their common edge cancel in it.
+
+        None where there is none, or where N students share some of these stages.
+        """
+        if self.students > 1 and any(line.shared for line in self.own):
+            return None
+        found = self.own_totals.get(name)
+        return found.model_copy(update={"reason": None}) if found and found.energy_j is not None else None
+
+    def own_component(self, name: str) -> EnergyFigure:
+        return self._own(name) or self._component(name, self.own)
+
+    def inherited_component(self, name: str) -> EnergyFigure:
+        return self._component(name, self.inherited)
+
+    def component(self, name: str) -> EnergyFigure:
+        """Own and inherited together."""
+        return _sum([self.own_component(name), *([self.inherited_component(name)] if self.inherited else [])])
+
+    def _component(self, name: str, lines: Sequence[BillLine]) -> EnergyFigure:
+        absent = missing("not in its bill")
+        parts = [line.figure if line.kind == UNMETERED else line.components.get(name, absent) for line in lines]
+        shares = [
+            part.scaled(1 / self.students) if line.shared else part for part, line in zip(parts, lines, strict=True)
+        ]
+        return _sum(shares)
+
+
+def _sum(figures: Iterable[EnergyFigure]) -> EnergyFigure:
+    """Of what is known; what is not stands in no sum, and its reasons would only repeat its lines."""
+    summed = known_sum(list(figures))
+    return summed if summed.energy_j is None else summed.model_copy(update={"reason": None})
+
+
+_TITLES = {
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "dram": "memory",
+    "cpu_estimate": "CPU, estimated",
+    "codecarbon": "CodeCarbon's own",
+}
+
+
+def bill_view(bill: EnergyBill, co2e: Co2e | None = None) -> RenderableType:
+    parts: list[RenderableType] = [
+        Text(sentence, style="bold" if not place else "") for place, sentence in enumerate(sentences(bill, co2e))
+    ]
+    return Group(*parts, Text(""), *(to_rich(grid) for grid in bill_grids(bill)))
+
+
+def bill_markdown(bill: EnergyBill, co2e: Co2e | None = None) -> str:
+    opening, *others = sentences(bill, co2e)
+    parts = [f"# Energy bill of {bill.title}", f"**{opening}**", *others]
+    return "\n\n".join([*parts, *(to_markdown(grid).strip() for grid in bill_grids(bill))]) + "\n"
+
+
+def bill_grids(bill: EnergyBill) -> tuple[Grid, ...]:
+    return tree_grid(bill), component_grid(bill)
+
+
+def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
+    whole = bill.whole
+    shared = f" when {bill.students} students share the teacher" if bill.students > 1 else ""
+    if whole.energy_j is None:
+        opening = f"Energy of {bill.title}{shared}: missing"
+    else:
+        opening = f"Energy of {bill.title}{shared}: {labeled_text(whole, bill.mixed)}"
+    inherited = bill.inherited_figure
+    if inherited is not None and inherited.energy_j is not None:
+        opening += f"; own {amount_text(bill.own_figure)}, inherited {amount_text(inherited)}"
+    texts = [opening + "."]
+    if spread := uncertainty_note([whole]):
+        texts.append(spread)
+    if bill.mixed:
+        texts.append("The sum adds estimates to measurements.")
+    if bill.unmetered:
+        texts.append(f"A lower bound: no meter of its run saw {listed(list(bill.unmetered))}.")
+    made_elsewhere = [name for name in bill.unknown if name not in bill.unmetered]
+    if made_elsewhere:
+        texts.append(f"In no sum, because nobody measured it here: what {listed(made_elsewhere)} took to make.")
+    if bill.kind == "run" and bill.record and bill.record.status == "running":
+        texts.append("The run still goes on: these are the joules so far.")
+    if bill.kind == "group" and bill.provisional:
+        texts.append("A run of the group still goes on: these are the joules so far.")
+    elif bill.provisional:
+        texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
+    if co2e:
+        texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high, whole.is_lower_bound)}.")
+        if co2e.with_pue_co2e_g_low is not None and co2e.with_pue_co2e_g_high is not None:
+            ends = co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high
+            texts.append(f"With the building: {grams(*ends, whole.is_lower_bound)}.")
+    return texts
+
+
+def tree_grid(bill: EnergyBill) -> Grid:
+    """Ancestors under what used them; one that was met before is named again without its joules."""
+    by_key = {line.key: line for line in bill.inherited}
+    met: set[str] = set()
+    rows = [_row(bill, line, "", "own") for line in bill.own]
+
+    def add(key: str, depth: int) -> None:
+        line = by_key.get(key)
+        if line is None:
+            return
+        indent = "\u00a0\u00a0" * depth + "└ "  # plain spaces would be lost in Markdown
+        if key in met:
+            rows.append((f"{indent}{line.name}", "counted above", line.made_by, NOTHING, NOTHING, NOTHING))
+            return
+        met.add(key)
+        rows.append(_row(bill, line, indent, "shared" if line.shared else "inherited"))
+        for parent in line.parents:
+            add(parent, depth + 1)
+
+    for key in bill.roots:
+        add(key, 0)
+    for key in by_key:  # what no path leads to, as the ancestors of an old bill
+        if key not in met:
+            add(key, 0)
+    rows = _reasons_once(rows)
+    rows.append(
+        ("sum", "", "", amount_text(_unshared(bill)), amount_text(bill.whole), method_text(bill.whole, bill.mixed))
+    )
+    titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
+    note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
+    if bill.students == 1:
+        return _without_share(make_grid("Where it comes from", titles, rows, note))
+    return make_grid("Where it comes from", titles, rows, note)
+
+
+def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Where no sensor was there, every line would say so at the same length."""
+    above = ["", *(row[-1] for row in rows)]
+    return [
+        (*row[:-1], "missing, as above") if row[-1].startswith("missing: ") and row[-1] == before else row
+        for row, before in zip(rows, above, strict=False)
+    ]
+
+
+def _unshared(bill: EnergyBill) -> EnergyFigure:
+    return replace(bill, students=1).whole
+
+
+def _without_share(grid: Grid) -> Grid:
+    """With one student the share is the whole."""
+    keep = [place for place, column in enumerate(grid.columns) if not column.title.startswith("Share")]
+    return Grid(
+        grid.caption,
+        tuple(grid.columns[place] for place in keep),
+        tuple(tuple(row[place] for place in keep) for row in grid.rows),
+        grid.note,
+    )
+
+
+def _row(bill: EnergyBill, line: BillLine, indent: str, paid: str) -> tuple[str, ...]:
+    figure = line.figure
+    method = method_text(figure) if figure.energy_j is not None else f"missing: {figure.reason}"
+    return f"{indent}{line.name}", paid, line.made_by, amount_text(figure), amount_text(bill.share(line)), method
+
+
+def component_grid(bill: EnergyBill) -> Grid:
+    rows = []
+    for name in COMPONENTS:
+        own, inherited, whole = bill.own_component(name), bill.inherited_component(name), bill.component(name)
+        if whole.energy_j is None:
+            rows.append((_TITLES[name], NOTHING, NOTHING, NOTHING, f"missing: {own.reason}"))
+        else:
+            rows.append(
+                (
+                    _TITLES[name],
+                    amount_text(own),
+                    amount_text(inherited) if bill.inherited else NOTHING,
+                    amount_text(whole),
+                    method_text(whole),
+                )
+            )
+    note = "Estimates and CodeCarbon's figures stand beside the measured ones and are never added to them."
+    return make_grid("By component and method", "Component!|Own>|Inherited>|Together>|Method", rows, note)
+
+
+# The energy bill of an artefact or a run: what it took itself, what it inherited, and what N students share of that.
+#
+# Lineage is a graph, and each ancestor counts once, however many ways lead to it. What came from elsewhere is a line
+# without joules, and in no sum.
+
+
+def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
+    """Of a run, a group, an artefact's folder or a delivered copy, `RUN/ARTEFACT`, or an artefact's key."""
+    folder = Path(name).absolute()
+    if (folder / BILL).is_file():
+        return artefact_bill(_read(folder), store, students)
+    is_input = folder.exists() and not (folder / "run.json").exists() and not (folder / "group.json").exists()
+    of_input = bill_of_input(folder, (store,)) if is_input else None
+    if of_input is not None:
+        return artefact_bill(of_input, store, students)
+    run_name, _, artefact = name.rpartition("/")
+    if run_name and not folder.exists():
+        found = find_folder(store, run_name) / "artifacts" / artefact
+        if not (found / BILL).is_file():
+            known = ", ".join(sorted(path.parent.name for path in found.parent.glob(f"*/{BILL}"))) or "none"
+            raise NotFoundError(f"{found.parent.parent.name} has no artefact '{artefact}'", f"its artefacts: {known}")
+        return artefact_bill(_read(found), store, students)
+    try:
+        place = find_folder(store, name)
+    except NotFoundError:
+        by_key = find_artifact(store, name) if store.is_dir() else None
+        if by_key is None:
+            raise
+        return artefact_bill(by_key.bill, store, students)
+    if GroupPaths(place).record.exists():
+        return group_bill(*group_records(place), students)
+    return run_bill(load_record(place), students)
+
+
+def _read(folder: Path) -> Bill:
+    bill = read_bill(folder)
+    if bill is None:
+        raise UsageError(f"{folder / BILL} is not a bill of this version", "the run's record has the same joules")
+    return bill
+
+
+def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
+    bill = settled(bill, store)
+    artefact = bill.artefact
+    folder = store / artefact.made_by
+    record = load_record(folder) if (folder / "run.json").exists() else None
+    policy = record.policy if record else "measured"
+    stages = [stage for name in artefact.stages if record and (stage := record.stage(name))]
+    return EnergyBill(
+        title=artefact.name,
+        kind=artefact.kind,
+        made_by=artefact.made_by,
+        own=_own_lines(artefact, policy),
+        inherited=tuple(_ancestor_line(ancestor, policy) for ancestor in bill.ancestry),
+        roots=artefact.parents,
+        students=students,
+        provisional=bill.provisional,
+        record=record,
+        duration_s=sum(stage.duration_s for stage in stages) if stages else None,
+        **_carbon([record] if record else []),
+    )
+
+
+def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
+    teachers = {stage.name for stage in record.stages if stage.role == "teacher"}
+    own = tuple(
+        BillLine(
+            key=stage.name,
+            name=stage.name,
+            kind="stage",
+            made_by=record.run_id,
+            figure=stage.best,
+            components={name: getattr(stage.energy, name) for name in COMPONENTS},
+            parents=(),
+            shared=(stage.part_of or stage.name) in teachers,
+        )
+        for stage in record.stages
+        if not stage.outside_totals
+    )
+    if not own:
+        raise UsageError(f"{record.run_id} has no stage yet, so nothing to bill", f"its status is {record.status}")
+    inherited = tuple(_ancestor_line(ancestor, record.policy) for ancestor in record.inherited)
+    return EnergyBill(
+        title=record.run_id,
+        kind="run",
+        made_by=record.run_id,
+        own=own,
+        inherited=inherited,
+        roots=_roots(inherited),
+        students=students,
+        record=record,
+        duration_s=record.totals.duration_s if record.totals else None,
+        own_totals={name: getattr(record.totals, name) for name in ("best", *COMPONENTS)} if record.totals else {},
+        **_carbon([record]),
+    )
+
+
+def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int = 1) -> EnergyBill:
+    """What all runs of a group took, and once what they used of others: the whole experiment."""
+    if students > 1:
+        newest = records[-1].run_id if records else "RUN"
+        raise UsageError(
+            f"{group.group_id} is a group, whose runs are counted whole",
+            f"let students share the teacher of one run: joulelab bill {newest} --students {students}",
+        )
+    own = tuple(
+        BillLine(
+            key=record.run_id,
+            name=f"{record.label}, seed {record.spec.get('seed', 0)}",
+            kind="run",
+            made_by=record.run_id,
+            figure=record.totals.best,
+            components={name: getattr(record.totals, name) for name in COMPONENTS},
+            parents=(),
+            shared=False,
+        )
+        for record in records
+        if record.totals
+    )
+    if not own:
+        raise UsageError(f"no run of {group.group_id} has joules yet, so nothing to bill", "wait for the first of them")
+    members = {record.run_id for record in records}
+    foreign = {
+        ancestor.key: _ancestor_line(ancestor, record.policy)
+        for record in records
+        for ancestor in record.inherited
+        if ancestor.made_by not in members
+    }
+    inherited = tuple(foreign.values())
+    return EnergyBill(
+        title=group.group_id,
+        kind="group",
+        made_by=group.group_id,
+        own=own,
+        inherited=inherited,
+        roots=_roots(inherited),
+        students=1,
+        provisional=any(record.status == "running" for record in records),
+        duration_s=sum(record.totals.duration_s for record in records if record.totals),
+        **_carbon(records),
+    )
+
+
+def _own_lines(artefact: Ancestor, policy: str) -> tuple[BillLine, ...]:
+    """One; where making it had setup or repeated work, these are lines of their own."""
+    if not artefact.work:
+        return (_ancestor_line(artefact, policy),)
+    kinds = ((artefact.name, "work"), (f"{artefact.name}, setup", "setup"), (f"{artefact.name}, repeated", "repeated"))
+    return tuple(
+        _ancestor_line(artefact.model_copy(update={"name": name, "energy": energy}), policy)
+        for name, kind in kinds
+        if (energy := getattr(artefact, kind))
+    )
+
+
+def _roots(lines: Sequence[BillLine]) -> tuple[str, ...]:
+    """What was used itself, and not only by another ancestor."""
+    used = {parent for line in lines for parent in line.parents}
+    return tuple(line.key for line in lines if line.key not in used)
+
+
+def _carbon(records: Sequence[RunRecord]) -> dict[str, Any]:
+    told = [{"grid": record.totals.grid, "pue": record.totals.pue} for record in records if record.totals]
+    return told[0] if told and all(one == told[0] for one in told) else {}
+
+
+def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
+    figure = ancestor_figure(ancestor, policy)
+    components = {name: figure_ for name, figure_ in ancestor.energy.items() if name in COMPONENTS}
+    return BillLine(
+        key=ancestor.key,
+        name=ancestor.name,
+        kind=ancestor.kind,
+        made_by=ancestor.made_by,
+        figure=figure,
+        components=components or {"all": figure},
+        parents=ancestor.parents,
+        shared=is_teachers(ancestor),
+    )

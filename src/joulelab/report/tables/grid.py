@@ -1,0 +1,162 @@
+"""A table as plain text cells, and its three forms: rich for the terminal, Markdown, and (by the template) HTML.
+
+Building cells once keeps the three from telling different stories.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+Align = Literal["left", "right"]
+_LONGEST_KEPT_WORD = 14
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    align: Align = "left"
+    whole: bool = False
+    """Keep each cell on its line where the terminal is wide enough: numbers and ids read badly when folded."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    @property
+    def of_words(self) -> bool:
+        """Few columns and no numbers in columns: such a table folds on a phone, where others scroll."""
+        return len(self.columns) <= 4 and sum(column.align == "right" for column in self.columns) <= 1
+
+
+def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: str = "") -> Grid:
+    """`titles` are separated by `|`; `>` ends one of numbers, which stand on the right, `!` one of whole words."""
+    columns = tuple(
+        Column(title.rstrip(">!"), "right" if title.endswith(">") else "left", title.endswith((">", "!")))
+        for title in titles.split("|")
+    )
+    return Grid(caption, columns, tuple(tuple(row) for row in rows), note)
+
+
+@dataclass(frozen=True)
+class GridView:
+    """A grid for the terminal. How it folds depends on the width, which is known only when it is printed."""
+
+    grid: Grid
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.grid.caption, style="bold")
+        yield self._table(self._kept_whole(options.max_width))
+        if self.grid.note:
+            yield Text(self.grid.note + "\n")
+
+    def _table(self, kept_whole: Sequence[int]) -> Table:
+        """Cells are `Text`, so that a label in square brackets is not taken for markup; none is ever cut."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
+        for number, column in enumerate(self.grid.columns):
+            no_wrap = number in kept_whole
+            table.add_column(Text(column.title), justify=column.align, overflow="fold", no_wrap=no_wrap)
+        for row in self.grid.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+    def _kept_whole(self, width: int) -> list[int]:
+        """The columns that need not fold at this width. Where it is too small the widest gives way, the names last."""
+        kept = [number for number, column in enumerate(self.grid.columns) if column.whole]
+        while kept and self._width_needed(kept) > width:
+            kept.remove(max(kept, key=lambda number: (number > 0, self._longest(number, whole=True))))
+        return kept
+
+    def _width_needed(self, kept: Sequence[int]) -> int:
+        """With two characters between columns; one that folds needs its longest word, up to a limit."""
+        numbers = range(len(self.grid.columns))
+        foldable = [min(self._longest(n, whole=False), _LONGEST_KEPT_WORD) for n in numbers if n not in kept]
+        return sum(self._longest(n, whole=True) for n in kept) + sum(foldable) + 2 * len(numbers) + 2
+
+    def _longest(self, number: int, whole: bool) -> int:
+        texts = [self.grid.columns[number].title, *(row[number] for row in self.grid.rows)]
+        pieces = [piece for text in texts for piece in (text.splitlines() if whole else text.split())]
+        return max(map(cell_len, pieces), default=0)
+
+
+def to_rich(grid: Grid) -> GridView:
+    return GridView(grid)
+
+
+def to_markdown(grid: Grid) -> str:
+    rule = ["---:" if column.align == "right" else "---" for column in grid.columns]
+    lines = [[column.title for column in grid.columns], rule, *grid.rows]
+    table = "\n".join("| " + " | ".join(_markdown_cell(cell) for cell in line) + " |" for line in lines)
+    note = f"\n\n{_markdown_cell(grid.note)}" if grid.note else ""
+    return f"**{_markdown_cell(grid.caption)}**\n\n{table}{note}\n"
+
+
+def _markdown_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+
+
+def render_text(renderable: RenderableType, width: int = 100) -> str:
+    """What a terminal of this width shows, without colours: for golden tests and log files."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None, force_terminal=False).print(renderable)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+
+
+# A table for papers and spreadsheets: LaTeX with booktabs, and CSV.
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "→": r"$\to$",
+    "µ": r"$\mu$",
+    "✓": r"\checkmark{}",
+    "<": "$<$",  # in text it is another letter, unless a font encoding was chosen
+    ">": "$>$",
+}
+
+
+def to_latex(grid: Grid) -> str:
+    """A `tabular` with its caption as a comment; it needs booktabs, and amssymb where there are ticks."""
+    alignment = "".join("r" if column.align == "right" else "l" for column in grid.columns)
+    head = _line([column.title for column in grid.columns])
+    rows = [_line(row) for row in grid.rows]
+    lines = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+    note = [f"% {_one_line(grid.note)}"] if grid.note else []
+    return "\n".join([f"% {_one_line(grid.caption)}", *lines, r"\end{tabular}", *note]) + "\n"
+
+
+def _line(cells: tuple[str, ...] | list[str]) -> str:
+    return " & ".join(latex_text(cell) for cell in cells) + r" \\"
+
+
+def latex_text(text: str) -> str:
+    return re.sub(r"[\\~^±→µ✓<>&%$#_{}]", lambda found: _LATEX.get(found[0], f"\\{found[0]}"), _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def to_csv(grid: Grid) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_one_line(column.title) for column in grid.columns])
+    writer.writerows([_one_line(cell) for cell in row] for row in grid.rows)
+    return out.getvalue()

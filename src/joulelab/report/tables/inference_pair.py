@@ -1,0 +1,309 @@
+"""A student beside its teacher in use, and after how many inferences the distillation has paid back (T*).
+
+T* = what making the student took while its teacher existed already, over what the student takes less per item. It is
+meant for rows that were run alike: same batch, sequence length, mode and numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulelab.errors import ConfigError
+from joulelab.meter.figure_text import estimate_note
+from joulelab.report.compare.breakdown import NOT_METERED, run_name
+from joulelab.report.compare.comparison import Comparison
+from joulelab.report.compare.differences import CROWDED
+from joulelab.report.energy_sums import mixes_methods, parts_of, why_incomplete
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.tables.inference_rows import (
+    GENERATION,
+    InferenceRow,
+    Named,
+    crowd_notes,
+    energy_cell,
+    energy_notes,
+    inference_rows,
+    input_text,
+)
+from joulelab.report.wording import NOTHING
+from joulelab.runs.artifacts import ELSEWHERE
+from joulelab.runs.record import RunRecord
+from joulelab.stats import BreakEven, Estimate, break_even
+from joulelab.units import count_text, energy_text, three_digits
+
+# Which rows of a student's and a teacher's inference can be set side by side, and who made the student.
+
+
+_LISTED = 4
+
+
+def rows_run_alike(student: RunRecord, teacher: RunRecord) -> list[tuple[InferenceRow, InferenceRow]]:
+    ours, theirs = rows_in_use(student), rows_in_use(teacher)
+    _require_one_kind(student, ours, teacher, theirs)
+    alike = [(row, other) for row in ours for other in _partners(row, theirs)]
+    if not alike:
+        raise ConfigError(
+            "the two runs have no row that was run alike (batch, tokens, mode, numbers, device): "
+            f"{student.run_id} has {_listed(ours)}; {teacher.run_id} has {_listed(theirs)}",
+            "run both with the same --batch-size, --seq-length, --mode, --dtype and --device",
+        )
+    return alike
+
+
+def _partners(row: InferenceRow, others: Sequence[InferenceRow]) -> list[InferenceRow]:
+    """Run alike and of the same norm; where none has that norm, of any."""
+    alike = [other for other in others if _key(other) == _key(row)]
+    return [other for other in alike if other.values["norm"] == row.values["norm"]] or alike
+
+
+def rows_in_use(record: RunRecord) -> list[InferenceRow]:
+    """Forward passes, or whole responses of a run that generated text."""
+    rows = inference_rows(record) or inference_rows(record, GENERATION)
+    return [row for row in rows if row.values.get("part", "infer") == "infer"]
+
+
+def _require_one_kind(
+    student: RunRecord, ours: Sequence[InferenceRow], teacher: RunRecord, theirs: Sequence[InferenceRow]
+) -> None:
+    for record, rows in ((student, ours), (teacher, theirs)):
+        if not rows:
+            raise ConfigError(f"{record.run_id} has no finished rows of inference", "name runs of `joulelab infer`")
+    kinds = [_kind(rows[0]) for rows in (ours, theirs)]
+    if kinds[0] != kinds[1]:
+        raise ConfigError(
+            f"{student.run_id} is about {kinds[0]}, {teacher.run_id} about {kinds[1]}: they cannot be set side by side",
+            "run both models the same way, with --generate or without",
+        )
+
+
+def _kind(row: InferenceRow) -> str:
+    if "part" in row.values:
+        return "responses that were generated (--generate)"
+    return f"forward passes over one {row.values['item']} or several"
+
+
+def _listed(rows: Sequence[InferenceRow]) -> str:
+    told = [
+        f"batch {row.values['batch_size']}{length_text(row.values)}, {row.name} on {row.values['device']}"
+        for row in rows
+    ]
+    return ", ".join(told[:_LISTED]) + (f" and {len(told) - _LISTED} more" if len(told) > _LISTED else "")
+
+
+def length_text(values: Mapping[str, Any]) -> str:
+    if "new_tokens" in values:
+        return f", {values['prompt_tokens']} + {values['new_tokens']} tokens"
+    return f", {values['tokens']} tokens" if values["tokens"] else ""
+
+
+def _key(row: InferenceRow) -> tuple[Any, ...]:
+    names = ("batch_size", "tokens", "mode", "dtype", "device", "prompt_tokens", "new_tokens")
+    return tuple(row.values.get(name) for name in names)
+
+
+def doubt_about_maker(student: RunRecord, made_by: RunRecord) -> str:
+    """Nothing where the student's lineage names that run; words where it names none; otherwise it is refused."""
+    inner = {key for one in student.inherited for key in one.parents}
+    last = [one for one in student.inherited if one.key not in inner]
+    makers = list(dict.fromkeys(one.made_by for one in last if one.made_by != ELSEWHERE))
+    if made_by.run_id in makers:
+        return ""
+    if makers:
+        raise ConfigError(
+            f"{made_by.run_id} did not make the student of {student.run_id}, which comes from {', '.join(makers)}",
+            "leave --distilled-by out: the student's lineage knows what making it took",
+        )
+    return f" (nothing here says that it made this student: {student.run_id} has no lineage)"
+
+
+@dataclass(frozen=True)
+class Pair:
+    student: InferenceRow
+    teacher: InferenceRow
+    item: str
+    over: int
+    """Items in what the rows count: the tokens of a response, else 1."""
+    found: BreakEven | None
+    reason: str = ""
+    """Why there is no answer; where there is one, whose joules were spent once."""
+
+    @property
+    def answer(self) -> str:
+        if self.found is None:
+            return f"unknown: {self.reason}"
+        if not self.found.pays_back:
+            return f"does not break even: {self.found.reason}"
+        return "at once" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
+
+
+def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> list[Pair]:
+    alike = rows_run_alike(student, teacher)
+    spent = _spent_once(student, made_by)
+    return [_pair(row, other, spent) for row, other in alike]
+
+
+@dataclass(frozen=True)
+class _Spent:
+    joules: Estimate | None
+    words: str
+    """Whose joules these are, or why there are none."""
+    estimated: bool = False
+
+
+def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
+    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
+    doubt = ""
+    if made_by is not None:
+        doubt = doubt_about_maker(student, made_by)
+        parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
+    else:
+        parts = [part for part in parts_of(student) if part.inherited]
+    figures = [part.figure for part in parts if not part.makes_the_teacher]
+    known = [figure for figure in figures if figure.energy_j is not None]
+    if any(figure.lower_bound and figure.energy_j is None for figure in figures):
+        return _Spent(None, NOT_METERED)
+    if incomplete := why_incomplete(known):
+        return _Spent(None, incomplete)
+    if not known:
+        source = "that run" if made_by is not None else "the student's lineage"
+        return _Spent(None, f"{source} has no joules of distillation (name its run with --distilled-by)")
+    if mixes_methods(known):
+        return _Spent(None, "the distillation is partly measured and partly estimated")
+    if any(figure.crowded for figure in known):
+        return _Spent(None, "others used the cores while the student was made")
+    half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
+    whose = "the stages that made the student, by its lineage"
+    if made_by is not None:
+        whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included{doubt}"
+    joules = Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j)
+    return _Spent(joules, whose, estimated=not known[0].measured)
+
+
+def _pair(student: InferenceRow, teacher: InferenceRow, spent: _Spent) -> Pair:
+    tokens = int(student.values.get("new_tokens", 0))
+    item, over = ("token", tokens) if tokens else (str(student.values["item"]), 1)
+
+    def answer(found: BreakEven | None, reason: str = "") -> Pair:
+        return Pair(student, teacher, item, over, found, reason)
+
+    ours, theirs = student.energy, teacher.energy
+    if ours is None or theirs is None:
+        return answer(None, str((student if ours is None else teacher).values["why_no_energy"]))
+    if ours.estimated != theirs.estimated:
+        return answer(None, "one side is measured and the other estimated")
+    if ours.estimated and (student.crowded or teacher.crowded):
+        return answer(None, CROWDED)
+    if spent.joules is None:
+        return answer(None, spent.words)
+    if spent.estimated != ours.estimated:
+        return answer(None, "the distillation is measured and the use estimated, or the other way round")
+    each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
+    article = "an" if item[0] in "aeiou" else "a"
+    return answer(break_even(spent.joules, each[0] - each[1], f"{article} {item}"), spent.words)
+
+
+def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> Grid:
+    rows = []
+    for one in found:
+        how = f"{input_text(one.student)}, {one.student.name}"
+        other = one.teacher.name if one.teacher.name != one.student.name else ""
+        rows.append((how, f"student: {student.label}", *_cells(one.student, one.over)))
+        rows.append((other, f"teacher: {teacher.label}", *_cells(one.teacher, one.over)))
+        rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _told(one)))
+    rows_in_use = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
+    note = "".join(f"{text} " for text in crowd_notes(rows_in_use)) + (
+        f"{_each_words(found[0])} T*: joules spent on making the student beyond its teacher, over the "
+        "joules it takes less each time; Fieller's 95 % interval. Quality is not in this table: T* means something "
+        "where the student is good enough."
+    )
+    note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
+    energies = [row.energy for one in found for row in (one.student, one.teacher) if row.energy]
+    if doubt := estimate_note(energy.gross() for energy in energies):
+        note += f" {doubt}"
+    of = found[0].item if found[0].over > 1 else "call"
+    titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
+    return make_grid("Student against teacher in use", titles, rows, note)
+
+
+def _each_words(pair: Pair) -> str:
+    if pair.over == 1:
+        return f"Energy per {pair.item}, gross."
+    return f"Time and gross energy per token: those of a whole response, its prompt read, over its {pair.over} tokens."
+
+
+def _cells(row: InferenceRow, over: int) -> tuple[str, str, str, str, str]:
+    energy, latency = row.energy, f"{1000 * row.latency_s / over:.4g}"
+    if energy is None:
+        return latency, "missing", "missing", NOTHING, NOTHING
+    return latency, three_digits(energy.power_w), energy_cell(energy, over), NOTHING, NOTHING
+
+
+def _saved(one: Pair) -> str:
+    return NOTHING if one.found is None else f"saves {energy_text(one.found.saved.value)}"
+
+
+def _spent(one: Pair) -> str:
+    return NOTHING if one.found is None else energy_text(one.found.spent.value)
+
+
+def _told(one: Pair) -> str:
+    if one.found is None or math.isinf(one.found.low) or not one.found.pays_back:
+        return one.answer
+    high = "no upper end" if math.isinf(one.found.high) else count_text(one.found.high)
+    return f"{one.answer} [{count_text(one.found.low)} to {high}]"
+
+
+def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": one.student.stage,
+            "item": one.item,
+            "student": None if one.student.energy is None else one.student.energy.model_dump(),
+            "teacher": None if one.teacher.energy is None else one.teacher.energy.model_dump(),
+            "items_per_row": one.over,
+            "student_median_s_per_call": one.student.latency_s,
+            "teacher_median_s_per_call": one.teacher.latency_s,
+            "spent_j": None if one.found is None else one.found.spent.value,
+            "saved_j_per_item": None if one.found is None else one.found.saved.value,
+            "pays_back_after": None if one.found is None else one.found.count,
+            "low": None if one.found is None or math.isinf(one.found.low) else one.found.low,
+            "high": None if one.found is None or math.isinf(one.found.high) else one.found.high,
+            "answer": one.answer,
+        }
+        for one in found
+    ]
+
+
+# Inference runs of a comparison beside each other: joules of a whole run tell how long it ran, not what use costs.
+
+
+_MOST_ROWS = 40
+
+
+def use_grid(comparison: Comparison) -> Grid | None:
+    """A line for every row of every inference run; nothing where there is none."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    named: Named = [(run_name(run, runs), row) for run in runs for row in rows_in_use(run.record)]
+    if not named:
+        return None
+    shown = named[:_MOST_ROWS]
+    said = energy_notes([row for _, row in shown])
+    notes = [*crowd_notes(shown), "Median of a call, and means over all calls.", *said]
+    if len(named) > len(shown):
+        notes.append(f"{len(named) - len(shown)} more rows are in the runs' own tables (`joulelab show RUN`).")
+    titles = "Run!|How!|Median\nms>|Items\nper s>|Mean\nW>|Energy per item\ngross>|net>"
+    return make_grid("In use", titles, [_compared_cells(name, row) for name, row in shown], " ".join(notes))
+
+
+def _compared_cells(name: str, row: InferenceRow) -> tuple[str, ...]:
+    energy, per_s = row.energy, row.items_per_s
+    how = f"batch {row.values['batch_size']}{length_text(row.values)}, {row.name}"
+    rate = three_digits(per_s) if per_s < 1000 else count_text(per_s)
+    time = (name, how, f"{1000 * row.latency_s:.4g}", rate)
+    if energy is None:
+        return (*time, "missing", "missing", NOTHING)
+    gross = f"{energy_cell(energy)} / {row.values['item']}"
+    return (*time, three_digits(energy.power_w), gross, energy_cell(energy, net=True))

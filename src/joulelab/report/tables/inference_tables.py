@@ -1,0 +1,344 @@
+"""An inference run as tables: the rows, what taking turns says about them, and what was not measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from joulelab.infer.energy import PerInference
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.tables.inference_rows import (
+    GENERATION,
+    InferenceRow,
+    Named,
+    crowd_notes,
+    ended_notes,
+    energy_cell,
+    energy_notes,
+    inference_rows,
+    input_text,
+    memory_notes,
+    missing_notes,
+    pareto,
+    ratio_grid,
+    row_ratios,
+    unused_gpu_notes,
+    where_text,
+    why_no_front,
+)
+from joulelab.report.tables.inference_rows import GENERATION as TRACKER
+from joulelab.report.wording import NOTHING
+from joulelab.runs.record import RunRecord
+from joulelab.units import count_text, percent_text, size_text, three_digits, with_prefix
+
+# Generation in two tables: time to the first token and per token, joules per token and per response.
+
+
+_WAYS = {"mode": "Mode!", "dtype": "Numbers!"}
+
+
+@dataclass(frozen=True)
+class GenerationRow:
+    prefill: InferenceRow
+    decode: InferenceRow
+    whole: InferenceRow
+
+    @property
+    def batch(self) -> int:
+        return int(self.whole.values["batch_size"])
+
+    @property
+    def decoded(self) -> int:
+        """Tokens of a response that decoding gives; the first comes from prefill."""
+        return int(self.whole.values["new_tokens"]) - 1
+
+    @property
+    def token_s(self) -> float:
+        return self.decode.latency_s / self.decoded
+
+    @property
+    def summed_j(self) -> tuple[float, float] | None:
+        """Prefill and decode together, with half-width: what whole responses should take."""
+        parts = [self.prefill.energy, self.decode.energy]
+        if any(part is None for part in parts):
+            return None
+        told = [part for part in parts if part is not None]
+        return sum(part.gross_j for part in told), math.hypot(*(part.gross_half_width_j for part in told))
+
+
+def generation_rows(record: RunRecord) -> list[GenerationRow]:
+    found: dict[tuple[Any, ...], dict[str, InferenceRow]] = {}
+    for row in inference_rows(record, TRACKER):
+        key = (row.values["batch_size"], row.values["mode"], row.values["dtype"])
+        found.setdefault(key, {})[row.values["part"]] = row
+    return [
+        GenerationRow(parts["prefill"], parts["decode"], parts["infer"])
+        for parts in found.values()
+        if {"prefill", "decode", "infer"} <= set(parts)
+    ]
+
+
+def generation_grids(record: RunRecord) -> list[Grid]:
+    rows = generation_rows(record)
+    return [_time_grid(rows), _energy_grid(rows, record)] if rows else []
+
+
+def _named(rows: Sequence[GenerationRow]) -> Named:
+    """Each part under the row's name and its own."""
+    return [
+        (f"batch {row.batch}, {row.whole.name}, {part}", found)
+        for row in rows
+        for part, found in (("prefill", row.prefill), ("decode", row.decode), ("response", row.whole))
+    ]
+
+
+def _how(rows: Sequence[GenerationRow]) -> tuple[str, Callable[[GenerationRow], tuple[str, ...]]]:
+    """Titles and cells of what tells the rows apart; what they have in common stands in the caption."""
+    keys = [key for key in _WAYS if len({row.whole.values[key] for row in rows}) > 1]
+    titles = "".join(f"|{_WAYS[key]}" for key in keys)
+    return f"Batch>{titles}", lambda row: (str(row.batch), *(str(row.whole.values[key]) for key in keys))
+
+
+def _common(rows: Sequence[GenerationRow]) -> str:
+    values = rows[0].whole.values
+    return "".join(f", {values[key]}" for key in _WAYS if len({row.whole.values[key] for row in rows}) == 1)
+
+
+def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
+    values, (how, told) = rows[0].whole.values, _how(rows)
+    cells = [
+        (
+            *told(row),
+            f"{1000 * row.prefill.latency_s:.4g}",
+            f"{1000 * row.prefill.values['latency']['iqr_s']:.3g}",
+            count_text(row.prefill.items_per_s * values["prompt_tokens"]),
+            f"{1000 * row.token_s:.4g}",
+            f"{1000 * row.decode.values['latency']['iqr_s'] / row.decoded:.3g}",
+            count_text(row.decode.items_per_s * row.decoded),
+            f"{row.whole.latency_s:.4g}",
+            size_text(row.whole.values["memory_bytes"]),
+        )
+        for row in rows
+    ]
+    titles = (
+        f"{how}|First token\nmedian ms>|IQR\nms>|Prefill mean\ntokens/s>|Per token\nmedian ms>|IQR\nms>|"
+        "Decode mean\ntokens/s>|Response\nmedian s>|Memory>"
+    )
+    note = "".join(f"{text} " for text in crowd_notes(_named(rows))) + (
+        "First token: prefill, in which the prompt is read and the first token chosen. Per token: steady state, which "
+        f"is decoding {values['new_tokens'] - 1} tokens from the end of a prompt of {values['prompt_tokens']}, again "
+        "and again, the cache of fixed size, everything compiled and run before. Tokens/s: of all rows of a batch, "
+        "a mean over all calls, as watts and joules are. "
+        "The mode is that of the decoding step; the prompt is always read eagerly."
+    )
+    note = " ".join([note, *memory_notes([row.whole for row in rows])])
+    lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new ones"
+    caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
+    return make_grid(caption, titles, cells, note)
+
+
+def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
+    how, told = _how(rows)
+    cells = [
+        (
+            *told(row),
+            f"{_power(row.prefill.energy)}, {_power(row.decode.energy)}",
+            energy_cell(row.prefill.energy),
+            energy_cell(row.decode.energy, row.decoded),
+            energy_cell(row.decode.energy, row.decoded, net=True),
+            energy_cell(row.whole.energy),
+            energy_cell(row.whole.energy, net=True),
+            _agreement(row),
+        )
+        for row in rows
+    ]
+    titles = (
+        f"{how}|W prefill,\ndecode>|Energy per\nprompt>|Energy per\noutput token>|net>|"
+        "Energy per\nresponse>|net>|Sum of\nparts"
+    )
+    parts = [found for _, found in _named(rows)]
+    notes = missing_notes(parts, record) or [
+        "Prefill, decode and whole responses were measured separately. Sum of parts: difference of prefill + decode "
+        "to whole responses, and whether it is within the intervals."
+    ]
+    notes += unused_gpu_notes(parts, record)
+    note = " ".join([*notes, *energy_notes(parts), *ended_notes(_named(rows))])
+    return make_grid("Joules of generation", titles, cells, note)
+
+
+def _power(energy: PerInference | None) -> str:
+    return "missing" if energy is None else three_digits(energy.power_w)
+
+
+def _agreement(row: GenerationRow) -> str:
+    summed, whole = row.summed_j, row.whole.energy
+    if summed is None or whole is None:
+        return NOTHING
+    off = summed[0] / whole.gross_j - 1
+    within = abs(summed[0] - whole.gross_j) <= math.hypot(summed[1], whole.gross_half_width_j)
+    return f"{100 * off:+.1f} %, {'agrees' if within else 'differs'}"
+
+
+Cell = Callable[[InferenceRow], str]
+
+
+def inference_grids(record: RunRecord) -> list[Grid]:
+    rows = inference_rows(record)
+    if not rows:
+        return generation_grids(record)
+    grids = [rows_grid(rows, [*missing_notes(rows, record), *unused_gpu_notes(rows, record)]), cost_grid(rows)]
+    if any(row.values["state"]["readings"] for row in rows):
+        grids.append(card_grid(rows))
+    ratios = row_ratios(rows)
+    return [*grids, ratio_grid(ratios)] if ratios else grids
+
+
+def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
+    """Time and joules; a column that says the same in every row stands in the caption."""
+    item = rows[0].values["item"]
+    front = pareto(rows)
+    columns: list[tuple[str, Cell]] = [
+        *_differing(rows),
+        ("Latency\nmedian\nms>", lambda row: _ms(row.latency_s)),
+        ("IQR\nms>", lambda row: _ms(row.values["latency"]["iqr_s"])),
+        (f"{item}s\nper s\nmean>", lambda row: _rate(row.items_per_s)),
+    ]
+    if any(row.energy for row in rows):
+        columns += [
+            ("W\nmean>", lambda row: three_digits(row.energy.power_w) if row.energy else "missing"),
+            (f"Energy per\n{item}\ngross>", lambda row: energy_cell(row.energy)),
+            ("\n\nnet>", lambda row: energy_cell(row.energy, net=True)),
+        ]
+        if len(rows) > 1 and front:
+            columns.append(("Pareto!", lambda row: "yes" if row in front else ""))
+    return _table(f"Inference: {_alike(rows)}", columns, rows, " ".join(_row_notes(rows, missing)))
+
+
+def cost_grid(rows: Sequence[InferenceRow]) -> Grid:
+    """How much was run, and how well the machine was used."""
+    columns: list[tuple[str, Cell]] = [
+        *_differing(rows),
+        ("Waited for\nmedian ms>", lambda row: _ms(row.values["waited_s"])),
+        ("Blocks>", lambda row: f"{row.values['latency']['measurements']}"),
+        ("Calls>", lambda row: f"{row.values['calls']:,}"),
+        ("Run for>", lambda row: f"{row.values['seconds']:.1f} s"),
+        ("FLOP per\nitem>", lambda row: _flops(row)),
+        ("MFU>", lambda row: percent_text(row.values["mfu"]) if row.values["mfu"] is not None else NOTHING),
+        ("Memory>", lambda row: size_text(row.values["memory_bytes"])),
+    ]
+    return _table("How it was run", columns, rows, " ".join(_cost_notes(rows)))
+
+
+def card_grid(rows: Sequence[InferenceRow]) -> Grid:
+    """What the GPU was like meanwhile: medians, and what held it back for which share of the readings."""
+    columns: list[tuple[str, Cell]] = [
+        *_differing(rows),
+        ("SM\n%>", lambda row: _state(row, "sm_utilisation_percent")),
+        ("MHz>", lambda row: _state(row, "sm_clock_mhz")),
+        ("°C>", lambda row: _state(row, "temperature_c")),
+        ("Held back by", lambda row: _throttle(row.values["state"]["throttled"])),
+    ]
+    return _table("The GPU meanwhile", columns, rows, "")
+
+
+def _table(caption: str, columns: Sequence[tuple[str, Cell]], rows: Sequence[InferenceRow], note: str) -> Grid:
+    cells = [tuple(cell(row) for _, cell in columns) for row in rows]
+    return make_grid(caption, "|".join(title for title, _ in columns), cells, note)
+
+
+_SETTINGS = {"batch_size": "Batch>", "tokens": "Tokens>", "norm": "Norm!", "mode": "Mode!", "dtype": "Numbers!"}
+
+
+def _differing(rows: Sequence[InferenceRow]) -> list[tuple[str, Cell]]:
+    """What tells the rows apart; a single row has its batch size."""
+    found = [key for key in _SETTINGS if len({row.values[key] for row in rows}) > 1] or ["batch_size"]
+
+    def cell(key: str) -> Cell:
+        return lambda row: str(row.values[key] or NOTHING)
+
+    return [(_SETTINGS[key], cell(key)) for key in found]
+
+
+def _alike(rows: Sequence[InferenceRow]) -> str:
+    words = {"batch_size": "batch {}", "tokens": "{} tokens", "norm": "{}", "mode": "{}", "dtype": "{}"}
+    first = rows[0].values
+    same = [key for key in _SETTINGS if first[key] and len({row.values[key] for row in rows}) == 1]
+    texts = [words[key].format(first[key]) for key in same if len(rows) > 1 or key != "batch_size"]
+    return ", ".join([where_text(first), *texts])
+
+
+def _called(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
+    """By its way, and by its input where there are several."""
+    return f"{input_text(row)}, {row.name}" if len({one.group for one in rows}) > 1 else row.name
+
+
+def _rate(items_per_s: float) -> str:
+    return three_digits(items_per_s) if items_per_s < 1000 else count_text(items_per_s)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.4g}"
+
+
+def _flops(row: InferenceRow) -> str:
+    flops = row.values["flops_per_item"]
+    return NOTHING if flops is None else with_prefix(flops, "").strip()
+
+
+def _state(row: InferenceRow, what: str) -> str:
+    found = row.values["state"][what]
+    return NOTHING if found is None else f"{found['median']:.0f}"
+
+
+def _throttle(shares: Mapping[str, float]) -> str:
+    return "; ".join(f"{reason} ({percent_text(share, 0)})" for reason, share in shares.items()) or "nothing"
+
+
+def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str]:
+    item = rows[0].values["item"]
+    named = [(_called(row, rows), row) for row in rows]
+    crowded = crowd_notes(named)
+    no_front = why_no_front(rows) if len(rows) > 1 and any(row.energy for row in rows) else ""
+    notes = [
+        *crowded,
+        *([f"No Pareto front is marked: {no_front}."] if no_front else []),
+        "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations. "
+        f"Per second and per {item}: means over all calls in the same windows.",
+        *missing,
+        *energy_notes(rows),
+    ]
+    return [*notes, *ended_notes(named)]
+
+
+def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
+    notes = ["Waited for: the host waits for each result before it starts the next."]
+    no_mfu = list(dict.fromkeys(row.values["mfu_missing"] for row in rows if row.values["mfu_missing"]))
+    if no_mfu:
+        notes.append(f"MFU not computed: {'; '.join(no_mfu)}.")
+    if rows[0].values["device"] != "cuda":
+        notes += [*memory_notes(rows), "The model ran on the CPU."]
+    fastest = [row for row in rows if row.values["mode"] == "fastest"]
+    notes += [
+        f"Chosen for {_called(row, rows)}: {row.values['recipe']}{row.values.get('chosen_from', '')}."
+        for row in fastest
+    ]
+    said = list(dict.fromkeys(note for row in rows for note in row.values["notes"]))
+    return [*notes, *([f"Notes: {'; '.join(said)}."] if said else [])]
+
+
+def rows_data(record: RunRecord) -> list[dict[str, Any]]:
+    """The rows as plain data with net joules, for scripts; parts of a generation are rows as well."""
+    rows = inference_rows(record) or inference_rows(record, GENERATION)
+    front, told = pareto(rows), not why_no_front(rows)
+    return [
+        {
+            "stage": row.stage,
+            **row.values,
+            "items_per_s": row.items_per_s,
+            "energy": None if row.energy is None else row.energy.model_dump(),
+            "on_pareto_front": row in front if told else None,
+        }
+        for row in rows
+    ]

@@ -1,0 +1,197 @@
+"""A foreign log's figures for people: one row per device and way of computing, and every assumption in words below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from joulelab.meter.figure_text import relative_text
+from joulelab.meter.figures import COVERED
+from joulelab.meter.importers.emissions_csv import CodeCarbonLog
+from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level
+from joulelab.meter.importers.power_log import PowerLog
+from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.wording import NOTHING
+from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
+
+TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|J>|kJ>|Wh>|Above idle J>|Covered>"
+_SHOWN_HOLES = 3
+_METHODS = "trapezoid: over the power readings. counter: difference of the device's own energy counter."
+
+
+def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
+    cells = [line for row in rows for line in _lines(row)]
+    estimated = any(row.energy.component == "cpu_estimate" for row in rows)
+    low, high = (relative_text(error) for error in (KNOWN_MODEL_GAIN_ERROR_REL, FAMILY_GAIN_ERROR_REL))
+    note = f"{_METHODS} model: estimated from CPU time, ±{low} to ±{high}, not measured." if estimated else _METHODS
+    if any(_is_lower_bound(row.energy) for row in rows):
+        note += " ≥: readings are missing, and more energy was used than was seen."
+    return make_grid(f"{log.format}: energy of each device", TITLES, cells, note)
+
+
+def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
+    energy = row.energy
+    whole = "model (estimated)" if energy.component == "cpu_estimate" else "counter"
+    ways: list[tuple[str, float | None, float | None, str]] = []
+    if energy.trapezoid_j is not None:
+        covered = percent_text(energy.seen_s / energy.duration_s if energy.duration_s else None)
+        ways.append(("trapezoid", energy.trapezoid_j, row.above_idle_j, covered))
+    if energy.counter_j is not None:
+        ways.append((whole, energy.counter_j, None, "-"))
+    if not ways:
+        ways.append(("one reading only", None, None, "-"))
+    device = energy.device if energy.counted else f"{energy.device} (inside another)"
+    lines: list[tuple[str, ...]] = []
+    for position, (way, energy_j, above_j, covered) in enumerate(ways):
+        shared = (
+            (device, way, f"{energy.samples:,}", duration_text(energy.duration_s), _w(energy.mean_w), _w(energy.max_w))
+            if position == 0
+            else ("", way, "", "", "", "")
+        )
+        joules, *others = _forms(energy_j)
+        bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way) else ""
+        above = "-" if above_j is None else f"{above_j:,.1f}"
+        lines.append((*shared, f"{bound}{joules}", *others, above, covered))
+    return lines
+
+
+def _is_lower_bound(energy: DeviceEnergy, way: str = "") -> bool:
+    """Holes are not in the trapezoid; what a counter counted just before it began anew is not in its difference."""
+    holes = way != "counter" and energy.trapezoid_j is not None and energy.seen_s < COVERED * energy.duration_s
+    return holes or (way != "trapezoid" and bool(energy.counter_restarts))
+
+
+def _w(power_w: float | None) -> str:
+    return "-" if power_w is None else f"{power_w:.1f}"
+
+
+def _forms(energy_j: float | None) -> tuple[str, str, str]:
+    if energy_j is None:
+        return "-", "-", "-"
+    return f"{energy_j:,.1f}", f"{energy_j / 1000:,.4f}", f"{energy_j / J_PER_WH:,.4f}"
+
+
+def log_sentences(log: PowerLog, rows: Sequence[DeviceFigures]) -> list[str]:
+    """What must be known to use the figures: clock, holes, idle, and what is odd about the file."""
+    sentences = [f"Times: {log.clock}."]
+    for row in rows:
+        sentences += [f"{row.energy.device}: {text}." for text in _device_texts(log, row)]
+    sentences += [f"Note: {note}." for note in log.notes]
+    if log.gaps:
+        reasons = "; ".join(dict.fromkeys(gap.reason for gap in log.gaps))
+        sentences.append(f"Note: the log itself tells of {len(log.gaps)} gap(s): {reasons}.")
+    return sentences
+
+
+def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
+    energy, texts = row.energy, []
+    if energy.interval_s:
+        texts.append(f"one reading every {energy.interval_s:.4g} s; what happens in between the trapezoid does not see")
+    if energy.holes:
+        lost_s = sum(end - begin for begin, end in energy.holes)
+        shown = ", ".join(
+            f"{begin - log.first_s:.1f} to {end - log.first_s:.1f} s" for begin, end in energy.holes[:_SHOWN_HOLES]
+        )
+        more = ", ..." if len(energy.holes) > _SHOWN_HOLES else ""
+        texts.append(
+            f"{len(energy.holes)} hole(s) of {duration_text(lost_s)} in all, not in the trapezoid ({shown}{more}); "
+            "a clock set forward would look the same"
+        )
+    if energy.counter_restarts:
+        texts.append(f"the counter began anew {energy.counter_restarts} time(s); joules just before that are missing")
+    if row.idle is not None and row.inference is None:
+        texts.append(f"idle {row.idle.power_w:.1f} W, {row.idle.source}")
+    if row.inference is not None:
+        texts += _inference_texts(row.inference, log.facts.get("power_rounding_w"))
+    return texts
+
+
+def millijoules(energy_j: float) -> str:
+    """As papers print them; what has too many digits for that comes with an exponent."""
+    energy_mj = 1000 * energy_j
+    return f"{energy_mj:.2f}" if abs(energy_mj) < 1e9 else f"{energy_mj:.4g}"
+
+
+def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
+    latency_ms, net, gross = 1000 * found.latency_s, millijoules(found.net_j), millijoules(found.gross_j)
+    texts = [
+        f"busy {_level_text(found.busy)}",
+        f"idle {_level_text(found.idle)}",
+        f"{found.busy.power_w:.2f} W busy - {found.idle.power_w:.2f} W idle = {found.net_w:.2f} W above idle; "
+        f"x {latency_ms:g} ms = {net} mJ per inference above idle ({gross} mJ gross)",
+    ]
+    if rounding_w:
+        texts.append(f"power is given in steps of {rounding_w:g} W")
+    return texts
+
+
+def _level_text(level: Level) -> str:
+    spread = f" ± {level.spread_w:.1f} W spread" if level.spread_w is not None else ""
+    count = f", {level.samples} readings" if level.samples else ""
+    stretches = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.stretches[:_SHOWN_HOLES])
+    more = ", ..." if len(level.stretches) > _SHOWN_HOLES else ""
+    where = f": {stretches}{more}" if stretches else ""
+    return f"{level.power_w:.2f} W{spread}{count}, {level.source}{where}"
+
+
+def codecarbon_grid(log: CodeCarbonLog) -> Grid:
+    titles = "Run!|Project|Written|Duration>|CPU>|GPU>|RAM>|Total>|kWh>|Wh>|Mean W>|CO2e kg>"
+    rows = [
+        (
+            run.run_id[:12],
+            run.project,
+            run.timestamp,
+            "-" if run.duration_s is None else duration_text(run.duration_s),
+            *("-" if part is None else energy_text(part) for part in (run.cpu_j, run.gpu_j, run.ram_j)),
+            energy_text(run.total_j),
+            "-" if run.total_j is None else f"{run.total_j / J_PER_KWH:.6g}",
+            "-" if run.total_j is None else f"{run.total_j / J_PER_WH:.4g}",
+            _w(run.mean_power_w),
+            "-" if run.emissions_kg is None else f"{run.emissions_kg:.3g}",
+        )
+        for run in log.runs
+    ]
+    return make_grid("CodeCarbon's own figures (not ours, and in no total of ours)", titles, rows)
+
+
+# Joules per inference out of a foreign log, as tables: the levels, the stretches they come from, the arithmetic.
+
+
+def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
+    found = [(row.energy.device, row.inference) for row in rows if row.inference is not None]
+    arithmetic = [
+        (
+            device,
+            f"{one.busy.power_w:.2f}",
+            f"{one.idle.power_w:.2f}",
+            f"{one.net_w:.2f}",
+            f"{1000 * one.latency_s:g}",
+            millijoules(one.net_j),
+            millijoules(one.gross_j),
+        )
+        for device, one in found
+    ]
+    stretches = [
+        cells
+        for device, one in found
+        for kind, level in (("busy", one.busy), ("idle", one.idle))
+        for cells in _stretch_cells(device, kind, level)
+    ]
+    titles = "Device!|Busy W>|Idle W>|Net W>|Latency ms>|Net mJ>|Gross mJ>"
+    note = "Net: (busy - idle) x latency. Gross: busy x latency. The latency is yours; the log knows only watts."
+    below = [device for device, one in found if one.net_w <= 0]
+    if below:
+        note += f" {', '.join(below)}: busy is not above idle, so its net joules mean nothing."
+    return [
+        make_grid("Joules per inference", titles, arithmetic, note),
+        make_grid("Stretches they come from", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Told by", stretches),
+    ]
+
+
+def _stretch_cells(device: str, kind: str, level: Level) -> list[tuple[str, ...]]:
+    if not level.stretches:
+        return [(device, kind, NOTHING, NOTHING, f"{level.power_w:.2f}", str(level.samples or NOTHING), level.source)]
+    return [
+        (device, kind, f"{s.from_s:g}", f"{s.to_s:g}", f"{s.mean_w:.2f}", str(s.samples), level.source)
+        for s in level.stretches
+    ]

@@ -1,0 +1,228 @@
+"""What a reader needs to judge and repeat the runs: sensors, notes, settings that differ, machine, commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from joulelab.errors import JoulelabError
+from joulelab.meter.figure_text import relative_text
+from joulelab.meter.trace import read_header
+from joulelab.report.tables.grid import Column, Grid, make_grid
+from joulelab.report.wording import NOTHING, listed
+from joulelab.runs.groups import GroupRecord, varying
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Check, RunRecord
+from joulelab.runs.spec import load_spec
+from joulelab.runs.storage import read_json
+from joulelab.units import size_text
+
+# Packages whose version can change a result or its joules.
+_TELLING_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "nvidia-ml-py", "codecarbon")
+
+
+def trace_headers(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    return [read_header(path) for folder in folders for _, _, path in RunPaths(folder).traces()]
+
+
+def sensor_grid(headers: Sequence[Mapping[str, Any]]) -> Grid:
+    """Every device that was read, once, and every component nobody could read, with the way to change that."""
+    rows: dict[tuple[str, ...], None] = {}
+    for header in headers:
+        every = f"read every {header.get('interval_s', 1.0):g} s"
+        for device in header.get("devices", ()):
+            rows[_device_cells(device, every)] = None
+    for header in headers:
+        for gone in header.get("missing", ()):
+            fix = f"; {gone['fix']}" if gone.get("fix") else ""
+            rows[gone["component"], "missing", NOTHING, f"{gone['reason']}{fix}"] = None
+    return make_grid("Sensors", "Component|Device|Scale error>|How", list(rows))
+
+
+def _device_cells(device: Mapping[str, Any], every: str) -> tuple[str, str, str, str]:
+    scale = f"±{relative_text(device['gain_error_rel'])}" if device.get("gain_error_rel") else "not stated"
+    facts = device.get("facts", {})
+    how = [every, *(str(facts[key]) for key in ("model", "source") if key in facts)]
+    if not device.get("counted", True):
+        how.append("recorded, not counted: it lies inside another device")
+    name = f"{device['name']} ({device['device']})" if device["name"] != device["device"] else device["name"]
+    return device["component"].replace("_", " "), name, scale, "; ".join(how)
+
+
+def note_grid(records: Sequence[RunRecord]) -> Grid:
+    """Validity notes of all runs, each text once with the number of runs it is about."""
+    counts: dict[tuple[str, str], int] = {}
+    for record in records:
+        for note in record.validity.notes:
+            counts[note.level, note.text] = counts.get((note.level, note.text), 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: item[0][0] != "warning")
+    rows = [(level, f"{count} of {len(records)}", text) for (level, text), count in ordered]
+    return make_grid("Notes of the meter", "Level!|Runs!|Note", rows)
+
+
+def difference_grid(group: GroupRecord) -> Grid:
+    """Settings that differ between the members, by the value they take."""
+    rows = [(key, _by_value(group, values)) for key, values in group.varying.items() if key != "label"]
+    return make_grid("Settings that differ between the runs", "Setting!|Value: methods", rows)
+
+
+def _by_value(group: GroupRecord, values: Sequence[Any]) -> str:
+    found: dict[str, dict[str, None]] = {}
+    for member, value in zip(group.members, values, strict=True):
+        text = "not set" if value is None else json.dumps(value, ensure_ascii=False)
+        found.setdefault(text, {})[member.label] = None
+    return "; ".join(f"{text}: {', '.join(labels)}" for text, labels in found.items())
+
+
+def environment_grid(folders: Sequence[Path]) -> Grid:
+    """The machines and packages of all runs; what is not the same everywhere is said to differ."""
+    found = [environment_cells(folder) for folder in folders if RunPaths(folder).environment.exists()]
+    rows = []
+    for key in dict.fromkeys(key for cells in found for key in cells):
+        values = list(dict.fromkeys(cells.get(key, NOTHING) for cells in found))
+        rows.append((key, values[0] if len(values) == 1 else "differs between runs: " + " | ".join(values)))
+    return make_grid("Machine and packages", "What!|Value", rows)
+
+
+def environment_cells(folder: Path) -> dict[str, str]:
+    facts = read_json(RunPaths(folder).environment)
+    cpu, packages = facts.get("cpu", {}), facts.get("packages", {})
+    gpus = [f"{gpu.get('name')} (driver {gpu.get('driver')})" for gpu in facts.get("gpus", ())]
+    cells = {
+        "host": str(facts.get("host", NOTHING)),
+        "processor": f"{cpu.get('model', '?')}, {cpu.get('usable_threads', '?')} of {cpu.get('threads', '?')} threads",
+        "memory": size_text(cpu["memory_bytes"]) if "memory_bytes" in cpu else NOTHING,
+        "GPUs": ", ".join(gpus) or "none",
+        "system": str(facts.get("platform", NOTHING)),
+        "Python": str(facts.get("python", NOTHING)),
+        "joulelab": f"{facts.get('joulelab', '?')}, {_package_text(facts.get('joulelab_code'))}",
+        "your folder": _commit_text(facts.get("code", {})) or "not in a git checkout",
+    }
+    return cells | {name: packages[name] for name in _TELLING_PACKAGES if name in packages}
+
+
+def _package_text(code: Mapping[str, Any] | None) -> str:
+    """Records of earlier versions have only the commit of the folder one started in."""
+    return "commit not recorded" if code is None else _commit_text(code) or "installed package"
+
+
+def _commit_text(code: Mapping[str, Any]) -> str:
+    if not code.get("commit"):
+        return ""
+    return f"commit {code['commit'][:12]}{' with uncommitted changes' if code.get('dirty') else ''}"
+
+
+def reproduce_command(record: RunRecord, folder: Path) -> str:
+    """The named experiment with the settings that were changed; where it cannot be found, the config as it ran."""
+    try:
+        shipped = load_spec(record.name).model_dump(mode="json")
+    except (JoulelabError, ImportError):
+        return shlex.join(["joulelab", "run", str(RunPaths(folder).config)])
+    changed = varying([shipped, record.spec])
+    # a setting that is younger than the record had no other value then than the default it has now
+    settings = [
+        f"{key}={json.dumps(after, ensure_ascii=False)}"
+        for key, (_, after) in changed.items()
+        if _has(record.spec, key)
+    ]
+    return shlex.join(["joulelab", "run", record.name, *settings])
+
+
+def _has(settings: Mapping[str, Any], key: str) -> bool:
+    first, _, rest = key.partition(".")
+    return first in settings and (not rest or (isinstance(settings[first], Mapping) and _has(settings[first], rest)))
+
+
+# What differs between runs beside their settings: machines, drivers, packages. Flagged, because joules follow them.
+
+
+# A difference in one of these changes joules for reasons that no method has.
+FLAGGED = ("processor", "GPUs")  # with the driver
+
+
+def environment_differences(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> Grid:
+    """Only what is not the same everywhere; hardware and driver first, with a mark."""
+    rows = []
+    for key, by_value in _environment_values(records, folders).items():
+        if len(by_value) > 1:
+            told = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
+            rows.append(("hardware" if key in FLAGGED else "software", key, told))
+    rows.sort(key=lambda row: row[0] != "hardware")
+    note = (
+        "Hardware or driver differ: a ratio of joules then tells of the machines as well."
+        if any(row[0] == "hardware" for row in rows)
+        else ""
+    )
+    return make_grid("Environment that differs between the runs", "Kind!|What!|Value: methods", rows, note)
+
+
+def hardware_warning(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> str:
+    """A sentence for the verdict; empty where all ran on the same kind of machine with the same driver."""
+    differing = [
+        key for key, values in _environment_values(records, folders).items() if key in FLAGGED and len(values) > 1
+    ]
+    if not differing:
+        return ""
+    return f"The runs differ in {listed(differing)}: ratios of joules tell of the machines as well as of the methods."
+
+
+def _environment_values(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> dict[str, dict[str, list[str]]]:
+    """What -> value -> labels."""
+    known = [record for record in records if RunPaths(folders[record.run_id]).environment.exists()]
+    cells = [(record.label, environment_cells(folders[record.run_id])) for record in known]
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in dict.fromkeys(key for _, values in cells for key in values):
+        for label, values in cells:
+            labels = found.setdefault(key, {}).setdefault(values.get(key, "none"), [])
+            if label not in labels:
+                labels.append(label)
+    return found
+
+
+def hardware_text(folder: Path) -> str:
+    """`NVIDIA H200`, `2 x NVIDIA H200`, else the processor: what stands in a column."""
+    if not RunPaths(folder).environment.exists():
+        return "-"
+    cells = environment_cells(folder)
+    return cells["processor"].split(",")[0] if cells["GPUs"] == "none" else cells["GPUs"].split(" (driver")[0]
+
+
+# How it was measured, as a checklist: every question put to every measurement, ticked or with what was found.
+
+
+TICK = "✓"
+
+
+def checklist_grid(records: Sequence[RunRecord]) -> Grid | None:
+    """Checks downwards, methods across; a tick where all its runs pass, else the worst grade and how many have it."""
+    graded = [record for record in records if record.validity.checks]
+    if not graded:
+        return None
+    labels = list(dict.fromkeys(record.label for record in graded))
+    names = list(dict.fromkeys(check.name for record in graded for check in record.validity.checks))
+    rows = []
+    for name in names:
+        checks = {label: _checks([r for r in graded if r.label == label], name) for label in labels}
+        everyone = [check for found in checks.values() for check in found]
+        worst = max(everyone, key=lambda check: (check.grade, not check.ok))
+        rows.append((name, *(_cell(checks[label]) for label in labels), worst.text))
+    columns = (Column("Check", whole=True), *(Column(label) for label in labels), Column("What was found, at worst"))
+    note = f"{TICK} passed in every run. A sound, B usable with care, C not to be quoted; a run's grade is its worst."
+    return Grid("Checklist", columns, tuple(rows), note)
+
+
+def _checks(records: Sequence[RunRecord], name: str) -> list[Check]:
+    return [check for record in records for check in record.validity.checks if check.name == name]
+
+
+def _cell(checks: Sequence[Check]) -> str:
+    if not checks:
+        return NOTHING
+    if all(check.ok for check in checks):
+        return TICK
+    worst = max(check.grade for check in checks)
+    count = sum(check.grade == worst for check in checks)
+    return worst if count == len(checks) else f"{worst} in {count} of {len(checks)}"

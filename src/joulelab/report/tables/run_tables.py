@@ -1,0 +1,342 @@
+"""One run, told as tables: what it is, where its joules went, what it found and inherited, what to be careful about."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from joulelab.meter.figure_text import amount_text, bound_mark, figure_text, labeled_text, method_text, uncertainty_note
+from joulelab.meter.figures import EnergyFigure, total
+from joulelab.report.compare.method_rows import TRAINING_STAGES
+from joulelab.report.compare.quality import share_interval
+from joulelab.report.energy_sums import ancestor_figure, run_energy, said_below
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.tables.inference_rows import InferenceRow, timed_rows
+from joulelab.report.tables.inference_tables import inference_grids
+from joulelab.report.tables.training_table import told_results, training_grids
+from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
+from joulelab.runs.measure.result import RepeatMean, repeat_mean
+from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals
+from joulelab.units import duration_text, energy_text, power_text, with_prefix
+
+# A run on several hosts or with several processes: joules by host and by device, and who held the others up.
+#
+# Ranks wait for each other at every step, so all steps last equally long. What tells a straggler is its own work
+# (input and forward passes, which wait for nobody) against that of the others, and a card that draws less because it
+# waits.
+
+
+# Own work beyond this share above the median of its stage is worth a look at the node.
+STRAGGLES_REL = 0.2
+# A page lists so many ranks and devices one by one; of more, the slowest.
+MOST_ROWS = 64
+
+
+def node_grids(record: RunRecord) -> tuple[Grid, ...]:
+    """Nothing where the run had one process on one host."""
+    several = len({attempt.host for attempt in record.attempts}) > 1
+    paced = any(attempt.ranks for attempt in record.attempts)
+    if not several and not paced:
+        return ()
+    grids = [hosts_grid(record), devices_grid(record)] if several else [devices_grid(record)]
+    return (*grids, *([ranks_grid(record)] if paced else []))
+
+
+def hosts_grid(record: RunRecord) -> Grid:
+    rows = []
+    for attempt in record.attempts:
+        figure = attempt.energy.best(record.policy)
+        offset = f"{1000 * attempt.clock_offset_s:+.0f} ms" if attempt.clock_offset_s else NOTHING
+        cells = (duration_text(attempt.billed_s), amount_text(figure), method_text(figure))
+        rows.append((attempt.host, str(attempt.number), *cells, _mean_power(figure, attempt), offset))
+    whole = total([attempt.energy.best(record.policy) for attempt in record.attempts])
+    note = f"Together {amount_text(whole)}: the run's total. A clock is compared with that of rank 0's host."
+    return make_grid("By host", "Host!|Attempt>|Time>|Energy>|Method|Mean W>|Clock>", rows[:MOST_ROWS], note)
+
+
+def devices_grid(record: RunRecord) -> Grid:
+    rows = []
+    for attempt in record.attempts:
+        for device in attempt.devices:
+            cells = (device.device, device.name, amount_text(device.figure))
+            rows.append((attempt.host, str(attempt.number), *cells, _mean_power(device.figure, attempt)))
+    return make_grid("By device", "Host!|Attempt>|Device|Name|Energy>|Mean W>", rows[:MOST_ROWS])
+
+
+def _mean_power(figure: EnergyFigure, attempt: Attempt) -> str:
+    """Idle baselines are in neither the joules nor the time."""
+    return power_text(figure.mean_power_w(attempt.billed_s))
+
+
+def ranks_grid(record: RunRecord) -> Grid:
+    found = [(attempt, pace) for attempt in record.attempts for pace in attempt.ranks]
+    slow = [(attempt, pace) for attempt, pace in found if straggles(pace, _fellows(found, attempt, pace))]
+    shown = found if len(found) <= MOST_ROWS else sorted(found, key=lambda row: row[1].own_s, reverse=True)[:MOST_ROWS]
+    rows = [_rank_cells(attempt, pace, (attempt, pace) in slow) for attempt, pace in shown]
+    who = ", ".join(dict.fromkeys(f"rank {pace.rank} on {attempt.host}" for attempt, pace in slow))
+    note = f"Stragglers: {who}." if who else "Nobody held the others up."
+    if len(shown) < len(found):
+        note += f" The slowest {len(shown)} of {len(found)} are shown."
+    titles = "Rank>|Host!|Attempt>|Stage|Steps>|Step>|Own work\nper step>|Straggles!"
+    return make_grid("By process", titles, rows, note)
+
+
+def _fellows(found: Sequence[tuple[Attempt, RankPace]], attempt: Attempt, pace: RankPace) -> list[float]:
+    return [p.own_s for a, p in found if (a.number, p.stage) == (attempt.number, pace.stage)]
+
+
+def straggles(pace: RankPace, own_s: Sequence[float]) -> bool:
+    """Its own work takes clearly longer than that of most: the others then wait for it."""
+    middle = statistics.median_low(sorted(own_s))
+    return len(own_s) > 1 and middle > 0 and pace.own_s > (1 + STRAGGLES_REL) * middle
+
+
+def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]:
+    times = (with_prefix(pace.step_s, "s"), with_prefix(pace.own_s, "s"))
+    return (
+        str(pace.rank),
+        attempt.host,
+        str(attempt.number),
+        pace.stage,
+        str(pace.steps),
+        *times,
+        "yes" if slow else "no",
+    )
+
+
+def run_grids(record: RunRecord) -> tuple[Grid, ...]:
+    beyond = beyond_grid(record)
+    told = [*training_grids(record), *inference_grids(record)]
+    grids = [header_grid(record), *told, stages_grid(record), *([beyond] if beyond else [])]
+    grids += node_grids(record)
+    if set(record.results) - told_results(record):
+        grids.append(results_grid(record))
+    if record.inherited:
+        grids.append(inherited_grid(record))
+    if record.validity.checks:
+        grids.append(checks_grid(record))
+    if record.validity.notes:
+        grids.append(notes_grid(record))
+    if record.error:
+        grids.append(error_grid(record))
+    return tuple(grids)
+
+
+def header_grid(record: RunRecord) -> Grid:
+    rows = [
+        ("label", record.label),
+        ("status", _status_text(record)),
+        ("started", moment(record.created_at)),
+        ("attempts", _attempts_text(record)),
+    ]
+    if record.totals:
+        brief = said_below(record, record.totals.figure)
+        rows += _total_rows(record.totals, brief or figure_text(record.totals.figure) + _unused_gpu(record))
+        if repeats := repeat_mean(record):
+            rows.append((f"mean of {repeats.count} repeats", f"{figure_text(repeats.energy)}; {_each(repeats)}"))
+        rows += _trust_rows(record)
+    else:
+        rows.append(("energy", "missing: nothing was recorded"))
+    return make_grid(f"Run {record.run_id}", "What!|Value", rows)
+
+
+def _each(repeats: RepeatMean) -> str:
+    return f"{duration_text(repeats.duration_s)} each, warm-ups not included"
+
+
+def _status_text(record: RunRecord) -> str:
+    unseen = record.status == "truncated" and record.error is None
+    return f"{record.status}: its process is gone, and nobody closed the run" if unseen else record.status
+
+
+def _attempts_text(record: RunRecord) -> str:
+    going_on = max((attempt.number for attempt in record.attempts), default=0) if record.status == "running" else 0
+    cut = len({attempt.number for attempt in record.attempts if not attempt.closed} - {going_on})
+    hosts = ", ".join(dict.fromkeys(attempt.host for attempt in record.attempts))
+    number = len({attempt.number for attempt in record.attempts})
+    return f"{number}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"
+
+
+def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
+    rows = []
+    if record.validity.grade:
+        reasons = "; ".join(record.validity.reasons)
+        rows.append(("validity grade", record.validity.grade + (f": {reasons}" if reasons else "")))
+    elif record.status == "running":
+        rows.append(("validity grade", "not yet: the run goes on"))
+    if record.machine_profile:
+        rows.append(("machine profile", record.machine_profile))
+    return rows
+
+
+def _unused_gpu(record: RunRecord) -> str:
+    """Measured energy of GPUs is not that of models on the CPU, and the line that has it says so."""
+    unused = any(stage.unused_gpu_w is not None for stage in record.stages)
+    if not unused or record.totals is None or record.totals.gpu.energy_j is None:
+        return ""
+    whole = record.totals.gpu.energy_j == record.totals.figure.energy_j
+    part = "all of it" if whole else f"{amount_text(record.totals.gpu)} of it"
+    return f"; {part} is the GPU, which the models did not use"
+
+
+def _total_rows(totals: Totals, energy: str) -> list[tuple[str, str]]:
+    rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
+    if totals.cpu_estimate.energy_j is not None:
+        rows.append(("CPU estimate", figure_text(totals.cpu_estimate)))
+    if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":
+        rows.append(("CodeCarbon", f"{labeled_text(totals.codecarbon)}: {totals.codecarbon.reason}"))
+    if totals.idle_power_w is not None:
+        rows.append(("idle power", "; ".join(map(idle_text, totals.idle)) or power_text(totals.idle_power_w)))
+    if totals.above_idle_j is not None:
+        above_idle = figure_text(totals.above_idle) if totals.above_idle else energy_text(totals.above_idle_j)
+        rows.append(("above idle", above_idle))
+    return rows + _co2e_rows(totals)
+
+
+def idle_text(idle: IdleBaseline) -> str:
+    """`82.1 W before (345 MHz, steady over 10.0 s)`"""
+    state = [f"{idle.sm_clock_MHz:.0f} MHz"] if idle.sm_clock_MHz is not None else []
+    state.append(f"{'steady' if idle.stable else 'not steady'} over {duration_text(idle.duration_s)}")
+    return f"{power_text(idle.power_w)} {idle.stage.removeprefix('idle.')} ({', '.join(state)})"
+
+
+def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
+    if totals.grid is None:
+        return []
+    found, grid = totals.co2e, totals.grid
+    if found is None:
+        return [("CO2e", "missing: there are no joules to convert")]
+    factor = (
+        f"{grid.low_g_per_kwh:g} to {grid.high_g_per_kwh:g} g/kWh"
+        if grid.low_g_per_kwh < grid.high_g_per_kwh
+        else (f"{grid.low_g_per_kwh:g} g/kWh")
+    )
+    bound = totals.best.is_lower_bound
+    rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high, bound)} (grid {grid.name}, {grid.year}: {factor})")]
+    if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:
+        text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high, bound)} with PUE {totals.pue:g}"
+        rows.append(("CO2e of the building", text))
+    return [*rows, ("grid source", grid.source)]
+
+
+def stages_grid(record: RunRecord) -> Grid:
+    graded = any(stage.validity.grade for stage in record.stages)
+    item: Literal["sample", "token"]
+    item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
+    titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
+    timed = timed_rows(record) if item == "sample" else {}
+    rows = [
+        (*_stage_cells(stage, item, timed.get(stage.name)), *[stage.validity.grade or NOTHING] * graded)
+        for stage in record.stages
+    ]
+    idle = any(stage.outside_totals for stage in record.stages)
+    notes = [uncertainty_note((stage.best for stage in record.stages), with_gain=False)]
+    unused = [stage for stage in record.stages if stage.unused_gpu_w is not None]
+    notes += [f"Energy includes the GPU, J per {item} does not: the models ran on the CPU."] if unused else []
+    notes += ["Idle baselines are not part of the totals."] if idle else []
+    notes += ["Rate and J per sample of inference: of its timed windows, as above."] if timed else []
+    return make_grid("Stages", titles + "|Grade!" * graded, rows, " ".join(note for note in notes if note))
+
+
+def _above_idle_text(stage: StageRecord) -> str:
+    return amount_text(stage.above_idle) if stage.above_idle else energy_text(stage.above_idle_j)
+
+
+def beyond_grid(record: RunRecord) -> Grid | None:
+    """Gross and above idle, and CO2e with and without the building: only what this run can tell."""
+    stages = [stage for stage in record.stages if not stage.outside_totals]
+    captions: list[str] = []
+    columns: list[tuple[str, list[str]]] = []
+    if any(stage.above_idle_j is not None for stage in stages):
+        captions.append("Above idle")
+        columns.append(("Gross>", [amount_text(stage.best) for stage in stages]))
+        columns.append(("Above idle>", [_above_idle_text(stage) for stage in stages]))
+    if any(stage.co2e for stage in stages):
+        captions.append("CO2e")
+        columns.append(("gCO2e>", [_grams(stage) for stage in stages]))
+    if any(stage.co2e and stage.co2e.with_pue_co2e_g_low is not None for stage in stages):
+        columns.append(("gCO2e\nwith PUE>", [_grams(stage, pue=True) for stage in stages]))
+    if not columns:
+        return None
+    titles = "|".join(["Stage!", *(title for title, _ in columns)])
+    rows = list(zip([stage.name for stage in stages], *(cells for _, cells in columns), strict=True))
+    return make_grid(f"{' and '.join(captions)} by stage", titles, rows)
+
+
+def _grams(stage: StageRecord, pue: bool = False) -> str:
+    found, bound = stage.co2e, stage.best.is_lower_bound
+    if found is None or (pue and found.with_pue_co2e_g_low is None):
+        return NOTHING
+    if pue:
+        return gram_cell(found.with_pue_co2e_g_low or 0.0, found.with_pue_co2e_g_high or 0.0, bound)
+    return gram_cell(found.co2e_g_low, found.co2e_g_high, bound)
+
+
+def _stage_cells(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> tuple[str, ...]:
+    best = stage.best
+    per_s = stage.tokens_per_s if item == "token" else stage.samples_per_s
+    return (
+        stage.name,
+        stage.status,
+        duration_text(stage.duration_s),
+        amount_text(best),
+        method_text(best),
+        rate(stage.mean_power_w, ""),
+        rate(stage.peak_power_w, ""),
+        rate(timed.items_per_s if timed else per_s, ""),
+        _item_cell(stage, item, timed),
+    )
+
+
+def _item_cell(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> str:
+    """Uncertainty and method are those of the row, unless the work did not use the GPU that the row contains."""
+    in_windows = timed.energy.gross() if timed and timed.energy else None
+    each = in_windows if timed else stage.energy_per(item)
+    if stage.item_energy is None:
+        return NOTHING if each is None or each.energy_j is None else bound_mark(each) + rate(each.energy_j, "J")
+    return NOTHING if each is None else f"{labeled_text(each)} (CPU)"
+
+
+def results_grid(record: RunRecord) -> Grid:
+    rows = []
+    for name, result in record.results.items():
+        if name in told_results(record):
+            continue
+        proportion = result.trials is not None and result.successes is not None
+        text = share(result.value, share_interval(result.value, result.trials)) if proportion else f"{result.value:.4g}"
+        of = f"{result.successes} of {result.trials}" if proportion else NOTHING
+        rows.append((name, text, of))
+    return make_grid("Results", "Result|Value [95 %]>|Count>", rows)
+
+
+def inherited_grid(record: RunRecord) -> Grid:
+    rows = []
+    for ancestor in record.inherited:
+        figure = ancestor_figure(ancestor, record.policy)
+        stages = ", ".join(ancestor.stages) or NOTHING
+        rows.append((ancestor.name, stages, ancestor.made_by, amount_text(figure), method_text(figure)))
+    found = run_energy(record)
+    note = f"Own and inherited together: {labeled_text(found.whole, found.mixed_whole)}."
+    if found.unknown:
+        note += f" Not in it, because unknown: {', '.join(found.unknown)}."
+    return make_grid(
+        "Inherited: what others' work in this run took", "Artefact!|Stages|Made by|Energy>|Method", rows, note
+    )
+
+
+def notes_grid(record: RunRecord) -> Grid:
+    rows = [(note.level, note.text) for note in record.validity.notes]
+    return make_grid("How far to trust it", "Level|Note", rows)
+
+
+def checks_grid(record: RunRecord) -> Grid:
+    rows = [(check.name, check.grade, check.text) for check in record.validity.checks]
+    note = "A measurement is graded by the worst of its checks: A sound, B usable with care, C not to be quoted."
+    return make_grid(f"Why grade {record.validity.grade}", "Check!|Grade!|Finding", rows, note)
+
+
+def error_grid(record: RunRecord) -> Grid:
+    error = record.error
+    rows = [] if error is None else [(error.kind, error.message, error.hint or NOTHING)]
+    return make_grid("Error", "Kind|Message|Way out", rows)

@@ -1,0 +1,240 @@
+"""A training in a few lines: how fast, how many joules an item, how far the loss fell, and where a step's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from joulelab.meter.figure_text import amount_text, figure_text, method_text
+from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.trace import read_lines
+from joulelab.report.energy_sums import said_below
+from joulelab.report.tables.grid import Grid, make_grid
+from joulelab.report.wording import NOTHING
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.units import count_text, flops_text, percent_text, power_text, size_text, three_digits, with_prefix
+
+TRAIN, EVALUATE = "model.train", "model.evaluate"
+# Best first: what a sensor tells of phases taken apart, then of long ones, then by time alone.
+_ENERGY_WAYS = ("isolated", "direct", "time-share")
+_PHASES_OF_A_STEP = ("input", "forward", "backward", "optimiser_step")
+
+
+def training_grids(record: RunRecord) -> list[Grid]:
+    """Of the zoo's training, and the phases of any stage whose trackers looked at them."""
+    stage = record.stage(TRAIN)
+    grids = [training_grid(record, stage)] if stage else []
+    phases = (phase_grid(record, name) for name in record.findings)
+    return [*grids, *(grid for grid in phases if grid)]
+
+
+def told_results(record: RunRecord) -> set[str]:
+    """Results that the training's own table tells in words."""
+    return {name for name in record.results if name.startswith("model.")} if record.stage(TRAIN) else set()
+
+
+def training_grid(record: RunRecord, stage: StageRecord) -> Grid:
+    rows = [
+        ("speed", _speed(record, stage)),
+        ("energy", _energy(record, stage)),
+        ("loss", _loss(record)),
+        ("model", _model(record)),
+        ("share of the GPU's peak (MFU)", _mfu(record)),
+        ("peak memory", _value(record, "model.peak_memory_bytes", size_text)),
+    ]
+    if _said(record).get("notes"):
+        rows.append(("chosen for you", str(_said(record)["notes"])))
+    return make_grid("Training", "What!|Value", rows)
+
+
+def item_name(record: RunRecord) -> str:
+    return str(_said(record).get("item", "sample"))
+
+
+def _said(record: RunRecord) -> Mapping[str, Any]:
+    return record.findings.get(TRAIN, {}).get("model", {})
+
+
+def _number(record: RunRecord, name: str) -> float | None:
+    return record.results[name].value if name in record.results else None
+
+
+def _value(record: RunRecord, name: str, text: Any) -> str:
+    value = _number(record, name)
+    return NOTHING if value is None else str(text(value))
+
+
+def _speed(record: RunRecord, stage: StageRecord) -> str:
+    if not stage.samples_per_s:
+        return NOTHING
+    parts = [f"{three_digits(stage.samples_per_s)} {item_name(record)}s/s over the stage"]
+    typical = _number(record, f"{TRAIN}.items_per_s")
+    if typical is not None:
+        parts.append(f"{three_digits(typical)} typically (median between lines of metrics)")
+    if stage.tokens_per_s:
+        parts.append(f"{with_prefix(stage.tokens_per_s, 'tokens/s')}")
+    return "; ".join(parts)
+
+
+def _energy(record: RunRecord, stage: StageRecord) -> str:
+    figure = stage.item_energy or stage.best
+    each = stage.energy_per("sample")
+    unused = f"; GPU: {power_text(stage.unused_gpu_w)}, not used and not included" if stage.unused_gpu_w else ""
+    if each is None or each.energy_j is None:
+        return figure_text(figure) + unused if unused else said_below(record, figure) or figure_text(figure)
+    power_w = figure.mean_power_w(stage.duration_s)
+    return (
+        f"{amount_text(each)} per {item_name(record)}, {method_text(figure)}; mean power {power_text(power_w)}{unused}"
+    )
+
+
+def _loss(record: RunRecord) -> str:
+    first, last = _number(record, f"{TRAIN}.first_loss"), _number(record, f"{TRAIN}.final_loss")
+    if first is None or last is None:
+        return NOTHING
+    text = f"{first:.4g} -> {last:.4g}"
+    steps = _number(record, f"{TRAIN}.steps")
+    text += f" in {steps:.0f} steps" if steps is not None else ""
+    held_out = _number(record, f"{EVALUATE}.loss")
+    return text if held_out is None else f"{text}; {held_out:.4g} on held-out data"
+
+
+def _model(record: RunRecord) -> str:
+    parts = [f"{_value(record, 'model.parameters', count_text)} parameters"]
+    forward = _number(record, "model.forward_flops_per_item")
+    training = _number(record, "model.training_flops_per_item")
+    how = _said(record).get("flops_counted_on", "")
+    if forward is None or training is None:
+        return f"{parts[0]}; FLOPs not counted: {how}"
+    parts.append(
+        f"{flops_text(forward)} forward and {flops_text(training)} forward and backward per {item_name(record)}"
+    )
+    return f"{'; '.join(parts)} (on paper, counted on {how})"
+
+
+def _mfu(record: RunRecord) -> str:
+    found = _number(record, f"{TRAIN}.mfu")
+    return percent_text(found) if found is not None else f"not computed: {_said(record).get('mfu_missing', NOTHING)}"
+
+
+def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
+    """Only where a tracker was asked to look at phases."""
+    times, joules, parts = phase_times(record, stage), phase_joules(record, stage), forward_parts(record, stage)
+    names = [name for name in _PHASES_OF_A_STEP if name in times or name in joules]
+    if not names:
+        return None
+    whole_j = sum(row["energy_j"] for row in joules.values())
+    sensed = _sensed(record, stage)
+    rows = []
+    for name in names:
+        cells = _joule_cells(joules.get(name), whole_j, sensed) if joules else ()
+        rows.append((name.replace("_", " "), *_time_cells(name, times), *cells))
+        if name == "forward" and joules:
+            for part, row in parts.items():
+                rows.append((f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j, sensed)))
+    titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
+    titles += "|Energy\nper step>|Of the\njoules>|Method" if joules else ""
+    whose = "" if stage == TRAIN else f" of {stage}"
+    caption = f"Phases of a step{whose} ({phase_clock(record, stage)} time)"
+    return make_grid(caption, titles, rows, _held_up(record, stage))
+
+
+def _held_up(record: RunRecord, stage: str) -> str:
+    """What checkpoints cost the training: written beside it, they hold it up only while they are copied."""
+    found = record.stage(stage)
+    saved = found.phases.get("checkpoint") if found else None
+    if saved is None or not saved.count:
+        return ""
+    if saved.count == 1:
+        return f"A checkpoint held the training up for {1000 * saved.sum_s:.0f} ms."
+    each = f"{1000 * saved.mean_s:.0f} ms each"
+    return f"{saved.count} checkpoints held the training up for {each}, {saved.sum_s:.2f} s in all."
+
+
+def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
+    whole_s = sum(times.values())
+    if name not in times or not whole_s:
+        return NOTHING, NOTHING
+    return f"{1000 * times[name]:.2f}", percent_text(times[name] / whole_s, 0)
+
+
+def _sensed(record: RunRecord, stage: str) -> EnergyFigure | None:
+    """How the tracker's energy was obtained: method and gain error. Energy of a step is that of covered time."""
+    found = record.findings.get(stage, {}).get("energy", {}).get("figure")
+    return EnergyFigure.model_validate(found | {"coverage": 1.0, "lower_bound": False}) if found else None
+
+
+def _joule_cells(found: Mapping[str, Any] | None, whole_j: float, sensed: EnergyFigure | None) -> tuple[str, str, str]:
+    if found is None:
+        return NOTHING, NOTHING, NOTHING
+    share = percent_text(found["energy_j"] / whole_j, 0) if whole_j else NOTHING
+    known = sensed or EnergyFigure(energy_j=None, method="counter")
+    how = f", {method_text(sensed)}" if sensed else ""
+    return amount_text(known.with_interval(found["energy_j"], found["half_width_j"])), share, f"{found['method']}{how}"
+
+
+def phase_clock(record: RunRecord, stage: str = TRAIN) -> str:
+    """The device's clock where a tracker read it; the host's tells how long the program was busy."""
+    return "device" if any(row["clock"] == "device" for row in _timed_rows(record, stage)) else "host"
+
+
+def phase_times(record: RunRecord, stage: str = TRAIN) -> dict[str, float]:
+    """Mean seconds of each phase in one optimiser step."""
+    clock, rows = phase_clock(record, stage), _timed_rows(record, stage)
+    steps = next((row["count"] for row in rows if row["phase"] == "step" and row["clock"] == clock), 0)
+    return {
+        row["phase"]: row["mean_s"] * row["count"] / steps
+        for row in rows
+        if steps and row["clock"] == clock and row["phase"] in _PHASES_OF_A_STEP
+    }
+
+
+def _timed_rows(record: RunRecord, stage: str) -> list[dict[str, Any]]:
+    return list(record.findings.get(stage, {}).get("simple", {}).get("phases", []))
+
+
+def forward_parts(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
+    """Joules of the teacher's, the student's and other parts of the forward pass, where it was taken apart."""
+    return dict(record.findings.get(stage, {}).get("energy", {}).get("isolated", {}).get("parts", {}))
+
+
+def phase_joules(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
+    """By the best way that the energy tracker found."""
+    found = record.findings.get(stage, {}).get("energy", {})
+    ways = [found.get(way, {}).get("phases", {}) for way in _ENERGY_WAYS]
+    whole = [way for way in ways if set(_PHASES_OF_A_STEP[1:]) <= set(way)]
+    return {name: dict(values) for name, values in whole[0].items()} if whole else {}
+
+
+# How busy the machine was during a stage, by the trace's own readings of it.
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    gpu_percent: float | None
+    """Share of the time in which some kernel ran, mean over the cards; it says nothing of how full the card was."""
+    cpu_percent: float | None
+    """Of all hardware threads of the host."""
+
+
+def utilisation(folder: Path, stage: StageRecord) -> Utilisation:
+    found: dict[str, list[float]] = {"gpu": [], "host": []}
+    for host, attempt, path in RunPaths(folder).traces():
+        windows = [(s.start_ns, s.end_ns) for s in stage.segments if (s.host, s.attempt) == (host, attempt)]
+        for line in read_lines(path) if windows else ():
+            value = _percent(line)
+            if value is not None and any(start <= line["mono_ns"] <= end for start, end in windows):
+                found[line["kind"]].append(value)
+    return Utilisation(_mean(found["gpu"]), _mean(found["host"]))
+
+
+def _percent(line: dict[str, Any]) -> float | None:
+    names = {"gpu": "gpu_utilization_percent", "host": "cpu_utilization_percent"}
+    return line.get(names.get(str(line.get("kind")), ""))
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,514 @@
+"""`import joulelab; with joulelab.measure("name") as m:` - the meter for people's own Python code.
+
+The block becomes a run like any other. A sensor that is missing is a figure that says so, never an exception; an
+exception of the block leaves a record with status `failed` and goes on its way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import copy
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from pathlib import Path
+from time import monotonic_ns
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+import numpy as np
+
+from joulelab.clock import NS
+from joulelab.errors import JoulelabError
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.figure_text import figure_text
+from joulelab.meter.figures import EnergyFigure, Frozen, missing
+from joulelab.meter.integrate import COMPONENTS, component_energy
+from joulelab.meter.marks import Phase
+from joulelab.meter.series import Trace, load_trace
+from joulelab.meter.session import Meter
+from joulelab.meter.trace import LineFile, read_lines
+from joulelab.runs.context import RunContext
+from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
+from joulelab.runs.measure.result import RUN
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import EnergyByComponent, PhaseRecord, RunRecord, StageRecord
+from joulelab.runs.spec import check
+from joulelab.runs.store import store_root
+from joulelab.runs.validity import enforce
+from joulelab.units import duration_text
+
+# Named windows inside a measured block: nested, re-entrant, from any thread, about two microseconds each.
+#
+# The meter's phase marks have a single writer and are not re-entrant. Here each open window has a mark of its own
+# from a pool, a lock makes the threads one writer, and what is open is kept per thread and coroutine, which also
+# tells which window lies in which. Marks become times (count, sum, quantiles) that survive a kill. A window of
+# `TIMED_S` or more is also written to `windows.jsonl` with its two moments, so that its joules can be read off the
+# energy curve.
+
+
+# Half of the driver's 20 ms samples, the finest signal there is: what is shorter has a share of time only.
+TIMED_S = 0.01
+_TIMED_NS = int(TIMED_S * NS)
+WINDOWS_FILE = "windows.jsonl"
+
+
+class Windows:
+    """All windows of one measurement. Closed, or in a forked child, they do nothing: marks belong to one process."""
+
+    def __init__(self, meter: Meter, paths: RunPaths) -> None:
+        self.open = True
+        self.lock = threading.Lock()
+        self._meter = meter
+        self._lines = LineFile(paths.folder / WINDOWS_FILE)
+        self._by_name: dict[str, Window] = {}
+        _in_forked_children(self)
+
+    def window(self, name: str) -> Window:
+        found = self._by_name.get(name)
+        if found is not None:
+            return found
+        with self.lock:
+            if name not in self._by_name:
+                phase = self._meter.phase(name) if self.open else None
+                self._by_name[name] = Window(self, name, phase)
+        return self._by_name[name]
+
+    def first_seen(self, name: str, inside: str | None, overlaps: bool) -> None:
+        self._append({"name": name, "inside": inside, "overlaps": overlaps})
+
+    def timed(self, name: str, begin_ns: int, end_ns: int) -> None:
+        self._append({"name": name, "begin_ns": begin_ns, "end_ns": end_ns})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a full disk costs the window its own joules and the program nothing
+            self._lines.append(line)  # one write(): survives a kill of the program
+
+    def close(self) -> None:
+        with self.lock:
+            self.open = False
+            self._lines.close()
+
+
+class Window:
+    """`with window:` as often as wanted, also inside itself (then the outermost counts) and in several threads."""
+
+    __slots__ = ("_all", "_free", "_last_end_ns", "_lock", "_phase", "_seen", "name")
+
+    def __init__(self, all_windows: Windows, name: str, phase: Phase | None) -> None:
+        self.name = name
+        self._all = all_windows
+        self._phase = phase
+        self._free: list[Phase] = []
+        self._lock = all_windows.lock
+        self._last_end_ns = 0
+        self._seen: set[tuple[str | None, bool]] = set()
+
+    def __enter__(self) -> Window:
+        try:
+            phase: Phase | None = self._free.pop()
+        except IndexError:
+            phase = copy.copy(self._phase)
+        _innermost.set((self, phase, monotonic_ns(), _innermost.get()))
+        if phase is not None:
+            phase.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end_ns = monotonic_ns()
+        frame = _innermost.get()
+        if frame is None or frame[0] is not self:
+            frame = _taken_out(self, frame)
+            if frame is None:
+                return
+        else:
+            _innermost.set(frame[3])
+        _, phase, begin_ns, outer = frame
+        if phase is None or not self._all.open:
+            return
+        inside: str | None = None
+        while outer is not None:
+            if outer[0] is self:
+                return  # inside itself a window counts once, as the outermost: its time must not be counted twice
+            if inside is None and outer[0]._all is self._all:
+                inside = outer[0].name
+            outer = outer[3]
+        with self._lock:
+            if not self._all.open:
+                return
+            phase.__exit__()
+            seen = (inside, begin_ns < self._last_end_ns)
+            self._last_end_ns = max(self._last_end_ns, end_ns)
+            if seen not in self._seen:
+                self._seen.add(seen)
+                self._all.first_seen(self.name, *seen)
+            if end_ns - begin_ns >= _TIMED_NS:
+                self._all.timed(self.name, begin_ns, end_ns)
+        self._free.append(phase)
+
+
+# window, its mark, when it began, the frame around it
+_Frame = tuple[Window, Phase | None, int, Any]
+# What is open here and now. Threads and coroutines each have their own, and a coroutine sees what it was started in.
+_innermost: ContextVar[_Frame | None] = ContextVar("joulelab_window", default=None)
+
+
+def _taken_out(window: Window, frame: _Frame | None) -> _Frame | None:
+    """The window's latest frame, from under others: generators may leave windows in another order than they entered.
+
+    None where it was entered in another thread or coroutine: there is no honest duration then.
+    """
+    above: list[_Frame] = []
+    while frame is not None and frame[0] is not window:
+        above.append(frame)
+        frame = frame[3]
+    if frame is not None:
+        rest = frame[3]
+        for window_above, phase, begin_ns, _ in reversed(above):
+            rest = (window_above, phase, begin_ns, rest)
+        _innermost.set(rest)
+    return frame
+
+
+def _in_forked_children(windows: Windows) -> None:
+    """A forked child (a data loader's worker) shares the mapped marks; two writers would overwrite each other."""
+    known = weakref.ref(windows)
+
+    def forget() -> None:
+        if (found := known()) is not None:
+            found.open = False
+            found.lock = threading.Lock()
+
+    os.register_at_fork(after_in_child=forget)
+
+
+# Joules of named windows: read off the energy curve where their moments are known, else a share of the time around.
+#
+# Pure reading of a finished run: its trace, its record and `windows.jsonl`.
+
+
+Way = Literal["direct", "time-share", "none"]
+WHOLE = "the whole measurement"
+
+
+class WindowFigure(Frozen):
+    """What one name's windows took: how often, how long, and joules by the way that is named."""
+
+    name: str
+    count: int
+    seconds: float
+    """Sum over the windows; more than the wall time where they ran in several threads at once."""
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+    way: Way
+    """`direct`: what the sensor says of these windows. `time-share`: of the enclosing window, by time: the weakest."""
+    energy: EnergyFigure
+    share_of: str | None = None
+
+    @property
+    def energy_j(self) -> float | None:
+        return self.energy.energy_j
+
+
+class _Lines:
+    """`windows.jsonl` by name: the timed windows, what they lay in, which of them overlapped."""
+
+    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+        self.timed: dict[str, list[tuple[int, int]]] = {}
+        self.inside: dict[str, set[str | None]] = {}
+        self.overlapping: set[str] = set()
+        for line in lines:
+            if "begin_ns" in line:
+                self.timed.setdefault(line["name"], []).append((line["begin_ns"], line["end_ns"]))
+            else:
+                self.inside.setdefault(line["name"], set()).add(line["inside"])
+                if line["overlaps"]:
+                    self.overlapping.add(line["name"])
+
+
+def window_figures(paths: RunPaths, record: RunRecord, stage: StageRecord | None) -> dict[str, WindowFigure]:
+    """Every window of a finished run by name; `stage` is the one the windows lie in."""
+    if stage is None or not stage.phases:
+        return {}
+    path = paths.folder / WINDOWS_FILE
+    lines = _Lines(read_lines(path) if path.exists() else ())
+    traces = paths.traces()
+    trace = load_trace(traces[-1][2]) if traces else None
+    found: dict[str, WindowFigure] = {}
+    for name in _outer_first(stage.phases, lines):
+        times = _exact(stage.phases[name], lines.timed.get(name, []))
+        direct = _direct(name, times, lines, trace, record.policy) if trace is not None else None
+        found[name] = _figure(name, times, "direct", direct) if direct else _shared(name, times, lines, stage, found)
+    return found
+
+
+def _outer_first(phases: dict[str, PhaseRecord], lines: _Lines) -> list[str]:
+    """Enclosing windows before enclosed ones (they are longer in sum), so that a share finds its whole."""
+    return sorted(phases, key=lambda name: -phases[name].sum_s)
+
+
+def _exact(times: PhaseRecord, windows: list[tuple[int, int]]) -> PhaseRecord:
+    """The quantiles of windows that were timed one by one, where marks have bins of 12 %."""
+    if len(windows) != times.count:
+        return times
+    p50_s, p95_s = np.quantile([(end - begin) / NS for begin, end in windows], [0.5, 0.95])
+    return times.model_copy(update={"p50_s": float(p50_s), "p95_s": float(p95_s)})
+
+
+def _figure(name: str, times: PhaseRecord, way: Way, energy: EnergyFigure, of: str | None = None) -> WindowFigure:
+    return WindowFigure(
+        name=name,
+        count=times.count,
+        seconds=times.sum_s,
+        mean_s=times.mean_s,
+        p50_s=times.p50_s,
+        p95_s=times.p95_s,
+        max_s=times.max_s,
+        way=way,
+        energy=energy,
+        share_of=of,
+    )
+
+
+def _direct(name: str, times: PhaseRecord, lines: _Lines, trace: Trace, policy: str) -> EnergyFigure | None:
+    windows = lines.timed.get(name, [])
+    if len(windows) != times.count:
+        return None  # some were too short to be timed one by one, so the name as a whole has no joules of its own
+    joined = union(windows)
+    parts = EnergyByComponent(**{name: component_energy(trace, name, joined) for name in COMPONENTS})
+    figure = parts.best(policy)
+    if figure.energy_j is None:
+        return None
+    if name not in lines.overlapping:
+        return figure
+    return figure.model_copy(update={"reason": "windows overlapped: the time they share counts once"})
+
+
+def union(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint windows covering the same time, so that joules of overlapping threads count once."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(windows):
+        if joined and begin < joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _shared(
+    name: str, times: PhaseRecord, lines: _Lines, stage: StageRecord, found: dict[str, WindowFigure]
+) -> WindowFigure:
+    """The energy of what encloses these windows, in proportion to time: right only if power was even in it."""
+    if name in lines.overlapping:
+        reason = "too short for joules of their own, and several at once: time cannot be shared out"
+        return _figure(name, times, "none", missing(reason))
+    outer = lines.inside.get(name, set())
+    of = next(iter(outer)) if len(outer) == 1 else None
+    whole = found[of] if of in found and found[of].way == "direct" else None
+    energy, seconds = (whole.energy, whole.seconds) if whole else (stage.best, stage.duration_s)
+    if energy.energy_j is None:
+        return _figure(name, times, "none", energy)
+    share = min(1.0, times.sum_s / seconds) if seconds else 0.0
+    title = whole.name if whole else WHOLE
+    # nothing says how much of the energy around them was used in them: between none and all of it
+    half_width_j = max(share, 1 - share) * energy.energy_j
+    reason = f"a share of {title} by time, as if power had been even there; the interval is all that is possible"
+    figure = energy.with_interval(share * energy.energy_j, half_width_j, "time share").model_copy(
+        update={"reason": reason}
+    )
+    return _figure(name, times, "time-share", figure, title)
+
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+
+# Measurements now open in this process, innermost last: a decorated function inside one becomes a window of it.
+_open: list[Measurement] = []
+
+
+class Measurement:
+    """One measured block. Figures are there after the end; `so_far()` while it runs."""
+
+    def __init__(self, name: str, spec: MeasureSpec, store: Path) -> None:
+        self.name = name
+        self._spec = spec
+        self._store = store
+        self._run: MeasuredRun | None = None
+        self._windows: Windows | None = None
+        self._stage: Any = None
+        self._figures: dict[str, WindowFigure] | None = None
+        self.context: RunContext | None = None
+        self._record: RunRecord | None = None
+
+    def start(self) -> Measurement:
+        """Begin to measure; `with` does this, and a notebook may do it in one cell and `stop()` in another."""
+        if self._run is not None:
+            raise JoulelabError(f"the measurement '{self.name}' was started twice", "make another one")
+        self._run = MeasuredRun(self._store, self._spec)
+        try:
+            self.context = self._run.begin()
+        except BaseException as error:
+            self._record = self._run.end("failed", error)
+            raise
+        self._windows = Windows(self.context.meter, self._run.paths)
+        self._stage = self.context.stage(RUN, role="student", activity="run", repeat=1)
+        self._stage.__enter__()
+        _open.append(self)
+        atexit.register(self._at_exit)
+        return self
+
+    def stop(self, error: BaseException | None = None) -> RunRecord:
+        """End the measurement and write its record; the second call only gives the record again."""
+        if self._record is None:
+            if self._run is None or self._windows is None:
+                raise JoulelabError(f"the measurement '{self.name}' was not started")
+            self._windows.close()
+            status, reason = how_it_ended(error)
+            leave(self._stage, reason)
+            self._record = self._run.end(status, reason)
+            _open.remove(self)
+            atexit.unregister(self._at_exit)
+        return self._record
+
+    def _at_exit(self) -> None:
+        """Nobody closed it: the interpreter ends by an error nobody caught, or the block was left open."""
+        error = getattr(sys, "last_value", None)
+        self.stop(error if error is not None else JoulelabError("the program ended without closing the measurement"))
+
+    def __enter__(self) -> Measurement:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        record = self.stop(error)
+        if error is None:
+            enforce(record)
+
+    def window(self, name: str) -> Window:
+        """`with m.window("step"):`; nested, in itself and in any thread. Costs about two microseconds."""
+        if self._windows is None:
+            raise JoulelabError("windows lie inside a measurement", "open it first: with joulelab.measure(...) as m:")
+        return self._windows.window(name)
+
+    def so_far(self) -> EnergyFigure:
+        """Joules since the start, as far as they are recorded; after the end, the final figure."""
+        if self._record is not None:
+            return self.figure
+        if self.context is None:
+            return missing("the measurement has not started")
+        parts = self.context.meter.so_far()
+        return EnergyByComponent(**parts).best(self._spec.energy.total_energy_policy)
+
+    @property
+    def folder(self) -> Path:
+        if self._run is None:
+            raise JoulelabError("the measurement has not started")
+        return self._run.paths.folder
+
+    @property
+    def record(self) -> RunRecord:
+        if self._record is None:
+            raise JoulelabError(f"'{self.name}' is not finished", "so_far() tells the joules while it runs")
+        return self._record
+
+    @property
+    def _block(self) -> StageRecord | None:
+        return self.record.stage(RUN)
+
+    @property
+    def figure(self) -> EnergyFigure:
+        """The block's joules with method, interval and coverage: measured, else the estimate if one was asked for."""
+        block = self._block
+        return block.best if block is not None else missing("nothing was recorded")
+
+    @property
+    def energy_j(self) -> float | None:
+        """`figure.energy_j`: None where nothing measured and no estimate was asked for, never 0 instead."""
+        return self.figure.energy_j
+
+    @property
+    def duration_s(self) -> float:
+        block = self._block
+        return block.duration_s if block is not None else 0.0
+
+    @property
+    def windows(self) -> dict[str, WindowFigure]:
+        """By name: count, seconds and joules, each with the way they were obtained."""
+        if self._figures is None:
+            assert self._run is not None
+            self._figures = window_figures(self._run.paths, self.record, self._block)
+        return self._figures
+
+    def __str__(self) -> str:
+        if self._record is None:
+            return f"{self.name}: {'running' if self.context else 'not started'}"
+        figure = self.figure
+        duration = duration_text(self.duration_s)
+        return f"{self.name}: {figure_text(figure)}; {duration}, {self._record.status}; {self.folder}"
+
+    __repr__ = __str__
+
+
+def measure(
+    name: str = "measure",
+    *,
+    energy: EnergyConfig | dict[str, Any] | None = None,
+    estimate_cpu: bool | None = None,
+    runs_dir: str | Path | None = None,
+    label: str = "",
+) -> Measurement:
+    """Measure a block of code: `with joulelab.measure("name") as m: ...`, then `m.energy_j`.
+
+    `energy` takes the settings of the section `energy:` (`joulelab explain energy`), `estimate_cpu` is one of them, and
+    `runs_dir` says where the run folder goes (default: JOULELAB_RUNS, else ./runs).
+    """
+    settings = energy.model_dump() if isinstance(energy, EnergyConfig) else dict(energy or {})
+    if estimate_cpu is not None:
+        settings["estimate_cpu"] = estimate_cpu
+    spec = check({"pipeline": "measure", "name": name, "label": label, "energy": settings})
+    store = store_root(Path(runs_dir) if runs_dir is not None else None)
+    return Measurement(name, cast(MeasureSpec, spec), store)
+
+
+def measured(
+    name: str | None = None, **options: Any
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+    """Measure every call of a function: `@joulelab.measured("name")`, options as for `measure`.
+
+    Inside an open measurement a call is a window of it; elsewhere it is a run of its own, and `function.last` is that
+    measurement. Coroutine functions work too.
+    """
+
+    def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+        title = name or function.__name__
+
+        def around() -> Any:
+            if _open:
+                return _open[-1].window(title)
+            call.last = measure(title, **options)  # type: ignore[attr-defined]
+            return call.last  # type: ignore[attr-defined]
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+                with around():
+                    return await function(*args, **kwargs)
+        else:
+
+            @functools.wraps(function)
+            def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
+                with around():
+                    return function(*args, **kwargs)
+
+        call.last = None  # type: ignore[attr-defined]
+        return cast("Callable[Parameters, Returned]", call)
+
+    return decorate

@@ -1,0 +1,374 @@
+"""One foreign program, run to its end: untouched streams, its own process group, signals passed on, no orphans."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import difflib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from joulelab.errors import EndedBySignal, JoulelabError, UsageError
+from joulelab.meter.sensors.processes import is_recorder
+from joulelab.runs.context import StopRequest
+from joulelab.runs.environment import REDACTED, redact
+from joulelab.runs.measure import process_guard
+
+# The command line of a foreign program: found as a shell would find it, named, and recorded without its secrets.
+
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+
+# Option and variable names that hold secrets. Whole words only: `--tokenizer`, `--max-tokens` and `--keys` hold none.
+_SECRET_OPTION = re.compile(
+    r"(^|[-_.])(api[-_]?key|access[-_]?key|secret[-_]?key|private[-_]?key|key|token|secret|pass|passwd|password|"
+    r"passphrase|credentials?|auth|authorization|cookie|bearer|pwd)($|[-_.](id|value|env)?$)",
+    re.I,
+)
+# `Authorization: Bearer x`, `password=x` or `sig=x` somewhere inside a longer word.
+_SECRET_INSIDE = re.compile(
+    r"\b(authorization|bearer|api[-_]?key|access[-_]?token|token|password|passwd|secret|signature|sig)\b\s*[:= ]\s*\S",
+    re.I,
+)
+
+
+class CannotStart(UsageError):
+    """The command cannot be started; exit codes are the shell's (127 not found, 126 found and not executable)."""
+
+    def __init__(self, message: str, hint: str, exit_code: int) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
+def find_program(word: str) -> str:
+    """The file that would run, or the shell's own answer to why none would."""
+    if not word:
+        raise CannotStart("the command is empty", "write the program after `--`", NOT_FOUND)
+    if found := shutil.which(word):
+        return found
+    if "/" not in word:
+        raise CannotStart(f"{word}: command not found", _not_found_hint(word), NOT_FOUND)
+    path = Path(word)
+    if not path.exists():
+        raise CannotStart(f"{word}: no such file", "the path is taken from the folder you are in", NOT_FOUND)
+    if path.is_dir():
+        raise CannotStart(f"{word} is a folder", "name a program", NOT_EXECUTABLE)
+    raise CannotStart(
+        f"{word} is not executable", f"chmod +x {word}, or name its interpreter: python {word}", NOT_EXECUTABLE
+    )
+
+
+def _not_found_hint(word: str) -> str:
+    if Path(word).exists():
+        return f"there is a file of that name here: ./{word}, or python {word}"
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    programs = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    guess = difflib.get_close_matches(word, programs, n=1, cutoff=0.8)  # strict: a PATH has thousands of short names
+    return f"did you mean '{guess[0]}'?" if guess else "nothing of that name is on the PATH"
+
+
+def default_name(command: Sequence[str]) -> str:
+    """The script's name where an interpreter runs one, else the program's."""
+    program = Path(command[0]).name
+    script = next((Path(word).stem for word in command[1:] if word.endswith((".py", ".sh"))), None)
+    if script and re.match(r"(python[\d.]*|bash|sh|torchrun)$", program):
+        program = script
+    return program[:80] or "program"
+
+
+def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
+    """The command line with the values of secret options and anything that looks like a secret taken out."""
+    clean: list[str] = []
+    follows_secret = False
+    for word in command:
+        name, equals, value = word.partition("=")
+        is_secret = bool(_SECRET_OPTION.search(name.lstrip("-")))
+        if follows_secret and not word.startswith("--"):
+            clean.append(REDACTED)
+        elif equals and is_secret and " " not in name:
+            clean.append(f"{name}={REDACTED}" if value else word)
+        elif _SECRET_INSIDE.search(word):
+            clean.append(REDACTED)
+        else:
+            clean.append(redact("", word))
+        follows_secret = is_secret and not equals and word.startswith("-")
+    return tuple(clean)
+
+
+# Signals that reach `joulelab measure` are meant for the program: passed on to its group, never acted on by us.
+#
+# The first ending signal also asks the run to stop: no further repeat starts, and the record says `truncated`. No
+# signal raises here, so a second Ctrl-C while the record is being written does not lose it.
+
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class SignalRelay:
+    def __init__(self, stop: StopRequest, has_terminal: bool) -> None:
+        self._stop = stop
+        self._signals = (*PASSED_ON, signal.SIGTSTP) if has_terminal else PASSED_ON
+        self.group: int | None = None
+        self.received: list[int] = []
+
+    def listen(self) -> None:
+        for signum in self._signals:
+            # what is ignored stays ignored and is inherited so, as under nohup
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, self._receive)
+
+    def deafen(self) -> None:
+        """The record is written and only the exit is left: a late signal must not change its code."""
+        for signum in ENDING:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.received.append(signum)
+        if signum in ENDING and self._stop.signum is None:
+            self._stop.signum = signum
+        self.send(signum)
+
+    def send(self, signum: int) -> None:
+        if self.group is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.group, signum)
+
+
+# The terminal, lent to the measured program while it runs, so that Ctrl-C, Ctrl-Z and typing reach it.
+#
+# A program in a process group of its own is in the background until the terminal is handed to that group; reading
+# would stop it. In a pipeline (`joulelab measure -- a | less`) others of our group need the terminal, so there it is
+# lent only when the program asks by trying to read.
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self._fd = _foreground_terminal()
+        self.lent = False
+
+    @property
+    def present(self) -> bool:
+        return self._fd is not None
+
+    def lend_if_ours(self, group: int) -> None:
+        """At the start: when nobody else in a pipeline with us can want it."""
+        if os.isatty(0) and os.isatty(1):
+            self.lend(group)
+
+    def lend(self, group: int) -> None:
+        if self._fd is not None and os.tcgetpgrp(self._fd) == os.getpgrp():
+            self._hand_to(group)
+            self.lent = True
+
+    def take_back(self) -> None:
+        if self.lent:
+            self._hand_to(os.getpgrp())
+            self.lent = False
+
+    def _hand_to(self, group: int) -> None:
+        assert self._fd is not None
+        # whoever is in the background and changes the terminal's owner is stopped by SIGTTOU unless it is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            os.tcsetpgrp(self._fd, group)
+        except OSError:  # the terminal is gone, as after a hang-up: nobody can type any more
+            self._fd = None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _foreground_terminal() -> int | None:
+    """The controlling terminal if we are in its foreground; a job in the background has nothing to lend."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.tcgetpgrp(terminal) == os.getpgrp():
+            return terminal
+    except OSError:
+        pass
+    os.close(terminal)
+    return None
+
+
+PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+GRACE_S = 2.0
+SHELL_SIGNAL_CODES = 128
+
+
+class ProgramFailed(JoulelabError):
+    """The program ended badly by itself; `measure` ends with the same code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class ProgramExit:
+    """How a program ended: its exit code as a shell gives it, and the signal that killed it, if one did."""
+
+    exit_code: int
+    signum: int | None
+
+    def check(self, asked_to_end: int | None) -> None:
+        """Raise unless it ended well; a program that was told to end has not done its work, whatever it returned."""
+        if asked_to_end is not None:
+            ended = EndedBySignal(asked_to_end)
+            ended.exit_code = self.exit_code or ended.exit_code
+            raise ended
+        if self.signum in ENDING:
+            raise EndedBySignal(self.signum or 0)
+        if self.signum is not None:
+            how = f"was killed by signal {signal_name(self.signum)} (exit code {self.exit_code})"
+            raise ProgramFailed(f"the program {how}", self.exit_code)
+        if self.exit_code:
+            how = f"ended with exit code {self.exit_code}{describe_shell_exit_code(self.exit_code)}"
+            raise ProgramFailed(f"the program {how}", self.exit_code)
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # real-time signals have numbers only
+        return str(signum)
+
+
+def describe_shell_exit_code(exit_code: int) -> str:
+    """A shell that outlives its program tells a signal by a code above 128; any program may return such a code."""
+    signum = exit_code - SHELL_SIGNAL_CODES
+    if signum not in set(signal.Signals):
+        return ""
+    return f", with which a shell says that {signal_name(signum)} killed its program"
+
+
+class ProcessGroup:
+    """The program's process group, held and guarded while entered. Programs are run one after another in it."""
+
+    def __init__(self, relay: SignalRelay, terminal: Terminal) -> None:
+        self._relay = relay
+        self._terminal = terminal
+        self._strangers: set[int] = set()
+
+    def __enter__(self) -> ProcessGroup:
+        adopt_orphans()
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(process_guard.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+        )
+        assert self._guard.stdout is not None
+        if self._guard.stdout.readline() != process_guard.READY:
+            raise JoulelabError("the guard of the program's process group did not start")
+        self._guard.stdout.close()
+        self._strangers = {child.pid for child in psutil.Process().children(recursive=True)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._terminal.take_back()
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.communicate(b"x")
+
+    def run(self, executable: str, command: Sequence[str]) -> ProgramExit:
+        """Start the program in our group and wait for its end, passing on what is meant for it meanwhile."""
+        self._relay.group = self._guard.pid
+        early = len(self._relay.received)
+        self._terminal.lend_if_ours(self._guard.pid)
+        try:
+            program = self._start(executable, command)
+            for signum in self._relay.received[early:]:  # came while there was nobody to get it yet
+                program.send_signal(signum)
+            status = self._wait(program.pid)
+            self._bury()
+        finally:
+            self._relay.group = None
+            self._terminal.take_back()
+        program.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        return ProgramExit(os.WEXITSTATUS(status) if killed_by is None else 128 + killed_by, killed_by)
+
+    def _start(self, executable: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        try:
+            return self._popen(executable, command)
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:  # a script without a first line: shells hand it to sh
+                return self._popen("/bin/sh", ["sh", executable, *command[1:]])
+            # the file is there (it was found), so it is its interpreter that is not
+            code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+            raise CannotStart(
+                f"{command[0]} cannot be started: {error.strerror}", "look at the script's first line", code
+            ) from None
+
+    def _popen(self, executable: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        # descriptors stay open: `<(...)` of shells and make's job server hand them to programs; ours are closed on exec
+        return subprocess.Popen(command, executable=executable, process_group=self._guard.pid, close_fds=False)
+
+    def _wait(self, pid: int) -> int:
+        while True:
+            _, status = os.waitpid(pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                return status
+            self._on_stop(os.WSTOPSIG(status))
+
+    def _bury(self) -> None:
+        """Wait for adopted descendants that have ended: only then does their CPU time stand on our account."""
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if child.pid not in self._strangers and child.status() == psutil.STATUS_ZOMBIE:
+                    os.waitpid(child.pid, os.WNOHANG)
+
+    def _on_stop(self, signum: int) -> None:
+        """The program stopped: because it wants the terminal, or because a person pressed Ctrl-Z."""
+        if not self._terminal.present:
+            return  # somebody else's SIGSTOP; whoever sent it will continue it
+        if signum in (signal.SIGTTIN, signal.SIGTTOU):
+            self._terminal.lend(self._guard.pid)
+            if self._terminal.lent:
+                self._relay.send(signal.SIGCONT)
+                return
+        was_lent = self._terminal.lent
+        self._terminal.take_back()
+        os.kill(os.getpid(), signal.SIGSTOP)  # the shell now shows the job as stopped; `fg` goes on below
+        if was_lent:
+            self._terminal.lend(self._guard.pid)
+        self._relay.send(signal.SIGCONT)
+
+    def left_over(self) -> list[psutil.Process]:
+        """What the program started and did not wait for."""
+        found = []
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                ours = child.pid in self._strangers or is_recorder(child)
+                if not ours and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+        return found
+
+
+def end_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent ends become our children (Linux): the CPU estimate and the clean-up still see them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,0 +1,358 @@
+"""An archive that somebody else can open, check and recompute: records, traces, environment, settings, report, sums.
+
+Only files that a run is known to have go in, so nothing comes along by accident. The same runs give the same bytes:
+names in order, no times, no owners.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Protocol
+
+from joulelab import __version__
+from joulelab.errors import NotFoundError, UsageError
+from joulelab.runs.artifacts import BILL, CONTENTS
+from joulelab.runs.environment import REDACTED
+from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths
+from joulelab.runs.storage import storage_failure
+from joulelab.runs.store import read_record, settle
+
+# Nothing that looks like a secret leaves the store: texts are searched before they are packed.
+#
+# The environment was redacted when it was recorded; settings, marks and logs may still hold what somebody typed.
+
+
+# Tokens by the prefixes their makers give them, whole; passwords inside addresses; values of fields named for a secret.
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_\-]{12,}"
+    r"|eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?-----END [A-Z ]*PRIVATE KEY-----"
+)
+_ADDRESS = re.compile(r"(://[^/\s:@\"']+:)[^/\s@\"']+(@)")
+_FIELD = re.compile(
+    r"((?:^|[\s\"'{,])[\w.-]*?(?:api_?key|passw(?:or)?d|secret|credential|(?:access|auth|hf|api)_token)[\"']?\s*[:=]\s*)"
+    r"(?!null\b|None\b|true\b|false\b|\"\"|'')(\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}\]]+)",
+    re.I,
+)
+
+
+def without_secrets(text: str) -> tuple[str, int]:
+    """The text with secrets replaced, and how many there were."""
+    text, tokens = _TOKEN.subn(REDACTED, text)
+    text, addresses = _ADDRESS.subn(rf"\1{REDACTED}\2", text)
+    fields = 0
+
+    def hide(found: re.Match[str]) -> str:
+        nonlocal fields
+        before, value = found.groups()
+        if REDACTED in value:
+            return found.group()
+        fields += 1
+        quote = value[0] if value[0] in "\"'" else ""
+        return f"{before}{quote}{REDACTED}{quote}"
+
+    text = _FIELD.sub(hide, text)
+    return text, tokens + addresses + fields
+
+
+TOP, STORE, MANIFEST, SUMS, README = "joulelab-pack", "runs", "MANIFEST.json", "SHA256SUMS", "README.txt"
+FORMAT = 1
+_OF_A_RUN = (
+    *("run.json", "config.yaml", "environment.json", "experiment_summary.json", "metrics.jsonl", "windows.jsonl"),
+    *("report.html", "stages/*.json", "events/*.jsonl", "events/*.ring", "trace/*.jsonl", "trace/*.parquet"),
+    *("codecarbon/*.csv", "codecarbon/*.jsonl"),
+    *(f"artifacts/*/{name}" for name in (BILL, CONTENTS, "predictions.npz")),
+    *(f"artifacts/*/{name}" for name in ("answers.json", "harness.json", "scores.json")),
+)
+_READINGS = ("trace/",)
+"""Numbers of sensors, too large to be searched for secrets and without a place for one."""
+_TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
+_README = """This archive was made by `joulelab pack` (joulelab {version}).
+
+Check that it is whole:      sha256sum -c SHA256SUMS
+Recompute every figure:      pip install joulelab, then: joulelab unpack --verify ARCHIVE
+Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
+
+run.json holds the record of a run, trace/ what the sensors said, events/ the marks of its stages, config.yaml its
+settings, environment.json the machine and packages. {redacted}
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the archive: its name in it, and its bytes or where they are."""
+
+    name: str
+    content: bytes | None = None
+    path: Path | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[Any]:
+        if self.path is None:
+            yield io.BytesIO(self.content or b"")
+            return
+        with self.path.open("rb") as file:
+            yield file
+
+    @property
+    def size(self) -> int:
+        return len(self.content or b"") if self.path is None else self.path.stat().st_size
+
+    def digest(self) -> str:
+        with self.open() as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Packed:
+    archive: Path
+    runs: tuple[str, ...]
+    files: int
+    size_bytes: int
+    redacted: dict[str, int]
+    """Files from which secrets were taken out, and how many."""
+
+
+def pack(runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts: bool = False) -> Packed:
+    """Write the archive; it has its name only when it is whole."""
+    write = _writer(archive)
+    redacted: dict[str, int] = {}
+    entries = [entry for folder in runs for entry in _run_entries(folder, artifacts, redacted)]
+    entries += [entry for folder in groups for entry in _group_entries(folder, redacted)]
+    entries += _about([folder.name for folder in runs], [folder.name for folder in groups], redacted)
+    entries.sort(key=lambda entry: entry.name)
+    sums = "".join(f"{entry.digest()}  {entry.name}\n" for entry in entries)
+    entries.append(Entry(SUMS, sums.encode()))
+    temporary = archive.with_name(f".{archive.name}.{os.getpid()}.tmp")
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with temporary.open("wb") as file:
+            write(file, entries)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(archive)
+    finally:
+        temporary.unlink(missing_ok=True)
+    names = tuple(folder.name for folder in runs)
+    return Packed(archive, names, len(entries), archive.stat().st_size, redacted)
+
+
+def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Iterator[Entry]:
+    paths = RunPaths(folder)
+    written = read_record(paths)
+    record = settle(paths, written)
+    if record.status == "running":
+        raise UsageError(f"{record.run_id} is still running", "wait for it, or end it, then pack it")
+    patterns = (*_OF_A_RUN, "artifacts/**/*") if artifacts else _OF_A_RUN
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file() and not path.is_symlink()}
+    for path in sorted(files):
+        name = path.relative_to(folder).as_posix()
+        if path == paths.record and written.status == "running":  # killed; its record is what a reader derives
+            yield _text_entry(f"{STORE}/{folder.name}/{name}", record.model_dump_json(indent=2) + "\n", redacted)
+        elif path.suffix in _TEXTS and not name.startswith(_READINGS):
+            text = path.read_bytes().decode("utf-8", errors="surrogateescape")  # line ends as they are
+            yield _text_entry(f"{STORE}/{folder.name}/{name}", text, redacted)
+        else:
+            yield Entry(f"{STORE}/{folder.name}/{name}", path=path)
+
+
+def _group_entries(folder: Path, redacted: dict[str, int]) -> Iterator[Entry]:
+    paths = GroupPaths(folder)
+    for path in (paths.record, paths.report):
+        if path.is_file():
+            name = f"{STORE}/{GROUPS_FOLDER}/{folder.name}/{path.name}"
+            yield _text_entry(name, path.read_text(encoding="utf-8", errors="surrogateescape"), redacted)
+
+
+def _text_entry(name: str, text: str, redacted: dict[str, int]) -> Entry:
+    clean, count = without_secrets(text)
+    if count:
+        redacted[name] = count
+    return Entry(name, clean.encode("utf-8", errors="surrogateescape"))
+
+
+def _about(runs: list[str], groups: list[str], redacted: dict[str, int]) -> list[Entry]:
+    manifest = {
+        "format": FORMAT,
+        "joulelab": __version__,
+        "runs": sorted(runs),
+        "groups": sorted(groups),
+        "redacted": dict(sorted(redacted.items())),
+    }
+    said = "What looked like a secret was replaced; MANIFEST.json says where." if redacted else ""
+    readme = _README.format(version=__version__, redacted=said)
+    return [Entry(MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n"), Entry(README, readme.encode())]
+
+
+class _Write(Protocol):
+    def __call__(self, file: IO[bytes], entries: Sequence[Entry]) -> None: ...
+
+
+def _writer(archive: Path) -> _Write:
+    if archive.name.endswith((".tar.gz", ".tgz")):
+        return _write_tar
+    if archive.suffix == ".zip":
+        return _write_zip
+    raise UsageError(f"{archive.name}: unknown kind of archive", "use a name that ends with .tar.gz or .zip")
+
+
+def _write_tar(file: IO[bytes], entries: Sequence[Entry]) -> None:
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for entry in entries:
+            facts = tarfile.TarInfo(f"{TOP}/{entry.name}")
+            facts.size, facts.mode, facts.mtime = entry.size, 0o644, 0
+            with entry.open() as content:
+                tar.addfile(facts, content)
+
+
+def _write_zip(file: IO[bytes], entries: Sequence[Entry]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for entry in entries:
+            facts = zipfile.ZipInfo(f"{TOP}/{entry.name}", (1980, 1, 1, 0, 0, 0))
+            facts.compress_type, facts.create_system, facts.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
+            facts.file_size = entry.size
+            with entry.open() as content, archive.open(facts, "w") as target:
+                while block := content.read(1 << 20):
+                    target.write(block)
+
+
+# Open an archive of `joulelab pack` without trusting it: names stay inside, sums are checked, all or nothing.
+
+
+# A year of eight cards is a few gigabytes; an archive that claims more means to fill the disk.
+LARGEST_BYTES = 200 << 30
+MOST_FILES = 2_000_000
+_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
+
+
+def unpack(archive: Path, into: Path) -> Path:
+    """Extract into a new folder, which appears only when every file is there and is what its sum says."""
+    if not archive.is_file():
+        raise NotFoundError(f"no such file: {archive}", "give the archive that `joulelab pack` has written")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UsageError(f"{into} is there already", "--out names another folder")
+    into.absolute().parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.absolute().parent))
+    try:
+        sums = _extract(archive, place)
+        _require_whole(archive, place, sums)
+        if into.exists():
+            into.rmdir()
+        place.chmod(0o755)
+        place.replace(into)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return into
+
+
+def _extract(archive: Path, place: Path) -> dict[str, str]:
+    """Write every file; name -> sum of what was written."""
+    sums: dict[str, str] = {}
+    total = 0
+    try:
+        for name, size, content in _members(archive):
+            target = place / _inside(archive, name)
+            total += size
+            if total > LARGEST_BYTES or len(sums) >= MOST_FILES:
+                raise UsageError(f"{archive} claims to hold {total} bytes in {len(sums)} files", "it is not opened")
+            inner = target.relative_to(place).as_posix()
+            if inner in sums:
+                raise UsageError(f"{archive} holds {inner} twice", "it was not made by `joulelab pack`")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            sums[inner] = _copy(content, target, size)
+    except _DAMAGE as error:
+        if storage_failure(error) is not None:
+            raise
+        raise UsageError(
+            f"{archive} is corrupted or not an archive ({type(error).__name__}: {error}); expected a .tar.gz or .zip "
+            "file that `joulelab pack` wrote",
+            "get another copy of it, or name another file",
+        ) from None
+    return sums
+
+
+def _copy(content: IO[bytes], target: Path, size: int) -> str:
+    digest, left = hashlib.sha256(), size
+    with target.open("xb") as file:
+        while block := content.read(min(1 << 20, left + 1)):
+            left -= len(block)
+            if left < 0:
+                raise ValueError(f"{target.name} is longer than it says")
+            digest.update(block)
+            file.write(block)
+    return digest.hexdigest()
+
+
+def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
+    """(name, size, content) of every file; anything that is no plain file is refused."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as opened:
+            for entry in opened.infolist():
+                kind = stat.S_IFMT(entry.external_attr >> 16)
+                if entry.is_dir():
+                    continue
+                if kind not in (0, stat.S_IFREG):
+                    raise UsageError(f"{archive} holds {entry.filename}, which is no plain file", "not opened")
+                with opened.open(entry) as content:
+                    yield entry.filename, entry.file_size, content
+        return
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            if member.isdir():
+                continue
+            if not member.isreg():
+                raise UsageError(f"{archive} holds {member.name}, which is no plain file", "it is not opened")
+            yield member.name, member.size, tar.extractfile(member)
+
+
+def _inside(archive: Path, name: str) -> PurePosixPath:
+    """The name below our top folder; one that leads out of it is refused."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
+        raise UsageError(f"{archive} holds the name {name!r}, which leads out of its folder", "it is not opened")
+    if len(path.parts) < 2 or path.parts[0] != TOP:
+        raise UsageError(
+            f"{archive} was not made by `joulelab pack`: it holds {name!r}", "joulelab pack RUN -o x.tar.gz makes one"
+        )
+    return PurePosixPath(*path.parts[1:])
+
+
+def _require_whole(archive: Path, place: Path, found: dict[str, str]) -> None:
+    if SUMS not in found or MANIFEST not in found:
+        raise UsageError(
+            f"{archive} was not made by `joulelab pack`: it has no {SUMS} or no {MANIFEST}",
+            "joulelab pack RUN -o x.tar.gz makes an archive",
+        )
+    try:
+        lines = (place / SUMS).read_text(encoding="utf-8").splitlines()
+        expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
+        version = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["format"]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{archive}: {SUMS} or {MANIFEST} cannot be read", "get another copy of it") from None
+    if version != FORMAT:
+        raise UsageError(f"{archive} has format {version}; this version reads {FORMAT}", "install a newer joulelab")
+    listed = {name: digest for name, digest in found.items() if name != SUMS}
+    wrong = [f"{name} differs" for name in expected if name in listed and listed[name] != expected[name]]
+    wrong += [f"{name} is missing" for name in expected if name not in listed]
+    wrong += [f"{name} is not in {SUMS}" for name in listed if name not in expected]
+    if wrong:
+        shown = "; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise UsageError(f"{archive} is not what was packed, by {SUMS}: {shown}", "get another copy of it")

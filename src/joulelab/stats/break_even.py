@@ -1,0 +1,177 @@
+"""Break-even of a teacher's extra energy: after N students, or after T served tokens.
+
+Both are a ratio of two uncertain numbers, what was spent over what is saved each time, and a ratio of that kind has
+Fieller's interval: all ratios r for which `spent - r x saved` cannot be told from 0. Where the saving itself cannot be
+told from 0, that set has no upper end. Dividing anyway would give a number that the next repeat turns over, so the
+answer is then "does not break even", and the set's lower end is the smallest count that the data allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from joulelab.stats.intervals import Z95, Interval, t_quantile, welch_degrees
+
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, how far it may be off (one standard error), and from how many degrees of freedom that is known."""
+
+    value: float
+    standard_error: float
+    degrees: float = math.inf
+
+    @classmethod
+    def of_repeats(cls, values: Sequence[float]) -> Estimate:
+        """One value tells no spread: its error is infinite, and nothing that rests on it is ever resolved."""
+        sample = np.asarray(values, dtype=float)
+        if len(sample) < 2:
+            return cls(float(sample.mean()), math.inf, 1)
+        return cls(float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample)), len(sample) - 1)
+
+    @classmethod
+    def of_half_width(cls, value: float, half_width: float) -> Estimate:
+        """From a 95 % half-width that a sensor states."""
+        return cls(value, half_width / Z95)
+
+    def __add__(self, other: Estimate) -> Estimate:
+        return self._joined(other, self.value + other.value)
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        return self._joined(other, self.value - other.value)
+
+    def _joined(self, other: Estimate, value: float) -> Estimate:
+        error = math.hypot(self.standard_error, other.standard_error)
+        if math.isinf(error):
+            return Estimate(value, error, 1)
+        return Estimate(value, error, welch_degrees([part.spread for part in (self, other)]))
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return self.standard_error**2, self.degrees
+
+    @property
+    def interval(self) -> Interval:
+        if math.isinf(self.standard_error):
+            return Interval(self.value, -math.inf, math.inf)
+        half = t_quantile(0.975, self.degrees) * self.standard_error
+        return Interval(self.value, self.value - half, self.value + half)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """How many students or tokens it takes. `high` is infinite, and `count` None, where the saving is not resolved."""
+
+    spent: Estimate
+    saved: Estimate
+    """Per student or per token."""
+    count: float | None
+    low: float
+    """Where it does not break even: the smallest count that the data allow; infinite where they allow none."""
+    high: float
+    reason: str = ""
+
+    @property
+    def pays_back(self) -> bool:
+        return self.count is not None
+
+
+def fieller_interval(numerator: Estimate, denominator: Estimate, covariance: float = 0.0) -> Interval:
+    """Fieller's 95 % interval of numerator / denominator.
+
+    Where the denominator is not resolved from 0 the set is unbounded: `high` is infinite then, and `low` is where its
+    part above 0 begins (0 where every ratio fits the data).
+    """
+    value = numerator.value / denominator.value if denominator.value else math.inf
+    if not denominator.interval.excludes(0.0) or math.isinf(numerator.standard_error):
+        return Interval(value, max(0.0, _upper_branch(numerator, denominator, covariance)), math.inf)
+    low, high = (_end(numerator, denominator, covariance, side, value) for side in (0, 1))
+    return Interval(value, low, high)
+
+
+def _end(a: Estimate, b: Estimate, covariance: float, side: int, start: float) -> float:
+    """One end of the bounded set. Degrees of freedom depend on the ratio that is tested, so it is found by repetition;
+    towards large ratios they become the denominator's own, which is what makes "bounded" and "resolved" the same."""
+    end = start
+    for _ in range(_ROUNDS):
+        roots = _roots(a, b, covariance, _quantile(a, b, end))
+        if roots is None:  # the degrees were too few here, though the denominator alone is resolved
+            return math.inf if side else -math.inf
+        if math.isclose(roots[side], end, rel_tol=1e-9, abs_tol=1e-12):
+            break
+        end = roots[side]
+    return end
+
+
+def _upper_branch(a: Estimate, b: Estimate, covariance: float) -> float:
+    """Where the unbounded set's part above 0 begins; 0 where there is no hole in it or nothing is known."""
+    if math.isinf(a.standard_error) or math.isinf(b.standard_error):
+        return 0.0
+    end = 0.0
+    for _ in range(_ROUNDS):
+        t = _quantile(a, b, end)
+        square, cross, constant = _quadratic(a, b, covariance, t)
+        inside = cross**2 - square * constant
+        if square >= 0 or inside <= 0:
+            return 0.0
+        # the set is outside its two roots now, and the larger root comes first over a negative square
+        end = (cross - math.sqrt(inside)) / square
+    return end
+
+
+def _quantile(a: Estimate, b: Estimate, ratio: float) -> float:
+    variances = [(a.standard_error**2, a.degrees), (ratio**2 * b.standard_error**2, b.degrees)]
+    return t_quantile(0.975, welch_degrees(variances))
+
+
+def _quadratic(a: Estimate, b: Estimate, covariance: float, t: float) -> tuple[float, float, float]:
+    """(a - r b)^2 = t^2 (variance of it), as square r^2 - 2 cross r + constant = 0."""
+    return (
+        b.value**2 - t**2 * b.standard_error**2,
+        a.value * b.value - t**2 * covariance,
+        a.value**2 - t**2 * a.standard_error**2,
+    )
+
+
+def _roots(a: Estimate, b: Estimate, covariance: float, t: float) -> tuple[float, float] | None:
+    square, cross, constant = _quadratic(a, b, covariance, t)
+    if square <= 0:
+        return None
+    half = math.sqrt(max(0.0, cross**2 - square * constant))
+    return (cross - half) / square, (cross + half) / square
+
+
+def break_even_students(teacher_j: Estimate, base_j: Estimate, distilled_j: Estimate) -> BreakEven:
+    """N*: how many students share a teacher before it has paid for itself.
+
+    Student stages only, at equal quality: `base_j` trains a student without the teacher, `distilled_j` with it.
+    """
+    return break_even(teacher_j, base_j - distilled_j, "a student")
+
+
+def break_even_tokens(extra_j: Estimate, reference_j_per_token: Estimate, student_j_per_token: Estimate) -> BreakEven:
+    """T*: how many served tokens bring the extra joules back; the reference is the model the student replaces."""
+    return break_even(extra_j, reference_j_per_token - student_j_per_token, "a token")
+
+
+def break_even(spent: Estimate, saved: Estimate, each: str) -> BreakEven:
+    """How many times `saved` it takes to bring `spent` back; `each` is what it is saved on, for the reason."""
+    if spent.interval.high <= 0 and saved.value >= 0:
+        return BreakEven(spent, saved, 0.0, 0.0, 0.0, "no extra energy was spent")
+    if math.isinf(saved.standard_error):
+        return BreakEven(spent, saved, None, 0.0, math.inf, "one repeat has no variance")
+    if saved.interval.high < 0:
+        return BreakEven(spent, saved, None, math.inf, math.inf, f"{each} uses more energy with it, not less")
+    found = fieller_interval(spent, saved)
+    if saved.interval.low <= 0:
+        reason = f"the saving for {each} is not significantly above 0"
+        return BreakEven(spent, saved, None, max(0.0, found.low), math.inf, reason)
+    if found.value <= 0:
+        return BreakEven(spent, saved, 0.0, 0.0, max(0.0, found.high), "no extra energy was measurably spent")
+    return BreakEven(spent, saved, found.value, max(0.0, found.low), found.high)

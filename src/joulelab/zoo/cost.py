@@ -1,0 +1,216 @@
+"""What a model should cost on paper: parameters, FLOPs per item, bytes that training keeps on the device.
+
+FLOPs are those of matrix products, convolutions and attention, as torch's own formulas count them: 2 for a
+multiply-add, attention over the whole square (a causal mask saves none on paper), nothing for what an element-wise
+operation takes, no recomputation. The model is built from fake tensors, which have shapes and no numbers, so that one
+of 7 billion parameters is counted in seconds and without memory. Where a model looks at its numbers, fake ones do not
+do; a small one is then counted on a real batch, a large one not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+
+from joulelab.errors import JoulelabError
+from joulelab.zoo.objective import Workload, count_parameters, prepare
+from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest
+
+# FLOPs of everything that is computed while it is entered, by torch's own counter, corrected in three places.
+
+
+Shape = list[int]
+aten: Any = torch.ops.aten
+
+
+class FlopCounter(FlopCounterMode):
+    def __init__(self) -> None:
+        super().__init__(display=False, custom_mapping={aten.convolution_backward: _convolution_backward})
+        self.mod_tracker: Any = _Nowhere()
+
+    @property
+    def flops(self) -> int:
+        return int(self.get_total_flops())
+
+
+class _Nowhere:
+    """In place of torch's note of which module is at work, which trips over models with a backward pass of their own
+    (Reformer's reversible layers); a sum needs no names."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _convolution_backward(
+    grad_shape: Shape, x_shape: Shape, w_shape: Shape, *rest: Any, out_shape: Any = None, **named: Any
+) -> int:
+    """As much as forward for each gradient that is wanted. torch's own formula (2.13) forgets the groups, which makes
+    the backward pass of a ConvNeXt four times too dear."""
+    transposed, wanted = rest[4], rest[-1]
+    forward: int = conv_flop_count(x_shape, w_shape, grad_shape, transposed=transposed)
+    return sum(map(bool, wanted[:2])) * forward
+
+
+class Answered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """A question put to numbers that are not there ("is any attention global?") has one answer, given in advance."""
+
+    def __init__(self, answer: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._answer = answer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asks = func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor)
+        return self._answer if asks and args[0].dtype is torch.bool else func(*args, **(kwargs or {}))
+
+
+# A batch of one has no statistics over the batch, and no neighbour within it, which some losses look at.
+ITEMS = 2
+# Graphs and molecules differ in size: their mean needs more of them.
+ITEMS_OF_VARYING_SIZE = 16
+REALLY_RUN_BELOW = 50_000_000
+"""Parameters of a model that a CPU runs once within seconds."""
+
+
+@dataclass(frozen=True)
+class PaperCost:
+    parameters: int
+    """That training changes."""
+    others: int
+    """That it does not: frozen ones, moving averages."""
+    factored: int
+    """Rows and columns of the parameters, which is what Adafactor keeps of its second moments."""
+    forward_flops: float | None = None
+    """Per item."""
+    training_flops: float | None = None
+    """Per item, forward and backward. Activations that are computed again are not counted again."""
+    how: str = ""
+    """How the FLOPs were counted, or why they could not be."""
+
+
+Way = Callable[[WorkloadRequest], PaperCost]
+
+
+def paper_cost(request: WorkloadRequest) -> PaperCost:
+    """Of the request's size and input shape; its dataset and weights make no difference."""
+    varying = request.entry.family in ("graphs", "molecules")
+    items = ITEMS_OF_VARYING_SIZE if varying else ITEMS
+    asked = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
+    ways: list[tuple[Way, str]] = [
+        (partial(_made_of_nothing, answer=False), "fake tensors"),
+        (partial(_made_of_nothing, answer=True), "fake tensors"),  # "do these fit together?"
+        (_made_of_fakes, "fake tensors"),
+    ]
+    if request.size.parameters < REALLY_RUN_BELOW:
+        ways.append((_real, f"a batch of {items}"))
+    reasons = []
+    for way, how in ways:
+        try:
+            return replace(way(asked), how=how)
+        except JoulelabError:
+            raise
+        except Exception as error:  # whatever a model does with numbers that are not there
+            reasons.append(f"{type(error).__name__}: {(str(error) or 'no text').splitlines()[0]}"[:120])
+    return PaperCost(request.size.parameters, 0, 0, how=f"the model looks at its numbers while it runs ({reasons[0]})")
+
+
+def _made_of_nothing(request: WorkloadRequest, answer: bool) -> PaperCost:
+    """Built without memory, then given fake memory: a constructor may still look at numbers of its own."""
+    with torch.device("meta"):
+        workload = prepare(request)
+    cost = _sizes(workload)  # giving it memory forgets which tensors are shared
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        for module in _modules(workload):
+            module.to_empty(device="cpu").eval()  # with numbers that are not there, no layer is left out at random
+    batch = _first_batch(workload)
+    with fake, Answered(answer):
+        return _counted(workload, batch, cost)
+
+
+def _made_of_fakes(request: WorkloadRequest) -> PaperCost:
+    """For data that comes out of tensors of its own."""
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake:
+        workload = prepare(request)
+        return _counted(workload, _first_batch(workload), _sizes(workload))
+
+
+def _real(request: WorkloadRequest) -> PaperCost:
+    workload = prepare(request)
+    return _counted(workload, _first_batch(workload), _sizes(workload))
+
+
+def _first_batch(workload: Workload) -> Any:
+    return workload.batches.at(0, 0).to(torch.device("cpu"))
+
+
+def _modules(workload: Workload) -> list[nn.Module]:
+    return [workload.model, *workload.objective.modules().values()]
+
+
+def _sizes(workload: Workload) -> PaperCost:
+    parameters = [p for module in _modules(workload) for p in module.parameters()]
+    trained = [p for p in parameters if p.requires_grad]
+    return PaperCost(
+        parameters=count_parameters(workload.model),
+        others=sum(p.numel() for p in parameters if not p.requires_grad),
+        factored=sum(p.numel() if p.ndim < 2 else p.numel() // p.shape[-1] + p.numel() // p.shape[-2] for p in trained),
+    )
+
+
+def _counted(workload: Workload, batch: Any, cost: PaperCost) -> PaperCost:
+    # the fused kernels of a CPU are not among those the counter knows; the plain products they stand for are
+    with sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
+        output = workload.objective(workload.model, batch, lambda name: nullcontext())
+        forward = counter.flops
+        output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+    return replace(cost, forward_flops=forward / batch.samples, training_flops=counter.flops / batch.samples)
+
+
+STATE_BYTES: dict[str, Callable[[PaperCost], int]] = {
+    "adamw": lambda cost: 8 * cost.parameters,  # two moments in fp32
+    "sgd": lambda cost: 4 * cost.parameters,  # momentum in fp32
+    "adafactor": lambda cost: 4 * cost.factored,  # row and column means of the second moment
+}
+
+
+def training_bytes(cost: PaperCost, precision: str, optimizer: str) -> dict[str, int]:
+    """What lies on the device whatever the batch: weights and gradients stay fp32, autocast adds a 16-bit copy."""
+    copies = 2 * (cost.parameters + cost.others) if precision in ("bf16", "fp16") else 0
+    return {
+        "weights": 4 * (cost.parameters + cost.others),
+        "gradients": 4 * cost.parameters,
+        "optimiser state": STATE_BYTES[optimizer](cost),
+        "16-bit copies of the weights": copies,
+    }
+
+
+def told(request: WorkloadRequest) -> dict[str, Any]:
+    """The cost as plain values, with the bytes of every precision and optimiser."""
+    cost = paper_cost(request)
+    rows = [(precision, optimizer) for precision in ("fp32", "bf16") for optimizer in STATE_BYTES]
+    parts = [training_bytes(cost, precision, optimizer) for precision, optimizer in rows] if cost.factored else []
+    return {
+        "size": request.size_name or request.entry.default_size,
+        "shape": request.shape,
+        **asdict(cost),
+        "parameters": request.size.parameters,
+        "trained_parameters": cost.parameters,
+        "bytes": [
+            {"precision": precision, "optimizer": optimizer, "parts": found, "sum": sum(found.values())}
+            for (precision, optimizer), found in zip(rows, parts, strict=False)
+        ],
+    }

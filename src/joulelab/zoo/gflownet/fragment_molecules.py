@@ -1,0 +1,143 @@
+"""From a tree of fragments to a molecule, and how much it looks like a drug. Imports RDKit and no torch, so that a
+worker process is there in a moment.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rdkit import Chem
+from rdkit.Chem import QED
+
+# The pieces that molecules are built of. Each `*` is a port: there, and only there, a further fragment can be bonded.
+#
+# Ports stand where a hydrogen would: a port that stays open becomes one, so that whatever is built has legal
+# valences. The first ones make a small alphabet of their own: something to branch, to link, to close with.
+
+
+ABSENT = -1
+"""In place of a fragment where there is none."""
+FRAGMENTS = (
+    "*c1ccc(*)cc1",
+    "*N(*)*",
+    "*C(*)=O",
+    "*C",
+    "*O",
+    "*C*",
+    "*N1CCN(*)CC1",
+    "*F",
+    # enough for the small alphabet; the rest makes the large one
+    "*c1cccc(*)c1",
+    "*c1cc(*)cc(*)c1",
+    "*c1ccc(*)nc1",
+    "*c1cnc(*)nc1",
+    "*c1ccc(*)s1",
+    "*c1cn(*)cn1",
+    "*c1cc(*)[nH]n1",
+    "*c1ccc2[nH]cc(*)c2c1",
+    "*N1CCC(*)CC1",
+    "*C1CCN(*)C1",
+    "*C1CCC(*)OC1",
+    "*C1CCC(*)CC1",
+    "*C1CC1",
+    "*C(*)*",
+    "*CC*",
+    "*C=C*",
+    "*O*",
+    "*N*",
+    "*C(=O)N*",
+    "*S(*)(=O)=O",
+    "*N",
+    "*Cl",
+    "*OC",
+    "*C#N",
+    "*C(F)(F)F",
+    "*C(=O)O",
+    "*C(N)=O",
+    "*S(C)(=O)=O",
+)
+
+
+def ports_of(smiles: str) -> int:
+    return smiles.count("*")
+
+
+LEAST_QED = 1e-4  # no molecule has less, and the logarithm of 0 would end the training
+
+
+class Joined(NamedTuple):
+    """One fragment of a tree, on the host."""
+
+    kind: int
+    parent: int
+    parent_port: int
+    own_port: int
+
+
+Tree = tuple[Joined, ...]
+
+
+class Chemist:
+    def __init__(self, fragments: Sequence[str]) -> None:
+        self._fragments = [Chem.MolFromSmiles(smiles) for smiles in fragments]
+
+    def qed(self, tree: Tree) -> float:
+        qed: Any = QED.qed
+        return max(LEAST_QED, float(qed(self.molecule(tree))))
+
+    def molecule(self, tree: Sequence[Joined]) -> Any:
+        return assemble(self._fragments, tree)
+
+
+_hired: list[Chemist] = []
+"""Of this worker process."""
+
+
+def hire(fragments: Sequence[str]) -> None:
+    """In a new worker process; it ends when the training does, also where that was killed."""
+    _hired[:] = [Chemist(fragments)]
+    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+
+
+def _leave_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(0)
+
+
+def hired_qed(tree: Tree) -> float:
+    return _hired[0].qed(tree)
+
+
+def assemble(fragments: Sequence[Any], tree: Sequence[Joined]) -> Any:
+    """The molecule, checked by RDKit: used ports become bonds, open ones hydrogens."""
+    whole, ports = Chem.RWMol(), []
+    for node in tree:
+        start = whole.GetNumAtoms()
+        whole.InsertMol(fragments[node.kind])
+        ports.append([start + atom.GetIdx() for atom in fragments[node.kind].GetAtoms() if not atom.GetAtomicNum()])
+    used: set[int] = set()
+    for place, node in enumerate(tree):
+        if node.parent != ABSENT:
+            one, other = ports[node.parent][node.parent_port], ports[place][node.own_port]
+            used |= {one, other}
+            whole.AddBond(_held_by(whole, one), _held_by(whole, other), Chem.BondType.SINGLE)
+    whole.BeginBatchEdit()
+    for port in (port for group in ports for port in group):
+        if port in used:
+            whole.RemoveAtom(port)
+        else:
+            whole.GetAtomWithIdx(port).SetAtomicNum(1)
+    whole.CommitBatchEdit()
+    return Chem.RemoveHs(whole.GetMol())
+
+
+def _held_by(whole: Any, port: int) -> int:
+    """The atom that the port stands at."""
+    index: int = whole.GetAtomWithIdx(port).GetNeighbors()[0].GetIdx()
+    return index

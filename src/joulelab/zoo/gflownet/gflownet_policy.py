@@ -1,0 +1,295 @@
+"""Who decides how a molecule goes on: a graph transformer over the fragments that are there.
+
+Fragments attend to those they are bonded to, to themselves, and to one node beside the tree that sees all of them. What
+kind of bond it is, port by port, takes part in keys and values. Sums over few kinds of bonds are matrix products, which
+on a GPU add in the same order every time.
+
+Legend: S trees, N places, M = N + 1 with the node beside the tree, A ports, R kinds of relations, H heads, D width of a
+head, X actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from joulelab.data.synthetic import generator_on
+from joulelab.zoo.gflownet.fragment_molecules import ABSENT
+
+# What a molecule under construction is: a tree of fragments, joined port to port; and the ways to go on from one.
+#
+#     empty -> start with a fragment -> (bond a fragment's port to an open port)* -> stop
+#
+# The first fragment is the root and stays it. A rooted tree with numbered ports has no symmetries, so that two ways
+# to go on always lead to two different trees, and what can be taken away again (a leaf that is not the root) always
+# leaves different trees behind: the backward policy that is uniform over parents is uniform over those leaves,
+# exactly.
+#
+# Many trees are worked on at once, on the device, without the host looking at any of them.
+#
+# Legend: S trees, N places for fragments, A ports of a fragment, F kinds of fragments, J joints (a fragment and the
+# port it is held by), X actions.
+
+
+STOP = 0
+
+
+class Trees(NamedTuple):
+    """Fragments lie in the order in which they came; the root is the first."""
+
+    fragment: Tensor
+    """[S, N] Which kind; ABSENT where no fragment is yet."""
+    parent: Tensor
+    """[S, N] The place of the fragment it is bonded to; ABSENT for the root."""
+    parent_port: Tensor
+    """[S, N] By which port of that one."""
+    own_port: Tensor
+    """[S, N] And by which of its own."""
+    used: Tensor
+    """[S, N, A] Ports that are bonded."""
+    size: Tensor
+    """[S] How many fragments there are."""
+
+
+class TreeBuilding:
+    def __init__(self, ports: Sequence[int], most: int) -> None:
+        """`ports`: of each kind of fragment; `most`: fragments that a tree may have."""
+        self.ports, self.most = tuple(ports), most
+        self.kinds, self.most_ports = len(ports), max(ports)
+        self.joints = [(kind, port) for kind, count in enumerate(ports) for port in range(count)]
+        self.actions = 1 + self.kinds + most * self.most_ports * len(self.joints)
+        self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def empty(self, count: int, device: torch.device) -> Trees:
+        nothing_SN = torch.full((count, self.most), ABSENT, device=device)
+        used_SNA = torch.zeros(count, self.most, self.most_ports, dtype=torch.bool, device=device)
+        return Trees(nothing_SN, nothing_SN, nothing_SN, nothing_SN, used_SNA, nothing_SN.new_zeros(count))
+
+    def legal(self, trees: Trees) -> Tensor:
+        """[S, X]: stop, start with each kind, bond each joint to each port of each place."""
+        begun_S1 = trees.size[:, None] > 0
+        start_SF = ~begun_S1.expand(-1, self.kinds)
+        has_port_FA, _ = self._on(begun_S1.device)
+        open_SNA = has_port_FA[trees.fragment] & ~trees.used & (trees.size < self.most)[:, None, None]
+        grow_SNAJ = open_SNA[..., None].expand(*open_SNA.shape, len(self.joints))
+        return torch.cat([begun_S1, start_SF, grow_SNAJ.flatten(1)], dim=1)
+
+    def apply(self, trees: Trees, action_S: Tensor) -> Trees:
+        """The trees after one action each; STOP changes nothing."""
+        _, joint_J2 = self._on(action_S.device)
+        grows_S1 = (action_S > self.kinds)[:, None]
+        place_S, port_S, joint_S = self._growth(action_S)
+        kind_S, own_port_S = torch.where(grows_S1, joint_J2[joint_S], ABSENT).unbind(1)
+        kind_S = torch.where(grows_S1[:, 0], kind_S, action_S - 1)
+        new_SN = _at(trees.size, self.most) & (action_S != STOP)[:, None]
+        bonded_SN1 = (new_SN & grows_S1)[:, :, None], (_at(place_S, self.most) & grows_S1)[:, :, None]
+        ports_S1A = _at(own_port_S, self.most_ports)[:, None], _at(port_S, self.most_ports)[:, None]
+        return Trees(
+            fragment=torch.where(new_SN, kind_S[:, None], trees.fragment),
+            parent=torch.where(new_SN & grows_S1, place_S[:, None], trees.parent),
+            parent_port=torch.where(new_SN & grows_S1, port_S[:, None], trees.parent_port),
+            own_port=torch.where(new_SN & grows_S1, own_port_S[:, None], trees.own_port),
+            used=trees.used | bonded_SN1[0] & ports_S1A[0] | bonded_SN1[1] & ports_S1A[1],
+            size=trees.size + (action_S != STOP),
+        )
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Which kind has which port (the last row: what is absent has none), and the joints; copied there once."""
+        if device not in self._tables:
+            ports_F1 = torch.tensor([*self.ports, 0])[:, None]
+            has_port_FA = torch.arange(self.most_ports) < ports_F1
+            self._tables[device] = has_port_FA.to(device), torch.tensor(self.joints).to(device)
+        return self._tables[device]
+
+    def _growth(self, action_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Where, at which port, and what: of actions that grow a tree; of the others it means nothing."""
+        number_S = (action_S - 1 - self.kinds).clamp(min=0)
+        joints = len(self.joints)
+        return number_S // (joints * self.most_ports), number_S // joints % self.most_ports, number_S % joints
+
+    def log_backward(self, trees: Trees) -> Tensor:
+        """[S]: of undoing the last step, when every fragment that could have been the last is as likely."""
+        place_N = torch.arange(self.most, device=trees.size.device)
+        has_child_SN = (trees.parent[:, :, None] == place_N).any(1)
+        leaf_SN = ~has_child_SN & (place_N > 0) & (trees.fragment != ABSENT)
+        return -leaf_SN.sum(1).clamp(min=1).log()
+
+
+def _at(index_S: Tensor, places: int) -> Tensor:
+    """[S, places]: whether it is the place."""
+    return torch.arange(places, device=index_S.device) == index_S[:, None]
+
+
+NONE, SELF, BESIDE, BONDED = 0, 1, 2, 3
+LOG_Z_PARTS = 256
+"""log Z is a sum of so many numbers: Adam moves each by the learning rate, so that it learns faster than the rest. It
+has far to go, and published settings give it a higher rate for that reason."""
+
+
+class Decision(NamedTuple):
+    logits: Tensor
+    """[S, X]"""
+    log_z: Tensor
+    """The logarithm of all rewards together, as far as it is known."""
+
+
+class Policy(nn.Module):
+    def __init__(self, building: TreeBuilding, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.ports = building.most_ports
+        self.kinds = nn.Embedding(building.kinds + 1, width)  # the last: ABSENT
+        self.sizes = nn.Embedding(building.most + 1, width)
+        relations = BONDED + 2 * self.ports**2
+        self.layers = nn.ModuleList(Layer(width, heads, relations) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.stop_or_start = nn.Linear(width, 1 + building.kinds)
+        self.grow = nn.Linear(width, self.ports * len(building.joints))
+        self.log_z = nn.Parameter(torch.zeros(LOG_Z_PARTS))
+
+    def forward(self, trees: Trees) -> Decision:
+        beside_S1 = self.sizes(trees.size)[:, None]
+        kinds_SN = torch.where(trees.fragment == ABSENT, self.kinds.num_embeddings - 1, trees.fragment)
+        nodes = torch.cat([beside_S1, self.kinds(kinds_SN)], dim=1)
+        relations = functional.one_hot(relations_of(trees, self.ports), BONDED + 2 * self.ports**2).to(nodes.dtype)
+        for layer in self.layers:
+            nodes = layer(nodes, relations)
+        nodes = self.norm(nodes)
+        logits = torch.cat([self.stop_or_start(nodes[:, 0]), self.grow(nodes[:, 1:]).flatten(1)], dim=1)
+        return Decision(logits.float(), self.log_z.sum())
+
+
+def relations_of(trees: Trees, ports: int) -> Tensor:
+    """[S, M, M]: what the second node is to the first; the node beside the tree comes first of all."""
+    places = trees.fragment.shape[1]
+    bond_SN1 = (trees.parent_port * ports + trees.own_port)[:, :, None]
+    place_N = torch.arange(places, device=trees.parent.device)
+    is_parent_SNN = trees.parent[:, :, None] == place_N
+    up_SNN = torch.where(is_parent_SNN, BONDED + bond_SN1, NONE)
+    down_SNN = torch.where(is_parent_SNN, BONDED + ports**2 + bond_SN1, NONE).transpose(1, 2)
+    within_SNN = up_SNN + down_SNN + SELF * torch.eye(places, dtype=torch.long, device=place_N.device)
+    beside_SN = torch.where(trees.fragment != ABSENT, BESIDE, NONE)
+    whole_SNM = torch.cat([beside_SN[:, :, None], within_SNN], dim=2)
+    first_S1M = functional.pad(beside_SN, (1, 0), value=SELF)[:, None]
+    return torch.cat([first_S1M, whole_SNM], dim=1)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int, relations: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_feed = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.relation_key, self.relation_value = (
+            nn.Parameter(0.02 * torch.randn(relations, heads, width // heads)) for _ in range(2)
+        )
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, nodes: Tensor, relations_SMMR: Tensor) -> Tensor:
+        nodes = nodes + self.out(self._attend(self.before_attention(nodes), relations_SMMR))
+        fed: Tensor = self.feed(self.before_feed(nodes))
+        return nodes + fed
+
+    def _attend(self, nodes: Tensor, relations_SMMR: Tensor) -> Tensor:
+        query_SMHD, key_SMHD, value_SMHD = self.query_key_value(nodes).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        to_nodes_SHMM = torch.einsum("sihd,sjhd->shij", query_SMHD, key_SMHD)
+        to_relations_SHMR = torch.einsum("sihd,rhd->shir", query_SMHD, self.relation_key)
+        scores_SHMM = to_nodes_SHMM + torch.einsum("shir,sijr->shij", to_relations_SHMR, relations_SMMR)
+        scores_SHMM = scores_SHMM / query_SMHD.shape[-1] ** 0.5
+        apart_S1MM = relations_SMMR[:, None, :, :, NONE] > 0
+        shares_SHMM = scores_SHMM.masked_fill(apart_S1MM, float("-inf")).softmax(-1)
+        by_relation_SHMR = torch.einsum("shij,sijr->shir", shares_SHMM, relations_SMMR)
+        found_SMHD = torch.einsum("shij,sjhd->sihd", shares_SHMM, value_SMHD)
+        return (found_SMHD + torch.einsum("shir,rhd->sihd", by_relation_SHMR, self.relation_value)).flatten(2)
+
+
+# Trajectories by the policy as it stands, from the empty tree to the decision to stop.
+#
+# All randomness comes with the batch, as noise that makes the best action of a drawn one (Gumbel's trick): the same
+# batch and the same weights give the same trajectories, bit for bit, and training can be replayed.
+#
+# Legend: B trajectories, T steps, X actions.
+
+
+SMALLEST = 1e-20
+"""A drawn 0 would make noise of minus infinity, and its action illegal."""
+
+
+@dataclass(eq=False)
+class RolloutBatch:
+    """Trajectories still to be built: how many, and the noise that decides them."""
+
+    samples: int
+    steps: int
+    actions: int
+    seed: int
+    noise: Tensor | None = field(default=None)
+    """[B, T, X], made on the device."""
+    tokens: int = 0
+    """Fragments of all trees on the trajectories; known, and noted here, when the objective has built them."""
+
+    def to(self, device: torch.device) -> RolloutBatch:
+        shape = (self.samples, self.steps, self.actions)
+        uniform_BTX = torch.rand(shape, generator=generator_on(device, self.seed), device=device)
+        gumbel_BTX = uniform_BTX.clamp_(min=SMALLEST).log_().neg_().log_().neg_()
+        return RolloutBatch(*shape, self.seed, gumbel_BTX)
+
+
+class Rollouts:
+    """Batches of trajectories: which ones is a pure function of (seed, epoch, index)."""
+
+    def __init__(self, building: TreeBuilding, samples: int, batch_size: int, seed: int) -> None:
+        self._building, self._seed = building, seed
+        self._batch_size = min(samples, batch_size)
+        self.batches_per_epoch = samples // self._batch_size
+
+    def at(self, epoch: int, index: int) -> RolloutBatch:
+        if not 0 <= index < self.batches_per_epoch:
+            raise IndexError(f"batch {index} of an epoch of {self.batches_per_epoch}")
+        draw = np.random.SeedSequence([self._seed, epoch, index]).generate_state(1, np.uint64)[0]
+        # a full tree can only stop, so that there are as many decisions as places
+        return RolloutBatch(self._batch_size, self._building.most, self._building.actions, int(draw >> np.uint64(1)))
+
+
+class Path(NamedTuple):
+    """Steps first; a trajectory that has stopped stays where it is and takes no part any more."""
+
+    before: Trees
+    """The tree that each decision was made on; [T * B, ...]."""
+    action: Tensor
+    """[T, B]"""
+    decided: Tensor
+    """[T, B] Whether there was still something to decide."""
+    after: Trees
+    """The tree that each decision led to; [T * B, ...]."""
+    final: Trees
+
+
+@torch.no_grad()
+def roll_out(model: nn.Module, building: TreeBuilding, noise_BTX: Tensor) -> Path:
+    trees = building.empty(len(noise_BTX), noise_BTX.device)
+    going_B = torch.ones(len(noise_BTX), dtype=torch.bool, device=noise_BTX.device)
+    states, actions, decided = [trees], [], []
+    for noise_BX in noise_BTX.unbind(1):
+        scores_BX = mask(model(trees).logits, building.legal(trees)) + noise_BX
+        action_B = torch.where(going_B, scores_BX.argmax(1), STOP)
+        trees = building.apply(trees, action_B)
+        decided.append(going_B)
+        going_B = going_B & (action_B != STOP)
+        states.append(trees)
+        actions.append(action_B)
+    return Path(_joined(states[:-1]), torch.stack(actions), torch.stack(decided), _joined(states[1:]), trees)
+
+
+def mask(logits: Tensor, legal: Tensor) -> Tensor:
+    return logits.masked_fill(~legal, float("-inf"))
+
+
+def _joined(states: list[Trees]) -> Trees:
+    columns: Any = zip(*states, strict=True)
+    return Trees(*(torch.cat(column) for column in columns))

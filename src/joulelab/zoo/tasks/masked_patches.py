@@ -1,0 +1,77 @@
+"""Which patches are hidden: contiguous ones, always the same number of them.
+
+A number that changes from batch to batch would make a compiled graph anew, or the host wait for the device. So patches
+are ranked by smooth noise, and the first so many are hidden: they lie together in blobs, and their number is fixed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn import functional
+
+from joulelab.data.batches import TensorBatch
+
+# shapes: B images, P patches of a frame, F frames of patches in time, K patches chosen
+
+
+def ranked_patches(images: int, grid: int, blobs: int, generator: torch.Generator) -> Tensor:
+    """[B, P]: the patches of a grid x grid frame, neighbours near each other in rank."""
+    noise = torch.rand((images, 1, blobs, blobs), generator=generator, device=generator.device)
+    smooth = functional.interpolate(noise, size=(grid, grid), mode="bicubic", align_corners=True)
+    return smooth.flatten(1).argsort(dim=1)
+
+
+def through_time(patches_BK: Tensor, frames: int, patches_per_frame: int) -> Tensor:
+    """[B, F * K]: the same patches in every frame, numbered through the clip."""
+    starts_F = torch.arange(frames, device=patches_BK.device) * patches_per_frame
+    return (starts_F[None, :, None] + patches_BK[:, None, :]).flatten(1)
+
+
+def pick(tokens_BND: Tensor, places_BK: Tensor) -> Tensor:
+    """[B, K, D]: the tokens at these places of each row."""
+    return tokens_BND.gather(1, places_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1]))
+
+
+# A copy of a module that follows it slowly: the teacher of self-distillation, the target encoder of V-JEPA.
+
+
+class MovingAverage:
+    """After every step the copy keeps `momentum` of its weights and takes the rest from the module it follows."""
+
+    def __init__(self, followed: nn.Module, momentum: float) -> None:
+        # The module itself, not what the loop calls: DDP and compilation wrap it and leave its tensors where they are.
+        self._followed = followed
+        self._momentum = momentum
+        self.module = copy.deepcopy(followed).requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        _give_back_shards(self.module)
+        ours: list[Tensor] = list(self.module.parameters())
+        theirs: list[Tensor] = list(self._followed.parameters())
+        torch._foreach_lerp_(ours, theirs, 1 - self._momentum)
+
+
+def _give_back_shards(module: nn.Module) -> None:
+    """FSDP leaves a module's weights gathered until its backward pass, which a copy that is not trained never has."""
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
+# What becomes of a batch on its device, step after step: images are made or decoded there, then cut, then masked.
+
+
+Tensors = Mapping[str, Tensor]
+
+
+def then(batch: TensorBatch, more: Callable[[Tensors], Tensors]) -> TensorBatch:
+    """The batch, with one more step after what it already becomes."""
+    first = batch.expand
+    return replace(batch, expand=more if first is None else lambda tensors: more(first(tensors)))
