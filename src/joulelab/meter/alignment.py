@@ -104,10 +104,11 @@ class Evidence:
         moments = read_s[None] - age + lags_s[None, :, None]
         integral = self.integral_at(moments)
         side_s = np.where(age < close_s, -self.refresh_s, np.where(age > self.refresh_s - close_s, self.refresh_s, 0.0))
-        if not side_s.any():
+        close = side_s != 0
+        if not close.any():
             return moments, integral
-        other = moments + side_s
-        other_integral = self.integral_at(other)
+        other, other_integral = moments + side_s, integral.copy()
+        other_integral[close] = self.integral_at(other[close])
         chosen = _cheapest_sides(self.steps_j[rows[:, :-1]], integral, other_integral)
         return np.where(chosen, other, moments), np.where(chosen, other_integral, integral)
 
@@ -122,7 +123,8 @@ class Evidence:
         usable = np.isfinite(steps_j)
         steps_j = np.where(usable, steps_j, 0.0)
         sampled_j = np.where(usable, np.diff(integral, axis=-1), 0.0)
-        cell = np.clip(np.searchsorted(self.edges_s, moments, side="right") - 1, 0, len(self.cell_j) - 1)
+        # a mean over the phases, for which a few of them are enough
+        cell = np.clip(np.searchsorted(self.edges_s, moments[::5], side="right") - 1, 0, len(self.cell_j) - 1)
         shape_j2 = (self.shape_j[cell] / 1.96) ** 2
         unsure_j2 = (shape_j2[..., 1:] + shape_j2[..., :-1]).mean(axis=0)
         floor_j = 0.002 * max(float(np.median(np.abs(steps_j[usable]))) if usable.any() else 0.0, 1e-9)

@@ -41,8 +41,11 @@ Z95 = 1.96
 SAMPLES_HOLE_S = 0.05
 # Of the fluctuation from sample to sample: the 95 % half-width that it means for an edge inside a sample. From
 # simulated waves of about 20 ms, which samples of 20 ms hardly show.
-FAST_CHANGE = 0.75
+FAST_CHANGE = 0.85
 FLUCTUATION_BLOCK = 60
+# A difference of two samples above this many standard deviations is the edge of a wave.
+NO_EDGE = 5.0
+_HALF_NORMAL = ([math.erf(z / math.sqrt(2)) for z in np.arange(0, 3, 0.05)], np.arange(0, 3, 0.05))
 # Of the refresh period: a reading less certain than this may be from either side of a refresh.
 AMBIGUOUS = 0.1
 STEP_REL = 0.1
@@ -60,6 +63,7 @@ HOLE_FACTOR = 3.0
 # The lag's error is evaluated at these multiples of its 95 % half-width; power may go up and down within it.
 LAG_SCENARIOS = (-1.0, -2 / 3, -1 / 3, 1 / 3, 2 / 3, 1.0)
 _KERNEL_END = 1e-3
+FEW_ANCHORS = 64
 # Keeps the walk strictly ascending, so that it can be inverted.
 _TINY_J2_PER_S = 1e-12
 
@@ -118,7 +122,7 @@ class EnergyCurve:
             ("read time", (Z95 * math.sqrt(read_j2),)),
             ("scale", (Z95 * math.hypot(math.sqrt(walk_j2), scale_j),)),
             ("shape", (self._shape_error_j(spans_s),)),
-            ("sample lag", tuple(self._joules(spans_s + k * self.lag_error_s) - energy_j for k in LAG_SCENARIOS)),
+            ("sample lag", self._lag_errors_j(spans_s, energy_j)),
             ("missing time", (missing_s * self.limit_w if self.limit_w else 0.0,)),
         ]
         errors = tuple(
@@ -150,10 +154,38 @@ class EnergyCurve:
     def _joules(self, spans_s: Floats) -> float:
         return float(np.diff(np.interp(spans_s, self.edges_s, self._energy_j)).sum())
 
-    def _shape_error_j(self, spans_s: Floats) -> float:
-        """An edge inside a cell splits its joules; edges that two windows share cancel."""
+    def _lag_errors_j(self, spans_s: Floats, energy_j: float) -> tuple[float, ...]:
+        """How the figure changes if the lag is off, beyond what noise of the samples explains, for `LAG_SCENARIOS`.
+
+        Shifted windows contain other samples, whose noise differs. That noise is part of the walk already, and it is
+        independent between cards, which the lag is not.
+        """
+        edges_s = self._open_edges(spans_s)
+        cell = np.clip(np.searchsorted(self.edges_s, edges_s, side="right") - 1, 0, len(self.cell_j) - 1)
+        width_s = self.edges_s[cell + 1] - self.edges_s[cell]
+        walk_w2 = np.where(self.sampled[cell], self.walk_j2[cell] / width_s, 0.0).reshape(-1, 2).sum(axis=1)
+        length_s = np.diff(edges_s.reshape(-1, 2)).ravel()
+        found = []
+        for scenario in LAG_SCENARIOS:
+            shift_s = scenario * self.lag_error_s
+            moved_j = self._joules(spans_s + shift_s) - energy_j
+            exchanged_s = np.minimum(abs(shift_s), length_s)
+            # of a part f of a sample the variance is f^2 of the whole one's
+            noise_j2 = float(np.sum(walk_w2 * exchanged_s * np.minimum(1.0, exchanged_s / SAMPLE_S)))
+            found.append(math.copysign(math.sqrt(max(0.0, moved_j**2 - Z95**2 * noise_j2)), moved_j))
+        return tuple(found)
+
+    @staticmethod
+    def _open_edges(spans_s: Floats) -> Floats:
+        """Where windows begin and end, in turn; what two windows share is no edge."""
         moments, count = np.unique(spans_s, return_counts=True)
-        moments = moments[(count == 1) & (moments > self.edges_s[0]) & (moments < self.edges_s[-1])]
+        found: Floats = moments[count == 1]
+        return found
+
+    def _shape_error_j(self, spans_s: Floats) -> float:
+        """An edge inside a cell splits its joules."""
+        moments = self._open_edges(spans_s)
+        moments = moments[(moments > self.edges_s[0]) & (moments < self.edges_s[-1])]
         cell = np.searchsorted(self.edges_s, moments, side="right") - 1
         fraction = (moments - self.edges_s[cell]) / (self.edges_s[cell + 1] - self.edges_s[cell])
         near_middle = np.minimum(1.0, 4 * np.minimum(fraction, 1 - fraction))
@@ -174,9 +206,8 @@ class EnergyCurve:
         walk_j2 = np.where(self.anchors.broken, inside, width * part * (1 - part)).sum()
         outside_j2 = covered[-1] - inside.sum()
         use = np.diff(np.concatenate([[0.0], part, [0.0]]))
-        weight = use * self.anchors.sd_j
-        smoothed = weight if self.anchors.correlation <= 0 else _convolve(weight, self.anchors.correlation)
-        latch_j2 = max(0.0, float(weight @ smoothed)) + float(use @ self.anchors.common_j) ** 2
+        latch_j2 = _correlated_j2(use * self.anchors.sd_j, self.anchors.correlation)
+        latch_j2 += float(use @ self.anchors.common_j) ** 2
         read_j2 = float(np.sum((use * self.anchors.read_sd_j) ** 2))
         return latch_j2, read_j2, max(0.0, float(walk_j2 + outside_j2) - within_j2)
 
@@ -194,6 +225,18 @@ class EnergyCurve:
 
 def cumulative(values: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def _correlated_j2(weight: Floats, ratio: float) -> float:
+    """Variance of a sum of errors of standard deviation 1 whose correlation is ratio^distance."""
+    if ratio <= 0:
+        return float(weight @ weight)
+    places = np.flatnonzero(weight)
+    if len(places) > FEW_ANCHORS:
+        return max(0.0, float(weight @ _convolve(weight, ratio)))
+    # one window uses four anchors, also where the trace of a day has 80,000
+    distance = np.abs(places[:, None] - places)
+    return max(0.0, float(weight[places] @ (ratio**distance) @ weight[places]))
 
 
 def _convolve(values: Floats, ratio: float) -> Floats:
@@ -287,22 +330,35 @@ def sample_cells(samples_ns: Stamps, samples_w: Floats) -> Cells:
     places = np.flatnonzero(holes) + 1
     edges = np.concatenate([[ends[0] - SAMPLE_S], np.insert(ends, places, ends[places] - SAMPLE_S)])
     watts, sampled = np.insert(samples_w, places, 0.0), np.insert(np.ones(len(ends), dtype=bool), places, False)
-    shape_j = np.where(sampled, FAST_CHANGE * _fluctuation_w(watts) * np.diff(edges), 0.0)
+    shape_j = np.where(sampled, FAST_CHANGE * fluctuation_w(watts) * np.diff(edges), 0.0)
     return _with_steps(origin_ns, edges, watts, sampled, shape_j)
 
 
-def _fluctuation_w(watts: Floats) -> Floats:
-    """Standard deviation of power from one sample to the next, per block of samples.
+def fluctuation_w(watts: Floats) -> Floats:
+    """Standard deviation of power from one sample to the next, in proportion to power, per block of samples.
 
     What changes within 20 ms cannot be seen, but it also makes neighboring samples differ. A low quantile of the
-    differences leaves out the edges of a slower wave.
+    differences leaves out the edges of a slower wave. A wave of few samples per period has many edges, so the quantile
+    is taken among the differences that are not much larger than it.
     """
     count = -(-len(watts) // FLUCTUATION_BLOCK) * FLUCTUATION_BLOCK
-    changes = np.abs(np.diff(np.pad(watts, (1, count - len(watts)), mode="edge"))).reshape(-1, FLUCTUATION_BLOCK)
+    padded = np.pad(watts, (1, count - len(watts)), mode="edge")
+    changes = np.abs(np.diff(padded)) / np.maximum((padded[1:] + padded[:-1]) / 2, 1e-9)
+    changes = changes.reshape(-1, FLUCTUATION_BLOCK)
     place = FLUCTUATION_BLOCK // 10
     quantile = np.partition(changes, place, axis=1)[:, place]
-    # the 10 % quantile of |x - y| for normal x and y is 0.178 of their standard deviation
-    return np.repeat(quantile / 0.178, FLUCTUATION_BLOCK)[: len(watts)]
+    deviation = quantile / _quantile_of_difference(np.full(len(quantile), 0.1))
+    for _ in range(2):
+        level = np.mean(changes <= NO_EDGE * deviation[:, None], axis=1)
+        deviation = quantile / _quantile_of_difference(0.1 / np.maximum(level, 0.2))
+    found: Floats = np.repeat(deviation, FLUCTUATION_BLOCK)[: len(watts)] * watts
+    return found
+
+
+def _quantile_of_difference(rate: Floats) -> Floats:
+    """Of |x - y| for normal x and y of standard deviation 1."""
+    found: Floats = math.sqrt(2) * np.interp(rate, *_HALF_NORMAL)
+    return found
 
 
 def _with_steps(origin_ns: int, edges: Floats, watts: Floats, sampled: Bools, shape_j: Floats) -> Cells:
@@ -482,7 +538,7 @@ class _SampleNoise:
         seen = np.where(number >= 5, number - 1, 0.0)
         walk_rel2 = (PRIOR_DIFFERENCES * usual_rel2 + seen * seen_rel2) / (PRIOR_DIFFERENCES + seen)
         # Student's t instead of the normal distribution, for a variance from so few differences
-        walk_rel2 = np.where(seen > 0, walk_rel2 * (1 + 3 / (PRIOR_DIFFERENCES + seen)), WALK_REL_PER_SQRT_S**2)
+        walk_rel2 = np.where(seen > 0, walk_rel2 * (1 + 2 / (PRIOR_DIFFERENCES + seen)), WALK_REL_PER_SQRT_S**2)
         # where the load changes, so may the scale, and where in the interval is unknown
         place = np.arange(intervals)
         later, earlier = np.minimum(place + NEARBY, intervals - 1), np.maximum(place - NEARBY, 0)
