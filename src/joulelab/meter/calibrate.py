@@ -319,8 +319,8 @@ def calibrate_rapl(config: EnergyConfig, notes: list[str], seconds: float = RAPL
     sensor = SENSORS.resolve("rapl")(config, os.getpid())
     try:
         devices: list[Device] = sensor.open()
-    except SensorUnavailable as gone:
-        notes.append(f"{gone.component}: {gone.reason}")
+    except SensorUnavailable as unavailable:
+        notes.append(f"{unavailable.component}: {unavailable.reason}")
         return []
     series: dict[str, list[Reading]] = {}
     durations: list[float] = []

@@ -1,9 +1,9 @@
 """A power cap on the job's GPUs, only on request and if permitted, and removed afterwards.
 
-A cap changes what is measured, so it is never a default: `energy.power_cap_w` asks for it, the driver may refuse (it
-usually wants root), and the cap that was in force is in every trace's header either way.
+A cap changes what is measured, so it is never a default: `energy.power_cap_w` requests it, the driver may refuse (it
+usually requires root), and the limit in force is in the header of every trace.
 
-The limits from before are written into the run folder before the cap is set. The program restores them at its end; if
+The original limits are written to the run directory before the cap is set. The program restores them at its end; if
 it is killed, the recorder does; if both are killed, the next process that works on the run does.
 """
 
@@ -26,9 +26,9 @@ from joulelab.meter.trace import LineFile, read_lines
 
 @contextmanager
 def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[None]:
-    """Inside, the job's GPUs have the cap; what they had before comes back at the end, also after an error.
+    """Cap the job's GPUs inside the block and restore their limits at its end, also after an error.
 
-    `saved` is the file that keeps the limits from before while the cap is set.
+    `saved` is the file that keeps the original limits while the cap is set.
     """
     if config.power_cap_w is None:
         yield
@@ -37,7 +37,7 @@ def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[N
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise SensorMissing(f"energy.power_cap_w: NVML does not answer ({error})", "leave the cap out") from None
+        raise SensorMissing(f"energy.power_cap_w: NVML does not answer ({error})", "remove the cap") from None
     try:
         cap_mw = round(1000 * config.power_cap_w)
         handles = _job_handles(nvml, config)
@@ -54,10 +54,10 @@ def power_cap(config: EnergyConfig, saved: Path, nvml: Any = None) -> Iterator[N
 
 
 def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
-    """Give the GPUs back the limits that were saved before a cap was set; what was done, a sentence per GPU.
+    """Restore the limits that were saved before a cap was set; a sentence per GPU about what was done.
 
-    The file is removed once nothing is left to do. A limit that was changed since is left alone, and so is one
-    from before the machine was restarted: the driver has forgotten the cap then.
+    The file is removed once nothing is left to do. A limit that was changed since is left alone, and so is
+    one from before a reboot, which resets the limits.
     """
     with _alone_with(saved) as alone:
         if not alone:
@@ -66,15 +66,15 @@ def restore_power_limits(saved: Path, nvml: Any = None) -> list[str]:
         if not found or found[-1]["boot_id"] != clock.boot_id():
             saved.unlink()
             return []
-        messages, whole = _restore(found[-1]["cap_mw"], found[-1]["limits_mw"], nvml or _pynvml())
-        if whole:
+        messages, complete = _restore(found[-1]["cap_mw"], found[-1]["limits_mw"], nvml or _pynvml())
+        if complete:
             saved.unlink()
     return messages
 
 
 def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[str], bool]:
-    """What was done, and whether nothing is left to do."""
-    messages, whole = [], True
+    """Messages, and whether nothing is left to do."""
+    messages, complete = [], True
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -90,16 +90,16 @@ def _restore(cap_mw: int, limits_mw: dict[str, int], nvml: Any) -> tuple[list[st
         except nvml.NVMLError as error:
             by_hand = f"sudo nvidia-smi -i {uuid} -pl {limit_mw // 1000}"
             messages.append(f"The power limit of {uuid} was not restored ({error}); by hand: {by_hand}")
-            whole = False
+            complete = False
     with suppress(nvml.NVMLError):
         nvml.nvmlShutdown()
-    return messages, whole
+    return messages, complete
 
 
 @contextmanager
 def _alone_with(saved: Path) -> Iterator[bool]:
-    """Whether the file is there, locked meanwhile: a recorder and the next process may restore at the same time, and
-    the later of them must not undo the cap that the next process sets after that."""
+    """Whether the file exists; it is locked inside the block. A recorder and the next process may restore at the same
+    time, and the later of them must not undo the cap that the next process sets after that."""
     try:
         descriptor = os.open(saved, os.O_RDWR)
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _job_handles(nvml: Any, config: EnergyConfig) -> dict[str, Any]:
     handles = permitted_cards(nvml)
     chosen = select_gpus(list(handles), config.gpus, os.environ).cards
     if not chosen:
-        raise SensorMissing("energy.power_cap_w: no GPU was given to this job", "leave the cap out, or see energy.gpus")
+        raise SensorMissing("energy.power_cap_w: no GPU was given to this job", "remove the cap, or check energy.gpus")
     return {card.uuid: handles[card] for card in chosen}
 
 
@@ -138,7 +138,7 @@ def _set(nvml: Any, handle: Any, cap_mw: int) -> None:
     low_mw, high_mw = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
     if not low_mw <= cap_mw <= high_mw:
         raise ConfigError(
-            f"energy.power_cap_w: {cap_mw / 1000:g} W is outside what the card takes",
+            f"energy.power_cap_w: {cap_mw / 1000:g} W is outside the range of the card",
             f"give {low_mw / 1000:g} to {high_mw / 1000:g} W",
         )
     try:

@@ -19,7 +19,7 @@ ENERGIES = {"energy_j": "energy_consumed", "cpu_j": "cpu_energy", "gpu_j": "gpu_
 
 
 def energies_j(value_of: Callable[[str], float | None]) -> dict[str, float | None]:
-    """Total, CPU, GPU and RAM energy in J, from what CodeCarbon states under a name of its own."""
+    """Total, CPU, GPU and RAM energy in J, from the values under CodeCarbon's own names, in kWh."""
     kwh = {name: value_of(theirs) for name, theirs in ENERGIES.items()}
     return {name: None if value is None else value * J_PER_KWH for name, value in kwh.items()}
 

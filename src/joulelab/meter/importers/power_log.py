@@ -118,7 +118,7 @@ class DeviceLog:
 class PowerLog:
     format: str
     clock: str
-    """Where the times come from, in words, assumptions included."""
+    """Description of where the times come from, with assumptions."""
     has_wall: bool
     devices: tuple[DeviceLog, ...]
     notes: tuple[str, ...] = ()

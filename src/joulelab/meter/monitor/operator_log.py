@@ -211,7 +211,7 @@ class Monitor:
             job={name: os.environ[name] for name in JOB_VARIABLES if name in os.environ},
             driver=next((device.facts["driver"] for device in devices if "driver" in device.facts), None),
             devices=[asdict(device) for device in devices],
-            missing=[asdict(gone) for gone in missing],
+            missing=[asdict(unavailable) for unavailable in missing],
             units=UNITS,
         )
 

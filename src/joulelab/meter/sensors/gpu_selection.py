@@ -1,9 +1,9 @@
-"""Which of a node's GPUs belong to this job. NVML shows cards; users, CUDA and Slurm each name them in their own way.
+"""Select the GPUs of this job among those that NVML lists, by the names that users, CUDA and Slurm give them.
 
-The rules for `CUDA_VISIBLE_DEVICES` are CUDA's: entries are positions among the cards this process may open, or `GPU-`
-and `MIG-` ids of which the beginning is enough; the first entry that fits nothing hides itself and all that follow.
-Slurm's variables (the device's number on the node) matter only where CUDA's is absent, and where a cgroup already shows
-this job its own cards and no others, those are the answer. Pure functions over what NVML listed and the environment.
+The rules for `CUDA_VISIBLE_DEVICES` are CUDA's: entries are positions among the cards this process may open, or
+prefixes of `GPU-` and `MIG-` ids; the first entry that matches nothing hides itself and all that follow. Slurm's
+variables (the device's number on the node) matter only without CUDA's variable, and if a cgroup already shows this job
+only its own cards, those are selected. These are pure functions over the list and the environment.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ CUDA_POSITIONS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 
 @dataclass(frozen=True)
 class Listed:
-    """One card as NVML shows it, with the MIG slices it is cut into."""
+    """One card as NVML lists it, with its MIG slices."""
 
     index: int
     uuid: str
     name: str
     minor: int | None = None
-    """The N of /dev/nvidiaN: what Slurm counts by, and not always NVML's index."""
+    """The N of /dev/nvidiaN, which is Slurm's number and not always NVML's index."""
     mig_uuids: tuple[str, ...] = ()
 
-    def answers_to(self, uuid: str) -> bool:
-        """`uuid` may be a beginning of the card's own, or name one of its slices in the new or the old way."""
+    def matches(self, uuid: str) -> bool:
+        """Whether `uuid` is a prefix of the card's UUID, or of one of its slices in the new or the old notation."""
         if uuid.startswith("MIG-GPU-"):  # drivers before R470: MIG-<card>/<GPU instance>/<compute instance>
             return self.uuid == uuid.removeprefix("MIG-").split("/")[0]
         if uuid.startswith("MIG-"):
@@ -39,14 +39,14 @@ class Listed:
 class Selection:
     cards: tuple[Listed, ...]
     source: str
-    """What decided it, for the trace's header and for people whose GPU is missing."""
+    """The variable or setting that decided, for the header of the trace and for error messages."""
     unknown: tuple[str, ...] = ()
-    """Names that fit no card."""
+    """Names that match no card."""
     remark: str = ""
 
 
 def select_gpus(listed: Sequence[Listed], wanted: str, environ: Mapping[str, str]) -> Selection:
-    """`wanted` is `energy.gpus`: auto, none, or names; a number among them counts the cards this job was given."""
+    """`wanted` is `energy.gpus`: auto, none, or names; a number is a position among the cards of this job."""
     if wanted == "none":
         return Selection((), "energy.gpus=none")
     given = _given_to_job(listed, environ)
@@ -55,7 +55,7 @@ def select_gpus(listed: Sequence[Listed], wanted: str, environ: Mapping[str, str
     found: list[Listed] = []
     unknown: list[str] = []
     for name in filter(None, (part.strip() for part in wanted.split(","))):
-        # a UUID is explicit enough to reach beyond what CUDA may see: a monitor watches other people's cards too
+        # a UUID is explicit, so it may select a card that CUDA does not see: a monitor may watch any card
         card = _pick(name, given.cards) or (None if name.isdigit() else _pick(name, listed))
         if card is None:
             unknown.append(name)
@@ -100,15 +100,15 @@ def _by_node_number(listed: Sequence[Listed], variable: str, value: str) -> Sele
 
 
 def _pick(name: str, cards: Sequence[Listed]) -> Listed | None:
-    """The one card a name means; a beginning that fits two means none, as with CUDA."""
+    """The card that a name selects; a prefix of two UUIDs selects none, as with CUDA."""
     if name.isdigit():
         return cards[int(name)] if int(name) < len(cards) else None
-    fitting = [card for card in cards if card.answers_to(name)]
-    return fitting[0] if len(fitting) == 1 else None
+    matching = [card for card in cards if card.matches(name)]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _once(cards: Sequence[Listed]) -> tuple[Listed, ...]:
-    """Two slices of one card are one meter."""
+    """Two slices of one card are one device."""
     return tuple(dict.fromkeys(cards))
 
 

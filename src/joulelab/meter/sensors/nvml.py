@@ -186,12 +186,12 @@ def power_w(nvml: Any, handle: Any, field: PowerField) -> float:
 
 
 class Card:
-    def __init__(self, nvml: Any, handle: Any, listed: Listed, asked_as: str) -> None:
+    def __init__(self, nvml: Any, handle: Any, listed: Listed, selected_by: str) -> None:
         self._nvml = nvml
         self._handle = handle
         self.listed = listed
         self.device = f"gpu:{listed.uuid}"
-        self._asked_as = asked_as
+        self._selected_by = selected_by
         self._buffer = SampleBuffer(self._fetch_samples)
         self.counter_call_s = self._time_counter()
         self.has_counter = self.counter_call_s is not None
@@ -207,7 +207,7 @@ class Card:
         facts: dict[str, Any] = {
             "gpu_index": self.listed.index,
             "driver": text_of(self._nvml.nvmlSystemGetDriverVersion()),
-            "chosen_by": self._asked_as,
+            "chosen_by": self._selected_by,
             "has_counter": self.has_counter,
             "has_20ms_buffer": self.has_buffer,
             "power_field": self.power_field,

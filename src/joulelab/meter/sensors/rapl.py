@@ -106,7 +106,7 @@ class Domain:
 
 class RaplSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
-        self.interval_s = self._asked_s = config.sample_interval_s
+        self.interval_s = self._configured_s = config.sample_interval_s
         self._last: tuple[int, dict[str, float]] | None = None
         self._highest_w: dict[str, float] = {}
         self._root = Path(config.rapl_root)
@@ -163,7 +163,7 @@ class RaplSensor:
                 for domain in self._domains
                 if domain.label in self._highest_w and domain.wrap_j is not None
             ]
-            self.interval_s = max(SHORTEST_INTERVAL_S, min([self._asked_s, *needed]))
+            self.interval_s = max(SHORTEST_INTERVAL_S, min([self._configured_s, *needed]))
         self._last = now_ns, counters
 
     def close(self) -> None:
