@@ -9,7 +9,7 @@ import pytest
 
 from joulelab.cluster.job_settings import Environment, job_settings
 from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of, write_jobs
-from joulelab.cluster.plan import Member, plan, read_steps, require_shards, usual_steps
+from joulelab.cluster.plan import Member, plan, read_steps, require_ranks, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
 from joulelab.cluster.submission import again, dry_text, made_shares, seeds_of, submit_plan
 from joulelab.distill.teacher_shares import split_works
@@ -64,6 +64,34 @@ def test_the_teacher_is_made_in_the_first_run_that_has_one():
     assert jobs["data"].runs == (STORE / "labels-1",)
     assert jobs["teacher"].runs == (STORE / "kd-1",)
     assert [jobs[name].after for name in jobs] == [None, "01-data", "02-teacher"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "has_teacher"),
+    [
+        ("demo-kd", {}, True),
+        ("demo-labels", {}, False),
+        ("squad-tiny", {}, True),
+        ("squad-tiny-labels", {}, False),
+        ("fitnets-images", {}, True),
+        ("distilbert-tiny-alone", {}, False),
+        ("distilbert-tiny-alone", {"until": "teacher"}, True),
+        ("sft-tiny", {}, False),
+        ("kd-tiny", {}, True),
+    ],
+)
+def test_settings_declare_whether_a_run_has_a_teacher(experiment, changes, has_teacher):
+    assert check(merge(read_experiment(experiment), changes)).has_teacher is has_teacher
+
+
+def test_a_pipeline_declares_on_its_spec_that_it_divides_its_work_among_ranks():
+    class Sharing(RunSpec):
+        shares_ranks = True
+
+    require_ranks(Sharing(pipeline="mine"), nodes=2, ranks=4)
+    with pytest.raises(UsageError, match="single process, but 2 x 4") as refused:
+        require_ranks(RunSpec(pipeline="mine"), nodes=2, ranks=4)
+    assert "distilbert, dpo, kd, self, sft, synthetic, train" in refused.value.hint
 
 
 def test_options_go_over_the_site_file_and_that_over_the_preset(site):

@@ -22,7 +22,6 @@ from joulelab.cluster.jobs import (
     write_home,
     write_jobs,
 )
-from joulelab.cluster.plan import SEVERAL_RANKS
 from joulelab.cluster.slurm import JobState, parse_jobs, parse_queue, states, this_job
 from joulelab.cluster.watch import UNASKED, RunWatcher, Watcher, read_speed
 from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
@@ -247,7 +246,8 @@ def test_a_warning_leaves_an_evaluation_inside_a_training_in_peace_so_that_the_l
 def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():
     modules = {name: place.partition(":")[0] for name, place in lookup.PIPELINES._entries.items()}
     sources = {name: Path(find_spec(module).origin).read_text() for name, module in modules.items()}
-    assert sorted(SEVERAL_RANKS) == sorted(name for name, text in sources.items() if "joined() as" in text)
+    declared = [name for name in lookup.PIPELINE_SPECS.names() if lookup.PIPELINE_SPECS.resolve(name).shares_ranks]
+    assert declared == sorted(name for name, text in sources.items() if "joined() as" in text)
 
 
 WITHOUT_TORCH = """\

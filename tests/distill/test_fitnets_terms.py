@@ -127,7 +127,7 @@ def test_the_hint_objective_is_the_feature_loss_alone(batch, cache):
 
 def test_a_hint_stage_needs_a_teacher_even_where_the_loss_does_not():
     spec = {"pipeline": "classify", "student": {"hint": {"epochs": 1}}, "distill": {"kd_alpha": 1, "feat_beta": 0}}
-    assert ClassifySpec.model_validate(spec).needs_teacher
+    assert ClassifySpec.model_validate(spec).has_teacher
 
 
 def test_width_and_heads_belong_to_students_that_are_drawn():

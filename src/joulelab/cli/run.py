@@ -252,9 +252,7 @@ def run_chosen_folder(store: Path, spec: RunSpec, run_dir: Path, as_json: bool, 
 
 
 def require_teacher(spec: RunSpec) -> None:
-    from joulelab.cluster.plan import has_teacher
-
-    if not has_teacher(spec):
+    if not spec.has_teacher:
         raise UsageError(
             f"{spec.name} (pipeline {spec.pipeline}) has no teacher, and --part teacher nothing to do",
             "leave it out; --part data and --part train are the others",

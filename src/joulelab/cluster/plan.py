@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from joulelab import lookup
 from joulelab.errors import UsageError
 from joulelab.runs.phases import Phase
 from joulelab.runs.spec import RunSpec
 
 STEPS = ("data", "teacher", "students", "evaluation", "report")
-# Pipelines that share their work among the processes torchrun starts; others would do it once in each of them.
-SEVERAL_RANKS = ("distilbert", "dpo", "kd", "self", "sft", "synthetic", "train")
 _JOB = "python -m joulelab.cluster"
 
 
@@ -47,14 +46,6 @@ class PlannedJob:
     after: str | None = None
 
 
-def has_teacher(spec: RunSpec) -> bool:
-    """Whether a run has a teacher to prepare."""
-    if "teacher" not in type(spec).model_fields:
-        return False
-    told = getattr(spec, "needs_teacher", getattr(getattr(spec, "distill", None), "needs_teacher", True))
-    return bool(told and getattr(spec, "has_teacher", True))
-
-
 def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -> tuple[str, ...]:
     """Where a job of its own pays: a teacher for several students or in shards, data for several runs, a report for a
     group."""
@@ -64,7 +55,7 @@ def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -
         return ("data", "students", "report") if len(specs) > 1 else ("data", "students")
     if len(specs) == 1:
         return ("students",)
-    shared = ("data", "teacher") if any(map(has_teacher, specs)) else ()
+    shared = ("data", "teacher") if any(spec.has_teacher for spec in specs) else ()
     return (*shared, "students", "report")
 
 
@@ -86,10 +77,12 @@ def require_shards(shards: int, steps: Sequence[str]) -> None:
 
 
 def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
-    if nodes * ranks > 1 and spec.pipeline not in SEVERAL_RANKS:
+    if nodes * ranks > 1 and not spec.shares_ranks:
+        specs = lookup.PIPELINE_SPECS
+        distributed = [name for name in specs.names() if specs.resolve(name).shares_ranks]
         raise UsageError(
-            f"the pipeline '{spec.pipeline}' runs in one process, and {nodes} x {ranks} were asked for",
-            f"--nodes 1 --gpus 1; several are for {', '.join(SEVERAL_RANKS)}",
+            f"the pipeline '{spec.pipeline}' runs in a single process, but {nodes} x {ranks} processes were requested",
+            f"use --nodes 1 --gpus 1; pipelines that run on several: {', '.join(distributed)}",
         )
 
 

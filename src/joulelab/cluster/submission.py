@@ -21,7 +21,7 @@ from joulelab.cluster.jobs import (
     write_home,
     write_jobs,
 )
-from joulelab.cluster.plan import Member, PlannedJob, has_teacher
+from joulelab.cluster.plan import Member, PlannedJob
 from joulelab.cluster.script import JobScript, script_text
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
@@ -159,7 +159,7 @@ class SubmissionRequest:
 
     def _members(self, folders: Sequence[Path]) -> tuple[Member, ...]:
         return tuple(
-            Member(folder.absolute(), has_teacher(spec)) for folder, spec in zip(folders, self.specs, strict=True)
+            Member(folder.absolute(), spec.has_teacher) for folder, spec in zip(folders, self.specs, strict=True)
         )
 
 

@@ -20,10 +20,10 @@ from joulelab.zoo.pretrained import import_models, load_classifier
 def run_classify(run: RunContext) -> None:
     spec = cast(ClassifySpec, run.spec)
     require_layers(spec)
-    require_joules(run, spec.teacher.training if spec.needs_teacher else None, spec.training, spec.student.hint)
+    require_joules(run, spec.teacher.training if spec.has_teacher else None, spec.training, spec.student.hint)
     bench = Bench(run, spec, tokenised_data(run, spec))
     import_models()
-    guidance, teacher_says = guided(bench) if spec.needs_teacher else (None, None)
+    guidance, teacher_says = guided(bench) if spec.has_teacher else (None, None)
     if spec.until == "student":
         student = trained_student(bench, guidance)
         found = evaluated(

@@ -140,7 +140,7 @@ class ClassifySpec(TrainingRunSpec):
     validation; 0: those alone; nothing: no such file."""
 
     @property
-    def needs_teacher(self) -> bool:
+    def has_teacher(self) -> bool:
         return self.until == "teacher" or self.distill.needs_teacher or self.student.hint is not None
 
     def preflight(self) -> None:

@@ -12,7 +12,7 @@ from joulelab.zoo.pretrained import explained_load, import_transformers
 
 
 def require_layers(spec: ClassifySpec) -> None:
-    if not spec.needs_teacher:
+    if not spec.has_teacher:
         return
     hidden_index(_hollow(spec.teacher.source), spec.distill.t_layer, "distill.t_layer")
     if spec.until == "student" and (spec.distill.needs_features or spec.student.hint is not None):

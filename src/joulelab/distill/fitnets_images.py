@@ -45,9 +45,9 @@ TEACHER_SEED = 0  # its own, so that all students of a comparison share one teac
 def run_fitnets_images(run: RunContext) -> None:
     spec = cast(FitnetsImagesSpec, run.spec)
     lab = _Lab(run, spec)
-    require_joules(run, spec.teacher.training if spec.needs_teacher else None, spec.student.training)
+    require_joules(run, spec.teacher.training if spec.has_teacher else None, spec.student.training)
     teacher, said = None, None
-    if spec.needs_teacher:
+    if spec.has_teacher:
         teacher = lab.trained_teacher()
         said = lab.evaluated("teacher", spec.teacher, teacher)
         tell(run, "teacher", said)

@@ -82,7 +82,7 @@ class FitnetsImagesSpec(TrainingRunSpec):
     validation; 0: those alone; nothing: no such file."""
 
     @property
-    def needs_teacher(self) -> bool:
+    def has_teacher(self) -> bool:
         return self.distill.needs_teacher or self.hint is not None
 
     def preflight(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -215,6 +215,7 @@ class LmDistillation(Section):
 class LmDistillSpec(TrainingRunSpec):
     """Distil a masked or causal language model: tokens, teacher, student, and the validation loss of both."""
 
+    shares_ranks: ClassVar[bool] = True
     seed: int = Field(56, ge=0, le=LARGEST_SEED)
     """Seed of everything random: initial weights, order of the data, masks, dropout."""
     data: LmData = LmData()
@@ -235,6 +236,11 @@ class LmDistillSpec(TrainingRunSpec):
     """Where to compute; auto takes a GPU where there is one."""
     eval_batch_size: int = Field(32, ge=1)
     """Sequences at a time where nothing is trained."""
+
+    @property
+    def has_teacher(self) -> bool:
+        layers_from_teacher = self.student.layers is not None and self.student.layers_of == OF_TEACHER
+        return self.until == "teacher" or self.distill.needs_teacher or layers_from_teacher
 
     @model_validator(mode="after")
     def _kinds_fit(self) -> Self:

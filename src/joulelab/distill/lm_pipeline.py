@@ -40,7 +40,7 @@ def run_distilbert(run: RunContext) -> None:
         require_joules(run, lab.spec.teacher.training, lab.spec.training)
         data = lab.tokens()
         import_models()
-        teacher = lab.checked_teacher(data) if lab.uses_teacher else None
+        teacher = lab.checked_teacher(data) if lab.spec.has_teacher else None
         if lab.spec.until == "student":
             student = lab.student(data, teacher)
             lab.quality("student", str(student.folder), student.bill, data)
@@ -68,12 +68,6 @@ class _Lab:
         self.corpus_folder = Path()
         self.looked = 0
         self.last_looks: dict[str, LmQuality] = {}
-
-    @property
-    def uses_teacher(self) -> bool:
-        spec = self.spec
-        from_teacher = spec.student.layers is not None and spec.student.layers_of == OF_TEACHER
-        return spec.until == "teacher" or spec.distill.needs_teacher or from_teacher
 
     # data
 

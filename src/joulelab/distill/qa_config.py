@@ -137,6 +137,10 @@ class SquadSpec(TrainingRunSpec):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto takes a GPU where there is one."""
 
+    @property
+    def has_teacher(self) -> bool:
+        return self.distill.needs_teacher
+
     def preflight(self) -> None:
         absent = [name for name in ("torch", "transformers") if find_spec(name) is None]
         if absent:

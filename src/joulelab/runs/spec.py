@@ -13,7 +13,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Any, ClassVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -188,6 +188,9 @@ class Section(BaseModel):
 class RunSpec(Section):
     """What every pipeline's settings have in common."""
 
+    shares_ranks: ClassVar[bool] = False
+    """Whether the pipeline divides its work among torchrun's processes; any other would repeat it in each of them."""
+
     name: str = Field("run", min_length=1, max_length=80)
     """Name of the run; the folder's name begins with it."""
     about: str = ""
@@ -219,6 +222,11 @@ class RunSpec(Section):
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings with what the user left out and other settings tell, before they are checked."""
         return dict(settings)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether the run prepares a teacher; a pipeline with an optional one overrides this."""
+        return "teacher" in type(self).model_fields
 
     def preflight(self) -> None:
         """Look for what the run will need, before a folder is made: a missing file is a mistake, not a failed run."""

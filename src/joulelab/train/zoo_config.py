@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -33,6 +33,7 @@ LINES_OF_METRICS = 10
 class TrainSpec(TrainingRunSpec):
     """Train a model of the zoo: build it, train it on its own task, look at held-out data."""
 
+    shares_ranks: ClassVar[bool] = True
     pipeline: Literal["train"] = "train"
     """Which pipeline runs the stages."""
     model: str

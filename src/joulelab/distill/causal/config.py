@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -192,6 +192,7 @@ class CausalSpec(TrainingRunSpec):
     """Teach a small language model: from data (sft), from a teacher's distributions (kd), its answers (synthetic), its
     preferences (dpo), or from itself (self)."""
 
+    shares_ranks: ClassVar[bool] = True
     data: CausalData = CausalData()
     """Conversations or text."""
     teacher: CausalTeacher = CausalTeacher()
