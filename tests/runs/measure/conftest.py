@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for programs.py, shared by the tests of this folder
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for nvml_sim
+sys.path.insert(0, str(Path(__file__).parent.parent.parent))  # for nvml_sim
 
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: F401
 
