@@ -4,16 +4,19 @@ import re
 
 import pytest
 
-from joulelab.meter.figure_text import (
+from joulelab.meter.figures import (
+    EnergyFigure,
+    ErrorComponent,
     amount_text,
     coverage_text,
     estimate_note,
     figure_text,
     gain_text,
     labeled_text,
+    missing,
+    total,
     uncertainty_note,
 )
-from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing, total
 
 MEASURED = EnergyFigure(energy_j=512.0, method="counter", half_width_j=1.0, gain_error_rel=0.05, sources=("gpu:0",))
 ESTIMATED = EnergyFigure(energy_j=146.0, method="estimated", half_width_j=0.9, gain_error_rel=0.7)

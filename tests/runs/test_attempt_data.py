@@ -8,8 +8,7 @@ from simulated_machine import machine  # noqa: F401 (a fixture)
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
-from joulelab.meter.figure_text import amount_text
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import EnergyFigure, amount_text, missing
 from joulelab.report.tables.bill_tables import find_bill
 from joulelab.runs.attempt_data import idle_baselines
 from joulelab.runs.record import EnergyByComponent

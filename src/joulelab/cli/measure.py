@@ -137,7 +137,7 @@ def _write(path: Path, text: str) -> None:
 
 def result_lines(result: MeasureResult) -> list[str]:
     """The cost in a few lines: the figure with its method, the repeats, what to doubt, where the rest is."""
-    from joulelab.meter.figure_text import figure_text, labeled_text
+    from joulelab.meter.figures import figure_text, labeled_text
     from joulelab.units import duration_text, power_text
 
     lines = []

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 
 from joulelab.errors import SensorMissing, UsageError
-from joulelab.meter.figure_text import amount_text, method_text
+from joulelab.meter.figures import amount_text, method_text
 from joulelab.meter.monitor.tally import DeviceTally, Tally, sparkline
 from joulelab.report.tables.grid import Grid, make_grid, to_rich
 from joulelab.units import duration_text, power_text

@@ -13,7 +13,7 @@ from joulelab.cluster import slurm
 from joulelab.cluster.accounting import AccountedJob, import_accounting
 from joulelab.cluster.jobs import SubmittedJob, folder_of_job, home_of, read_jobs
 from joulelab.errors import JoulelabError
-from joulelab.meter.figure_text import relative_text
+from joulelab.meter.figures import relative_text
 from joulelab.meter.monitor.tally import LiveTraces
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.meter.trace import read_lines

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from joulelab.meter.figure_text import coverage_text
-from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.meter.figures import EnergyFigure, coverage_text, missing, total
 from joulelab.runs.artifacts import UNMETERED, Ancestor
 from joulelab.runs.measure.result import RUN
 from joulelab.runs.record import (

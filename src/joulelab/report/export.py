@@ -14,8 +14,7 @@ import yaml
 
 import joulelab
 from joulelab.errors import UsageError
-from joulelab.meter.figure_text import method_text, relative_text
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, method_text, relative_text
 from joulelab.meter.grids import GridFactor
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figure_text import labeled_text, method_text, uncertainty_text
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, labeled_text, method_text, uncertainty_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage

@@ -18,7 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import joulelab
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.meter.figure_text import labeled_text
+from joulelab.meter.figures import labeled_text
 from joulelab.report.compare.breakdown import datasets, scope_choices, stated_pue
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.method_rows import compare, seed_of

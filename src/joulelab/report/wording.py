@@ -1,4 +1,4 @@
-"""How numbers other than joules read in a sentence or a cell (joules: meter/figure_text.py)."""
+"""How numbers other than joules read in a sentence or a cell (joules: meter/figures.py)."""
 
 from __future__ import annotations
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from joulelab import clock
 from joulelab.clock import NS, iso
-from joulelab.meter.figure_text import CODECARBON
-from joulelab.meter.figures import EnergyFigure, missing, total
+from joulelab.meter.figures import CODECARBON, EnergyFigure, missing, total
 from joulelab.meter.health import CoreUse, GpuState, Health, load_health
 from joulelab.meter.integrate import COMPONENTS, component_energy, without
 from joulelab.meter.marks import PhaseAggregate, PhaseBook, RingReader

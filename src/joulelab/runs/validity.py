@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from joulelab.errors import InvalidMeasurement
-from joulelab.meter.figure_text import coverage_text, covered_percent
-from joulelab.meter.figures import COVERED, EnergyFigure
+from joulelab.meter.figures import COVERED, EnergyFigure, coverage_text, covered_percent
 from joulelab.meter.health import CoreUse, most_contended, throttle_shares
 from joulelab.meter.integrate import both_paths
 from joulelab.meter.sensors.nvml import POWER_LIMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.figure_text import amount_text
+from joulelab.meter.figures import amount_text
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.wording import listed
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from joulelab.meter.figure_text import amount_text, estimate_note
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, amount_text, estimate_note
 from joulelab.meter.health import most_contended
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows, times_text
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row

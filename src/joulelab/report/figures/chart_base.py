@@ -15,8 +15,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from joulelab.meter.figure_text import LOWER_BOUND, amount_text, labeled_text
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import LOWER_BOUND, EnergyFigure, amount_text, labeled_text
 from joulelab.meter.series import Array
 from joulelab.report.compare.comparison import Comparison
 from joulelab.runs.record import RunRecord

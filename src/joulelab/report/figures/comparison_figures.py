@@ -9,7 +9,7 @@ from typing import Any
 
 import altair as alt
 
-from joulelab.meter.figure_text import amount_text
+from joulelab.meter.figures import amount_text
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows, student_parts
 from joulelab.report.compare.breakdown import datasets
 from joulelab.report.compare.comparison import Comparison, Row

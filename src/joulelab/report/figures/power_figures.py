@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.clock import NS
-from joulelab.meter.figure_text import labeled_text
+from joulelab.meter.figures import labeled_text
 from joulelab.meter.health import throttle_reasons_text
 from joulelab.meter.importers.log_energy import HOLE_FACTOR
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog

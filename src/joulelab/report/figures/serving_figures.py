@@ -10,7 +10,7 @@ from typing import Any
 
 import altair as alt
 
-from joulelab.meter.figure_text import amount_text, labeled_text
+from joulelab.meter.figures import amount_text, labeled_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.figures.chart_base import (

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
-from joulelab.meter.figure_text import amount_text, labeled_text, method_text, uncertainty_note
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, method_text, missing, uncertainty_note
 from joulelab.meter.grids import GridFactor
 from joulelab.report.energy_sums import ancestor_figure, is_teachers, known_sum, mixes_methods
 from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from joulelab.meter.figure_text import (
+from joulelab.meter.figures import (
+    EnergyFigure,
     amount_text,
     bound_mark,
     estimate_note,
@@ -17,7 +18,6 @@ from joulelab.meter.figure_text import (
     methods_text,
     uncertainty_note,
 )
-from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare.break_even_report import (
     TRAIN,
     RowBreakEven,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.errors import ConfigError
-from joulelab.meter.figure_text import estimate_note
+from joulelab.meter.figures import estimate_note
 from joulelab.report.compare.breakdown import NOT_METERED, run_name
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.differences import CROWDED

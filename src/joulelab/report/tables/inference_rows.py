@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from joulelab.infer.energy import PerInference
-from joulelab.meter.figure_text import amount_text, coverage_text, relative_text, uncertainty_note
-from joulelab.meter.figures import COVERED
+from joulelab.meter.figures import COVERED, amount_text, coverage_text, relative_text, uncertainty_note
 from joulelab.meter.health import CoreUse, most_contended
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import INCONCLUSIVE, NOTHING, says_nothing

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from joulelab.meter.figure_text import relative_text
-from joulelab.meter.figures import COVERED
+from joulelab.meter.figures import COVERED, relative_text
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
 from joulelab.meter.importers.log_energy import DeviceEnergy, DeviceFigures, Inference, Level
 from joulelab.meter.importers.power_log import PowerLog

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import JoulelabError
-from joulelab.meter.figure_text import relative_text
+from joulelab.meter.figures import relative_text
 from joulelab.meter.trace import read_header
 from joulelab.report.tables.grid import Column, Grid, make_grid
 from joulelab.report.wording import NOTHING, listed

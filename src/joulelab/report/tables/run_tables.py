@@ -6,8 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from joulelab.meter.figure_text import amount_text, bound_mark, figure_text, labeled_text, method_text, uncertainty_note
-from joulelab.meter.figures import EnergyFigure, total
+from joulelab.meter.figures import (
+    EnergyFigure,
+    amount_text,
+    bound_mark,
+    figure_text,
+    labeled_text,
+    method_text,
+    total,
+    uncertainty_note,
+)
 from joulelab.report.compare.method_rows import TRAINING_STAGES
 from joulelab.report.compare.quality import share_interval
 from joulelab.report.energy_sums import ancestor_figure, run_energy, said_below

@@ -11,8 +11,15 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from joulelab.meter.figure_text import LOWER_BOUND, amount_text, estimate_note, labeled_text, methods_text
-from joulelab.meter.figures import EnergyFigure, missing
+from joulelab.meter.figures import (
+    LOWER_BOUND,
+    EnergyFigure,
+    amount_text,
+    estimate_note,
+    labeled_text,
+    methods_text,
+    missing,
+)
 from joulelab.report.compare.method_rows import training_stage
 from joulelab.report.compare.verdict import provenance
 from joulelab.report.energy_sums import mean_figure, mixes_methods, run_energy

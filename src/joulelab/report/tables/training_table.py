@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joulelab.meter.figure_text import amount_text, figure_text, method_text
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, amount_text, figure_text, method_text
 from joulelab.meter.trace import read_lines
 from joulelab.report.energy_sums import said_below
 from joulelab.report.tables.grid import Grid, make_grid

@@ -27,8 +27,7 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.figure_text import figure_text
-from joulelab.meter.figures import EnergyFigure, Frozen, missing
+from joulelab.meter.figures import EnergyFigure, Frozen, figure_text, missing
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase
 from joulelab.meter.series import Trace, load_trace

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from joulelab.meter.figure_text import covered_percent
-from joulelab.meter.figures import EnergyFigure, Frozen
+from joulelab.meter.figures import EnergyFigure, Frozen, covered_percent
 from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Note, Result, RunRecord, StageRecord, Status

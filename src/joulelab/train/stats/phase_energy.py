@@ -17,8 +17,7 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
-from joulelab.meter.figure_text import amount_text, coverage_text, gain_text, method_text
-from joulelab.meter.figures import COVERED, EnergyFigure
+from joulelab.meter.figures import COVERED, EnergyFigure, amount_text, coverage_text, gain_text, method_text
 from joulelab.train.stats.hooks import TrackerContext, TrainerStats, waiter
 from joulelab.train.stats.isolated import Isolated, Isolation, LoopPlan, LoopWindow, Snapshot, split
 from joulelab.train.stats.phase_times import PhaseTimes
