@@ -136,12 +136,12 @@ def test_force_is_not_for_a_folder_of_the_users(desk):
         ("binarize --file_path data/dump.txt --tokenizer_type xlm --tokenizer_name small-bert --dump_file o", "gpt2"),
         (
             "binarize --file_path data/dump.txt --tokenizer_type gpt2 --tokenizer_name small-bert --dump_file o",
-            "write --tokenizer_type bert",
+            "use --tokenizer_type bert",
         ),
         ("token-counts --data_file old.pickle --token_counts_dump o.npy", "joulelab prepare binarize"),
         (
             "token-counts --data_file data/text.small-bert --token_counts_dump o.npy --vocab_size 9",
-            "leave --vocab_size",
+            "omit --vocab_size",
         ),
         ("extract-student --model_name small-bert --layers 0,9 --dump_checkpoint o", "layers 0..3"),
         ("extract-student --model_name small-bert --layers one --dump_checkpoint o", "0,2,4,7,9,11"),

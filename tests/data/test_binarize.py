@@ -121,7 +121,7 @@ def test_progress_is_told(tmp_path, monkeypatch):
 def test_a_tokenizer_of_another_family_is_refused_with_its_own(family, said):
     with pytest.raises(ConfigError) as refused:
         describe(getattr(small_tokenizers, family)(), "small", said)
-    assert refused.value.hint == f"write --tokenizer_type {family}"
+    assert refused.value.hint == f"use --tokenizer_type {family}"
 
 
 def test_a_small_text_needs_no_other_processes():
@@ -135,7 +135,7 @@ def test_a_dump_holds_one_document_per_line(tmp_path):
     assert (counts.kept, counts.too_short, counts.too_long) == (2, 2, 1)
     assert (tmp_path / "deep" / "dump.txt").read_text() == "a first document with gaps\na second document\n"
     assert list(read_dump(tmp_path / "deep" / "dump.txt")) == ["a first document with gaps", "a second document"]
-    assert counts.told() == "2 documents kept, dropped 2 too short and 1 too long"
+    assert counts.summary() == "2 documents kept, dropped 2 too short and 1 too long"
 
 
 def test_unicode_line_separators_do_not_make_documents(tmp_path):

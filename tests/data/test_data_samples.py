@@ -80,7 +80,7 @@ def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest
     said: list[str] = []
     assert samples.fetch(say=said.append) == []
     assert len(installer.commands) == 1
-    assert len(said) == 3 and all("already there" in line for line in said)
+    assert len(said) == 3 and all("already installed" in line for line in said)
 
 
 def test_another_version_is_replaced_by_the_pinned_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_failed_install_shows_the_end_of_what_pip_said(monkeypatch: pytest.Mon
 
 def test_an_install_that_leaves_no_files_is_not_called_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeInstaller(monkeypatch, tmp_path / "absent")
-    with pytest.raises(JoulelabError, match="still not to be found: minilm"):
+    with pytest.raises(JoulelabError, match="cannot be found: minilm"):
         samples.fetch(["minilm"], say=lambda text: None)
 
 

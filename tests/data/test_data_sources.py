@@ -48,9 +48,9 @@ def test_a_path_that_is_not_there_is_answered_with_where_we_looked(
 
 
 def test_what_is_nothing_at_all_is_refused() -> None:
-    with pytest.raises(NotFoundError, match="no sample, no file or folder here and no hub id"):
+    with pytest.raises(NotFoundError, match="neither a sample nor an existing path"):
         sources.parse("two words")
-    with pytest.raises(NotFoundError, match="no hub id"):
+    with pytest.raises(NotFoundError, match="nor a hub id"):
         sources.parse("samples:minilm")
     with pytest.raises(ConfigError, match="is empty"):
         sources.parse("  ")

@@ -84,7 +84,7 @@ def test_texts_reviews_and_published_conversations_come_from_a_hub_id(hub, tmp_p
     )  # fmt: skip
     *told, missing = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert told == [[0, "None"]] * 5
-    assert "the hub did not give the dataset 'birds/nothing'" in missing[1]
+    assert "the hub did not return the dataset 'birds/nothing'" in missing[1]
     assert (tmp_path / "dump.txt").read_text().splitlines()[29] == "document 29 speaks of birds"
     rows = [json.loads(line) for line in (tmp_path / "reviews" / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 60

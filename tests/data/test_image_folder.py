@@ -61,7 +61,7 @@ def test_folders_of_the_splits_own_are_used_and_labelled_alike(tmp_path: Path) -
 def test_a_held_out_class_that_was_never_trained_on_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "train", {"cat": (0, 0, 0), "dog": (0, 0, 0)}, count=1)
     write_images(tmp_path / "validation", {"fox": (0, 0, 0)}, count=1)
-    with pytest.raises(ConfigError, match="classes that the training images lack: fox"):
+    with pytest.raises(ConfigError, match="classes that the training images do not have: fox"):
         find_files(tmp_path, "validation")
 
 

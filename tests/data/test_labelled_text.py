@@ -110,7 +110,7 @@ def test_missing_columns_are_named_with_those_found_and_those_expected(tmp_path:
     [
         ("text,label\na,1\nb,\n", "1 of 2 rows have no text or no label, the first is row 2"),
         ("text,label\n,1\nb,0\n", "the first is row 1"),
-        ("text,label\na,0.5\nb,0.25\n", r"the label 0\.5 is no class"),
+        ("text,label\na,0.5\nb,0.25\n", r"the label 0\.5 is not a class"),
         ("text,label\na,1\nb,1\n", "has 1 class"),
         ("text,label\n", "has 0 class"),
         ("text,label\na,1,2,3\n", "cannot be read"),
@@ -133,14 +133,14 @@ def test_json_that_is_broken_or_no_table_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_and_a_folder_with_two_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "texts.txt"
     other.write_text("a")
-    with pytest.raises(ConfigError, match="not a kind of file we read") as caught:
+    with pytest.raises(ConfigError, match="unsupported file type") as caught:
         load(str(other))
     assert ".parquet" in caught.value.hint
-    with pytest.raises(ConfigError, match=r"holds 0 data files \(none\)"):
+    with pytest.raises(ConfigError, match=r"contains 0 data files \(none\)"):
         load(str(tmp_path))
     written(tmp_path, ".csv")
     written(tmp_path, ".jsonl")
-    with pytest.raises(ConfigError, match=r"holds 2 data files \(texts.csv, texts.jsonl\)"):
+    with pytest.raises(ConfigError, match=r"contains 2 data files \(texts.csv, texts.jsonl\)"):
         load(str(tmp_path))
 
 

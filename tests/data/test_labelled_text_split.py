@@ -65,13 +65,13 @@ def test_unbalanced_takes_the_first_by_hash() -> None:
 
 def test_asking_for_more_than_there_is_says_how_many_there_are() -> None:
     available = len(rows_by_split(numbered(100))["validation"])
-    with pytest.raises(ConfigError, match=f"50 rows were asked for validation, but there are {available} ") as caught:
+    with pytest.raises(ConfigError, match=f"50 rows were requested for validation, but only {available} of") as caught:
         split(numbered(100), 10, 50, 10)
     assert f"at most {available}" in caught.value.hint
 
 
 def test_a_negative_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="-1 rows were asked for test"):
+    with pytest.raises(ConfigError, match="size -1 of the split test"):
         split(numbered(100), 10, 1, -1)
 
 

@@ -46,7 +46,7 @@ def test_an_impossible_question_in_version_1_is_refused_with_the_way_out():
 @pytest.mark.parametrize("start", [0, 10_000, -3])
 def test_an_answer_that_is_not_at_its_place_is_refused(document, start):
     first_question(document)["answers"][0]["answer_start"] = start
-    with pytest.raises(ConfigError, match=rf"question kite-1: at answer_start {start} the context reads .* '1987'"):
+    with pytest.raises(ConfigError, match=rf"question kite-1: at answer_start {start} the context is .* '1987'"):
         parse_squad(document, "mine", version_2=False)
 
 
@@ -63,14 +63,17 @@ def test_a_place_counted_in_bytes_is_refused(document):
     [
         (lambda d: d.pop("data"), "mine has no 'data'"),
         (lambda d: d.update(data={}), "'data' of mine: expected a list, found an object"),
-        (lambda d: d.update(data=[]), "mine holds no questions"),
+        (lambda d: d.update(data=[]), "mine contains no questions"),
         (lambda d: d["data"].__setitem__(1, "text"), "article 1: expected an object, found text"),
         (lambda d: d["data"][0].pop("paragraphs"), r"article 0 \('Sønderby'\) has no 'paragraphs'"),
         (lambda d: d["data"][0]["paragraphs"][0].update(context=" "), "paragraph 0: 'context' is empty"),
         (lambda d: first_question(d).pop("id"), r"article 0 \('Sønderby'\), a question has no 'id'"),
-        (lambda d: first_question(d).update(question=3), "'question' of .* question kite-1: expected text, found a wh"),
+        (
+            lambda d: first_question(d).update(question=3),
+            "'question' of .* question kite-1: expected text, found an int",
+        ),
         (lambda d: first_question(d).update(answers=[]), "question kite-1 has no answer and is not marked impossible"),
-        (lambda d: first_question(d)["answers"][0].update(answer_start="39"), "expected a whole number, found text"),
+        (lambda d: first_question(d)["answers"][0].update(answer_start="39"), "expected an integer, found text"),
         (lambda d: first_question(d).update(id="kite-2"), "two questions with the id kite-2"),
     ],
 )

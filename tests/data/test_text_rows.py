@@ -98,7 +98,7 @@ def test_files_of_a_folder_are_told_apart_by_their_names(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "says"),
-    [("a.pdf", "x", "not a kind of file"), ("a.jsonl", '{"body": "x"}', "no text column"), ("a.json", "{", "read")],
+    [("a.pdf", "x", "unsupported file type"), ("a.jsonl", '{"body": "x"}', "no text column"), ("a.json", "{", "read")],
 )
 def test_a_file_without_text_is_explained(tmp_path, name, content, says):
     (tmp_path / name).write_text(content)

@@ -24,7 +24,7 @@ def test_every_id_of_the_vocabulary_has_its_count(tmp_path, monkeypatch):
 
 
 def test_a_vocabulary_that_ends_before_the_ids_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="holds the id 7"):
+    with pytest.raises(ConfigError, match="contains the id 7"):
         count_tokens(_store(tmp_path), vocab_size=7)
 
 
@@ -41,7 +41,7 @@ def test_without_smoothing_all_but_special_tokens_weigh_alike():
 
 
 def test_nothing_to_mask_and_negative_smoothing_are_refused():
-    with pytest.raises(ConfigError, match="nothing is left"):
+    with pytest.raises(ConfigError, match="nothing to mask"):
         mask_weights(np.array([3, 4]), 0.7, [0, 1])
     with pytest.raises(ConfigError, match="mlm_smoothing"):
         mask_weights(np.array([3, 4]), -1.0, [])

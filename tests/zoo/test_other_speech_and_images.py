@@ -56,13 +56,13 @@ def test_the_answer_ends_the_sequence_and_its_last_token_is_only_a_target():
 
 def test_the_answer_can_be_read_off_the_image():
     source = SyntheticImageText(range(10, 100), prompt_tokens=4, answer_tokens=8, seed=0)
-    colours = source.colours(np.arange(5))
-    pixels = paint_fields({"colours": torch.from_numpy(colours)}, side=30, seed=1)["pixels"]
+    colors = source.colors(np.arange(5))
+    pixels = paint_fields({"colors": torch.from_numpy(colors)}, side=30, seed=1)["pixels"]
     assert pixels.shape == (5, 3, 30, 30)
     means = torch.nn.functional.adaptive_avg_pool2d(pixels, 3).flatten(2)  # 3 x 3 fields hold 8 answers
     seen = ((means > 0).long() * torch.tensor([1, 2, 4])[:, None]).sum(1).numpy()
-    assert np.array_equal(seen, colours)
-    assert np.array_equal(source.names[seen[:, :8]], source.answers(colours))
+    assert np.array_equal(seen, colors)
+    assert np.array_equal(source.names[seen[:, :8]], source.answers(colors))
     assert len(set(source.names.tolist()) | set(source.prompt.tolist())) == COLORS + 4
 
 

@@ -1,4 +1,4 @@
-"""What models learn from: where it lies, how it is split, how it is stored, and in which order it is read.
+"""Data: sources that users name, token stores, tokenization, splits and batches.
 
-Everything here is a function of content and seed, so that two runs which should see the same data do see the same data.
+Everything is a function of content and seed, so runs with the same settings see the same data.
 """

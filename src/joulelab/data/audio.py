@@ -1,4 +1,4 @@
-"""Speech of the user's: a table (CSV, JSON lines, Parquet) of `audio` and `text`, the audio in WAV files beside it."""
+"""Speech datasets: a table (CSV, JSON lines, Parquet) with columns `audio` and `text`, and WAV files next to it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_manifest(path: Path) -> Clips:
 
 
 def read_wav(path: Path) -> NDArray[np.float32]:
-    """Samples between -1 and 1."""
+    """Samples in [-1, 1)."""
     if not path.is_file():
         raise NotFoundError(f"there is no file {path.absolute()}", "names in the manifest are relative to it")
     try:

@@ -46,8 +46,8 @@ class BatchSource(Protocol[B_co]):
 
 @dataclass(frozen=True, eq=False)
 class TensorBatch:
-    """Named tensors that belong together. What the loss needs as a plain number (`count`) was counted on the host,
-    while the tensors were made: asking a GPU for it would make the host wait."""
+    """Named tensors of one batch. `count` is computed on the host while the tensors are built: reading it from a GPU
+    would make the host wait."""
 
     tensors: Mapping[str, Tensor]
     samples: int
@@ -55,7 +55,7 @@ class TensorBatch:
     count: int = 0
     """What the loss is a mean over: masked positions, target tokens, samples."""
     expand: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None
-    """Run once on the device, after the tensors are there: large synthetic inputs are made there, not carried there."""
+    """Runs once on the device after the copy: large synthetic inputs are generated there instead of being copied."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -77,12 +77,12 @@ B = TypeVar("B", bound=TrainingBatch, default=TensorBatch)
 class ShuffledRows(Generic[B]):
     """Batches of rows in an order that is a pure function of (seed, epoch); `make` turns rows into a batch.
 
-    A last batch that would be smaller than the others is left out, as its odd shape would compile and measure apart;
-    a set smaller than one batch is one batch.
+    A smaller last batch is dropped, because its shape would be compiled and measured separately; a set smaller than
+    one batch is one batch.
     """
 
     def __init__(self, rows: Rows, batch_size: int, seed: int, make: Callable[[Rows, int], B]) -> None:
-        """`make` gets the rows and a number of its own for this batch, to draw from what is not fixed by the rows."""
+        """`make` gets the rows and a seed for this batch, for everything that the rows do not determine."""
         if batch_size < 1 or not len(rows):
             raise ConfigError(f"{len(rows)} samples in batches of {batch_size}; expected at least 1 of each")
         self._rows, self._batch_size, self._seed, self._make = rows, batch_size, seed, make
@@ -104,17 +104,8 @@ class ShuffledRows(Generic[B]):
         return self._make(self._order[start : start + self._batch_size], draw)
 
 
-# The order in which rows are read, and the padded tensors made of them.
-#
-# The order is a pure function of (lengths, batch size, seed, epoch). A trainer that resumes needs to know only the
-# epoch and the index of the next batch: there is no sampler state to save, and a resumed run sees what it would have
-# seen.
-#
-# Texts of similar length go together because padding costs joules and teaches nothing.
-
-
-# Rows are sorted by length only within this many batches: enough to make padding small, little enough that which texts
-# meet in a batch still changes from epoch to epoch.
+# Texts of similar length share a batch, because padding uses energy and trains nothing. Rows are sorted by length only
+# within this many batches: enough to make padding small, little enough that the texts of a batch change every epoch.
 _BATCHES_SORTED_TOGETHER = 20
 
 
@@ -143,7 +134,7 @@ class Batch:
 def batch_order(
     lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, group_by_length: bool = True
 ) -> list[Rows]:
-    """Every row once; only one batch may be smaller than the others."""
+    """Row numbers of each batch: every row once, and at most one batch is smaller than the others."""
     _check_batch_size(batch_size)
     random = np.random.default_rng([seed, epoch])
     shuffled = random.permutation(len(lengths)).astype(np.int64)
@@ -152,11 +143,11 @@ def batch_order(
     batches: list[Rows] = []
     for chunk in _cut(shuffled, batch_size * _BATCHES_SORTED_TOGETHER):
         batches.extend(_cut(chunk[np.argsort(lengths[chunk], kind="stable")], batch_size))
-    return [batches[place] for place in random.permutation(len(batches))]
+    return [batches[index] for index in random.permutation(len(batches))]
 
 
 class BatchStream:
-    """Batches by (epoch, index); the order of one epoch is kept, because a trainer asks for its batches in a row."""
+    """Batches by (epoch, index); the order of one epoch is cached, because a trainer reads its batches in sequence."""
 
     def __init__(self, dataset: TokenizedSet, batch_size: int, seed: int, group_by_length: bool = True) -> None:
         _check_batch_size(batch_size)
@@ -185,7 +176,7 @@ class BatchStream:
 
 
 def iterate_in_order(dataset: TokenizedSet, batch_size: int) -> Iterator[Batch]:
-    """For evaluation: every row once, longest first, so that a batch too large for the memory fails at once."""
+    """For evaluation: every row once, longest first, so that a batch that does not fit into memory fails first."""
     _check_batch_size(batch_size)
     longest_first = np.argsort(-dataset.lengths, kind="stable").astype(np.int64)
     for rows in _cut(longest_first, batch_size):
@@ -196,8 +187,8 @@ def collate(dataset: TokenizedSet, rows: Rows) -> Batch:
     texts = [dataset.tokens[dataset.span(int(number))] for number in rows]
     lengths = np.array([len(text) for text in texts])
     input_ids = np.full((len(texts), int(lengths.max())), dataset.pad_id, dtype=np.int64)
-    for place, text in enumerate(texts):
-        input_ids[place, : len(text)] = text
+    for index, text in enumerate(texts):
+        input_ids[index, : len(text)] = text
     mask = (np.arange(input_ids.shape[1]) < lengths[:, None]).astype(np.int64)
     return Batch(
         input_ids=torch.from_numpy(input_ids),
@@ -209,7 +200,7 @@ def collate(dataset: TokenizedSet, rows: Rows) -> Batch:
 
 
 def padded_share(lengths: NDArray[np.int64], batches: Sequence[Rows]) -> float:
-    """The share of positions that hold padding when these batches are padded to their longest row."""
+    """The share of positions that are padding when each batch is padded to its longest row."""
     positions = sum(len(rows) * int(lengths[rows].max()) for rows in batches)
     real = sum(int(lengths[rows].sum()) for rows in batches)
     return 1.0 - real / positions if positions else 0.0

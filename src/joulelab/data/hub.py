@@ -25,7 +25,7 @@ def reachable(patience_s: float = PATIENCE_S) -> bool:
     if offline_by_choice():
         return False
     answer: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    # In a thread of its own: a name server that does not answer knows no timeout.
+    # In a thread, because a DNS lookup has no timeout; one request, because the hub's clients retry for 30 s.
     threading.Thread(target=lambda: answer.put(_answers(_endpoint(), patience_s)), daemon=True).start()
     try:
         return answer.get(timeout=patience_s)
@@ -40,7 +40,7 @@ def offline_by_choice() -> bool:
 
 def require_reachable(wanted: str) -> None:
     if not reachable():
-        raise NotFoundError(f"'{wanted}' is not here, and {_endpoint()} cannot be reached", hub_hint(wanted))
+        raise NotFoundError(f"'{wanted}' was not found locally, and {_endpoint()} cannot be reached", hub_hint(wanted))
 
 
 def import_datasets() -> Any:
@@ -52,7 +52,7 @@ def import_datasets() -> Any:
 
 
 def cached_folder(name: str, file: str) -> Path | None:
-    """Where an earlier download of `name` lies, if it brought `file`."""
+    """The folder of an earlier download of `name`, if it contains `file`."""
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
@@ -69,26 +69,23 @@ def _answers(address: str, patience_s: float) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=patience_s).close()
     except urllib.error.HTTPError:
-        return True  # it refuses, but it is there
+        return True  # an error status is an answer too
     except OSError:
         return False
     return True
-
-
-# Documents of text in a dataset on the Hugging Face hub, streamed: C4 has 365 million, and a run reads a few.
 
 
 _USUAL_CONFIG = {"allenai/c4": "en"}
 
 
 class HubText:
-    """`org/name`, or `org/name:config` where a dataset has several."""
+    """Documents of `org/name` or `org/name:config`, streamed: C4 has 365 million, and a run reads a few."""
 
     def __init__(self, name: str, whole: bool = False) -> None:
-        """`whole` downloads and keeps all of it, for readers who go through all of it anyway."""
+        """`whole` downloads the dataset, for readers that need all of it."""
         self.name, _, config = name.partition(":")
         self.config = config or _USUAL_CONFIG.get(self.name)
-        # What a user who switched the network off has on disk is read from there, whole.
+        # Offline, only a complete download in the cache can be read.
         offline = offline_by_choice()
         self._streaming = not whole and not offline
         if not offline:
@@ -106,7 +103,7 @@ class HubText:
             yield str(row[column] or "")
 
     def rows(self, split: str) -> Iterator[dict[str, Any]]:
-        """With all their columns."""
+        """Rows with all columns."""
         with _explained(self.name):
             yield from self._load(split)
 
@@ -114,7 +111,7 @@ class HubText:
         with _explained(self.name):
             known = self._load(split).info.splits
         if not known or not known[split].num_examples:
-            raise ConfigError(f"how many documents {self.name} has is not known", "slice it by numbers: train[:1000]")
+            raise ConfigError(f"the size of {self.name} is unknown", "slice by row numbers: train[:1000]")
         return int(known[split].num_examples)
 
     def _load(self, split: str) -> Any:
@@ -122,7 +119,7 @@ class HubText:
 
 
 class SavedText:
-    """A folder that `datasets` wrote with save_to_disk."""
+    """Documents in a folder written by `datasets` with save_to_disk."""
 
     def __init__(self, folder: Path) -> None:
         loaded = import_datasets().load_from_disk(str(folder))
@@ -146,10 +143,10 @@ class SavedText:
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all."""
+    """Without network, dataset or configuration, the hub's clients raise OSError or ValueError."""
     try:
         yield
     except (OSError, ValueError) as error:
         text = " ".join((str(error) or type(error).__name__).split())
         hint = f"write {name}:CONFIG" if "config name is missing" in text.lower() else sources.hub_hint(name)
-        raise NotFoundError(f"the hub did not give the dataset '{name}': {text[:300]}", hint) from error
+        raise NotFoundError(f"the hub did not return the dataset '{name}': {text[:300]}", hint) from error

@@ -27,7 +27,7 @@ from joulelab.data.text import pick, read_table
 from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 from joulelab.meter.sensors.cpu import usable_cores
 
-# The habits of ImageNet training: https://arxiv.org/abs/1409.4842 and torchvision's references
+# Crops of ImageNet training: https://arxiv.org/abs/1409.4842 and torchvision's reference scripts.
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 CENTER_SHARE = 7 / 8  # 224 out of 256
@@ -35,7 +35,7 @@ _TRIES = 10
 
 
 class Box(NamedTuple):
-    """Edges as shares of the picture's width and height, so that they hold for a smaller decode of it too."""
+    """Edges as fractions of the image's width and height, so that they also apply to a smaller decode of it."""
 
     left: float
     top: float
@@ -43,12 +43,12 @@ class Box(NamedTuple):
     bottom: float
 
     def pixels(self, width: int, height: int) -> tuple[float, float, float, float]:
-        # rounding must not push an edge past the picture's
+        # rounding must not push an edge outside the image
         return self.left * width, self.top * height, min(1.0, self.right) * width, min(1.0, self.bottom) * height
 
 
 def random_box(width: int, height: int, random: np.random.Generator) -> Box:
-    """A share of the area between `AREA`, at a ratio of sides between `RATIO`, anywhere; the middle where none fits."""
+    """A random crop with an area in `AREA` and an aspect ratio in `RATIO`; the center crop if none fits."""
     areas = random.uniform(*AREA, size=_TRIES) * width * height
     ratios = np.exp(random.uniform(math.log(RATIO[0]), math.log(RATIO[1]), size=_TRIES))
     widths, heights = np.sqrt(areas * ratios) / width, np.sqrt(areas / ratios) / height
@@ -62,21 +62,16 @@ def random_box(width: int, height: int, random: np.random.Generator) -> Box:
 
 
 def center_box(width: int, height: int, share: float = CENTER_SHARE) -> Box:
-    """The square in the middle whose side is this share of the shorter side."""
+    """The centered square whose side is this fraction of the shorter side."""
     edge = share * min(width, height)
     wide, high = edge / width, edge / height
     return Box((1 - wide) / 2, (1 - high) / 2, (1 + wide) / 2, (1 + high) / 2)
 
 
-# Images of the user's, found: a folder with one sub-folder a class.
-#
-# `train` and `validation` (or `val`) may be folders of their own; without the latter every tenth image is held out.
-
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".gif", ".tif", ".tiff")
 FOLDER_NAMES = {"train": ("train",), "validation": ("validation", "val"), "test": ("test",)}
 HELD_OUT_EVERY = 10
-_LAYOUT = "expected FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE beside FOLDER/validation/CLASS/IMAGE"
+_LAYOUT = "expected FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE and FOLDER/validation/CLASS/IMAGE"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,29 +85,29 @@ class LabeledFiles:
 
 
 def find_files(root: Path, split_name: str) -> LabeledFiles:
-    """The images of a split; their order, and so their rows, follows from their names."""
+    """The images of a split, ordered by name. Without a folder `validation` or `val`, every tenth image is held out."""
     if split_name not in FOLDER_NAMES:
         raise lookup.unknown(f"split of {root}", split_name, FOLDER_NAMES)
     train, own = _split_folder(root, "train"), _split_folder(root, split_name)
     if _split_folder(root, "validation") is None and split_name != "test":
-        return _without_a_folder(_scan(train or root), split_name)
+        return _hold_out(_scan(train or root), split_name)
     if own is None or train is None:
         raise NotFoundError(f"{root.absolute()} has no folder '{split_name if own is None else 'train'}'", _LAYOUT)
     return _relabeled(_scan(own), _class_names(train), own)
 
 
-def _without_a_folder(everything: LabeledFiles, split_name: str) -> LabeledFiles:
+def _hold_out(everything: LabeledFiles, split_name: str) -> LabeledFiles:
     is_held_out = np.arange(len(everything.files)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
     return everything.at(np.flatnonzero(is_held_out == (split_name == "validation")))
 
 
 def _relabeled(found: LabeledFiles, classes: tuple[str, ...], folder: Path) -> LabeledFiles:
-    """With the numbers that the training images' classes have."""
+    """With the class numbers of the training images."""
     unknown = sorted(set(found.classes) - set(classes))
     if unknown:
         raise ConfigError(
-            f"{folder.absolute()} has classes that the training images lack: {', '.join(unknown[:5])}",
-            "name the class folders alike",
+            f"{folder.absolute()} has classes that the training images do not have: {', '.join(unknown[:5])}",
+            "use the same class folder names in every split",
         )
     numbers = np.array([classes.index(name) for name in found.classes])
     return LabeledFiles(classes, found.files, numbers[found.labels])
@@ -139,25 +134,22 @@ def _split_folder(root: Path, split_name: str) -> Path | None:
     return next((root / name for name in FOLDER_NAMES[split_name] if (root / name).is_dir()), None)
 
 
-# Images of the user's, read: decoded and cropped by a pool of threads, carried as bytes, numbers on the device.
-
-
-# shapes: B images, C colours, H x W pixels
+# Shapes: B images, C colors, H x W pixels.
 Bytes = NDArray[np.uint8]
-# Mean and deviation of ImageNet's pixels, which published weights were trained with.
+# Mean and standard deviation of ImageNet's pixels, with which published weights were trained.
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MAX_THREADS = 16
 
 
 class FolderImages:
-    """`augment` shows a random part of each image, flipped or not, as the batch's draw decides; else the middle."""
+    """`augment` takes a random crop of each image, flipped at random, from the batch's seed; otherwise the center."""
 
-    def __init__(self, root: Path, side: int, split: Split, augment: bool, centre_share: float = CENTER_SHARE) -> None:
+    def __init__(self, root: Path, side: int, split: Split, augment: bool, center_share: float = CENTER_SHARE) -> None:
         self._found = find_files(root, split.name)
-        self._side, self._augment, self._centre_share = side, augment, centre_share
+        self._side, self._augment, self._center_share = side, augment, center_share
         self.rows = split.rows(len(self._found.files))
         self.classes = len(self._found.classes)
-        _pillow()  # that the package is missing is told now, not at the first step
+        _pillow()  # a missing package is reported here, not at the first step
 
     def batch(self, rows: Rows, draw: int) -> TensorBatch:
         chosen = self._found.at(rows)
@@ -172,7 +164,7 @@ class FolderImages:
 
     def _read(self, file: Path, random: np.random.Generator) -> Bytes:
         if not self._augment:
-            return read_middle(file, self._side, self._centre_share)
+            return read_center(file, self._side, self._center_share)
         with _opened(file) as image:
             width, height = image.size
             seen = _shown(image, random_box(width, height, random), self._side)
@@ -181,7 +173,7 @@ class FolderImages:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """An image; what is wrong with a broken one is told with the file's name."""
+    """An open image; errors name the file."""
     pillow = _pillow()
     try:
         with pillow.open(file) as image:
@@ -193,24 +185,24 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _shown(image: Any, box: Box, side: int) -> Bytes:
-    """[H, W, C]: the box, scaled to `side`."""
+    """[H, W, C]: the crop, scaled to `side`."""
     enough = round(side / (box.right - box.left)), round(side / (box.bottom - box.top))
-    image.draft("RGB", enough)  # a JPEG is decoded at half, a quarter or an eighth where that is enough
+    image.draft("RGB", enough)  # a JPEG can be decoded at a half, a quarter or an eighth of its size
     scaled = image.convert("RGB").resize(
         (side, side), _pillow().Resampling.BILINEAR, box=box.pixels(*image.size), reducing_gap=2.0
     )
     return np.asarray(scaled)
 
 
-def read_middle(file: Path, side: int, centre_share: float = CENTER_SHARE) -> Bytes:
-    """[H, W, C]: the middle of an image, scaled to `side`."""
+def read_center(file: Path, side: int, center_share: float = CENTER_SHARE) -> Bytes:
+    """[H, W, C]: the center of an image, scaled to `side`."""
     with _opened(file) as image:
         width, height = image.size
-        return _shown(image, center_box(width, height, centre_share), side)
+        return _shown(image, center_box(width, height, center_share), side)
 
 
 def normalized(bytes_BHWC: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """Numbers around 0, seen as [B, C, H, W] and laid out with the channels last, as tensor cores read them."""
+    """[B, C, H, W] around 0, in channels-last memory format, which tensor cores read fastest."""
     mean_C, deviation_C = (torch.tensor(values, device=bytes_BHWC.device) for values in (mean, deviation))
     return ((bytes_BHWC / 255.0 - mean_C) / deviation_C).permute(0, 3, 1, 2)
 
@@ -223,22 +215,23 @@ def _pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise DependencyMissing("reading images needs Pillow, not installed here", "pip install pillow") from error
-
-
-# Questions about images of the user's: a table (CSV, JSON lines, Parquet) of `image`, `question` and `answer`, the
-# images in files beside it.
+        raise DependencyMissing("reading images needs Pillow, which is not installed", "pip install pillow") from error
 
 
 @dataclass(frozen=True)
 class Questions:
+    """Questions about images."""
+
     files: tuple[Path, ...]
     questions: tuple[str, ...]
     answers: tuple[str, ...]
 
 
 def read_questions(path: Path) -> Questions:
-    """File names are relative to the table; all of them are looked for now, not hours later."""
+    """A table (CSV, JSON lines, Parquet) with columns `image`, `question` and `answer`; file names are relative to it.
+
+    All files are checked here, before a training run starts.
+    """
     columns = read_table(str(path), subset="all")
 
     def texts(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What did this input cost? One rule for every model and data set that a user names, in every pipeline.
+"""What did this input cost? One rule for every model and dataset that a user names, in every pipeline.
 
 1. The bill in the folder (or in the artifact folder that holds the file), as the record of its run settled it.
 2. The bill that an origin note next to the file leads to (`dump.txt.origin.json`).
@@ -41,7 +41,7 @@ def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRo
     """
     place = sources.parse(source)
     bill = None
-    if place.path is not None and place.kind != "sample":  # samples are pinned wheels, no run made them
+    if place.path is not None and place.kind != "sample":  # samples are pinned wheels, not made by a run
         bill = find_bill(place.path, (run.store, store_root(None)), run.warn)
     if bill is None:
         identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
@@ -60,7 +60,7 @@ def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = 
 
 
 def origin_note(path: Path) -> Path:
-    """The file that tells which artifact `path` is a copy of."""
+    """The file that names the artifact of which `path` is a copy."""
     return path.with_name(path.name + ".origin.json")
 
 
@@ -88,7 +88,7 @@ def _bill_in_folder(path: Path, warn: Callable[[str], None]) -> _Found | None:
 
 
 def _is_part(path: Path, folder: Path) -> bool:
-    """A model that a user saved inside one of our folders is not ours. Artifacts of old versions have no list."""
+    """Whether the bill covers `path`, not a model that a user saved inside an artifact folder."""
     part, names = path.relative_to(folder).as_posix(), listed_contents(folder).get("bytes", {})
     return path == folder or part in names or any(name.startswith(f"{part}/") for name in names)
 
@@ -109,7 +109,7 @@ def _bill_by_note(path: Path, stores: Sequence[Path]) -> _Found | None:
 
 
 def _bill_by_content(path: Path, stores: Sequence[Path]) -> _Found | None:
-    """Of the newest artifact that this is a copy of. What an artifact was made from may look like it; it is no copy."""
+    """The bill of the newest artifact with the same content; a source of an artifact is not a copy of it."""
     files = _files(path)
     size = max((file.stat().st_size for file in files.values()), default=0)
     for folder in _listing(stores, size) if size else ():

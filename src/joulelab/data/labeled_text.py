@@ -23,7 +23,7 @@ from joulelab.data.text import LABEL_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN, Column
 from joulelab.data.token_store import Column, RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError
 
-# Out of ten. A fifth for the test leaves 1,000 and more even of the 8,530 short reviews, enough to tell students apart.
+# Out of ten. A fifth for testing is more than 1,000 texts even of the 8,530 short reviews: enough to compare students.
 _TRAIN_TENTHS, _VALIDATION_TENTHS = 7, 1
 
 SplitName = Literal["train", "validation", "test"]
@@ -56,7 +56,7 @@ class Splits:
 
 
 def text_id(text: str) -> str:
-    """Spacing and case do not make another text."""
+    """The hash of a text; spacing and case are ignored."""
     return hashlib.sha256(" ".join(text.split()).casefold().encode()).hexdigest()[:16]
 
 
@@ -66,7 +66,7 @@ def load(source: str, subset: str = "all") -> LabeledText:
 
 
 def split(data: LabeledText, train: int, validation: int, test: int, balanced: bool = True) -> Splits:
-    """The first texts, by hash, of each split; a smaller set is always part of a larger one."""
+    """The first texts of each split in hash order; a smaller set is always a subset of a larger one."""
     rows = rows_by_split(data)
     return Splits(
         train=_first(data, "train", rows["train"], train, balanced),
@@ -76,7 +76,7 @@ def split(data: LabeledText, train: int, validation: int, test: int, balanced: b
 
 
 def rows_by_split(data: LabeledText) -> dict[SplitName, list[int]]:
-    """Every row number under the split it belongs to, in hash order."""
+    """Row numbers by split, in hash order."""
     rows: dict[SplitName, list[int]] = {"train": [], "validation": [], "test": []}
     for row in sorted(range(len(data)), key=lambda row: data.ids[row]):
         rows[split_of(data.ids[row])].append(row)
@@ -84,7 +84,7 @@ def rows_by_split(data: LabeledText) -> dict[SplitName, list[int]]:
 
 
 def split_of(identity: str) -> SplitName:
-    # The end of the hash decides the split, its beginning the order inside: the two must not depend on each other.
+    # The end of the hash decides the split and its beginning the order within: the two must be independent.
     tenth = int(identity[-8:], 16) % 10
     if tenth < _TRAIN_TENTHS:
         return "train"
@@ -93,17 +93,17 @@ def split_of(identity: str) -> SplitName:
 
 def _first(data: LabeledText, name: SplitName, rows: list[int], size: int, balanced: bool) -> LabeledText:
     if size < 0:
-        raise ConfigError(f"{size} rows were asked for {name}; a size is 0 or more", f"set the size of {name}")
+        raise ConfigError(f"size {size} of the split {name} is below 0", f"set a size of 0 or more for {name}")
     if size > len(rows):
         raise ConfigError(
-            f"{size:,} rows were asked for {name}, but there are {len(rows):,} (of {len(data):,} in all)",
-            f"ask for at most {len(rows):,}, or bring more data: each text belongs to one split for ever",
+            f"{size:,} rows were requested for {name}, but only {len(rows):,} of {len(data):,} belong to it",
+            f"request at most {len(rows):,}, or add data: splits are fixed by text hash",
         )
     return data.take(_balanced_rows(data, rows, size) if balanced else rows[:size])
 
 
 def _balanced_rows(data: LabeledText, rows: list[int], size: int) -> list[int]:
-    """One text of each class in turn; a class that has run out leaves its turns to the others."""
+    """One text of each class in turn; when a class is exhausted, the others continue."""
     seen: dict[int, int] = {}
     turns: list[tuple[int, int, int]] = []
     for place, row in enumerate(rows):
@@ -114,7 +114,7 @@ def _balanced_rows(data: LabeledText, rows: list[int], size: int) -> list[int]:
 
 
 def _from_columns(columns: Columns, source: str) -> LabeledText:
-    """Name the columns, number the classes, drop what is there twice."""
+    """Texts and class numbers from a table, without duplicates."""
     texts = _texts(columns, source)
     raw_labels = [_plain_label(value) for value in columns.values[pick(columns, LABEL_COLUMNS, "label", source)]]
     _refuse_gaps(texts, raw_labels, source)
@@ -134,7 +134,7 @@ def _texts(columns: Columns, source: str) -> list[str]:
 
 
 def _plain_label(value: Any) -> Any:
-    """1.0 and '1' are what CSV writers make of 1."""
+    """CSV writers turn 1 into 1.0 or '1'."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
@@ -155,11 +155,11 @@ def _refuse_gaps(texts: Sequence[str], labels: Sequence[Any], source: str) -> No
 def _number_classes(
     raw: Sequence[Any], names: tuple[str, ...] | None, source: str
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Classes by sorted order; where the file states its classes, their numbers are kept as they are."""
+    """Classes numbered in sorted order; if the file names its classes, its numbers are kept."""
     if any(not isinstance(label, int | str) for label in raw):
         odd = next(label for label in raw if not isinstance(label, int | str))
         raise ConfigError(
-            f"{source}: the label {odd!r} is no class; expected whole numbers or names", "one class per row"
+            f"{source}: the label {odd!r} is not a class; expected integers or names", "use one class per row"
         )
     if names is not None and all(isinstance(label, int) and 0 <= label < len(names) for label in raw):
         return [int(label) for label in raw], names
@@ -181,13 +181,10 @@ def _without_duplicates(texts: Sequence[str], labels: Sequence[int], class_names
     for row, (identity, label) in enumerate(zip(ids, labels, strict=True)):
         labels_of.setdefault(identity, set()).add(label)
         first_row.setdefault(identity, row)
-    # A text that is filed under two classes says nothing about either, so no copy of it stays.
+    # A text with two different labels is dropped, because neither label can be trusted.
     kept = [row for identity, row in first_row.items() if len(labels_of[identity]) == 1]
     whole = LabeledText(tuple(ids), tuple(texts), tuple(labels), class_names)
     return whole.take(kept)
-
-
-# Tokenized texts with a class each, in a store on disk.
 
 
 _TEXTS_PER_CALL = 1_000  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
@@ -196,6 +193,8 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 class TokenizedSet(RaggedStore):
+    """Token ids and labels of texts."""
+
     COLUMNS = ("tokens", "labels")
     NOUN = "tokenized set"
 
@@ -207,13 +206,13 @@ class TokenizedSet(RaggedStore):
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """The hash of each text, by which rows of two sets are matched."""
+        """The hash of each text, used to match rows of two sets."""
         return tuple(self.attachment("ids")["ids"])
 
 
 def write(folder: Path, data: LabeledText, encode: Encode, vocab_size: int, pad_id: int) -> TokenizedSet:
     if len(data) == 0:
-        raise ConfigError("there are no texts to tokenize", "ask for at least one row")
+        raise ConfigError("there are no texts to tokenize", "request at least one row")
     columns = {"tokens": token_column(vocab_size), "labels": Column("<i8", per="row")}
     with store_writer(folder, columns) as writer:
         for start in range(0, len(data), _TEXTS_PER_CALL):
@@ -238,23 +237,19 @@ def open_set(folder: Path) -> TokenizedSet:
     return TokenizedSet(folder)
 
 
-# Review data made ready for classifiers of any framework: title and content tokenised, labels checked, saved in
-# parts.
-#
-# Parts are those of the one split that all our runs use, so a classifier trained elsewhere on what is written here
-# never sees a text that one of our runs tests on. Text stays beside the tokens: what was saved here can be read here
-# again.
+# Review sets for classifiers of any framework: title and content tokenized, labels checked, one table per split.
+# The split is the one that all runs use, so a classifier trained elsewhere on these files never sees a test text. The
+# text is saved with the tokens, so the files can be read by `load` again.
 
 
 SaveFormat = Literal["hf", "parquet", "jsonl"]
 PARTS = ("train", "validation", "test")
-_TEXTS_AT_ONCE = 1_000
 
 Tick = Callable[[int, int], None]
 
 
 def load_reviews(source: str, subset: str, class_names: tuple[str, ...] = ()) -> LabeledText:
-    """The reviews with their classes as 0, 1, ...; numbers that do not begin at 0 must be given names."""
+    """Reviews with classes 0, 1, ...; class numbers that do not start at 0 need names."""
     return named_classes(load(source, subset), class_names, source)
 
 
@@ -264,21 +259,21 @@ def named_classes(data: LabeledText, class_names: tuple[str, ...], source: str) 
         if len(class_names) != len(found):
             raise ConfigError(
                 f"{len(class_names)} class names were given; {source} has {len(found)} classes: {', '.join(found)}",
-                "name each class once, in their order",
+                "name each class once, in order",
             )
         return LabeledText(data.ids, data.texts, data.labels, class_names)
     numbers = [int(name) for name in found if name.lstrip("-").isdecimal()]
     if len(numbers) == len(found) and numbers != list(range(len(found))):
         raise ConfigError(
             f"the labels of {source} are {', '.join(found)}; expected 0 to {len(found) - 1}, or names",
-            f"say what they mean, lowest first: --class-names {','.join('abcdefghij'[: len(found)])} "
-            "(for 1 and 2 of Amazon's own files: negative,positive)",
+            f"name them, lowest first: --class-names {','.join('abcdefghij'[: len(found)])} "
+            "(for 1 and 2 in Amazon's files: negative,positive)",
         )
     return data
 
 
 def limited_parts(data: LabeledText, limit_train: int | None, limit_eval: int | None) -> Splits:
-    """Each part whole, or its first rows by hash; a limit above what is there takes what is there."""
+    """All rows of each split, or the first ones in hash order up to the limit."""
     rows = rows_by_split(data)
     limits = {"train": limit_train, "validation": limit_eval, "test": limit_eval}
     sizes = {}
@@ -289,16 +284,16 @@ def limited_parts(data: LabeledText, limit_train: int | None, limit_eval: int | 
 
 
 def encoded_rows(data: LabeledText, encode: Encode) -> Iterator[dict[str, Any]]:
-    """Unpadded: who reads them pads each batch to its own longest row."""
-    for start in range(0, len(data), _TEXTS_AT_ONCE):
-        chosen = slice(start, start + _TEXTS_AT_ONCE)
+    """Unpadded rows: a reader pads each batch to its longest row."""
+    for start in range(0, len(data), _TEXTS_PER_CALL):
+        chosen = slice(start, start + _TEXTS_PER_CALL)
         tokens = encode(list(data.texts[chosen]))
         for text, label, ids in zip(data.texts[chosen], data.labels[chosen], tokens, strict=True):
             yield {"text": text, "labels": label, "input_ids": ids, "attention_mask": [1] * len(ids)}
 
 
 def save_parts(folder: Path, parts: Splits, encode: Encode, save_format: SaveFormat, tick: Tick) -> dict[str, int]:
-    """Rows of each part; a part without rows is left out."""
+    """Save the splits that have rows; returns the number of rows of each."""
     columns: dict[str, dict[str, list[Any]]] = {}
     samples, tokens = 0, 0
     for name in PARTS:

@@ -34,11 +34,11 @@ FEATURES = (
     "charge",
     "hydrogens",
     "radical electrons",
-    "hybridisation",
+    "hybridization",
     "aromatic",
     "in a ring",
 )
-"""What is said of an atom, in the order that OGB and torch_geometric use for PCQM4Mv2."""
+"""Features of an atom, in the order that OGB and torch_geometric use for PCQM4Mv2."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,11 +46,11 @@ class MoleculeGraph:
     features: NDArray[np.float32]
     """[N, F]"""
     positions: NDArray[np.float32]
-    """[N, 3] in ångström; zeros where nobody asked for positions."""
+    """[N, 3] in ångström; zeros without positions."""
     bonds: NDArray[np.int64]
     """[2, E]"""
     atoms: NDArray[np.int64]
-    """[B] How many atoms each molecule has."""
+    """[B] Number of atoms of each molecule."""
     targets: NDArray[np.float32]
     """[B]"""
 
@@ -61,20 +61,20 @@ class MoleculeGraph:
 
     @property
     def molecule(self) -> NDArray[np.int64]:
-        """[N] Which molecule each atom belongs to."""
+        """[N] Number of the molecule that each atom belongs to."""
         return np.repeat(np.arange(len(self.atoms)), self.atoms)
 
 
 @dataclass(frozen=True)
 class MoleculeRows:
     rows: Rows
-    """Which rows belong to the split."""
+    """Rows of the split."""
     molecules: Callable[[Rows], MoleculeGraph]
 
 
 @dataclass(frozen=True, eq=False)
 class MoleculeTable:
-    """Many molecules, read once: what belongs to row r lies between two of the offsets."""
+    """Molecules in flat arrays: those of row r are between two offsets."""
 
     features: NDArray[np.float32]
     positions: NDArray[np.float32]
@@ -98,18 +98,15 @@ class MoleculeTable:
 
 
 def _gathered(offsets: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where everything lies that belongs to the rows, and how much belongs to each."""
+    """Positions of all entries of the rows, and the number of entries of each row."""
     sizes = offsets[rows + 1] - offsets[rows]
     ends = np.cumsum(sizes)
     return np.arange(ends[-1]) + np.repeat(offsets[rows] - (ends - sizes), sizes), sizes
 
 
 def degree_histogram(graph: MoleculeGraph) -> NDArray[np.int64]:
-    """How many atoms have 0, 1, 2, ... neighbours."""
+    """Number of atoms with 0, 1, 2, ... neighbors."""
     return np.bincount(np.bincount(graph.bonds[1], minlength=len(graph.features)))
-
-
-# SMILES strings to atoms, bonds and positions as arrays, with RDKit.
 
 
 class Molecule(NamedTuple):
@@ -120,14 +117,14 @@ class Molecule(NamedTuple):
 
 
 def read_molecule(smiles: str, with_positions: bool) -> Molecule:
-    """Its heavy atoms; without positions they all lie at 0."""
+    """The heavy atoms and bonds of a SMILES string, read with RDKit; without positions all are 0."""
     from rdkit import Chem
     from rdkit.rdBase import BlockLogs
 
-    _silent = BlockLogs()  # until the end of this function: what RDKit cannot do is dealt with here
+    _silent = BlockLogs()  # silences RDKit until the function returns; failures are handled here
     chem = Chem.MolFromSmiles(smiles)
     if chem is None or not chem.GetNumAtoms():
-        raise ConfigError(f"'{smiles}' is not a molecule that RDKit can read", "check the column of SMILES")
+        raise ConfigError(f"'{smiles}' is not a molecule that RDKit can read", "check the SMILES column")
     features = np.array([_features(atom) for atom in chem.GetAtoms()], dtype=np.float32)
     positions = _positions(chem) if with_positions else np.zeros((len(features), 3))
     ends = [(bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()) for bond in chem.GetBonds()]
@@ -152,7 +149,7 @@ def _features(atom: Any) -> tuple[int, ...]:
 
 
 def _positions(chem: Any) -> NDArray[np.float64]:
-    """In ångström: RDKit's embedding, or the flat drawing for the few molecules that it gives up on."""
+    """In ångström: RDKit's 3D embedding, or 2D coordinates for the few molecules that it cannot embed."""
     from rdkit import Chem
     from rdkit.Chem import rdDepictor, rdDistGeom
 
@@ -164,31 +161,29 @@ def _positions(chem: Any) -> NDArray[np.float64]:
     return np.array(chem.GetConformer().GetPositions())
 
 
-# PCQM4Mv2 as it is published: a CSV (also .gz) of SMILES and HOMO-LUMO gaps, read into arrays with RDKit.
-#
-# Only the rows that were asked for are read, and what was read is kept under ~/.cache/joulelab, by content: drawing a
-# molecule's positions takes RDKit milliseconds. The last 2 % of the rows are held out, which is about where
-# PCQM4Mv2's own validation set begins.
+# PCQM4Mv2 as published: a CSV file (also .gz) of SMILES and HOMO-LUMO gaps. Only the requested rows are parsed; the
+# arrays are cached by content, because embedding takes milliseconds per molecule. The last 2 % of the rows are held
+# out, which is about where PCQM4Mv2's own validation set begins.
 
 
 SMILES, TARGET = "smiles", "homolumogap"
 HELD_OUT_SHARE = 0.02
 SPLITS = ("train", "validation")
-_FORMAT = 1  # of the arrays that are kept
+_FORMAT = 1  # of the cached arrays
 
 
 def open_pcqm4m(path: Path, split: Split, with_positions: bool, at_most: int | None = None) -> MoleculeRows:
     smiles, targets = _read_csv(path)
     rows = _rows_of(split, len(smiles))[:at_most]
-    kept = _kept_at(path, rows, with_positions)
-    table = _load(kept) if kept.exists() else _parse([smiles[row] for row in rows], targets[rows], with_positions)
-    if not kept.exists():
-        _keep(kept, table)
+    cached = _cache_file(path, rows, with_positions)
+    table = _load(cached) if cached.exists() else _parse([smiles[row] for row in rows], targets[rows], with_positions)
+    if not cached.exists():
+        _save(cached, table)
     return MoleculeRows(np.arange(len(rows)), table.molecules)
 
 
 def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float32]]:
-    """Without the rows whose gap is not public."""
+    """Without rows whose gap is not published."""
     from pyarrow import ArrowException, csv
 
     try:
@@ -204,7 +199,7 @@ def _read_csv(path: Path) -> tuple[list[str], NDArray[np.float32]]:
     targets = np.asarray(table[TARGET].to_numpy(), dtype=np.float32)
     known = np.flatnonzero(np.isfinite(targets))
     if len(known) < 2:
-        raise ConfigError(f"{path} has {len(known)} molecules with a gap", "expected two or more")
+        raise ConfigError(f"{path} has {len(known)} molecules with a gap; expected at least 2", "check the file")
     smiles = table[SMILES].to_pylist()
     return [smiles[row] for row in known], targets[known]
 
@@ -221,7 +216,7 @@ def _rows_of(split: Split, total: int) -> Rows:
 def _parse(smiles: list[str], targets: NDArray[np.float32], with_positions: bool) -> MoleculeTable:
     if find_spec("rdkit") is None:
         raise DependencyMissing("SMILES need RDKit, which is not installed", 'pip install "joulelab[graphs]"')
-    with ThreadPoolExecutor(usable_cores()) as pool:  # RDKit lets go of Python's lock while it embeds
+    with ThreadPoolExecutor(usable_cores()) as pool:  # RDKit releases the GIL while it embeds
         found = list(pool.map(lambda text: read_molecule(text, with_positions), smiles))
     return MoleculeTable(
         features=np.concatenate([molecule.features for molecule in found]),
@@ -237,18 +232,18 @@ def _offsets(sizes: list[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _kept_at(path: Path, rows: Rows, with_positions: bool) -> Path:
+def _cache_file(path: Path, rows: Rows, with_positions: bool) -> Path:
     key = hashlib.sha256(f"{_FORMAT} {content_hash(path)} {with_positions} ".encode() + rows.tobytes()).hexdigest()
     return cache_folder() / "molecules" / f"{key[:32]}.npz"
 
 
-def _keep(kept: Path, table: MoleculeTable) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = kept.with_suffix(f".{os.getpid()}.npz")
-    np.savez(unfinished, **asdict(table))
-    unfinished.replace(kept)
+def _save(file: Path, table: MoleculeTable) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{os.getpid()}.npz")
+    np.savez(temporary, **asdict(table))
+    temporary.replace(file)
 
 
-def _load(kept: Path) -> MoleculeTable:
-    with np.load(kept, allow_pickle=False) as arrays:
+def _load(file: Path) -> MoleculeTable:
+    with np.load(file, allow_pickle=False) as arrays:
         return MoleculeTable(**arrays)

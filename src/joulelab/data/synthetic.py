@@ -20,23 +20,23 @@ from joulelab.data.batches import Rows, TensorBatch
 from joulelab.data.molecules import FEATURES, MoleculeGraph
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
 
-# Token sequences with a rule to learn: few of the vocabulary's ids are in use, and each has a favourite successor.
+# Text: token sequences in which few ids of the vocabulary occur, and each has a preferred successor.
 
 
 Ids = NDArray[np.int64]
 
 IN_USE = 64
-"""Distinct ids; learning which they are already takes the loss from ln(vocabulary) to ln(64)."""
+"""Distinct ids; learning which ones occur already lowers the loss from ln(vocabulary) to ln(64)."""
 FAITHFUL = 0.8
-"""How often an id is followed by its favourite successor."""
-_LANGUAGE_SEED = 597  # the language is the same in every run; only what is said in it varies
+"""Probability that an id is followed by its preferred successor."""
+_LANGUAGE_SEED = 597  # the language is the same in every run; only the sequences vary
 
 
 class SyntheticText:
     """Sequence `row` is a pure function of (seed, row)."""
 
     def __init__(self, vocabulary: int, tokens: int, seed: int, reserved: int = 10) -> None:
-        """Ids below `reserved` are left to special tokens."""
+        """Ids below `reserved` are for special tokens."""
         random = np.random.default_rng(_LANGUAGE_SEED)
         count = min(IN_USE, vocabulary - reserved)
         self._ids = reserved + random.choice(vocabulary - reserved, size=count, replace=False)
@@ -44,7 +44,7 @@ class SyntheticText:
         self._powers = _powers(random.permutation(count), tokens)
 
     def sequences(self, rows: NDArray[np.int64]) -> Ids:
-        # Each row has a generator of its own; everything after the drawing is done for all rows at once.
+        # One generator per row; everything after the random numbers is vectorized over rows.
         surprise_BT = np.empty((len(rows), self._tokens), dtype=bool)
         fresh_BT = np.empty((len(rows), self._tokens), dtype=np.int64)
         for place, row in enumerate(rows):
@@ -55,12 +55,12 @@ class SyntheticText:
         # positions since the last surprise, so that a sequence is one gather from the successors' powers
         here_T = np.arange(self._tokens)
         starts_BT = np.maximum.accumulate(np.where(surprise_BT, here_T, 0), axis=1)
-        said_BT = np.take_along_axis(fresh_BT, starts_BT, axis=1)
-        return self._ids[self._powers[here_T - starts_BT, said_BT]].astype(np.int64)
+        first_BT = np.take_along_axis(fresh_BT, starts_BT, axis=1)
+        return self._ids[self._powers[here_T - starts_BT, first_BT]].astype(np.int64)
 
 
 def _powers(successor: Ids, steps: int) -> Ids:
-    """Row k: where each id leads after k faithful steps."""
+    """Row k: the successor of each id after k steps."""
     powers = np.empty((steps, len(successor)), dtype=np.int64)
     powers[0] = np.arange(len(successor))
     for step in range(1, steps):
@@ -68,22 +68,20 @@ def _powers(successor: Ids, steps: int) -> Ids:
     return powers
 
 
-# Images with something to learn, made on the device that reads them.
-#
-# Every class has a coarse pattern; an image is that pattern, varied coarsely, under fine noise. The host only says
-# which classes and which draw: at thousands of images a second, making or carrying pixels there would be what is
-# measured.
+# Images: every class has a coarse pattern; an image is that pattern with coarse variation and fine noise. The host only
+# provides classes and a seed, and the device generates the pixels: at thousands of images per second, generating or
+# copying pixels on the host would dominate the measurement.
 
 
-# shapes: B images, C colours, H x W pixels
+# Shapes: B images, C colors, H x W pixels
 COARSE_SIDE = 4
 COARSE_NOISE = 0.3
 FINE_NOISE = 0.5
-_PATTERN_SEED = 597  # the classes look the same in every run; only the images of them vary
+_PATTERN_SEED = 597  # the patterns are the same in every run; only the images vary
 
 
 class SyntheticImages:
-    """Labels follow from the rows; the noise is drawn anew for every batch, from its draw alone."""
+    """Labels follow from the rows, the noise from the seed of the batch."""
 
     def __init__(self, classes: int, side: int, split: Split) -> None:
         if split.name not in SYNTHETIC_SIZES:
@@ -110,24 +108,22 @@ def paint(patterns: Tensor, side: int, generator: torch.Generator) -> Tensor:
     device = patterns.device
     varied = patterns + COARSE_NOISE * torch.randn(patterns.shape, generator=generator, device=device)
     coarse_BCHW = functional.interpolate(varied, size=(side, side), mode="bilinear")
-    # drawn with the channels last, as the convolutions of tensor cores read them: no copy is needed to get there
+    # generated in channels-last order, which tensor cores read, so that no copy is needed
     fine_BHWC = torch.randn((len(patterns), side, side, 3), generator=generator, device=device)
     return fine_BHWC.permute(0, 3, 1, 2).mul_(FINE_NOISE).add_(coarse_BCHW)
 
 
 def generator_on(device: torch.device, seed: int) -> torch.Generator:
-    """Random numbers of a batch's own: the generators that training draws from stay where they are."""
+    """A generator for one batch, so that the generators used by training keep their state."""
     return torch.Generator(device).manual_seed(seed)
 
 
-# Images and what there is to say about them: fields of colour, and their names in reading order.
-#
-# The answer cannot be guessed from the question; whoever does not look at the image is left with one of eight
-# colours.
+# Image-text pairs: fields of color, and their names in reading order. The question does not give the answer away: a
+# model that ignores the image can only guess one of eight colors.
 
 
-# shapes: B images, A answer tokens, K fields, C colours of a pixel, H x W pixels
-COLORS = 8  # black, white and what lies between: red, green and blue are each there or not
+# Shapes: B images, A answer tokens, K fields, C colors of a pixel, H x W pixels
+COLORS = 8  # red, green and blue are each on or off
 NOISE = 0.3
 
 
@@ -138,47 +134,47 @@ class SyntheticImageText:
         random = np.random.default_rng(_LANGUAGE_SEED)
         words = vocabulary.start + random.choice(len(vocabulary), size=COLORS + prompt_tokens, replace=False)
         self.names, self.prompt = words[:COLORS].astype(np.int64), words[COLORS:].astype(np.int64)
-        """The word for each colour, and the question, which is always the same."""
+        """The word for each color, and the question, which is always the same."""
         self._answer_tokens, self._seed = answer_tokens, seed
         self.fields_a_side = math.ceil(math.sqrt(answer_tokens))
 
-    def colours(self, rows: Rows) -> Ids:
+    def colors(self, rows: Rows) -> Ids:
         """[B, K], row by row of the image."""
         draws = [np.random.default_rng([self._seed, int(row)]) for row in rows]
         return np.stack([random.integers(COLORS, size=self.fields_a_side**2) for random in draws])
 
-    def answers(self, colours_BK: Ids) -> Ids:
-        """[B, A]: the names of the fields, as many as fit."""
-        return self.names[colours_BK[:, : self._answer_tokens]]
+    def answers(self, colors_BK: Ids) -> Ids:
+        """[B, A]: the names of the first fields."""
+        return self.names[colors_BK[:, : self._answer_tokens]]
 
 
 def paint_fields(tensors: Mapping[str, Tensor], side: int, seed: int) -> Mapping[str, Tensor]:
-    """`colours` become `pixels` [B, C, H, W]; the rest stays."""
-    colours_BK = tensors["colours"]
-    bits = torch.arange(3, device=colours_BK.device)
-    rgb_BCK = (colours_BK[:, None] >> bits[:, None] & 1) * 2.0 - 1.0
-    fields = math.isqrt(colours_BK.shape[1])
+    """Replace `colors` by `pixels` [B, C, H, W]; the other tensors stay."""
+    colors_BK = tensors["colors"]
+    bits = torch.arange(3, device=colors_BK.device)
+    rgb_BCK = (colors_BK[:, None] >> bits[:, None] & 1) * 2.0 - 1.0
+    fields = math.isqrt(colors_BK.shape[1])
     coarse_BCHW = rgb_BCK.view(*rgb_BCK.shape[:2], fields, fields)
     plain_BCHW = functional.interpolate(coarse_BCHW, size=(side, side), mode="nearest")
-    generator = generator_on(colours_BK.device, seed)
-    noise_BCHW = torch.randn(plain_BCHW.shape, generator=generator, device=colours_BK.device)
-    others = {name: value for name, value in tensors.items() if name != "colours"}
+    generator = generator_on(colors_BK.device, seed)
+    noise_BCHW = torch.randn(plain_BCHW.shape, generator=generator, device=colors_BK.device)
+    others = {name: value for name, value in tensors.items() if name != "colors"}
     return {**others, "pixels": noise_BCHW.mul_(NOISE).add_(plain_BCHW)}
 
 
-# Clips of a scene that drifts by, made on the device: what is hidden follows from the scene and from how it moves.
+# Video: clips of a drifting scene, generated on the device. Hidden patches follow from the scene and its motion.
 
 
-# shapes: B clips, T frames, C colours, H x W pixels
+# Shapes: B clips, T frames, C colors, H x W pixels
 SCENE_SIDE = 6
-SCENE_COLOUR = (1.0, -0.5, 0.5)
-"""What all clips have in common; a clip's own pattern varies around it."""
+SCENE_COLOR = (1.0, -0.5, 0.5)
+"""The mean color of all clips; the pattern of a clip varies around it."""
 WINDOW = 0.5
-"""Share of the pattern's side that a frame shows; the rest is where it can drift to."""
+"""Fraction of the pattern's side that a frame shows; the rest is room to drift."""
 
 
 class SyntheticClips:
-    """Pattern, path and noise of a clip come from the draw of its batch."""
+    """Pattern, path and noise of a clip follow from the seed of its batch."""
 
     def __init__(self, frames: int, side: int, split: Split) -> None:
         if split.name not in SYNTHETIC_SIZES:
@@ -198,10 +194,10 @@ def _film(tensors: Mapping[str, Tensor], frames: int, side: int, seed: int) -> M
 
 
 def film(clips: int, frames: int, side: int, generator: torch.Generator) -> Tensor:
-    """[B, T, C, H, W]: a window that slides in a straight line over a pattern larger than itself, under fine noise."""
+    """[B, T, C, H, W]: a window that moves in a straight line over a larger pattern, with fine noise."""
     device = generator.device
-    colour = torch.tensor(SCENE_COLOUR, device=device).view(3, 1, 1)
-    patterns_BCHW = colour + torch.randn((clips, 3, SCENE_SIDE, SCENE_SIDE), generator=generator, device=device)
+    color = torch.tensor(SCENE_COLOR, device=device).view(3, 1, 1)
+    patterns_BCHW = color + torch.randn((clips, 3, SCENE_SIDE, SCENE_SIDE), generator=generator, device=device)
     ends_2B2 = (torch.rand((2, clips, 2), generator=generator, device=device) * 2 - 1) * (1 - WINDOW)
     times_T = torch.linspace(0, 1, frames, device=device)
     middles_BT2 = torch.lerp(ends_2B2[0, :, None], ends_2B2[1, :, None], times_T[None, :, None])
@@ -217,17 +213,16 @@ def film(clips: int, frames: int, side: int, generator: torch.Generator) -> Tens
     return noisy.view(clips, frames, 3, side, side)
 
 
-# Speech to be learned: every token of a text sounds in its own slot of time, as a spectrum of its own, under noise.
-#
-# The host says which tokens; the features, a megabyte a clip, are made on the device that reads them.
+# Audio: every token of a text has a time slot and a spectrum, with noise. The host provides the tokens; the device
+# generates the features, a megabyte per clip.
 
 
-# shapes: B clips, T tokens, M mel bands, F frames of 10 ms
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, without their whole parts, keep apart
+# Shapes: B clips, T tokens, M mel bands, F frames of 10 ms
+_GOLDEN = (math.sqrt(5) - 1) / 2  # fractional parts of its multiples are evenly spread
 
 
 def speak(tensors: Mapping[str, Tensor], mels: int, frames: int, seed: int) -> Mapping[str, Tensor]:
-    """`targets` and whatever else there is, with `features` [B, M, F] in which the targets can be heard."""
+    """Add `features` [B, M, F], from which the targets can be recognized."""
     targets_BT = tensors["targets"]
     generator = generator_on(targets_BT.device, seed)
     shape = (len(targets_BT), mels, frames)
@@ -239,27 +234,26 @@ def speak(tensors: Mapping[str, Tensor], mels: int, frames: int, seed: int) -> M
 
 
 def spectrum(ids_BT: Tensor, mels: int) -> Tensor:
-    """[B, M, T]: a wave over the mel bands, whose number of waves is the token's own."""
+    """[B, M, T]: a cosine over the mel bands whose frequency identifies the token."""
     waves_BT = (ids_BT.double() * _GOLDEN % 1.0 / 2).float()
     band_M1 = torch.arange(mels, device=ids_BT.device)[:, None]
     return torch.cos(2 * math.pi * waves_BT[:, None] * band_M1)
 
 
-# Made-up molecules of PCQM4Mv2's sizes with a target to learn: a sum over atoms and over bonds of unlike atoms.
+# Molecules of the size of PCQM4Mv2's, with a target that is a sum over atoms and over bonds of unlike atoms. A molecule
+# is a chain along a strip two atoms wide, so that bonded atoms are 1.5 Å apart and no two atoms overlap; some neighbors
+# on the strip are also bonded and close rings. A batch is generated at once, because a GPU trains on tens of thousands
+# of molecules per second.
 #
-# A molecule is a chain that winds along a strip two atoms wide, so that bonded atoms are 1.5 Å apart and no two atoms
-# meet; some neighbours on the strip are bonded too and close rings. All molecules of a batch are made at once, each a
-# pure function of (seed, row): a training on a GPU takes tens of thousands a second.
-#
-# Legend: B molecules, S sites of the strip, P pairs of neighbouring sites, N atoms, E bonds in both directions.
+# Legend: B molecules, S sites of the strip, P pairs of neighboring sites, N atoms, E bonds in both directions.
 
 
 WIDE, LONG = 2, 14
 SITES = WIDE * LONG
-FEWEST_ATOMS, MOST_ATOMS = 8, 20  # 14 in the mean, as the heavy atoms of PCQM4Mv2
+FEWEST_ATOMS, MOST_ATOMS = 8, 20  # mean 14, like the heavy atoms of PCQM4Mv2
 SPACING_ANGSTROM = 1.5
 JITTER_ANGSTROM = 0.15
-RING_CHANCE = 0.25  # that a further pair of neighbours is bonded: 14.5 bonds in the mean
+RING_CHANCE = 0.25  # probability that another pair of neighbors is bonded; mean 14.5 bonds
 
 NUMBERS = np.array([6, 7, 8, 9, 16, 17])
 SHARES = np.array([0.72, 0.11, 0.11, 0.02, 0.02, 0.02])
@@ -267,7 +261,7 @@ ATOM_EV = np.array([-0.25, 0.35, -0.6, 0.8, -1.0, 0.5])
 UNLIKE_BOND_EV = -0.2
 BASE_EV = 9.0
 
-_SLOTS = 256  # random numbers that one molecule may take
+_SLOTS = 256  # random numbers per molecule
 
 
 class SyntheticMolecules:
@@ -276,15 +270,15 @@ class SyntheticMolecules:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._sites_S3 = _winding_path()
-        self._pairs_P2 = _neighbours(self._sites_S3)
+        self._pairs_P2 = _neighbors(self._sites_S3)
 
     def molecules(self, rows: Rows) -> MoleculeGraph:
-        size_B2, luck_BS, ring_BP, jitter_BS3 = self._draws(rows)
+        size_B2, kind_uniform_BS, ring_BP, jitter_BS3 = self._draws(rows)
         atoms_B = FEWEST_ATOMS + (size_B2[:, 0] * (MOST_ATOMS - FEWEST_ATOMS + 1)).astype(np.int64)
         start_B = (size_B2[:, 1] * (SITES - atoms_B + 1)).astype(np.int64)
         site_S = np.arange(SITES)
         taken_BS = (site_S >= start_B[:, None]) & (site_S < (start_B + atoms_B)[:, None])
-        kind_BS = np.searchsorted(np.cumsum(SHARES)[:-1], luck_BS, side="right").astype(np.int64)
+        kind_BS = np.searchsorted(np.cumsum(SHARES)[:-1], kind_uniform_BS, side="right").astype(np.int64)
         ends_P2 = self._pairs_P2
         bonded_BP = taken_BS[:, ends_P2[:, 0]] & taken_BS[:, ends_P2[:, 1]]
         bonded_BP &= (np.diff(ends_P2)[:, 0] == 1) | (ring_BP < RING_CHANCE)
@@ -311,7 +305,7 @@ class SyntheticMolecules:
 
 
 def _uniform(seed: int, rows: Rows) -> NDArray[np.float64]:
-    """Numbers in [0, 1) that depend on (seed, row, slot) alone: splitmix64's mixing, over all of them at once."""
+    """Numbers in [0, 1) that depend only on (seed, row, slot): splitmix64, vectorized."""
     slot = np.arange(_SLOTS, dtype=np.uint64)
     mixed = (rows.astype(np.uint64)[:, None] * np.uint64(_SLOTS) + slot) + np.uint64(seed << 40)
     mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -322,18 +316,18 @@ def _uniform(seed: int, rows: Rows) -> NDArray[np.float64]:
 
 
 def _winding_path() -> NDArray[np.int64]:
-    """Every site of the strip once, each a neighbour of the one before."""
+    """Every site of the strip once; consecutive sites are neighbors."""
     across = [range(WIDE), range(WIDE)[::-1]]
     return np.array([(x, y, 0) for x in range(LONG) for y in across[x % 2]])
 
 
-def _neighbours(sites_S3: NDArray[np.int64]) -> NDArray[np.int64]:
+def _neighbors(sites_S3: NDArray[np.int64]) -> NDArray[np.int64]:
     steps_SS = np.abs(sites_S3[:, None] - sites_S3).sum(-1)
     return np.argwhere(np.triu(steps_SS == 1))
 
 
 def _features(numbers_N: NDArray[np.int64], bonds_2E: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Number and degree; the rest of what is known of a real atom stays 0."""
+    """Atomic number and degree; the other features stay 0."""
     features_NF = np.zeros((len(numbers_N), len(FEATURES)), dtype=np.float32)
     features_NF[:, 0] = numbers_N
     features_NF[:, 2] = np.bincount(bonds_2E[0], minlength=len(numbers_N))

@@ -26,35 +26,30 @@ REVIEW_SOURCES = {"short": ("rotten_tomatoes",), "long": ("imdb",), "all": ("rot
 
 
 def check_source(source: str, subset: str) -> sources.Source:
-    """What can be known before anything is read: that it is there, and that it has such a subset."""
+    """Check, without reading any data, that the source exists and has this subset."""
     found = sources.parse(source)
     if found.kind in ("file", "folder") and subset != "all":
         raise ConfigError(f"subset '{subset}' of {source}: files and folders have no subsets", "set data.subset=all")
     if found.kind == "sample":
         sample = samples.find(found.name)
-        if sample.kind != "labelled-text":
-            raise ConfigError(
-                f"sample:{found.name} is a model ({sample.kind}), not labelled text", "use sample:reviews"
-            )
+        if sample.kind != "labeled-text":
+            raise ConfigError(f"sample:{found.name} is a model ({sample.kind}), not labeled text", "use sample:reviews")
         if subset not in REVIEW_SOURCES:
             raise lookup.unknown("subset", subset, REVIEW_SOURCES, "subsets of sample:reviews: short, long, all")
     return found
 
 
-# Tables of text as they are found: a sample, a file, a folder, the hub. What the columns mean is decided elsewhere.
-
-
-UTF8 = "utf-8-sig"  # some editors begin a file with a mark that is no part of the text
+UTF8 = "utf-8-sig"  # some editors write a byte order mark
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
 TITLE_COLUMN = "title"
 _PART_NAMES = ("train", "validation", "test")
-_NOT_LABELLED = -1  # the hub's convention in the test parts of many datasets
+_NOT_LABELED = -1  # the hub's convention in the test splits of many datasets
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as it was found: column name -> values, and the names of the classes where the file states them."""
+    """A table as stored: column name -> values, and the class names if the file has them."""
 
     values: Mapping[str, Sequence[Any]]
     class_names: tuple[str, ...] | None = None
@@ -106,15 +101,15 @@ def _read_folder(folder: Path) -> Columns:
     if len(files) != 1:
         listed = ", ".join(file.name for file in files) or "none"
         raise ConfigError(
-            f"{folder.absolute()} holds {len(files)} data files ({listed}); "
+            f"{folder.absolute()} contains {len(files)} data files ({listed}); "
             "expected one, or a folder saved by datasets",
-            f"name the file itself ({', '.join(_READERS)})",
+            f"name a single file ({', '.join(_READERS)})",
         )
     return _read_file(files[0])
 
 
 def _joined(parts: Sequence[Columns], source: str) -> Columns:
-    """Parts of one set as one table, by the columns they share: the split is ours."""
+    """All files as one table with their common columns; joulelab splits by hash."""
     header = Columns({name: () for name in parts[0].values if all(name in part.values for part in parts)})
     text = pick(header, TEXT_COLUMNS, "text", source)
     label = pick(header, LABEL_COLUMNS, "label", source)
@@ -125,29 +120,29 @@ def _joined(parts: Sequence[Columns], source: str) -> Columns:
 def _read_file(path: Path) -> Columns:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_READERS)}")
+        raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_READERS)}")
     import pyarrow as pa
 
     try:
         return reader(path)
-    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+    # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
     except (pa.ArrowException, ValueError) as error:
         raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """In words: bytes of another encoding are the user's to convert, and no file that is cut off."""
+    """An error that distinguishes another encoding, which the user can convert, from an incomplete file."""
     if isinstance(error, UnicodeDecodeError):
         return ConfigError(
-            f"{path.absolute()} is not text in UTF-8: it has a byte 0x{error.object[error.start]:02x} that no "
-            "character of UTF-8 has there",
-            f"convert it, from Latin-1 for example: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
+            f"{path.absolute()} is not UTF-8 text: byte 0x{error.object[error.start]:02x} is "
+            f"invalid at position {error.start}",
+            f"convert it, for example from Latin-1: iconv -f latin1 -t utf-8 {path.name} > utf8-{path.name}",
         )
-    return ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is whole")
+    return ConfigError(f"{path.absolute()} cannot be read: {error}", "check that the file is complete")
 
 
 def json_line(text: str, number: int) -> Any:
-    """One line of a file of JSON lines; what is wrong with it is told with the line's number in the file."""
+    """One line of a JSON lines file; errors have the line number."""
     try:
         return parsed_json(text)
     except json.JSONDecodeError as error:
@@ -155,7 +150,7 @@ def json_line(text: str, number: int) -> Any:
 
 
 def parsed_json(text: str) -> Any:
-    """JSON whose words are text: half a character (a lone `\\ud83d`, as cut-off emoji leave it) becomes U+FFFD."""
+    """JSON in which lone surrogates (`\\ud83d`, left by truncated emoji) become U+FFFD."""
     value = json.loads(text)
     return _whole_characters(value) if "\\ud" in text.lower() else value
 
@@ -192,7 +187,7 @@ def _read_json(path: Path) -> Columns:
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             where = f"row {number}" if as_list else f"line {lines[number - 1][0]}"
-            raise ValueError(f"{where} is no object with a text and a label")
+            raise ValueError(f"{where} is not an object with a text and a label")
     names = dict.fromkeys(name for row in rows for name in row)
     return Columns({name: [row.get(name) for row in rows] for name in names})
 
@@ -217,26 +212,26 @@ def _read_hub(name: str, subset: str) -> Columns:
     datasets = hub.import_datasets()
     try:
         found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
-    # No network, no such name, no such configuration: the hub's clients raise OSError and ValueError for all of these.
+    # Without network, dataset or configuration, the hub's clients raise OSError or ValueError.
     except (OSError, ValueError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise NotFoundError(
-            f"the hub did not give the dataset '{name}': {first_line}", sources.hub_hint(name)
+            f"the hub did not return the dataset '{name}': {first_line}", sources.hub_hint(name)
         ) from error
     return _merge_parts(found, name)
 
 
 def _merge_parts(found: Any, source: str) -> Columns:
-    """All parts of a dataset as one table (the split is ours), without the rows the publisher left unlabelled."""
+    """All splits of a dataset as one table (joulelab splits by hash), without unlabeled rows."""
     parts = list(found.values()) if isinstance(found, dict) else [found]
     shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
     header = Columns(dict.fromkeys(shared, ()))
     text = pick(header, TEXT_COLUMNS, "text", source)
     label = pick(header, LABEL_COLUMNS, "label", source)
     title = column(header, (TITLE_COLUMN,))
-    # Only these are read: other columns of a hub dataset may be images.
+    # Other columns are not read: they may be images.
     columns = {name: [value for part in parts for value in part[name]] for name in (text, label, title) if name}
-    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELLED]
+    kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELED]
     names = getattr(parts[0].features[label], "names", None)
     return Columns(
         {name: [values[row] for row in kept] for name, values in columns.items()},
@@ -244,9 +239,8 @@ def _merge_parts(found: Any, source: str) -> Columns:
     )
 
 
-# Documents of text in files of the user's, read one after another, so that their size does not matter.
-#
-# A line of a .txt file is a document; of the other kinds it is a row's text. Any of them may be gzipped, as C4's are.
+# Streams of documents: a line of a .txt file is a document, in other files the text of a row. Files may be gzipped, as
+# C4's are.
 
 
 _SPLIT_WORDS = {
@@ -258,11 +252,11 @@ _SPLIT_WORDS = {
     "test": "test",
 }
 _SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_WORDS)})(?![a-z])")
-_CSV_BLOCK_BYTES = 64 * 2**20  # a row has to fit into one
+_CSV_BLOCK_BYTES = 64 * 2**20  # a row must fit into one block
 
 
 def files_by_split(path: Path) -> dict[str, list[Path]]:
-    """A file is all `train`; the files of a folder are told apart by a word in their names (c4-validation.json.gz)."""
+    """A file is all `train`; files of a folder are assigned by a word in their names (c4-validation.json.gz)."""
     if path.is_file():
         _reader(path)
         return {"train": [path]}
@@ -272,7 +266,7 @@ def files_by_split(path: Path) -> dict[str, list[Path]]:
             word = _SPLIT_WORD.search(file.relative_to(path).as_posix().lower())
             found.setdefault(_SPLIT_WORDS[word[1]] if word else "train", []).append(file)
     if not found:
-        raise ConfigError(f"{path.absolute()} holds no files of text", f"expected {', '.join(_STREAMS)}")
+        raise ConfigError(f"{path.absolute()} contains no text files", f"expected {', '.join(_STREAMS)}")
     return found
 
 
@@ -282,7 +276,7 @@ def read_files(files: Iterable[Path]) -> Iterator[str]:
     for file in files:
         try:
             yield from (text for text in map(str.strip, _reader(file)(file)) if text)
-        # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+        # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
         except (pa.ArrowException, ValueError, OSError) as error:
             raise unreadable(file, error) from error
 
@@ -298,7 +292,7 @@ def _kind(path: Path) -> str:
 def _reader(path: Path) -> Callable[[Path], Iterator[str]]:
     reader = _STREAMS.get(_kind(path))
     if reader is None:
-        raise ConfigError(f"{path.absolute()} is not a kind of file we read", f"expected {', '.join(_STREAMS)}")
+        raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_STREAMS)}")
     return reader
 
 
@@ -316,7 +310,7 @@ def _stream_json(path: Path) -> Iterator[str]:
     column = ""
     for number, row in enumerate(json_rows(path), 1):
         if not isinstance(row, dict):
-            raise ValueError(f"row {number} is no object with a text")
+            raise ValueError(f"row {number} is not an object with a text")
         column = column if column in row else text_column(row, str(path))
         yield str(row[column] or "")
 
@@ -368,18 +362,15 @@ _STREAMS: Mapping[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-# Documents of text by what a user wrote: a file, a folder, a sample or a dataset on the hub; and slices of them.
-
-
-MOST_OF_A_HUB_SET = 100_000
-"""Documents taken from the hub where the user named no slice: C4 as a whole would be 305 GB."""
+HUB_DOCUMENT_LIMIT = 100_000
+"""Documents read from the hub if the user named no slice: all of C4 is 305 GB."""
 
 
 class DocumentSource(Protocol):
     def splits(self) -> tuple[str, ...]: ...
 
     def read(self, split: str) -> Iterator[str]:
-        """All of a split, in order."""
+        """All documents of a split, in order."""
 
     def count(self, split: str) -> int: ...
 
@@ -403,9 +394,9 @@ class Documents:
     name: str
     source: DocumentSource
     identity: str
-    """Changes when the documents do, as far as can be told without reading them."""
+    """Changes when the files change (path, size, modification time)."""
     size_bytes: int | None
-    """None where it is not known before reading."""
+    """None if unknown before reading."""
 
     def read(self, split: Split) -> Iterator[str]:
         """The documents of a split or slice; `train[:100]` is the first 100."""
@@ -414,14 +405,14 @@ class Documents:
         first, beyond = self._bounds(split)
         return islice(self.source.read(split.name), first, beyond)
 
-    def is_cut_short(self, split: Split) -> bool:
+    def is_truncated(self, split: Split) -> bool:
         return self.size_bytes is None and not split.stop
 
     def _bounds(self, split: Split) -> tuple[int, int | None]:
         if all(edge.isdecimal() or not edge for edge in (split.start, split.stop)):
             first = int(split.start or 0)
-            if self.is_cut_short(split):
-                return first, first + MOST_OF_A_HUB_SET
+            if self.is_truncated(split):
+                return first, first + HUB_DOCUMENT_LIMIT
             return first, int(split.stop) if split.stop else None
         rows = split.rows(self.source.count(split.name))
         return int(rows[0]), int(rows[-1]) + 1
@@ -429,7 +420,7 @@ class Documents:
 
 def open_documents(name: str) -> Documents:
     found = sources.parse(name)
-    if found.kind == "sample" and samples.find(found.name).kind != "labelled-text":
+    if found.kind == "sample" and samples.find(found.name).kind != "labeled-text":
         raise ConfigError(f"{name} is a model, not text", "use sample:reviews")
     if found.path is None:
         from joulelab.data.hub import HubText
@@ -455,10 +446,8 @@ def _files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
-# A corpus as one plain file with one document per line: what every later step, and a person with `less`, can read.
-#
-# Whitespace inside a document, line breaks included, becomes one space, so a line is a document and never part of
-# one.
+# Dumps: a corpus as one text file with one document per line. Whitespace inside a document, line breaks included,
+# becomes one space.
 
 
 DEFAULT_MIN_CHARS = 1
@@ -471,13 +460,13 @@ class DumpCounts:
     too_short: int = 0
     too_long: int = 0
     characters: int = 0
-    """Of those kept."""
+    """Of the kept documents."""
 
     @property
     def read(self) -> int:
         return self.kept + self.too_short + self.too_long
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return f"{self.kept:,} documents kept, dropped {self.too_short:,} too short and {self.too_long:,} too long"
 
 
@@ -493,7 +482,7 @@ def dump(
     max_chars: int | None = None,
     tick: Callable[[DumpCounts], None] = lambda counts: None,
 ) -> DumpCounts:
-    """Write the documents whose length, whitespace normalised, lies within the limits; the order stays."""
+    """Write the documents whose length, with normalized whitespace, is within the limits, in order."""
     if min_chars < 0 or (max_chars is not None and max_chars < max(min_chars, 1)):
         raise ConfigError(f"no document has {min_chars} to {max_chars} characters", "check min_chars and max_chars")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -501,7 +490,9 @@ def dump(
     try:
         counts = _write(texts, temporary, max(min_chars, 1), max_chars, tick)
         if counts.kept == 0:
-            raise ConfigError(f"no document is left to write: {counts.told()}", "check the source, or widen the limits")
+            raise ConfigError(
+                f"no document is left to write: {counts.summary()}", "check the source, or widen the limits"
+            )
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)
@@ -509,9 +500,9 @@ def dump(
 
 
 def read_dump(file: Path) -> Iterator[str]:
-    """Its documents; lines without any text are passed over."""
+    """The documents of a dump; blank lines are skipped."""
     if not file.is_file():
-        raise NotFoundError(f"there is no file {file.absolute()}", "`joulelab prepare dump` makes one")
+        raise NotFoundError(f"there is no file {file.absolute()}", "create it with `joulelab prepare dump`")
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             yield from (text for text in map(str.strip, lines) if text)

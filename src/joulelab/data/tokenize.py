@@ -42,33 +42,33 @@ from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs.paths import cache_folder
 
 FIRST_PLAIN = 10
-"""Where ids of text begin in the vocabularies that we make ourselves: synthetic text and bytes."""
+"""First id of text in the vocabularies without a tokenizer: synthetic text and bytes."""
 OWN_END = 2
-"""Ends a document there. No model of the zoo pads with it: most pad with 0, some with 1."""
+"""Ends a document in these. No model of the zoo pads with it: most pad with 0, some with 1."""
 OWN_MASK = 4
-"""Stands there for what was masked."""
+"""Mask token in these."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     plain: range
-    """Ids that stand for text."""
+    """Ids of text."""
     end_id: int
     """Ends a document."""
     mask_id: int | None = None
-    """Stands for what is to be predicted; some tokenizers have none."""
+    """Mask token; some tokenizers have none."""
     sentinels: tuple[int, ...] = ()
-    """One for each span left out of a text, in the order of the spans."""
+    """One for each removed span, in the order of the spans."""
 
 
 def own_vocabulary(size: int, end_id: int | None, sentinels: int = 0) -> Vocabulary:
-    """Of a model with `size` ids that no tokenizer belongs to; sentinels lie at its upper end, as T5's do."""
+    """The vocabulary of a model with `size` ids and no tokenizer; sentinels are the highest ids, as in T5."""
     top = size - sentinels
     end = OWN_END if end_id is None or not 0 <= end_id < size else end_id
     return Vocabulary(range(FIRST_PLAIN, top), end, OWN_MASK, tuple(range(size - 1, top - 1, -1)))
 
 
-# Text as its own bytes: a tokenizer that needs no file, so that a text of the user's trains any model anywhere.
+# Byte-level tokenization, which needs no file: any text can train any model.
 
 
 IDS_NEEDED = FIRST_PLAIN + 256
@@ -79,14 +79,13 @@ def encode_bytes(texts: Sequence[str]) -> list[NDArray[np.int64]]:
 
 
 def decode_bytes(ids: Sequence[int] | NDArray[np.int64]) -> str:
-    """What can be read back; special ids are left out."""
+    """The text of the ids, without special ids."""
     values = np.asarray(ids) - FIRST_PLAIN
     return values[(values >= 0) & (values < 256)].astype(np.uint8).tobytes().decode(errors="replace")
 
 
-# What each family of tokenizers puts around a document, and whether a tokenizer belongs to the family it is said to.
-#
-# The wrong ends go unnoticed in training: a BERT that never saw [CLS] in front still learns, only worse.
+# Tokenizer families, and the special tokens that each puts around a document. Wrong ones go unnoticed: a BERT that
+# never saw [CLS] still trains, only worse.
 
 
 Family = Literal["bert", "roberta", "gpt2"]
@@ -97,10 +96,10 @@ _ENDS = {"bert": ("cls", "sep"), "roberta": ("cls", "sep"), "gpt2": ("bos", "eos
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """A tokenizer as plain values that another process can be given."""
+    """A tokenizer as plain values that can be sent to another process."""
 
     name: str
-    """As the user wrote it."""
+    """As given by the user."""
     family: str
     definition: str
     """tokenizer.json as text, without truncation and padding."""
@@ -117,11 +116,11 @@ class TokenizerFacts:
 
 
 def describe(tokenizer: Any, name: str, family: str | None = None) -> TokenizerFacts:
-    """What is needed of a transformers tokenizer; its family is found out where none is said."""
+    """The facts of a transformers tokenizer; its family is detected if not given."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise ConfigError(f"the tokenizer {name} has no fast form", "use one that comes with a tokenizer.json")
-    # Some come with both switched on (sample:minilm cuts at 128 tokens): documents are stored whole, without padding.
+        raise ConfigError(f"the tokenizer {name} is not a fast tokenizer", "use one with a tokenizer.json")
+    # Some have both enabled (sample:minilm truncates at 128 tokens); documents are stored whole and unpadded.
     backend.no_truncation()
     backend.no_padding()
     specials = _specials(tokenizer)
@@ -129,7 +128,7 @@ def describe(tokenizer: Any, name: str, family: str | None = None) -> TokenizerF
     if family is not None and family != found:
         _refuse(name, family, found)
     if found is None:
-        raise ConfigError(f"{name} is a tokenizer of no family we know", f"expected one like {', '.join(FAMILIES)}")
+        raise ConfigError(f"the tokenizer {name} is of no supported family", f"expected {', '.join(FAMILIES)}")
     ids = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     return TokenizerFacts(name, found, backend.to_str(), max(ids, len(tokenizer)), specials)
 
@@ -147,36 +146,35 @@ def _family_of(model: str, specials: Mapping[str, int]) -> str | None:
 
 def _refuse(name: str, family: str, found: str | None) -> None:
     if family not in FAMILIES:
-        raise ConfigError(f"tokenizer_type '{family}' is not one we know", f"expected {', '.join(FAMILIES)}")
+        raise ConfigError(f"unknown tokenizer_type '{family}'", f"expected one of {', '.join(FAMILIES)}")
     raise ConfigError(
         f"the tokenizer {name} is not of the type '{family}'",
-        f"write --tokenizer_type {found}" if found else "it has neither cls and sep nor bos and eos tokens",
+        f"use --tokenizer_type {found}" if found else "it has neither cls and sep nor bos and eos tokens",
     )
 
 
-# Each distinct word is tokenised once: a corpus repeats its words, and looking one up is many times cheaper.
-#
-# Between some characters a tokenizer never makes a token: BERT's none across a space or beside ASCII punctuation, a
-# byte-level BPE none across the front of a space. Cut there, the ids of a text are the ids of its pieces in a row, so
-# they can be kept. Wherever that is not certain (another kind of tokenizer, a text that spells out a special token,
-# odd whitespace) the whole text goes through the tokenizer, so the ids are its own in every case.
+# Word cache: each distinct word is tokenized once, because a lookup is many times cheaper. A BERT tokenizer has no
+# token that spans a space or touches ASCII punctuation, a byte-level BPE none that spans the start of a space. Split at
+# these places, the ids of a text are the concatenated ids of its pieces. Where that is not certain (another type of
+# tokenizer, a text that contains a special token, unusual whitespace), the whole text is tokenized, so the ids are
+# always those of the tokenizer.
 
 
 MOST_WORDS = 2**20
-"""Kept at a time: about 200 MB. A corpus of the web has more; then the cache starts anew."""
+"""Cached words, about 200 MB. A web corpus has more; then the cache is cleared."""
 _PUNCTUATION = r"!-/:-@\[-`{-~"
 _BERT_PIECES = re.compile(rf"[{_PUNCTUATION}]|[^ {_PUNCTUATION}]+")
-# The first word, then every other with the one space before it, as byte-level BPE sees them.
+# The first word, then every other word with the space before it, as in byte-level BPE.
 _BPE_PIECES = re.compile(r"^\S+| \S+")
 _ODD_WHITESPACE = re.compile(r"\s\s|[^\S ]|^\s|\s$")
 
 
 class WordCache:
-    """Texts to ids through a `tokenizers.Tokenizer`, without special tokens around them."""
+    """Tokenizes with a `tokenizers.Tokenizer`, without adding special tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._pieces, self._unsafe = _how_to_cut(json.loads(tokenizer.to_str()))
+        self._pieces, self._unsafe = _word_splitter(json.loads(tokenizer.to_str()))
         self._ids: dict[str, list[int]] = {}
 
     @property
@@ -186,10 +184,10 @@ class WordCache:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         pieces, unsafe = self._pieces, self._unsafe
         if pieces is None:
-            return self._tokenised(texts)
+            return self._tokenized(texts)
         cut = [None if unsafe(text) else pieces(text) for text in texts]
         self._learn(chain.from_iterable(words for words in cut if words))
-        whole = iter(self._tokenised([text for text, words in zip(texts, cut, strict=True) if words is None]))
+        whole = iter(self._tokenized([text for text, words in zip(texts, cut, strict=True) if words is None]))
         ids_of = self._ids.__getitem__
         return [next(whole) if words is None else list(chain.from_iterable(map(ids_of, words))) for words in cut]
 
@@ -198,9 +196,9 @@ class WordCache:
         if len(self._ids) + len(here) > MOST_WORDS:
             self._ids.clear()
         new = list(here.difference(self._ids))
-        self._ids.update(zip(new, self._tokenised(new), strict=True))
+        self._ids.update(zip(new, self._tokenized(new), strict=True))
 
-    def _tokenised(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenized(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
         return [found.ids for found in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -210,17 +208,17 @@ Cutter = Callable[[str], list[str]]
 Doubt = Callable[[str], object]
 
 
-def _how_to_cut(definition: Mapping[str, Any]) -> tuple[Cutter | None, Doubt]:
-    """How to cut a text into pieces, and which texts not to; without the first, none is cut."""
+def _word_splitter(definition: Mapping[str, Any]) -> tuple[Cutter | None, Doubt]:
+    """A function that splits a text into pieces (None: never split), and one that detects texts not to split."""
     added = definition.get("added_tokens") or []
     if definition.get("normalizer") and any(token["normalized"] for token in added):
-        # such a token may be spelt in ways we cannot look for
+        # such a token has spellings that a search does not find
         return None, bool
-    spelt_out = re.compile("|".join(re.escape(token["content"]) for token in added) or r"(?!)")
+    special_text = re.compile("|".join(re.escape(token["content"]) for token in added) or r"(?!)")
     if _is_bert(definition):
-        return _BERT_PIECES.findall, spelt_out.search
+        return _BERT_PIECES.findall, special_text.search
     if _is_byte_level_bpe(definition):
-        return _BPE_PIECES.findall, lambda text: spelt_out.search(text) or _ODD_WHITESPACE.search(text)
+        return _BPE_PIECES.findall, lambda text: special_text.search(text) or _ODD_WHITESPACE.search(text)
     return None, bool
 
 
@@ -235,7 +233,7 @@ def _is_byte_level_bpe(definition: Mapping[str, Any]) -> bool:
         return False
     steps = before.get("pretokenizers", [before])
     *others, last = steps
-    # Digits cuts further, inside the pieces; a prefix space would be put before every piece.
+    # Digits splits further, within pieces; a prefix space would be added to every piece.
     return (
         all(step.get("type") == "Digits" for step in others)
         and last.get("type") == "ByteLevel"
@@ -244,20 +242,17 @@ def _is_byte_level_bpe(definition: Mapping[str, Any]) -> bool:
     )
 
 
-# Documents to a store of ids: in blocks, by as many processes as there are cores, in the order they came.
-#
-# One line at a time is how this step came to take hours. Blocks are worked on apart and taken back in their order, so
-# the bytes are the same whatever the number of workers. A worker needs the tokenizer's definition and nothing of
-# torch.
+# Binarize: worker processes tokenize blocks of documents, which are collected in order, so the bytes do not depend on
+# the number of workers. A worker imports neither torch nor transformers, only the tokenizer's definition.
 
 
 TEXTS_PER_BLOCK = 1_000
 SMALL_BYTES = 16 * 2**20
-"""Text up to this size is done before other processes have started."""
-_BLOCKS_WAITING_PER_WORKER = 3  # enough that none waits, little enough that memory stays flat
+"""Text up to this size is tokenized before worker processes would have started."""
+_BLOCKS_WAITING_PER_WORKER = 3  # enough to keep workers busy, few enough to keep memory flat
 
 Tick = Callable[[int, int], None]
-"""Told how many documents and tokens there are so far."""
+"""Called with the number of documents and tokens so far."""
 
 
 def silent_tick(documents: int, tokens: int) -> None: ...
@@ -266,9 +261,9 @@ def silent_tick(documents: int, tokens: int) -> None: ...
 def binarize(
     texts: Iterable[str], folder: Path, tokenizer: TokenizerFacts, *, workers: int = 1, tick: Tick = silent_tick
 ) -> TokenStore:
-    """Every text with its family's special tokens around it becomes a row of the store."""
+    """Write each text, with the special tokens of its tokenizer family, as a row of the store."""
     if workers < 1:
-        raise ConfigError(f"{workers} workers cannot do anything", "name 1 or more, or leave it out")
+        raise ConfigError(f"workers={workers}; expected 1 or more", "set 1 or more, or omit it")
     blocks = _blocks(texts)
     encoded = _encoded_here(blocks, tokenizer) if workers == 1 else _encoded_by_workers(blocks, tokenizer, workers)
     return write_blocks(
@@ -281,7 +276,7 @@ def binarize(
 
 
 def usual_workers(size_bytes: int | None) -> int:
-    """One per core that we may use, or one where starting others takes longer than the work."""
+    """One per usable core, or one if starting more takes longer than the work."""
     if size_bytes is not None and size_bytes <= SMALL_BYTES:
         return 1
     return usable_cores()
@@ -289,7 +284,7 @@ def usual_workers(size_bytes: int | None) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Encoded texts one after another: two arrays travel between processes faster than a thousand."""
+    """Concatenated ids of many texts: two arrays are sent between processes faster than a thousand."""
 
     ids: NDArray[np.uint32]
     lengths: NDArray[np.int64]
@@ -319,9 +314,9 @@ def _encoded_here(blocks: Iterable[list[str]], tokenizer: TokenizerFacts) -> Ite
 
 
 def _encoded_by_workers(blocks: Iterable[list[str]], tokenizer: TokenizerFacts, workers: int) -> Iterator[Block]:
-    # Spawned, not forked: the tokenizer, torch and the recorder have threads, and a fork of those can hang.
+    # Spawned, not forked: tokenizer, torch and recorder have threads, and a forked process can hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin_work, (tokenizer,)) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, (tokenizer,)) as pool:
         waiting: deque[Future[Block]] = deque()
         try:
             for block in blocks:
@@ -330,16 +325,16 @@ def _encoded_by_workers(blocks: Iterable[list[str]], tokenizer: TokenizerFacts, 
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        finally:  # whoever stops reading does not wait for blocks that nobody wants
+        finally:  # a reader that stops early does not wait for the remaining blocks
             pool.shutdown(cancel_futures=True)
 
 
-_encoder: BlockEncoder | None = None  # one per worker process: its cache of words lives as long as it does
+_encoder: BlockEncoder | None = None  # one per worker process, with its word cache
 
 
-def _begin_work(tokenizer: TokenizerFacts) -> None:
+def _start_worker(tokenizer: TokenizerFacts) -> None:
     global _encoder
-    # The processes are the parallelism; threads of the tokenizer inside each would only compete with them.
+    # The tokenizer's own threads would only compete with the worker processes.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _encoder = BlockEncoder(tokenizer)
 
@@ -365,27 +360,25 @@ def _import_tokenizers() -> Any:
         raise DependencyMissing("the package 'tokenizers' is not installed", 'pip install "joulelab[train]"') from error
 
 
-# Documents as one long line of tokens, each closed by an end-of-text, to be cut into rows of any length.
-#
-# A small text is kept in memory. A large one is written once to a store in the cache; the next run with the same text
-# and tokenizer finds it there.
+# Packed text: documents as one long sequence of tokens, each ended by an end-of-text token, to be cut into rows of any
+# length. A small text stays in memory; a large one is written once to a store in the cache.
 
 
 IN_MEMORY_BYTES = 64 * 2**20
-"""Text up to this size is tokenised again by every run, in a few seconds."""
+"""Text up to this size is tokenized by every run, in a few seconds."""
 _TEXTS_PER_CALL = 1_000  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How text becomes ids."""
+    """A tokenizer for `pack`."""
 
     name: str
-    """Of the tokenizer; other tokens have another name."""
+    """Part of the cache key: different tokenizers have different names."""
     encode: Callable[[list[str]], Iterable[ArrayLike]]
     end_id: int
     ids: int
-    """All ids lie below this."""
+    """Upper bound of all ids."""
 
     @property
     def column(self) -> Column:
@@ -398,7 +391,7 @@ class _CachedTokens(RaggedStore):
 
 
 def pack(documents: Documents, split: Split, encoding: Encoding) -> NDArray[Any]:
-    """Every token of the split, one after another."""
+    """All tokens of the split, concatenated."""
     blocks = _token_blocks(documents.read(split), encoding)
     if documents.size_bytes is not None and documents.size_bytes <= IN_MEMORY_BYTES:
         small = (narrow(ids, encoding.column) for _, ids in blocks)
@@ -419,7 +412,7 @@ def _cached(name: str, blocks: Iterator[tuple[list[int], NDArray[np.int64]]], co
     folder = cache_folder() / "text" / name
     try:
         if not is_store(folder):
-            # Ranks start together and all of them may write: the first one to finish is kept.
+            # Ranks start together and may all write; the first store to be completed is kept.
             with store_writer(folder, {"tokens": column}, keep_existing=True) as writer:
                 for lengths, ids in blocks:
                     writer.append(lengths, tokens=ids)

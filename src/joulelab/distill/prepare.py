@@ -36,7 +36,7 @@ def run_dump(run: RunContext) -> None:
     _hand_over(run, made, made.folder / DUMP, spec.target)
     counts = DumpCounts(**read_json(made.folder / DUMP_COUNTS))
     _tell(run, {"documents.kept": counts.kept, "documents.dropped": counts.too_short + counts.too_long})
-    run.progress.say(f"{counts.told()}: {spec.target}")
+    run.progress.say(f"{counts.summary()}: {spec.target}")
 
 
 def run_binarize(run: RunContext) -> None:

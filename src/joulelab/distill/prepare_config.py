@@ -77,7 +77,7 @@ class DumpSpec(PrepareSpec):
         if self.max_chars is not None and self.max_chars < self.min_chars:
             raise ConfigError(f"no document has {self.min_chars} to {self.max_chars} characters", "swap the limits")
         found = sources.parse(self.source)
-        if found.kind == "sample" and samples.find(found.name).kind != "labelled-text":
+        if found.kind == "sample" and samples.find(found.name).kind != "labeled-text":
             raise ConfigError(f"{self.source} is a model, not text", "use sample:reviews")
 
 
@@ -180,5 +180,5 @@ def _require_text(file: Path) -> None:
 
 def _require_model(name: str) -> None:
     found = sources.parse(name)
-    if found.kind == "sample" and samples.find(found.name).kind == "labelled-text":
+    if found.kind == "sample" and samples.find(found.name).kind == "labeled-text":
         raise ConfigError(f"{name} is text, not a model", "use sample:minilm or sample:smollm2")

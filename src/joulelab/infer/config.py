@@ -37,7 +37,7 @@ def require_weights(name: str, model: str) -> None:
         raise lookup.unknown("model", name, known, "or a folder, or a hub id such as org/name")
     if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:
         hub.require_reachable(name)
-    if place.kind == "sample" and samples.find(place.name).kind == "labelled-text":
+    if place.kind == "sample" and samples.find(place.name).kind == "labeled-text":
         raise UsageError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
     if place.path is not None and place.path.is_dir() and not (place.path / "config.json").exists():
         raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")

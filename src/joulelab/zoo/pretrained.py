@@ -202,7 +202,7 @@ def _place(name: str) -> _Place:
     source = sources.parse(name)
     if source.path is None:
         return _Place(name, source.name, hint=sources.hub_hint(source.name))
-    if source.kind == "sample" and samples.find(source.name).kind == "labelled-text":
+    if source.kind == "sample" and samples.find(source.name).kind == "labeled-text":
         raise ConfigError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
     if source.path.is_dir():
         return _Place(name, str(source.path))

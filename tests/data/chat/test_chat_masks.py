@@ -84,7 +84,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_unless_the_last_answe
 def test_a_prompt_that_begins_the_answer_itself_is_refused():
     tokenizer = made.qwen()
     template = ChatTemplate(made.QWEN.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"), "given")
-    with pytest.raises(ConfigError, match="an answer written by it does not begin there"):
+    with pytest.raises(ConfigError, match="answers do not begin there"):
         encode_conversation(tokenizer, TALK[:2], template=template)
 
 

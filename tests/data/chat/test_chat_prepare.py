@@ -33,7 +33,7 @@ def test_tulu_rows_become_a_store_that_tells_what_became_of_them(tmp_path):
     assert trained_text(tokenizer, store) == ["one<|im_end|>three<|im_end|>"]
     told = DocumentStore.open(tmp_path / "store").attributes
     assert told["rows"] == {"conversations": 2, "cut at max_tokens": 1}
-    assert told["dropped"] == {"no answer of the assistant": 1}
+    assert told["dropped"] == {"no assistant answer": 1}
     assert told["documents_without_trained_tokens"] == 1
     assert (told["template"], told["tokenizer"], told["settings"]["source"]) == ("tokenizer", "mine", source)
     assert len(told["tokenizer_sha256"]) == len(told["template_sha256"]) == 64
@@ -63,7 +63,7 @@ def test_conversations_that_a_template_refuses_are_counted_and_a_set_of_them_is_
         tokenizer.decode(tokenizer("two").input_ids[1:]) + "<eos>",
     ]
     assert store.attributes["dropped"] == {"the chat template refused it": 1}
-    with pytest.raises(ConfigError, match="refuses a conversation of the turns system, user, assistant"):
+    with pytest.raises(ConfigError, match="refuses a conversation with the turns system, user, assistant"):
         write_rows(tmp_path / "none", tokenizer, [bad, bad], tokenizer_name="mine")
 
 
@@ -71,7 +71,7 @@ def test_nothing_to_train_on_is_an_error_and_leaves_no_store(tmp_path):
     with pytest.raises(ConfigError, match="none of 1 documents has a token to train on"):
         write_rows(tmp_path / "store", made.qwen(), [[{"role": "user", "content": "Hi"}]], tokenizer_name="mine")
     assert not (tmp_path / "store").exists()
-    with pytest.raises(ConfigError, match=r"no row is left to train on \(no answer: 7\)"):
+    with pytest.raises(ConfigError, match=r"no row to train on \(no answer: 7\)"):
         write_rows(tmp_path / "store", made.qwen(), [], tokenizer_name="mine", dropped=Counter({"no answer": 7}))
 
 

@@ -66,8 +66,8 @@ def test_what_should_not_be_taught_is_dropped_and_counted(tmp_path):
     assert len(list(rows_of(lines(tmp_path / "a.jsonl", rows), dropped=dropped))) == 1
     assert dropped == {
         "no complete and correct answer": 1,
-        "answer was cut off": 1,
-        "no answer of the assistant": 2,
+        "answer was truncated": 1,
+        "no assistant answer": 2,
         "empty": 1,
     }
     assert len(list(rows_of(lines(tmp_path / "b.jsonl", [wrong]), only_correct=False))) == 1
@@ -97,15 +97,15 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
         ('[{"text": "a"},\n{"text": oops}]', "line 2 column 10"),
         ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl, row 2: a row has the columns txt"),
         ('{"text": "a"}\n[1]\n', "row 2 is .1., expected an object"),
-        ('{"text": {"said": "a"}}\n', "row 1: its text is an object, in place of words"),
-        ('{"messages": [{"content": "a"}]}\n', "row 1: a message has content, and no role"),
-        ('{"messages": "a"}\n', "row 1: its messages are words"),
-        ('{"text": null}\n' * 5, "no row to train on: all were left out .empty: 5."),
-        ('{"prompt": "a", "response": null}\n', "no answer of the assistant: 1"),
+        ('{"text": {"said": "a"}}\n', "row 1: its text is an object; expected text"),
+        ('{"messages": [{"content": "a"}]}\n', "row 1: a message has content and no role"),
+        ('{"messages": "a"}\n', "row 1: its messages are text"),
+        ('{"text": null}\n' * 5, "no row to train on: all were dropped .empty: 5."),
+        ('{"prompt": "a", "response": null}\n', "no assistant answer: 1"),
         ("", "no row to train on: it is empty"),
-        ('{"text": "the same"}\n' * 100, "no row for train: .* all 100 have the same one"),
-        ('{"text": "alone"}\n', "it has a single row"),
-        ('{"text": "caf\xe9"}\n', "not text in UTF-8: it has a byte 0xe9"),
+        ('{"text": "the same"}\n' * 100, "no row for train: .* all 100 rows have the same one"),
+        ('{"text": "alone"}\n', "there is a single row"),
+        ('{"text": "caf\xe9"}\n', "not UTF-8 text: byte 0xe9"),
     ],
 )
 def test_a_file_that_cannot_be_taught_from_is_told_with_its_line_and_the_reason(tmp_path, content, told):

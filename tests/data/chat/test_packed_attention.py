@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch.nn import functional
 
-from joulelab.data.chat.attention import NAME, PackedAttention, keeps_documents_apart, register, use_packed_attention
+from joulelab.data.chat.attention import NAME, PackedAttention, register, separates_documents, use_packed_attention
 from joulelab.data.chat.encoding import EncodedDocument
 from joulelab.data.chat.packing import batches_in_order, pack
 from joulelab.errors import ConfigError
@@ -107,9 +107,9 @@ def test_a_model_that_lets_documents_see_each_other_is_refused():
             return super().forward(input_ids, **kwargs)  # as models do that know no positions
 
     leaky = Leaky(transformers.LlamaConfig(**SIZES)).train()
-    assert not keeps_documents_apart(leaky, PackedAttention(by_bounds=False))
+    assert not separates_documents(leaky, PackedAttention(by_bounds=False))
     assert leaky.training
-    with pytest.raises(ConfigError, match="does not keep the documents"):
+    with pytest.raises(ConfigError, match="does not separate the documents"):
         use_packed_attention(leaky)
 
 

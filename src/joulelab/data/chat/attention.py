@@ -1,11 +1,11 @@
-"""Attention that keeps the documents of a packed row apart, in any causal model of transformers.
+"""Attention that separates the documents of a packed row, for any causal model of transformers.
 
-On a CPU, and in full precision, transformers makes a mask of it: positions that begin anew tell it where a document
-begins. A mask rules the fast kernels out and pays for every pair of tokens of the row. On a GPU in half precision the
-documents' bounds go to the flash kernel instead, which looks at no pair that is hidden.
+On a CPU, and in full precision, transformers builds a mask from positions that restart at 0. A mask rules out the fast
+kernels and computes every pair of tokens of the row. On a GPU in half precision, the document bounds are passed to the
+flash kernel instead, which computes only pairs within a document.
 
-The bounds travel in the place of the mask: transformers hands a mask of four dimensions to attention as it is.
-Any other mask is an ordinary one and is treated as such, so a model with this attention still generates.
+The bounds are passed in place of the mask: transformers hands a four-dimensional mask to attention unchanged. Any other
+mask is handled as usual, so a model with this attention can still generate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joulelab.errors import ConfigError
 
 NAME = "joulelab_packed"
 _LARGEST_HEAD = 256  # of the flash kernel
-_SAME_SHARE = 1e-3  # of the largest logit: rounding stays below it, and another document in sight does not
+_SAME_SHARE = 1e-3  # of the largest logit: more than rounding, less than the effect of a visible document
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PackedAttention:
     by_bounds: bool
 
     def inputs(self, batch: CausalBatch) -> dict[str, Any]:
-        """For model(**inputs). No cache: transformers takes positions that begin anew for documents only without."""
+        """For model(**inputs). No cache: with one, transformers does not treat restarted positions as documents."""
         inputs: dict[str, Any] = {"input_ids": batch.ids, "position_ids": batch.positions, "use_cache": False}
         if self.by_bounds:
             inputs["attention_mask"] = batch.bounds.view(1, 1, 1, -1)
@@ -40,27 +40,27 @@ class PackedAttention:
 
 
 def use_packed_attention(model: nn.Module) -> PackedAttention:
-    """To be called with the model on its device, before it is wrapped or compiled.
+    """Call with the model on its device, before it is wrapped or compiled.
 
-    A model that does not keep documents apart is refused: recurrent layers carry one into the next, and some models
-    take no notice of positions.
+    A model that does not separate documents is refused: recurrent layers carry state into the next document, and some
+    models ignore positions.
     """
     by_bounds = _flash_is_here(model) and _is_plain(model)
     if by_bounds:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
     attention = PackedAttention(by_bounds)
-    if not keeps_documents_apart(model, attention):
+    if not separates_documents(model, attention):
         raise ConfigError(
-            f"{type(model).__name__} does not keep the documents of a packed row apart",
-            "give every document a row of its own",
+            f"{type(model).__name__} does not separate the documents of a packed row",
+            "use one document per row",
         )
     return attention
 
 
 @torch.no_grad()
-def keeps_documents_apart(model: nn.Module, attention: PackedAttention) -> bool:
-    """Tried on six tokens: what the second document makes of its words must not depend on the first."""
+def separates_documents(model: nn.Module, attention: PackedAttention) -> bool:
+    """Checked on six tokens: the logits of the second document must not depend on the first."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -94,7 +94,7 @@ def _flash_is_here(model: nn.Module) -> bool:
 
 
 def _is_plain(model: Any) -> bool:
-    """Models with a cap on the logits, or an attention of their own, keep the mask."""
+    """Models with capped logits or custom attention keep the mask."""
     caps = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
     return bool(getattr(model, "_supports_sdpa", False)) and caps is None
 
@@ -138,13 +138,13 @@ def _flash_takes(query: Tensor, value: Tensor) -> bool:
 
 
 def _computed(part: Tensor) -> Tensor:
-    """In the numbers that autocast asks for: it knows torch's own attention, and not this one."""
+    """In the autocast type: autocast covers torch's own attention, but not this one."""
     kind = part.device.type
     return part.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else part
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, **kwargs: Any) -> Tensor:
-    """All rows one after another: the kernel wants one line of tokens, and where each document begins in it."""
+    """Concatenates the rows: the kernel takes one sequence of tokens and the document starts in it."""
     rows, heads, length, size = query.shape
     flat = [part.transpose(1, 2).reshape(rows * length, part.shape[1], size) for part in (query, key, value)]
     window = kwargs.get("sliding_window")
@@ -165,7 +165,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, **kwargs: 
 
 
 def _mask(bounds: Tensor, rows: int, length: int, window: int | None) -> Tensor:
-    """[rows, 1, length, length]: which tokens see which, for what the flash kernel does not take."""
+    """[rows, 1, length, length]: which tokens attend to which, for inputs that the flash kernel does not accept."""
     place = torch.arange(rows * length, device=bounds.device)
     document = torch.searchsorted(bounds, place.to(bounds.dtype), right=True).view(rows, length)
     seen = document[:, :, None] == document[:, None, :]

@@ -26,17 +26,17 @@ class Message(TypedDict):
 
 Conversation = list[Message]
 Row = Conversation | str
-"""A conversation, of which the assistant's turns are trained, or a plain text, of which everything is."""
+"""A conversation, trained on the assistant's turns, or a plain text, trained on all of it."""
 
 
 def prompt_of(conversation: Conversation) -> Conversation:
-    """What stands before the last answer: what a teacher is asked when it is to answer anew."""
+    """The turns before the last answer: the prompt for a teacher that generates a new one."""
     answers = [place for place, message in enumerate(conversation) if message["role"] == ASSISTANT]
     return conversation[: answers[-1]] if answers else conversation
 
 
 def row_id(row: Row) -> str:
-    """Known by the question, so that two answers to it never lie on both sides of a split."""
+    """Hash of the question, so that two answers to it are never in different splits."""
     if isinstance(row, str):
         return text_id(row)
     first_answer = next((place for place, turn in enumerate(row) if turn["role"] == ASSISTANT), len(row))
@@ -45,15 +45,13 @@ def row_id(row: Row) -> str:
 
 
 def only_split(rows: Iterable[Row], split: SplitName) -> Iterator[Row]:
-    """By the hash of the words: no size, order or later addition moves a held-out row into anyone's training."""
+    """Rows whose hash belongs to the split, whatever the size and order of the data."""
     return (row for row in rows if split_of(row_id(row)) == split)
 
 
-# What a record of a published dataset means: a conversation, a plain text, or nothing that should be taught.
-#
-# Known by their columns, wherever the file came from: `messages` (Tulu-3 and most others; also `conversations` in the
-# older spelling with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
-# `generations` with verdicts on each (OpenR1-Math), `prompt` and `response`, and `text`.
+# Records of published datasets are recognized by their columns: `messages` (Tulu-3 and most others; also
+# `conversations` with `from` and `value`), `prompt` and `generation` (Codeforces-CoTs), `problem` and several
+# `generations` with a verdict on each (OpenR1-Math), `prompt` and `response`, and `text`.
 
 
 _MESSAGES = ("messages", "conversations", "conversation")
@@ -67,12 +65,12 @@ Record = Mapping[str, Any]
 
 
 def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> Row | None:
-    """None for a record that should not be taught; why is counted in `dropped`."""
+    """The row of a record, or None if it is not to be trained on; `dropped` counts the reasons."""
     if record.get("generations") is not None and record.get("problem"):
         return _several_answers(record, dropped, only_correct)
     if record.get("finish_reason") == _TRUNCATED:
-        # it stops in the middle of a thought, and who learns from it never learns to stop
-        dropped["answer was cut off"] += 1
+        # it ends in the middle, and a student trained on it does not learn to stop
+        dropped["answer was truncated"] += 1
         return None
     messages = next((record[name] for name in _MESSAGES if record.get(name) is not None), None)
     if messages is not None:
@@ -85,11 +83,11 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
         dropped["empty"] += 1
         return None
     if text is None and _has(record, _PROMPTS) and _has(record, _ANSWERS):
-        dropped["no answer of the assistant" if prompt is not None else "no question"] += 1
+        dropped["no assistant answer" if prompt is not None else "no question"] += 1
         return None
     if text is None:
         raise ConfigError(
-            f"a row has the columns {', '.join(record) or 'none'}, and none of them says what to teach",
+            f"a row has the columns {', '.join(record) or 'none'}, none of which is known",
             "expected messages, or prompt and response, or problem and generations, or text",
         )
     if not _words(text, "text").strip():
@@ -99,12 +97,12 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
 
 
 def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) -> Row | None:
-    """The first answer that came to its end and was found right."""
+    """The first complete and correct answer."""
     answers: Sequence[Any] = record["generations"] or ()
     whole = record.get("is_reasoning_complete") or [True] * len(answers)
     reasons = record.get("finish_reasons") or [None] * len(answers)
     verdicts = [record[name] for name in _VERDICTS if record.get(name)]
-    only_correct = only_correct and _has(record, _VERDICTS)  # of a set that nobody has judged all are taught
+    only_correct = only_correct and _has(record, _VERDICTS)  # without verdicts, all answers are used
     for place, answer in enumerate(answers):
         complete = _at(whole, place) and _at(reasons, place) != _TRUNCATED
         correct = not only_correct or any(_at(verdict, place) for verdict in verdicts)
@@ -119,7 +117,7 @@ def _at(values: Sequence[Any], place: int) -> Any:
 
 
 def _has(record: Record, names: Sequence[str]) -> bool:
-    """Whether there is such a column, be it empty in this row."""
+    """Whether the record has such a column, even if empty."""
     return any(name in record for name in names)
 
 
@@ -128,7 +126,7 @@ def _first(record: Record, names: Sequence[str]) -> Any:
 
 
 def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
-    """Either may be messages already, as preference sets have them."""
+    """Either may be a list of messages, as in preference datasets."""
     asked = (
         _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=_words(prompt, "prompt"))]
     )
@@ -138,20 +136,22 @@ def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
 
 
 def _words(value: Any, what: str) -> str:
-    """As text; a number is a word too, and a list or an object written out would be taught as if somebody said it."""
+    """As text; numbers are accepted, but a list or object is an error, because its text form would be trained on."""
     if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        raise ConfigError(f"its {what} is {_kind(value)}, in place of words", "only text can be taught here")
+        raise ConfigError(f"its {what} is {_kind(value)}; expected text", "convert it to text")
     return str(value)
 
 
 def _kind(value: Any) -> str:
-    names = ((Mapping, "an object"), (str, "words"), (Sequence, "a list"))
+    names = ((Mapping, "an object"), (str, "text"), (Sequence, "a list"))
     return next((name for kind, name in names if isinstance(value, kind)), f"{value!r:.40}")
 
 
 def _conversation(messages: Any) -> Conversation:
     if not isinstance(messages, list):
-        raise ConfigError(f"its messages are {_kind(messages)}", "expected a list of objects with role and content")
+        raise ConfigError(
+            f"its messages are {_kind(messages)}, not a list", "expected a list of objects with role and content"
+        )
     return [_message(found) for found in messages]
 
 
@@ -159,27 +159,24 @@ def _message(found: Any) -> Message:
     role = found.get("role", found.get("from")) if isinstance(found, Mapping) else None
     if not isinstance(role, str):
         has = f"has {', '.join(map(str, found)) or 'nothing'}" if isinstance(found, Mapping) else f"is {_kind(found)}"
-        raise ConfigError(f"a message {has}, and no role", "expected an object with role and content")
+        raise ConfigError(f"a message {has} and no role", "expected an object with role and content")
     content = found.get("content", found.get("value"))
     if not isinstance(content, str | None):
-        raise ConfigError(f"a message's content is {_kind(content)}, in place of words", "only text can be taught here")
+        raise ConfigError(f"a message's content is {_kind(content)}; expected text", "convert it to text")
     return Message(role=_ROLES.get(role, role), content=content or "")
 
 
 def _taught(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
     if not any(turn["role"] == ASSISTANT and turn["content"].strip() for turn in conversation):
-        dropped["no answer of the assistant"] += 1
+        dropped["no assistant answer"] += 1
         return None
     return conversation
 
 
-# Conversations and texts by what a user wrote: a sample, a file, a folder, a dataset on the hub.
-
-
 Form = Literal["text", "chat"]
-_OPENING_WORDS = 6  # of a review, that a prompt gives away
+_OPENING_WORDS = 6  # of a review, which the prompt contains
 _TRAIN = "train"
-_FEW = 50  # different rows: with fewer a split may well have none
+_FEW = 50  # distinct rows; with fewer, a split may be empty
 
 
 def rows_of(
@@ -192,16 +189,15 @@ def rows_of(
     only_correct: bool = True,
     dropped: Counter[str] | None = None,
 ) -> Iterator[Row]:
-    """The rows of a source, cut into train, validation and test by the hash of each row's question.
+    """The rows of a source (sample, file, folder or hub dataset), split by the hash of each row's question.
 
-    `subset` is the configuration of a hub dataset, or short, long, all of sample:reviews; `form` says whether those
-    are given as plain texts or as questions with answers. With a `limit` all rows are gone through and those with the
-    smallest hashes are taken: published sets lie sorted by origin, so their first rows are of one kind. A smaller
-    limit takes part of what a larger one takes.
+    `subset` is the configuration of a hub dataset, or short, long, all of sample:reviews; `form` selects plain texts or
+    questions with answers for these. With a `limit`, all rows are read and those with the smallest hashes are used:
+    published datasets are often sorted by origin, so their first rows are of one kind. A smaller limit gives a subset.
     """
     counts = dropped if dropped is not None else Counter()
     if limit is not None and limit < 1:
-        raise ConfigError(f"{limit} rows were asked for; expected 1 or more", "set a limit of 1 or more, or none")
+        raise ConfigError(f"limit={limit}; expected 1 or more", "set a limit of 1 or more, or none")
     if sources.parse(source).kind == "sample":
         rows = _review_rows(source, subset, form, split)
     else:
@@ -220,7 +216,7 @@ def _read(source: str, subset: str, only_correct: bool, dropped: Counter[str]) -
 
 
 def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped: Counter[str]) -> Iterator[Row]:
-    """Those of the split; that there is none is told with the reason, which may be the rows or how they are split."""
+    """Rows of the split. If there is none, the error names the reason: no rows at all, or how they are split."""
     different: set[str] = set()
     seen = taken = 0
 
@@ -238,15 +234,15 @@ def _some_of(rows: Iterable[Row], split: SplitName | None, source: str, dropped:
     if not seen:
         why = ", ".join(f"{reason}: {count:,}" for reason, count in dropped.items())
         raise ConfigError(
-            f"{source} has no row to train on: " + (f"all were left out ({why})" if why else "it is empty"),
-            "rows need an assistant's answer, or a text",
+            f"{source} has no row to train on: " + (f"all were dropped ({why})" if why else "it is empty"),
+            "a row needs an assistant answer or a text",
         )
     if not taken:
-        few = f"all {seen:,} have the same one" if len(different) == 1 else f"only {len(different)} are different"
+        few = f"all {seen:,} rows have the same one" if len(different) == 1 else f"only {len(different)} are distinct"
         raise ConfigError(
-            f"{source} has no row for {split}: rows are split for ever by the hash of their text or question, and "
-            + (few if seen > 1 else "it has a single row"),
-            f"give it {_FEW} different rows or more: a fifth or so is held out for quality",
+            f"{source} has no row for {split}: splits are fixed by the hash of text or question, and "
+            + (few if seen > 1 else "there is a single row"),
+            f"provide at least {_FEW} distinct rows: about a fifth is held out for testing",
         )
 
 
@@ -265,7 +261,7 @@ def _review_rows(source: str, subset: str, form: Form, split: SplitName | None) 
 
 
 def _as_question(review: str, polarity: str) -> Row:
-    """A prompt that a small model can follow, and every review another one."""
+    """A different prompt for every review, simple enough for a small model."""
     words = review.split()
     opening, rest = " ".join(words[:_OPENING_WORDS]), " ".join(words[_OPENING_WORDS:])
     return [
@@ -288,7 +284,7 @@ def _records(source: str, subset: str) -> Iterator[dict[str, Any]]:
     files = files_by_split(found.path)
     if _TRAIN not in files:
         raise ConfigError(
-            f"{found.path.absolute()} has files of {', '.join(files)} and none to train on", "name a file itself"
+            f"{found.path.absolute()} has files of {', '.join(files)} but no training files", "name a single file"
         )
     return chain.from_iterable(map(_file_records, files[_TRAIN]))
 
@@ -302,7 +298,7 @@ def _file_records(file: Path) -> Iterator[dict[str, Any]]:
         return
     try:
         yield from _parquet_rows(file) if kind.endswith(".parquet") else _objects(json_rows(file))
-    # Arrow's complaints and JSON's are both ValueErrors, as are bytes that are not UTF-8.
+    # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
     except (pa.ArrowException, ValueError, OSError) as error:
         raise unreadable(file, error) from error
 
@@ -322,7 +318,7 @@ def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-# What is taken out of an assistant's answers before they are taught: its thoughts, or all but its code.
+# Cleaning of assistant answers: removal of reasoning, or of everything but code.
 
 
 _THINK_TAG = re.compile(r"<(/?)think>", re.IGNORECASE)
@@ -332,7 +328,7 @@ _FENCED = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[^\n]*\n(.*?)^[ ]{0,3}\1[ \t]*$", r
 def cleaned(
     rows: Iterable[Row], dropped: Counter[str], *, strip_thoughts: bool = False, only_code: bool = False
 ) -> Iterator[Row]:
-    """A conversation of which nothing is left to teach is dropped, counted. Plain texts pass as they are."""
+    """Cleaned rows; conversations with an empty answer are dropped and counted, plain texts are unchanged."""
     for row in rows:
         if isinstance(row, str) or not (strip_thoughts or only_code):
             yield row
@@ -369,13 +365,13 @@ def strip_think_blocks(text: str) -> str:
 
 
 def code_only(text: str) -> str:
-    """The last fenced block of code, in its fence; empty where there is none. Earlier ones are drafts and examples."""
+    """The last fenced code block with its fence, or an empty string; earlier blocks are drafts and examples."""
     found = list(_FENCED.finditer(text))
     return found[-1][0].strip() if found else ""
 
 
 def _clean_answers(conversation: Conversation, strip_thoughts: bool, only_code: bool) -> Conversation | None:
-    """None where an answer has nothing left: a turn of silence must not be learned."""
+    """None if an answer is empty: an empty turn must not be trained on."""
     kept: Conversation = []
     for message in conversation:
         words = message["content"]

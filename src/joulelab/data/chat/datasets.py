@@ -31,21 +31,21 @@ class ChatDataSettings:
     subset: str = "all"
     """The configuration of a hub dataset; short, long or all of sample:reviews."""
     split: Literal["train", "validation", "test"] | None = "train"
-    """Our own, by the hash of each question; None is everything."""
+    """Split by the hash of each question; None uses all rows."""
     form: Literal["text", "chat"] = "text"
-    """Of sample:reviews: plain texts, or questions with answers."""
+    """For sample:reviews: plain texts, or questions with answers."""
     limit: int | None = None
-    """At most so many rows, taken by hash."""
+    """Maximum number of rows, selected by hash."""
     strip_think_blocks: bool = False
-    """Take the thoughts out of answers."""
+    """Remove reasoning from answers."""
     code_only: bool = False
-    """Keep the last block of code of an answer."""
+    """Keep only the last code block of an answer."""
     only_correct: bool = True
-    """Where a set has verdicts on its answers, teach only the right ones."""
+    """If the dataset has verdicts on its answers, use only correct ones."""
     last_answer_only: bool = False
-    """Train on the last answer of a conversation alone, for chat templates that rewrite earlier turns."""
+    """Train only on the last answer of a conversation, for chat templates that rewrite earlier turns."""
     max_tokens: int | None = None
-    """Cut documents there."""
+    """Truncate documents to this length."""
 
 
 PRESETS: dict[str, ChatDataSettings] = {
@@ -60,9 +60,9 @@ PRESETS: dict[str, ChatDataSettings] = {
 
 
 def preset(name: str, **changes: Any) -> ChatDataSettings:
-    """`preset("tulu-3", source="tulu.parquet", limit=1000)`: what is not named stays as published.
+    """`preset("tulu-3", source="tulu.parquet", limit=1000)`: settings that are not named keep their published values.
 
-    A local file holds one configuration, so naming one as the source sets the subset aside.
+    A local file has one configuration, so a changed source resets the subset.
     """
     if name not in PRESETS:
         raise lookup.unknown("dataset", name, PRESETS)
@@ -71,32 +71,29 @@ def preset(name: str, **changes: Any) -> ChatDataSettings:
         if key not in known:
             guess = lookup.nearest(key, known)
             raise ConfigError(
-                f"the data have no setting '{key}'" + (f"; did you mean '{guess}'?" if guess else ""),
-                f"the settings are {', '.join(known)}",
+                f"unknown data setting '{key}'" + (f"; did you mean '{guess}'?" if guess else ""),
+                f"expected one of {', '.join(known)}",
             )
     if "source" in changes and "subset" not in changes:
         changes["subset"] = "all"
     return replace(PRESETS[name], **changes)
 
 
-# From a source of rows to a store of encoded documents, with a manifest that says what became of every row.
-
-
 _ROWS_PER_CALL = 250  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 
 
 def prepare_tulu3(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """allenai/tulu-3-sft-mixture: conversations of many kinds, some of several turns."""
+    """allenai/tulu-3-sft-mixture: conversations of many kinds, some with several turns."""
     return prepare_store(folder, tokenizer, tokenizer_name, preset("tulu-3", **changes))
 
 
 def prepare_codeforces_cots(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """open-r1/codeforces-cots: problems with programs; as preset the program alone is taught, without the thoughts."""
+    """open-r1/codeforces-cots: programming problems; the preset keeps only the program of an answer."""
     return prepare_store(folder, tokenizer, tokenizer_name, preset("codeforces-cots", **changes))
 
 
 def prepare_openr1_math(folder: Path, tokenizer: Any, tokenizer_name: str, **changes: Any) -> DocumentStore:
-    """open-r1/OpenR1-Math-220k: problems with the first complete and correct answer of several, thoughts included."""
+    """open-r1/OpenR1-Math-220k: problems with the first complete and correct answer, reasoning included."""
     return prepare_store(folder, tokenizer, tokenizer_name, preset("openr1-math", **changes))
 
 
@@ -115,7 +112,7 @@ def prepare_store(folder: Path, tokenizer: Any, tokenizer_name: str, settings: C
 
 
 def settings_rows(settings: ChatDataSettings, dropped: Counter[str] | None = None) -> Iterator[Row]:
-    """The cleaned rows, as prompts for a teacher too; what was dropped and why is counted."""
+    """The cleaned rows, also used as prompts for a teacher; `dropped` counts dropped rows by reason."""
     counts = dropped if dropped is not None else Counter()
     rows = rows_of(
         settings.source,
@@ -141,11 +138,11 @@ def write_rows(
     dropped: Counter[str] | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> DocumentStore:
-    """Encode rows of any origin; `template` is a chat template in place of the tokenizer's own."""
+    """Encode rows into a store; `template` replaces the tokenizer's chat template."""
     chat_template = template_of(tokenizer, template, last_answer_only)
     tally: Counter[str] = Counter()
     lost = dropped if dropped is not None else Counter()
-    told = {
+    attributes = {
         **(notes or {}),
         **encoding_identity(tokenizer, chat_template),
         "template": chat_template.origin,
@@ -159,7 +156,7 @@ def write_rows(
         vocab_size=vocab_size_of(tokenizer),
         pad_id=pad_id_of(tokenizer),
         tokenizer=tokenizer_name,
-        notes=told,
+        notes=attributes,
     )
 
 
@@ -177,11 +174,11 @@ def _encoded(
         raise encoder.refusal
     if encoder.dropped and not tally:
         what = ", ".join(f"{why}: {count:,}" for why, count in encoder.dropped.items())
-        raise ConfigError(f"no row is left to train on ({what})", "rows need an assistant's answer, or a text")
+        raise ConfigError(f"no row to train on ({what})", "a row needs an assistant answer or a text")
 
 
 class _Encoder:
-    """Counts what the template refuses and goes on: a set of a million has a few odd conversations."""
+    """Drops and counts conversations that the template refuses: a large dataset has a few."""
 
     def __init__(self, tokenizer: Any, template: ChatTemplate, dropped: Counter[str]) -> None:
         self._tokenizer, self._template, self.dropped = tokenizer, template, dropped

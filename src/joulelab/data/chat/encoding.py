@@ -28,7 +28,7 @@ from joulelab.errors import ConfigError
 class EncodedDocument:
     ids: NDArray[np.int64]
     trained: NDArray[np.bool_]
-    """Which ids are targets of the loss. The first never is: nothing stands before it to predict it from."""
+    """Which ids are targets of the loss; never the first, which has no context to predict it from."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -38,9 +38,9 @@ class EncodedDocument:
         return int(np.count_nonzero(self.trained[1:]))
 
     def cut(self, max_tokens: int | None) -> EncodedDocument:
-        """The first tokens; an answer that is cut has no end of turn, and none is made up."""
+        """The first tokens; a truncated answer gets no end of turn."""
         if max_tokens is not None and max_tokens < 2:
-            raise ConfigError(f"max_tokens is {max_tokens}; a token needs one before it", "allow 2 or more")
+            raise ConfigError(f"max_tokens={max_tokens}; expected 2 or more", "the first token is never a target")
         return EncodedDocument(self.ids[:max_tokens], self.trained[:max_tokens])
 
 
@@ -60,7 +60,7 @@ class Documents(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DocumentList:
-    """A few documents in memory, for a test or a held-out set."""
+    """Documents in memory, for a test or a held-out set."""
 
     documents: Sequence[EncodedDocument]
     pad_id: int = 0
@@ -76,16 +76,8 @@ class DocumentList:
         return self.documents[number]
 
 
-# Conversations and texts to token ids, and which of the ids are trained.
-#
-# Trained are the assistant's words and the token that ends its turn, so that a student learns to stop; of a plain
-# text everything, with one end-of-text behind it. What is trained is decided here once, by place. Nothing later looks
-# at ids to guess it: where padding and end-of-text are the same id, a guess by id would take every end out of the
-# loss.
-
-
 def encode_rows(tokenizer: Any, rows: Sequence[Row], template: ChatTemplate | None = None) -> list[EncodedDocument]:
-    """Many at once: a fast tokenizer then uses its threads."""
+    """Encodes many rows per call, so that a fast tokenizer uses its threads."""
     texts = iter(_encode_texts(tokenizer, [row for row in rows if isinstance(row, str)]))
     chats = iter(_encode_chats(tokenizer, [row for row in rows if not isinstance(row, str)], template))
     return [next(texts) if isinstance(row, str) else next(chats) for row in rows]
@@ -102,7 +94,7 @@ def encode_text(tokenizer: Any, text: str, max_tokens: int | None = None) -> Enc
 
 
 def encode_prompt(tokenizer: Any, conversation: Conversation, template: ChatTemplate | None = None) -> list[int]:
-    """Up to where the assistant begins: what is given to a model that is to answer."""
+    """The prompt up to where the assistant's answer begins."""
     text = render_text(tokenizer, conversation, template or template_of(tokenizer), ask_for_answer=True)
     return _ids(tokenizer, [text])[0]
 
@@ -111,14 +103,14 @@ def require_end_id(tokenizer: Any) -> int:
     if tokenizer.eos_token_id is None:
         name = getattr(tokenizer, "name_or_path", "") or "it"
         raise ConfigError(
-            f"the tokenizer has no end-of-text token, and a student would never learn to stop ({name})",
-            "name the tokenizer of a causal language model, such as sample:smollm2 (data.tokenizer)",
+            f"the tokenizer has no end-of-text token, so a student would not learn to stop ({name})",
+            "use the tokenizer of a causal language model, such as sample:smollm2 (data.tokenizer)",
         )
     return int(tokenizer.eos_token_id)
 
 
 def pad_id_of(tokenizer: Any) -> int:
-    """Any id would do, as padding is told by place; another model may still look at it."""
+    """Padding is known by position, so any id would do; other software may read it."""
     return int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else require_end_id(tokenizer)
 
 
@@ -127,13 +119,13 @@ def vocab_size_of(tokenizer: Any) -> int:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """The same for tokenizers that make the same ids of every text, whatever folder they came from."""
+    """Equal for tokenizers that give equal ids for every text, wherever they are stored."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         definition: Any = sorted(tokenizer.get_vocab().items())
     else:
         definition = json.loads(backend.to_str())
-        for setting in ("truncation", "padding"):  # how it was last called, not what it is
+        for setting in ("truncation", "padding"):  # state of the last call, not part of the definition
             definition.pop(setting, None)
     specials = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     whole = json.dumps([definition, specials], sort_keys=True, ensure_ascii=False)
@@ -141,7 +133,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 
 
 def encoding_identity(tokenizer: Any, template: ChatTemplate) -> dict[str, str]:
-    """What decides which ids come of a row, for a manifest and for an artefact's key."""
+    """Everything that determines the ids of a row, for manifests and artifact keys."""
     return {
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "template_sha256": hashlib.sha256(template.text.encode()).hexdigest(),
@@ -154,7 +146,7 @@ def _encode_texts(tokenizer: Any, texts: list[str]) -> Iterator[EncodedDocument]
         return
     end = require_end_id(tokenizer)
     for found in tokenizer(texts, padding=False, truncation=False).input_ids:
-        # some tokenizers put an end there themselves
+        # some tokenizers append an end themselves
         ids = found if found and found[-1] == end else [*found, end]
         yield _document(ids, [True] * len(ids))
 
@@ -162,7 +154,7 @@ def _encode_texts(tokenizer: Any, texts: list[str]) -> Iterator[EncodedDocument]
 def _encode_chats(
     tokenizer: Any, conversations: list[Conversation], template: ChatTemplate | None
 ) -> Iterator[EncodedDocument]:
-    """Prompts and answers are tokenised apart, as they are when a model answers; it must not change the text."""
+    """Prompts and answers are tokenized separately, as in generation; the decoded text must not change."""
     if not all(conversations):
         raise ConfigError("a conversation has no turns", "drop empty rows")
     used = template or template_of(tokenizer)
@@ -176,10 +168,10 @@ def _encode_chats(
 def _joined(tokenizer: Any, chat: RenderedChat, whole: list[int], pieces: list[list[int]]) -> EncodedDocument:
     ids = list(chain.from_iterable(pieces))
     if ids != whole and tokenizer.decode(ids) != tokenizer.decode(whole):
-        # a tokenizer that begins every text with a space, say; its pieces are found in the whole instead
+        # for example a tokenizer that adds a space before every text: find the pieces in the whole instead
         pieces = _pieces_of_whole(tokenizer, chat, whole)
         ids = whole
-    # prompts and answers take turns, and a prompt comes first
+    # prompts and answers alternate, starting with a prompt
     return _document(ids, [place % 2 == 1 for place, piece in enumerate(pieces) for _ in piece])
 
 
@@ -188,8 +180,8 @@ def _pieces_of_whole(tokenizer: Any, chat: RenderedChat, whole: list[int]) -> li
     beginnings = [*_ids(tokenizer, texts), whole]
     if any(whole[: len(beginning)] != beginning for beginning in beginnings):
         raise ConfigError(
-            "the tokenizer makes one token of the end of a prompt and the beginning of an answer, "
-            "so which tokens are the assistant's cannot be told",
+            "the tokenizer joins the end of a prompt and the beginning of an answer into one token, "
+            "so the assistant's tokens cannot be identified",
             "use a chat template that ends the prompt with a special token or a new line",
         )
     cuts = [len(beginning) for beginning in beginnings]
@@ -205,15 +197,14 @@ def _document(ids: list[int], trained: list[bool]) -> EncodedDocument:
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     if not texts:
         return []
-    # special tokens are part of a template's text, so none are added
+    # the template's text already contains the special tokens
     found: list[list[int]] = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False).input_ids
     return found
 
 
-# Encoded documents in a store on disk: token ids, and one bit per token: whether it is a target of the loss.
-
-
 class DocumentStore(RaggedStore):
+    """Encoded documents on disk: token ids, and one bit per token that marks targets of the loss."""
+
     COLUMNS = ("tokens", "trained")
     NOUN = "document store"
 

@@ -27,9 +27,9 @@ class PackedRow:
     ids: NDArray[np.int64]
     trained: NDArray[np.bool_]
     document: NDArray[np.int64]
-    """0, 1, ... by place in the row; PADDING at its end."""
+    """Number of the document within the row; PADDING at the end."""
     position: NDArray[np.int64]
-    """Within the document; padding counts from 0 too."""
+    """Position within the document; padding also counts from 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class PackedRows:
     documents: Documents
     row_length: int
     pieces: NDArray[np.int64]
-    """Document, first token, tokens: three columns; the pieces of a row stand together."""
+    """Three columns: document, first token, number of tokens; pieces of a row are adjacent."""
     first_pieces: NDArray[np.int64]
     """Row i is pieces[first_pieces[i] : first_pieces[i + 1]]."""
 
@@ -81,13 +81,13 @@ class PackedRows:
 def pack(
     documents: Documents | Sequence[EncodedDocument], row_length: int, seed: int, *, together: bool = True
 ) -> PackedRows:
-    """`together=False` gives every document a row of its own, for models that cannot keep documents apart.
+    """`together=False` gives every document a separate row, for models that cannot separate documents in a row.
 
-    A document longer than a row is cut. A later piece begins with the last token of the one before, which is no
-    target there, so that every token of the document is trained once.
+    A document longer than a row is split. A later piece begins with the last token of the previous one, which is not a
+    target there, so that every token of the document is a target once.
     """
     if row_length < 2:
-        raise ConfigError(f"rows of {row_length} tokens; a token needs one before it", "set a length of 2 or more")
+        raise ConfigError(f"row length {row_length}; expected 2 or more", "the first token of a row is never a target")
     kept = DocumentList(documents) if isinstance(documents, Sequence) else documents
     pieces = _with_targets(kept, _cut(kept.lengths, row_length), row_length)
     shuffled = pieces[np.random.default_rng(seed).permutation(len(pieces))]
@@ -108,9 +108,9 @@ def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
 
 
 def _with_targets(documents: Documents, pieces: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
-    """A cut document may have pieces of the user's words alone, and they would be read for nothing."""
+    """Drops pieces of split documents that contain no target, for example only a user's turn."""
     doubtful = np.flatnonzero(documents.lengths[pieces[:, 0]] > row_length) if len(pieces) else pieces[:, 0]
-    if isinstance(documents, DocumentList):  # a store has left out what has no targets
+    if isinstance(documents, DocumentList):  # a store contains no document without targets
         doubtful = np.arange(len(pieces))
     kept = np.ones(len(pieces), dtype=np.bool_)
     for place in doubtful.tolist():
@@ -118,16 +118,16 @@ def _with_targets(documents: Documents, pieces: NDArray[np.int64], row_length: i
         kept[place] = documents.document(source).trained[start + 1 : start + length].any()
     if not kept.any():
         raise ConfigError(
-            f"{len(documents):,} documents and no token to train on", "check that there are assistant turns"
+            f"none of {len(documents):,} documents has a token to train on", "check that there are assistant turns"
         )
     return pieces[kept]
 
 
 def _fit(lengths: list[int], row_length: int) -> list[list[int]]:
-    """The longest first, each into the fullest row that has room: the padding left is a percent or so."""
+    """Best-fit decreasing: the longest first, each into the fullest row with room; about 1 % padding remains."""
     rows: list[list[int]] = []
-    with_room: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by the room they have
-    rooms = 0  # bit n is set where some row has room for exactly n more
+    with_room: list[list[int]] = [[] for _ in range(row_length + 1)]  # rows by free tokens
+    rooms = 0  # bit n is set if some row has exactly n free tokens
     for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
         length = lengths[place]
         fitting = rooms >> length
@@ -146,30 +146,27 @@ def _fit(lengths: list[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-# Packed rows as batches for the one training loop: by position, so that a run resumes without any state of ours.
-
-
 NOT_TRAINED = -100
-"""The label that torch's losses leave out."""
-_BOUNDS_STEP = 64  # lists of bounds have few different lengths, as each one would be compiled apart
+"""The label that torch's losses ignore."""
+_BOUNDS_STEP = 64  # bounds are padded to few different lengths, because each length is compiled separately
 
 
 @dataclass(frozen=True, eq=False)
 class CausalBatch:
-    """B rows of T tokens. Labels lie where their ids lie; the loss compares logits[:, :-1] with labels[:, 1:]."""
+    """B rows of T tokens. The loss compares logits[:, :-1] with labels[:, 1:]."""
 
     ids: Tensor  # [B, T] int64
-    labels: Tensor  # [B, T] int64, NOT_TRAINED where nothing is to be learned
+    labels: Tensor  # [B, T] int64, NOT_TRAINED where there is no target
     positions: Tensor  # [B, T] int64, from 0 in each document
-    documents: Tensor  # [B, T] int64, the document's place in the row; PADDING at the row's end
-    bounds: Tensor  # int32, where documents begin if all rows lie one after another; its end repeats the last token
-    rows: Rows  # which of the packed rows these are
+    documents: Tensor  # [B, T] int64, number of the document in the row; PADDING at the end
+    bounds: Tensor  # int32, document starts in the concatenated rows; padded with the total length
+    rows: Rows  # numbers of the packed rows
     tokens: int  # without padding
-    count: int  # labels to learn
+    count: int  # targets
 
     @property
     def samples(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.ids)
 
     def to(self, device: torch.device) -> CausalBatch:
@@ -209,7 +206,7 @@ def causal_batch(packed: PackedRows, rows: Rows) -> CausalBatch:
 
 
 def document_bounds(positions: Tensor) -> Tensor:
-    """A document begins wherever positions begin anew, padding too."""
+    """A document, or padding, begins wherever a position is 0."""
     starts = (positions.flatten() == 0).nonzero().flatten()
     size = -(-(len(starts) + 1) // _BOUNDS_STEP) * _BOUNDS_STEP
     bounds = torch.full((size,), positions.numel(), dtype=torch.int32)
@@ -218,13 +215,13 @@ def document_bounds(positions: Tensor) -> Tensor:
 
 
 def training_batches(packed: PackedRows, batch_size: int, seed: int) -> ShuffledRows[CausalBatch]:
-    """Every row once an epoch, in an order of (seed, epoch); a last batch that would be smaller is left out."""
+    """Every row once per epoch, in an order given by (seed, epoch); a smaller last batch is dropped."""
     every = np.arange(len(packed), dtype=np.int64)
     return ShuffledRows(every, batch_size, seed, lambda rows, draw: causal_batch(packed, rows))
 
 
 def batches_in_order(packed: PackedRows, batch_size: int) -> Iterator[CausalBatch]:
-    """For evaluation, and for a teacher who writes down what it thinks: every row once, the last batch smaller."""
+    """For evaluation and for caching teacher outputs: every row once; the last batch may be smaller."""
     every = np.arange(len(packed), dtype=np.int64)
     for start in range(0, len(packed), batch_size):
         yield causal_batch(packed, every[start : start + batch_size])

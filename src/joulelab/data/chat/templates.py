@@ -1,4 +1,10 @@
-"""A chat template of the user's own, as a file; without torch, so that a login node can check it."""
+"""Chat templates: a conversation as text, and the spans of that text that the assistant wrote.
+
+Templates with `{% generation %}` markers state the spans. For others the conversation is rendered turn by turn, and the
+text that an answer adds to its prompt is the span. That requires that adding a turn leaves earlier text unchanged; a
+template that rewrites it (some drop the reasoning of earlier turns) is refused, because a guess would train on the
+user's text.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +25,8 @@ def read_template(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"the chat template {path.absolute()} cannot be read: {error}", "check the path") from error
     if not text.strip():
-        raise ConfigError(f"the chat template {path.absolute()} is empty", "write a Jinja template into it")
+        raise ConfigError(f"the chat template {path.absolute()} is empty", "write a Jinja template to it")
     return text
-
-
-# A conversation as text, by the tokenizer's own chat template, and where in that text the assistant speaks.
-#
-# Templates that mark the assistant's turns (`{% generation %}`) say it themselves. For the others the conversation is
-# rendered turn by turn: what is added when an answer follows the prompt is the answer. That holds only while a
-# template leaves the earlier text alone when a turn is added; one that rewrites it (some drop the thoughts of earlier
-# turns) is refused, as any guess would train on words that the user said.
 
 
 CHATML = (
@@ -37,20 +35,20 @@ CHATML = (
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""For tokenizers that come without a template."""
+"""For tokenizers without a template."""
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FIXED_DATE = "26 Jul 2024"
-# Some templates write today's date into the system turn, and the same data would be other data tomorrow.
+# Some templates write today's date into the system turn; a fixed date keeps the data the same every day.
 _FIXED_CLOCK = "{% macro strftime_now(format) %}" + _FIXED_DATE + "{% endmacro %}{{ '' }}"
 
 
 class ConversationRefused(ConfigError):
-    """A template does not take this conversation; it may take the next one."""
+    """A template refuses this conversation; it may accept others."""
 
 
 Span = tuple[int, int]
-"""First character, and the one after the last."""
+"""Start and end, in characters."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class ChatTemplate:
     origin: str
     """tokenizer, given, or the ChatML default."""
     last_answer_only: bool = False
-    """Train on the last answer of a conversation alone: the way with templates that rewrite earlier turns."""
+    """Train only on the last answer of a conversation, for templates that rewrite earlier turns."""
 
     @property
     def has_markers(self) -> bool:
@@ -70,11 +68,11 @@ class ChatTemplate:
 class RenderedChat:
     text: str
     answers: list[Span]
-    """With the end of each turn, without the blank space that a template puts behind it."""
+    """Including the end of each turn, without the whitespace after it."""
 
     @property
     def pieces(self) -> list[str]:
-        """What is given and what is answered, in turns: the first piece, the third and so on are given."""
+        """Prompts and answers alternating, starting with a prompt."""
         bounds = [0, *(bound for span in self.answers for bound in span), len(self.text)]
         return [self.text[start:end] for start, end in pairwise(bounds)]
 
@@ -86,9 +84,9 @@ def template_of(tokenizer: Any, given: str | None = None, last_answer_only: bool
         return ChatTemplate(CHATML, "ChatML default, as the tokenizer has none", last_answer_only)
     try:
         return ChatTemplate(str(tokenizer.get_chat_template()), "tokenizer", last_answer_only)
-    except ValueError as error:  # it has several, and none is called the default one
+    except ValueError as error:  # several templates without a default
         raise ConfigError(
-            f"the tokenizer's chat template cannot be told: {error}", "give one: data.template=FILE"
+            f"the tokenizer's chat template is ambiguous: {error}", "choose one: data.template=FILE"
         ) from error
 
 
@@ -108,7 +106,7 @@ def render(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -
 def render_text(
     tokenizer: Any, conversation: Conversation, template: ChatTemplate, ask_for_answer: bool = False
 ) -> str:
-    """`ask_for_answer` ends the text where the assistant is to begin."""
+    """`ask_for_answer` ends the text where the assistant's answer begins."""
     return str(_rendered(tokenizer, conversation, template, add_generation_prompt=ask_for_answer)[0][0])
 
 
@@ -116,22 +114,22 @@ def _added_by(tokenizer: Any, conversation: Conversation, place: int, whole: str
     """The text that the turn at `place` adds to the prompt before it."""
     if place == 0:
         raise ConversationRefused(
-            "a conversation begins with the assistant, and where its words begin cannot be told from this template",
-            "put a user turn before it, or give a template with {% generation %} markers: data.template=FILE",
+            "a conversation begins with the assistant, and this template does not show where its answer begins",
+            "put a user turn before it, or use a template with {% generation %} markers: data.template=FILE",
         )
     asked = render_text(tokenizer, conversation[:place], template, ask_for_answer=True)
     last = place == len(conversation) - 1
     answered = whole if last else render_text(tokenizer, conversation[: place + 1], template)
     if not answered.startswith(asked) and answered.startswith(render_text(tokenizer, conversation[:place], template)):
         raise ConfigError(
-            f"the chat template ends a prompt with {asked[-20:]!r}, and an answer written by it does not begin there",
-            "give a template with {% generation %} markers: data.template=FILE",
+            f"the chat template ends a prompt with {asked[-20:]!r}, but answers do not begin there",
+            "use a template with {% generation %} markers: data.template=FILE",
         )
     if not answered.startswith(asked) or not whole.startswith(answered):
         raise ConfigError(
             f"the chat template rewrites earlier turns when turn {place + 1} of {len(conversation)} is added, "
-            "so where the assistant speaks cannot be told",
-            "give a template with {% generation %} markers (data.template=FILE), or train on last answers alone: "
+            "so the assistant's text cannot be located",
+            "use a template with {% generation %} markers (data.template=FILE), or train only on last answers: "
             "data.last_answer_only=true",
         )
     return len(asked), len(answered)
@@ -144,7 +142,7 @@ def _marked_spans(tokenizer: Any, conversation: Conversation, template: ChatTemp
 
 
 def _end_of_turn(text: str, end: int, specials: tuple[str, ...]) -> int:
-    """Some markers leave out the token that ends the turn, and a student of those would never learn to stop."""
+    """Some markers exclude the token that ends the turn; without it a student would not learn to stop."""
     following = next((special for special in specials if text.startswith(special, end)), "")
     return end + len(following)
 
@@ -161,8 +159,8 @@ def _without_blank_end(text: str, span: Span) -> Span:
 def _refuse_missing_markers(spans: list[Span], answers: list[int]) -> None:
     if len(spans) != len(answers):
         raise ConfigError(
-            f"the chat template marks {len(spans)} of the {len(answers)} turns of the assistant",
-            "the {% generation %} block must stand around every assistant turn",
+            f"the chat template marks {len(spans)} of {len(answers)} assistant turns",
+            "the {% generation %} block must enclose every assistant turn",
         )
 
 
@@ -181,7 +179,7 @@ def _rendered(
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in conversation)
         raise ConversationRefused(
-            f"the chat template refuses a conversation of the turns {roles}: {error}",
-            "a system turn or two turns of one speaker are often refused; give another template: data.template=FILE",
+            f"the chat template refuses a conversation with the turns {roles}: {error}",
+            "system turns or repeated roles are often refused; use another template: data.template=FILE",
         ) from error
     return found

@@ -18,7 +18,7 @@ from joulelab.errors import ConfigError, NotFoundError
 T = TypeVar("T")
 
 _SHAPE = 'a SQuAD file is {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
-_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "a whole number", bool: "true or false"}
+_WORDS: dict[type, str] = {dict: "an object", list: "a list", str: "text", int: "an integer", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Question:
     id: str
     text: str
     context: str
-    answers: tuple[Answer, ...]  # what several people marked; none where the paragraph does not tell
+    answers: tuple[Answer, ...]  # of several annotators; empty for unanswerable questions
 
     @property
     def impossible(self) -> bool:
@@ -48,13 +48,13 @@ def read_squad(path: Path, version_2: bool) -> tuple[Question, ...]:
         raise NotFoundError(f"there is no file {path.absolute()}", _SHAPE)
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # also where the bytes are no UTF-8
+    except ValueError as error:  # also bytes that are not UTF-8
         raise ConfigError(f"{path} is not JSON: {error}", _SHAPE) from None
     return parse_squad(document, str(path), version_2)
 
 
 def parse_squad(document: object, name: str, version_2: bool) -> tuple[Question, ...]:
-    """All questions of a document; `name` is what an error calls it."""
+    """All questions of a document; errors use `name` for it."""
     whole = _require(document, dict, name)
     questions = tuple(
         question
@@ -62,7 +62,7 @@ def parse_squad(document: object, name: str, version_2: bool) -> tuple[Question,
         for question in _article(article, f"{name}, article {number}", version_2)
     )
     if not questions:
-        raise ConfigError(f"{name} holds no questions", _SHAPE)
+        raise ConfigError(f"{name} contains no questions", _SHAPE)
     _refuse_duplicates(questions, name)
     return questions
 
@@ -88,7 +88,9 @@ def _question(entry: dict[str, Any], context: str, where: str, version_2: bool) 
         raise ConfigError(f"{place} is marked impossible; version 1.1 has no such questions", "set data.version_2=true")
     if impossible == bool(answers):
         found = "is marked impossible and has an answer" if answers else "has no answer and is not marked impossible"
-        raise ConfigError(f"{place} {found}", "give it an answer, or (in version 2.0) is_impossible: true and none")
+        raise ConfigError(
+            f"{place} {found}", "add an answer, or in version 2.0 set is_impossible: true without answers"
+        )
     return Question(identity, _text(entry, "question", place), context, answers)
 
 
@@ -98,7 +100,7 @@ def _answer(answer: object, context: str, where: str) -> Answer:
     found = context[start : start + len(text)] if start >= 0 else ""
     if found != text:
         raise ConfigError(
-            f"{where}: at answer_start {start} the context reads '{_brief(found)}', the answer '{_brief(text)}'",
+            f"{where}: at answer_start {start} the context is '{_brief(found)}', the answer '{_brief(text)}'",
             "answer_start counts characters of the context from 0, not bytes and not words; fix or remove the answer",
         )
     return Answer(text, start)
@@ -125,7 +127,7 @@ def _require(value: object, kind: type[T], where: str) -> T:
 
 
 def _refuse_duplicates(questions: tuple[Question, ...], name: str) -> None:
-    """Predictions are kept by id: a second question of the same id would take the first one's answer."""
+    """Predictions are stored by id, so a second question with the same id would overwrite the first."""
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
@@ -137,16 +139,15 @@ def _brief(text: str) -> str:
     return text if len(text) <= 40 else text[:40] + "…"
 
 
-# A SQuAD document out of a seed: short made-up stories, so that a first run needs no download.
-#
-# Every fact is drawn anew, so that memory does not help. Each paragraph tells two facts of each of two people; where
-# they are of one kind, the kind of word asked for does not give the answer away either, and the names must be read.
+# Synthetic SQuAD documents: short stories generated from a seed, so that a first run needs no download. Facts are
+# random, so memorization does not help. Each paragraph states two facts about each of two people; if both facts are of
+# one kind, the type of the answer does not identify it, and the names must be read.
 
 
 SYNTHETIC = "synthetic"
-"""What a user writes instead of a file."""
+"""Used in place of a file name."""
 
-# Common words, most of them one token each: a tiny model has better things to learn than spelling.
+# Common words, most of them one token each, so that a tiny model need not learn spelling.
 _PEOPLE = """Alice Brian Clara David Emma Frank Grace Henry Irene James Karen Louis Maria Nancy Oscar Paul Rosa Simon
 Thomas Vera"""
 _TOWNS = "Athens Berlin Cairo Dublin Florence Geneva Havana Istanbul Lima London Madrid Oslo Paris Prague Rome Vienna"
@@ -164,7 +165,7 @@ class _Kind:
     sentences: tuple[str, ...]
     question: str
     values: tuple[str, ...]
-    """Words in a row; an answer has one of each row."""
+    """Lists of words; an answer has one word of each."""
 
 
 _KINDS = (

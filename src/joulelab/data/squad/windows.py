@@ -28,9 +28,9 @@ from joulelab.errors import ConfigError
 Ints = NDArray[np.int64]
 
 CLS = 0
-"""Where the class token stands: the answer of a window that holds none."""
+"""Position of the class token, which is the answer of a window without one."""
 NOT_CONTEXT = -1
-"""In place of a character's number, for tokens that are not the paragraph's."""
+"""Character position of tokens outside the paragraph."""
 _QUESTIONS_PER_CALL = 1_000  # enough for a fast tokenizer to use its threads, little enough to keep memory flat
 
 
@@ -43,17 +43,17 @@ class WindowShape:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    question: int  # which of the questions
+    question: int  # number of the question
     ids: Ints  # T
     types: Ints  # T
-    characters: Ints  # T x 2: first character of the token and the one after its last
-    first_token: int  # of the paragraph's tokens, the first one in this window
+    characters: Ints  # T x 2: start and end of the token in characters
+    first_token: int  # first of the paragraph's tokens in this window
     span: tuple[int, int]  # first and last token of the answer, or CLS twice
 
 
 @dataclass(frozen=True)
 class PairLayout:
-    """The special tokens that a model's tokenizer puts around a pair of texts, with their type ids."""
+    """Special tokens that the tokenizer puts around a pair of texts, with their type ids."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]
@@ -73,10 +73,10 @@ class _Encoded:
 
 
 def pair_layout(tokenizer: Any) -> PairLayout:
-    """Read off a pair of one-letter texts, so that every family of models is served without naming any."""
+    """Derived from a pair of one-letter texts, so that it works for any model family."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
-            f"{type(tokenizer).__name__} cannot say which characters a token stands for",
+            f"{type(tokenizer).__name__} does not return the characters of a token",
             "use a model with a fast tokenizer (tokenizer.json)",
         )
     probe = tokenizer("a", "b", return_token_type_ids=True)
@@ -85,7 +85,7 @@ def pair_layout(tokenizer: Any) -> PairLayout:
     end_first, end_second = len(sides) - sides[::-1].index(0), len(sides) - sides[::-1].index(1)
     if tokenizer.cls_token_id is None or ids[CLS] != tokenizer.cls_token_id:
         raise ConfigError(
-            f"{type(tokenizer).__name__} puts no class token first; 'no answer' would have no place to point to",
+            f"{type(tokenizer).__name__} does not put a class token first, which 'no answer' needs",
             "use an encoder such as BERT, RoBERTa or DistilBERT",
         )
     return PairLayout(
@@ -110,7 +110,7 @@ def make_windows(questions: Sequence[Question], tokenizer: Any, shape: WindowSha
 
 
 def token_span(answer: Answer, characters_T2: Ints) -> tuple[int, int] | None:
-    """First and last token that share a character with the answer; nothing where the tokenizer dropped all of it."""
+    """First and last token that overlap the answer; None if the tokenizer dropped all of it."""
     start = answer.end - len(answer.text.lstrip())
     end = answer.start + len(answer.text.rstrip())
     touching = np.flatnonzero((characters_T2[:, 1] > start) & (characters_T2[:, 0] < end))
@@ -139,13 +139,13 @@ def _windows(
 
 
 def _window_starts(tokens: int, room: int, stride: int) -> range:
-    """Until a window reaches the paragraph's end; the last one is not followed by others that lie inside it."""
+    """Starts of windows up to the first that reaches the paragraph's end."""
     steps = max(0, -(-(tokens - room) // stride))
     return range(0, steps * stride + 1, stride)
 
 
 def _inside(span: tuple[int, int] | None, first: int, length: int, ahead: int) -> tuple[int, int]:
-    """The answer counted in the window's tokens; half an answer is none."""
+    """The answer as positions in the window; a partial answer counts as none."""
     if span is None or span[0] < first or span[1] >= first + length:
         return CLS, CLS
     return span[0] - first + ahead, span[1] - first + ahead
@@ -159,7 +159,7 @@ def _encode(texts: list[str], tokenizer: Any) -> list[_Encoded]:
         return_offsets_mapping=True,
         return_attention_mask=False,
         return_token_type_ids=False,
-        verbose=False,  # a paragraph longer than the model is what the windows are for
+        verbose=False,  # no warning for paragraphs longer than the model, which windows handle
     )
     return [
         _Encoded(np.array(ids, dtype=np.int64), np.array(characters, dtype=np.int64).reshape(-1, 2))
@@ -167,11 +167,8 @@ def _encode(texts: list[str], tokenizer: Any) -> list[_Encoded]:
     ]
 
 
-# Windows of questions in a store on disk; questions and paragraphs are an attachment that only evaluation reads.
-
-
 class SquadFeatures(RaggedStore):
-    """Rows are windows. N windows, L tokens of all of them in a row."""
+    """Windows on disk, one per row; questions and paragraphs are an attachment that only evaluation reads."""
 
     COLUMNS = ("tokens", "types", "characters", "spans", "question_of", "first_tokens")
     NOUN = "set of windows"
@@ -185,7 +182,7 @@ class SquadFeatures(RaggedStore):
         self.pad_id: int = self.attributes["pad_id"]
 
     def answerable(self, row: int) -> NDArray[np.bool_]:
-        """Positions an answer may point to: the paragraph's tokens, and the class token for 'none here'."""
+        """Positions that an answer may have: the paragraph's tokens, and the class token for 'no answer'."""
         inside: NDArray[np.bool_] = self.characters[self.span(row), 0] != NOT_CONTEXT
         inside[CLS] = True
         return inside
@@ -237,7 +234,7 @@ def load_questions(folder: Path) -> tuple[Question, ...]:
 
 
 def _as_json(questions: Sequence[Question]) -> dict[str, Any]:
-    """Each paragraph once, however many questions are asked on it."""
+    """Questions with each paragraph stored once."""
     places = {context: place for place, context in enumerate(dict.fromkeys(q.context for q in questions))}
     entries = [
         {
@@ -251,11 +248,8 @@ def _as_json(questions: Sequence[Question]) -> dict[str, Any]:
     return {"contexts": list(places), "questions": entries}
 
 
-# Padded tensors of windows, in an order that is a pure function of (seed, epoch), and which of them a model takes.
-
-
 class SquadBatches:
-    """Batches by (epoch, index); windows of similar length go together, as padding costs joules and teaches nothing."""
+    """Batches by (epoch, index); windows of similar length share a batch, which saves padding."""
 
     def __init__(self, features: SquadFeatures, batch_size: int, seed: int) -> None:
         self._features, self._batch_size, self._seed = features, batch_size, seed
@@ -276,7 +270,7 @@ class SquadBatches:
 
 
 def iterate_in_order(features: SquadFeatures, batch_size: int) -> Iterator[tuple[Rows, TensorBatch]]:
-    """For evaluation: every window once, longest first, so that a batch too large for the memory fails at once."""
+    """For evaluation: every window once, longest first, so that a batch that does not fit into memory fails first."""
     longest_first = np.argsort(-features.lengths, kind="stable").astype(np.int64)
     for start in range(0, len(longest_first), batch_size):
         rows = longest_first[start : start + batch_size]
@@ -304,7 +298,7 @@ def collate(features: SquadFeatures, rows: Rows) -> TensorBatch:
 
 
 def takes_token_types(model: nn.Module) -> bool:
-    """BERT does, DistilBERT does not; both eat the same batches."""
+    """True for BERT, False for DistilBERT; both use the same batches."""
     return "token_type_ids" in inspect.signature(model.forward).parameters
 
 

@@ -34,7 +34,7 @@ class Images(Protocol):
 
 
 def open_images(
-    request: WorkloadRequest, side: int, classes: int, augment: bool, centre_share: float = CENTER_SHARE
+    request: WorkloadRequest, side: int, classes: int, augment: bool, center_share: float = CENTER_SHARE
 ) -> tuple[Images, Images]:
     """To train on, and held out; `classes` is how many the synthetic ones have."""
     train, held_out = request.wanted_split, parse_split("validation")
@@ -44,8 +44,8 @@ def open_images(
     if source.kind != "folder" or source.path is None:
         raise refuse_dataset(request)
     return (
-        FolderImages(source.path, side, train, augment, centre_share),
-        FolderImages(source.path, side, held_out, augment=False, centre_share=centre_share),
+        FolderImages(source.path, side, train, augment, center_share),
+        FolderImages(source.path, side, held_out, augment=False, center_share=center_share),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from joulelab.data import sources
 from joulelab.data.batches import Rows, ShuffledRows, TensorBatch
-from joulelab.data.images import Questions, normalized, read_middle, read_questions
+from joulelab.data.images import Questions, normalized, read_center, read_questions
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.data.synthetic import SyntheticImageText, paint_fields
 from joulelab.data.tokenize import FIRST_PLAIN
@@ -102,7 +102,7 @@ class _Rows:
         return ShuffledRows(rows, self._request.rows_per_batch, self._request.seed, self._batch)
 
     def _batch(self, rows: Rows, draw: int) -> TensorBatch:
-        read = self._readers.map(lambda row: read_middle(self._found.files[row], self._side), rows)
+        read = self._readers.map(lambda row: read_center(self._found.files[row], self._side), rows)
         asked = [[*self._start, *self._image, *self._questions[row]] for row in rows]
         answers = [self._answers[row] for row in rows]
         front, back = max(len(row) for row in asked), max(len(row) for row in answers)
@@ -191,10 +191,10 @@ def _batches(request: WorkloadRequest, config: Any, split: Split) -> ShuffledRow
     image = np.full(image_tokens, int(config.image_token_index))
 
     def make(rows: Rows, draw: int) -> TensorBatch:
-        colours_BK = source.colours(rows)
-        answers_BA = source.answers(colours_BK)
+        colors_BK = source.colors(rows)
+        answers_BA = source.answers(colors_BK)
         input_ids_BS = interleave(source.prompt, image, answers_BA)
-        tensors = {"input_ids": input_ids_BS, "answers": answers_BA, "colours": colours_BK}
+        tensors = {"input_ids": input_ids_BS, "answers": answers_BA, "colors": colors_BK}
         return TensorBatch(
             {name: torch.from_numpy(value) for name, value in tensors.items()},
             samples=len(rows),

@@ -226,7 +226,7 @@ def prepare(request: WorkloadRequest) -> Workload:
     recipe: DistillationRecipe = request.entry.options[request.size_name or request.entry.default_size]
     cutting = _Cutting(request, recipe)
     side = round(cutting.global_side * MARGIN)
-    train, held_out = open_images(request, side, SYNTHETIC_CLASSES, augment=False, centre_share=1.0)
+    train, held_out = open_images(request, side, SYNTHETIC_CLASSES, augment=False, center_share=1.0)
     student = build(request, recipe)
     return Workload(student, SelfDistillation(student, recipe), cutting.batches(train), cutting.batches(held_out))
 

@@ -17,7 +17,7 @@ from joulelab.data.batches import Rows
 from joulelab.data.masking import MOST_SENTINELS
 from joulelab.data.splits import SYNTHETIC_SIZES, Split, parse_split
 from joulelab.data.synthetic import SyntheticText
-from joulelab.data.text import MOST_OF_A_HUB_SET, Documents, open_documents
+from joulelab.data.text import HUB_DOCUMENT_LIMIT, Documents, open_documents
 from joulelab.data.tokenize import IDS_NEEDED, Encoding, Vocabulary, encode_bytes, own_vocabulary, pack
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.objective import PUBLISHED
@@ -149,8 +149,8 @@ def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: in
     else:
         train, held_out = _hold_out(train)
     notes = [chosen.note]
-    if documents.is_cut_short(split):
-        notes.append(f"of {documents.name} the first {MOST_OF_A_HUB_SET:,} documents are used; name a slice for others")
+    if documents.is_truncated(split):
+        notes.append(f"of {documents.name} the first {HUB_DOCUMENT_LIMIT:,} documents are used; name a slice for others")
     return LanguageRows(train, held_out, chosen.vocabulary, tuple(notes))
 
 
