@@ -150,7 +150,9 @@ def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: in
         train, held_out = _hold_out(train)
     notes = [chosen.note]
     if documents.is_truncated(split):
-        notes.append(f"of {documents.name} the first {HUB_DOCUMENT_LIMIT:,} documents are used; name a slice for others")
+        notes.append(
+            f"of {documents.name} the first {HUB_DOCUMENT_LIMIT:,} documents are used; name a slice for others"
+        )
     return LanguageRows(train, held_out, chosen.vocabulary, tuple(notes))
 
 
