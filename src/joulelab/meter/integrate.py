@@ -1,8 +1,8 @@
-"""Joules of windows from the trace: pure functions, so any old run can be recomputed by a later version.
+"""Energy of windows from a trace: pure functions, so that a later version can recompute any old run.
 
-Two paths lead to them, computed apart: the counter, which goes on counting while nobody reads it, and the integral of
-sampled power. `curve.py` joins them into the figure that is reported; `both_paths` shows them side by side with their
-disagreement, which is how a broken sensor is noticed.
+There are two independent paths: the counter, which keeps counting between readings, and the integral of sampled power.
+`curve.py` combines them into the reported figure; `both_paths` computes them separately with their disagreement, which
+reveals a broken sensor.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class TwoPaths:
 
 
 def component_energy(trace: Trace, component: str, windows: Sequence[Window]) -> EnergyFigure:
-    """One component's joules over disjoint windows: the sum over its counted devices."""
+    """Energy of one component over disjoint windows: the sum over its counted devices."""
     devices = [series for series in trace.devices if series.component == component and series.counted]
     if devices:
         return total(device_energy(series, windows) for series in devices)
-    for gone in trace.missing:
-        if gone.component == component:
-            return missing(gone.reason, gone.fix or None)
+    for unavailable in trace.missing:
+        if unavailable.component == component:
+            return missing(unavailable.reason, unavailable.fix or None)
     uncounted = [series for series in trace.devices if series.component == component]
     if uncounted:
         return missing(str(uncounted[0].facts.get("reason", "its sensor covers more than this job")))
@@ -58,9 +58,9 @@ def device_energy(series: DeviceSeries, windows: Sequence[Window]) -> EnergyFigu
 
 
 def both_paths(trace: Trace, component: str, windows: Sequence[Window]) -> TwoPaths | None:
-    """Counter and integral apart, summed over the component's devices; None where no device has both.
+    """Counter and integral separately, summed over the component's devices; None if no device has both.
 
-    Where a counter was set back there is nothing to compare, so those moments are left out of both.
+    Time in which a counter was set back cannot be compared and is left out of both.
     """
     counted = [series for series in trace.devices if series.component == component and series.counted]
     devices = [series for series in counted if series.counter_path and series.power_path]
@@ -75,13 +75,13 @@ def both_paths(trace: Trace, component: str, windows: Sequence[Window]) -> TwoPa
 
 def _without_faults(series: DeviceSeries, windows: Sequence[Window]) -> list[Window]:
     faults = [(begin, end) for begin, end, _ in series.counter_faults]
-    return [piece for window in windows for piece in without(window, faults)]
+    return [part for window in windows for part in without(window, faults)]
 
 
-def without(whole: Window, holes: Sequence[Window]) -> list[Window]:
-    """What is left of a window when disjoint windows are cut out of it."""
+def without(whole: Window, excluded: Sequence[Window]) -> list[Window]:
+    """The parts of a window outside other, disjoint windows."""
     left, cursor = [], whole[0]
-    for start, end in sorted(holes):
+    for start, end in sorted(excluded):
         if cursor < min(start, whole[1]):
             left.append((cursor, min(start, whole[1])))
         cursor = max(cursor, end)
@@ -129,7 +129,7 @@ def _faults(series: DeviceSeries, windows: Sequence[Window]) -> list[str]:
 
 
 def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
-    """Power over time as finely as the trace knows it: 20 ms samples, polled power, or the counter's slope."""
+    """Power over time at the best resolution of the trace: 20 ms samples, polled power, or the counter's slope."""
     if len(series.samples_ns) > 1:
         return series.samples_ns, series.samples_w
     if len(series.power_ns) > 1:
@@ -137,7 +137,7 @@ def power_curve(series: DeviceSeries) -> tuple[Array, Array]:
     readings = series.readings
     if readings is None:
         return np.array([], dtype=np.int64), np.array([])
-    # over an interval in which a wrap may hide, the difference of the counter is no energy
+    # where a wrap may have been missed, the difference of the counter is not an energy
     steps_s, steps_j = np.maximum(np.diff(readings.at_ns) / NS, 1e-9), np.diff(readings.joules)
     middle = (readings.at_ns[1:] + readings.at_ns[:-1]) // 2
     return middle[readings.known], (steps_j / steps_s)[readings.known]

@@ -278,7 +278,7 @@ def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
 
 
 Array = NDArray[Any]
-Pieces = dict[str, list[tuple[Array, Array]]]
+Chunks = dict[str, list[tuple[Array, Array]]]
 """Device -> chunks of (times in monotonic nanoseconds, values), in the order of the trace."""
 
 READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host", "cores")
@@ -291,10 +291,10 @@ _READING_COLUMNS = [
 
 @dataclass
 class Readings:
-    counters: Pieces = field(default_factory=dict)
-    powers: Pieces = field(default_factory=dict)
-    samples: Pieces = field(default_factory=dict)
-    read_times: Pieces = field(default_factory=dict)
+    counters: Chunks = field(default_factory=dict)
+    powers: Chunks = field(default_factory=dict)
+    samples: Chunks = field(default_factory=dict)
+    read_times: Chunks = field(default_factory=dict)
     stamps: list[int] = field(default_factory=list)
     """First and last stamp of each chunk of the trace."""
     misfit: bool = False
@@ -363,7 +363,7 @@ def _codes(column: Any) -> tuple[Array, list[str]]:
     return np.where(known, codes, -1), encoded.dictionary.to_pylist()
 
 
-def _add(chunks: Pieces, device: str, times: Array, values: Array, chosen: Array) -> None:
+def _add(chunks: Chunks, device: str, times: Array, values: Array, chosen: Array) -> None:
     if chosen.any():
         chunks.setdefault(device, []).append((times[chosen], values[chosen]))
 

@@ -1,7 +1,7 @@
 """A trace as arrays: per device the counter, the polled power and the 20 ms samples, on the monotonic clock.
 
-What a counter says is judged here, interval by interval: it may wrap, be set back, jump, or not be read for so long
-that a wrap may hide. An interval over which it cannot be trusted says nothing; the others keep their joules.
+Counters are checked here, interval by interval: a counter may wrap, be set back, jump, or not be read for so long that
+a wrap may be missed. Intervals over which it cannot be trusted are not used; the others keep their joules.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from joulelab.meter.curve import (
     sample_curve,
 )
 from joulelab.meter.figures import Method
-from joulelab.meter.parquet import SUFFIX, Pieces, read_rare_lines, read_readings
+from joulelab.meter.parquet import SUFFIX, Chunks, read_rare_lines, read_readings
 from joulelab.meter.trace import read_lines, where_now
 
 Array = NDArray[Any]
-# A wrapping counter that fell is taken as wrapped unless that needed this many times the power `max_gap_s` stands for.
+# A decrease is a wrap unless that needed this many times the power that `max_gap_s` was computed with.
 WRAP_MARGIN = 100.0
 SET_BACK = "the energy counter was set back"
 JUMPED = "the energy counter jumped by more than the device can draw"
 # A rise that needs this many times the device's limit is a jump: cards overshoot their limit by 30 % for milliseconds.
 JUMP_FACTOR = 3.0
-# No single device on sale in 2026 draws as much; for those that do not tell their limit.
+# No single device on sale in 2026 draws as much; for devices that do not report their limit.
 ANY_DEVICE_W = 3000.0
-# A reading that took longer was of an unknown moment; the next one makes up for it.
+# The time of a reading that took longer is unknown; the next reading replaces it.
 SLOW_READ_S = 0.05
-# A gap in which a wrap may hide is still followed where that wrap would need this many times the most power seen.
+# A gap in which a wrap could be missed is still used if the wrap would need this many times the highest power seen.
 HIDDEN_WRAP_FACTOR = 5.0
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceSeries:
-    """Everything the trace says about one device; times are monotonic nanoseconds, ascending.
+    """All readings of one device; times are monotonic nanoseconds, ascending.
 
-    Its paths to energy are built once and kept: a trace is asked once for each stage.
+    Its energy curves are computed once and cached: each stage of a run uses them.
     """
 
     device: str
@@ -60,16 +60,16 @@ class DeviceSeries:
     gain_error_rel: float
     counter_ns: Array
     counter_j: Array
-    """Wraps are taken out, so it falls only where the counter was set back."""
+    """Unwrapped, so it decreases only where the counter was set back."""
     power_ns: Array
     power_w: Array
     samples_ns: Array
     samples_w: Array
     facts: dict[str, Any] = field(default_factory=dict)
     counter_read_s: Array | None = None
-    """How long each reading of the counter took; None in traces that do not say."""
+    """How long each reading of the counter took; None in traces without it."""
     driver: SharedLag | None = None
-    """All devices that the same driver samples; None for one on its own."""
+    """Shared by all devices that the same driver samples; None for a single device."""
 
     @cached_property
     def readings(self) -> Readings | None:
@@ -105,7 +105,7 @@ class DeviceSeries:
 
     @property
     def limit_w(self) -> float | None:
-        """The most the device can draw for long; None where it does not tell."""
+        """The highest sustained power of the device; None if it does not report it."""
         limit: float | None = self.facts.get("power_limit_w")
         return limit
 
@@ -196,11 +196,11 @@ class Trace:
     """Whether the recorder wrote its closing line."""
     interval_s: float
     offset_s: float
-    """wall time - monotonic time at the header, to turn monotonic stamps into times of day."""
+    """Wall time minus monotonic time at the header, to convert monotonic stamps to wall times."""
 
 
 def load_trace(path: Path) -> Trace:
-    """A trace of either kind; Parquet gives its arrays column by column, which is much quicker."""
+    """Read a trace, JSONL or Parquet; Parquet is read column by column, which is much faster."""
     collector = _Collector()
     path = where_now(path)
     readings = read_readings(path) if path.suffix == SUFFIX else None
@@ -227,7 +227,7 @@ class _Collector:
         self.powers: dict[str, list[tuple[int, float]]] = {}
         self.samples: dict[str, list[tuple[int, float]]] = {}
         self.read_times: dict[str, list[tuple[int, float]]] = {}
-        self.pieces: dict[str, Pieces] = {}
+        self.pieces: dict[str, Chunks] = {}
         """The same three as arrays, where the trace has columns."""
         self.gaps: list[Gap] = []
         self.stamps: list[int] = []
@@ -265,7 +265,7 @@ class _Collector:
             self.ended = True
 
     def _take_header(self, line: dict[str, Any], mono_ns: int) -> None:
-        """A second header is a recorder that took over; what the first one saw and the new one sees belong together."""
+        """A second header is a recorder that took over; the devices of both belong to the trace."""
         if self.header:
             if not self.ended:
                 self.gaps.append(Gap("recorder", mono_ns, "the recorder was killed; another one took over"))
@@ -304,7 +304,7 @@ class _Collector:
         )
 
     def _note_faults(self, series: DeviceSeries) -> None:
-        """Where a counter was set back (a driver reload, say) or jumped: a gap like any other."""
+        """Record a gap where a counter was set back (by a driver reload, for example) or jumped."""
         for _, end_ns, reason in series.counter_faults:
             self.gaps.append(Gap(series.device, end_ns + round(series.refresh_s / 2 * NS), reason))
 
@@ -350,10 +350,10 @@ def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
 
 
 def unwrap(counter_ns: Array, counter_j: Array, wrap_j: float, max_gap_s: float | None = None) -> Array:
-    """A counter that falls has wrapped once: it is read far more often than it can go round.
+    """The counter without wraps. A decrease is one wrap, because it is read far more often than it can wrap.
 
-    Within `max_gap_s` it can go round by half at most. A fall that would be a far higher rise is no wrap: the counter
-    was set back, and stays fallen here.
+    Within `max_gap_s` it can advance by half its range at most. A decrease that would need a far larger rise is not a
+    wrap: the counter was set back, and the decrease stays.
     """
     steps_s, steps_j = np.diff(counter_ns) / NS, np.diff(counter_j)
     most_j = WRAP_MARGIN * steps_s * wrap_j / 2 / max_gap_s if max_gap_s else wrap_j
