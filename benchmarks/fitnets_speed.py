@@ -36,12 +36,10 @@ from transformers import BertConfig, BertForSequenceClassification, DistilBertCo
 from transformers import DistilBertForSequenceClassification as DistilBert
 
 from joulelab.data.batches import Batch
-from joulelab.distill.classify_config import DistillConfig
-from joulelab.distill.classify_objective import ClassifyObjective
-from joulelab.distill.classify_teachers import LiveTeacher, Teacher, made_ready
-from joulelab.distill.classify_view import TextLook
-from joulelab.distill.connectors import make_connector
-from joulelab.distill.teacher_cache import TeacherCache
+from joulelab.distill.classify.config import DistillConfig
+from joulelab.distill.classify.data import CachedTeacher
+from joulelab.distill.classify.models import freeze_teacher, make_connector
+from joulelab.distill.classify.objective import ClassifyObjective, LiveTeacher, TeacherSource, TextForward
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
@@ -53,8 +51,8 @@ from joulelab.train.trainer import SimpleTrainer
 
 VOCABULARY, CLASSES, TEXTS, EPOCHS = 30_522, 2, 4096, 3
 T_LAYER = S_LAYER = -2
-DISTILL = DistillConfig(kd_alpha=0.5, kd_T=2.0, feat_beta=1.0, t_layer=T_LAYER, s_layer=S_LAYER, feat_pool="cls")
-TEACHER_LOOK, STUDENT_LOOK = TextLook(T_LAYER, "cls"), TextLook(S_LAYER, "cls")
+DISTILL = DistillConfig(alpha=0.5, temperature=2.0, feat_beta=1.0, t_layer=T_LAYER, s_layer=S_LAYER, feat_pool="cls")
+TEACHER_FORWARD, STUDENT_FORWARD = TextForward(T_LAYER, "cls"), TextForward(S_LAYER, "cls")
 
 Window = tuple[int, int]
 
@@ -181,11 +179,11 @@ def old_loss(own: Any, said: Any, labels: torch.Tensor) -> torch.Tensor:
     return 0.5 * hard + 0.5 * 4 * soft + features
 
 
-def our_loop(what: str, teacher: Teacher, options: Any, device: torch.device) -> Measured:
+def our_loop(what: str, teacher: TeacherSource, options: Any, device: torch.device) -> Measured:
     """The project's own loop and objective; only what the run around it would do (stages, checkpoints) is left out."""
     student = make_student(options.tokens, options.tiny).to(device)
     width = 64 if options.tiny else 768
-    objective = ClassifyObjective(DISTILL, teacher, make_connector(width, width).to(device), STUDENT_LOOK)
+    objective = ClassifyObjective(DISTILL, STUDENT_FORWARD, teacher, make_connector(width, width).to(device))
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=options.batch_size, precision="bf16", compile=options.compile,
         prefetch=4,
@@ -201,31 +199,31 @@ def our_loop(what: str, teacher: Teacher, options: Any, device: torch.device) ->
 
 def cached_loop(options: Any, device: torch.device) -> tuple[Measured, Measured]:
     """The cache's making, and training from it."""
-    model = made_ready(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
+    model = freeze_teacher(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
     texts = RandomTexts(options.batch_size, options.tokens)
     width = 64 if options.tiny else 768
     logits, features = np.zeros((TEXTS, CLASSES), np.float32), np.zeros((TEXTS, width), np.float32)
     number = 0
 
     @torch.inference_mode()
-    def answer() -> None:
+    def cache_batch() -> None:
         nonlocal number
         batch = texts.at(0, number % texts.batches_per_epoch)
         number += 1
         with autocast("bf16", device):
-            view = TEACHER_LOOK(model, batch.to(device), True)
-        assert view.features is not None
-        logits[batch.rows], features[batch.rows] = view.logits_BC.float().cpu(), view.features.float().cpu()
+            output = TEACHER_FORWARD(model, batch.to(device), True)
+        assert output.features is not None
+        logits[batch.rows], features[batch.rows] = output.logits_BC.float().cpu(), output.features.float().cpu()
 
-    making = timed("making the cache", options.batch_size, answer, options.seconds, device)
-    training = our_loop("training from the cache", TeacherCache(logits, features), options, device)
+    making = timed("making the cache", options.batch_size, cache_batch, options.seconds, device)
+    training = our_loop("training from the cache", CachedTeacher(logits, features), options, device)
     return making, training
 
 
 def live_loop(options: Any, device: torch.device) -> Measured:
-    model = made_ready(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
+    model = freeze_teacher(make_teacher(options.tokens, options.tiny), device, "bf16", options.compile)
     return our_loop(
-        f"c: bf16, compile={options.compile}, live teacher", LiveTeacher(model, TEACHER_LOOK), options, device
+        f"c: bf16, compile={options.compile}, live teacher", LiveTeacher(model, TEACHER_FORWARD), options, device
     )
 
 

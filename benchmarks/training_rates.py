@@ -18,7 +18,7 @@ from typing import get_args
 import torch
 from distilbert_step import Way, make_batches, make_models
 
-from joulelab.distill.lm_objective import FrozenTeacher, LmObjective
+from joulelab.distill.distilbert.objective import FrozenTeacher, LmObjective
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace

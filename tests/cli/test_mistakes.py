@@ -162,7 +162,7 @@ def test_a_dry_run_prints_the_merged_settings_and_runs_nothing(tmp_path):
     done = joulelab_here("run", "demo-labels", "seed=9", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0
     assert "seed: 9" in done.stdout
-    assert "kd_alpha: 1.0" in done.stdout
+    assert "alpha: 1.0" in done.stdout
     assert not (tmp_path / "runs").exists()
 
 
@@ -218,10 +218,11 @@ def test_listings_have_json(tmp_path):
 
 def test_explain_describes_a_setting_and_answers_a_misspelt_one():
     done = joulelab_here("explain", "distill.kd_T")
-    assert "Temperature of the teacher's responses." in done.stdout
-    wrong = joulelab_here("explain", "distill.kdT")
+    assert "distill.temperature" in done.stdout
+    assert "Temperature of the teacher's responses (kd_T)." in done.stdout
+    wrong = joulelab_here("explain", "distill.temperatur")
     assert wrong.returncode == 2
-    assert "did you mean 'distill.kd_T'" in wrong.stderr
+    assert "did you mean 'distill.temperature'" in wrong.stderr
 
 
 @pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
-from joulelab.distill.pooling import pool
+from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, pool, soft_target_kl_sum
 
 
 def test_kl_matches_the_closed_form_and_carries_t_squared():

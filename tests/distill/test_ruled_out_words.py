@@ -5,15 +5,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from joulelab.distill.chunked_vocabulary import TermWeights, chunk_terms
-from joulelab.distill.divergences import DIVERGENCES, teacher_log_softmax
+from joulelab.distill.chunked import TermWeights, chunk_terms
 from joulelab.distill.logit_cache.codecs import codec_named
 from joulelab.distill.logit_cache.loss import KdLoss
 from joulelab.distill.logit_cache.picking import pick, weigh
 from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
-from joulelab.distill.losses import soft_target_kl_sum
-from joulelab.distill.qa_losses import span_kl_sum
-from joulelab.distill.vocabulary_losses import logit_mse_sum, response_kl_sum
+from joulelab.distill.losses import DIVERGENCES, logit_mse_sum, response_kl_sum, soft_target_kl_sum, teacher_log_softmax
+from joulelab.distill.squad.objective import span_kl_sum
 
 ROWS, WORDS, RULED_OUT = 4, 9, [2, 7]
 KEPT = [word for word in range(WORDS) if word not in RULED_OUT]

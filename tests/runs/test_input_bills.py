@@ -6,7 +6,7 @@ import pytest
 
 from joulelab.data.inputs import find_bill, input_bill
 from joulelab.data.sources import content_hash
-from joulelab.distill.prepare_delivery import deliver
+from joulelab.distill.prepare.recipe import deliver
 from joulelab.report.energy_sums import is_teachers, parts_of, run_energy
 from joulelab.report.tables.bill_tables import artefact_bill, run_bill
 from joulelab.runs.artifacts import Artifact, read_bill

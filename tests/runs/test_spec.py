@@ -4,6 +4,7 @@ import pytest
 
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.runs.spec import (
+    _print_notice,
     check,
     describe,
     experiment_names,
@@ -56,7 +57,7 @@ def test_several_mistakes_are_told_at_once():
 def test_the_order_is_base_then_experiment_then_command_line():
     spec = load_spec("demo-labels", parse_overrides(["training.learning_rate=3e-4", "seed=7"]))
     assert spec.training.learning_rate == pytest.approx(3e-4)  # the command line
-    assert spec.distill.kd_alpha == 1.0  # demo-labels
+    assert spec.distill.alpha == 1.0  # demo-labels
     assert spec.data.subset == "short"  # demo-kd, which it extends
     assert spec.energy.gpus == "auto"  # base
     assert spec.seed == 7
@@ -206,3 +207,25 @@ def test_a_seed_that_no_generator_takes_is_refused_at_the_settings(seed):
     with pytest.raises(ConfigError, match="seed: expected"):
         load_spec("demo-kd", {"seed": seed})
     assert load_spec("demo-kd", {"seed": 2**32 - 1}).seed == 2**32 - 1
+
+
+def test_published_and_earlier_names_of_settings_are_accepted(capsys):
+    published = load_spec("demo-kd", {"distill": {"kd_alpha": 0.25, "kd_T": 3.0}})
+    assert (published.distill.alpha, published.distill.temperature) == (0.25, 3.0)
+    assert capsys.readouterr().err == ""
+    names = {"teacher": {"teacher_name": "sample:minilm"}, "student": {"student_size": "tiny", "layers": None}}
+    spec = load_spec("distilbert-tiny-kd", names)
+    assert (spec.teacher.model, spec.student.size) == ("sample:minilm", "tiny")
+    _print_notice.cache_clear()  # once per process
+    renamed = load_spec("squad-tiny", {"student": {"init": "elsewhere"}, "evaluation": {"batch_size": 7}})
+    assert (renamed.student.model, renamed.eval_batch_size) == ("elsewhere", 7)
+    assert "student.init is now called student.model" in capsys.readouterr().err
+
+
+def test_of_two_names_of_a_setting_the_one_set_later_wins(tmp_path):
+    own = tmp_path / "own.yaml"
+    own.write_text("extends: demo-kd\ndistill: {kd_T: 4.0}\n")
+    assert load_spec(str(own)).distill.temperature == 4.0
+    assert load_spec(str(own), {"distill": {"temperature": 5.0}}).distill.temperature == 5.0
+    again = merge({"distill": {"temperature": 5.0}}, {"distill": {"kd_T": 6.0}})
+    assert load_spec(str(own), again).distill.temperature == 6.0

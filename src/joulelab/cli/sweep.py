@@ -48,7 +48,7 @@ def sweep(
 
       joulelab sweep train gpt2 --size tiny --precision fp32,bf16 --learning_rate 1e-4,1e-3 --max_steps 50
 
-      joulelab sweep run demo-kd distill.kd_T=1,2,4 --repeats 2
+      joulelab sweep run demo-kd distill.temperature=1,2,4 --repeats 2
 
       joulelab sweep --resume sweep-resnet50-20260101T120000Z-ab12
     """

@@ -75,7 +75,7 @@ _TITLES = {
     "grade": "Grade",
 }
 # How pipelines call a model in the settings of a teacher or student, the most telling first.
-_NAMES = ("model", "init", "teacher_name", "student_type", "architecture", "name", "size")
+_NAMES = ("model", "init", "teacher_name", "type", "student_type", "architecture", "name", "size")
 _WORDS = ("method", "models", "hardware", "runs", "grade")
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Union, get_args, get_origin
 
@@ -184,6 +186,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Published spellings of settings (`kd_T`) and their names here; accepted for good."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Names of earlier releases and their names now; accepted with a notice."""
+
 
 class RunSpec(Section):
     """What every pipeline's settings have in common."""
@@ -283,12 +290,47 @@ def read_experiment(name: str) -> dict[str, Any]:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections merge key by key; anything else is replaced whole."""
+    """Sections merge key by key; anything else is replaced whole. Keys are in the order in which they were last set,
+    so that the later one of two spellings of a setting wins."""
     result = dict(copy.deepcopy(dict(under)))
     for key, value in over.items():
-        below = result.get(key)
+        below = result.pop(key, None)
         result[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return result
+
+
+def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The settings under their present names; of two spellings of one setting, the one that was set later."""
+    aliases: Mapping[str, str] = getattr(model, "aliases", {})
+    renamed: Mapping[str, str] = getattr(model, "renamed", {})
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = aliases.get(key) or renamed.get(key) or key
+        if key in renamed:
+            _print_notice(f"{prefix}{key} is now called {prefix}{name}")
+        field = model.model_fields.get(name)
+        inner = model_in(field.annotation) if field is not None else None
+        if inner is not None and isinstance(value, Mapping):
+            value = current_names(inner, value, f"{prefix}{name}.")
+        result.pop(name, None)
+        result[name] = value
+    return result
+
+
+def current_key(model: type[BaseModel], key: str) -> str:
+    """`distill.kd_T` -> `distill.temperature`."""
+    names: list[str] = []
+    settings: Any = current_names(model, nest(key, None)) if key else {}
+    while settings:
+        (name, settings), *_ = settings.items()
+        names.append(name)
+    return ".".join(names)
+
+
+@cache
+def _print_notice(text: str) -> None:
+    """Once per process: the members of a group share their settings."""
+    print(f"joulelab: {text}; the old name is accepted for one more release", file=sys.stderr)
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
@@ -316,7 +358,8 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
     try:
         # through JSON, so that a YAML list may fill a tuple while a text still cannot fill a number
-        return model.model_validate_json(json.dumps(model.complete(settings), default=str))
+        complete = model.complete(current_names(model, settings))
+        return model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
         raise explain(error, model) from None
 
@@ -352,8 +395,9 @@ def explained(key: str = "", pipeline: str | None = None) -> Explained:
     names = lookup.PIPELINE_SPECS.names()
     if not key:
         return Explained(tuple(describe(RunSpec)), tuple(names))
-    whole = {name: list(_walk(lookup.PIPELINE_SPECS.resolve(name), "")) for name in names}
-    told = {name: tuple(_below(rows, key)) for name, rows in whole.items()}
+    models = {name: lookup.PIPELINE_SPECS.resolve(name) for name in names}
+    whole = {name: list(_walk(model, "")) for name, model in models.items()}
+    told = {name: tuple(_below(rows, current_key(models[name], key))) for name, rows in whole.items()}
     having = [name for name in names if told[name]]
     if not having:
         _require_no_other_name(key, names)
@@ -383,7 +427,7 @@ def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
 def describe(model: type[BaseModel], key: str = "") -> list[Setting]:
     """The setting of that name, or all settings below that section; all of them for the empty key."""
     rows = list(_walk(model, ""))
-    found = _below(rows, key)
+    found = _below(rows, current_key(model, key))
     if not found:
         raise lookup.unknown("setting", key, [row.key for row in rows])
     return found

@@ -33,18 +33,18 @@ from joulelab.zoo.objective import Objective
 
 
 class EvaluationPoint(NamedTuple):
-    """When the loop looks at held-out data."""
+    """When the loop evaluates the model on held-out data."""
 
     step: int
-    looks: int
-    """Of this training so far, this one and those of earlier attempts included."""
+    evaluations: int
+    """Evaluations of this training so far, this one and those of earlier attempts included."""
     stage: Stage
-    """What it is billed to; it counts what all looks went through."""
+    """The stage it is billed to, which counts the items of all evaluations."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What is trained in one stage."""
+    """One training in one stage: the model, what it is trained on, and how."""
 
     stage: str
     role: str

@@ -72,7 +72,7 @@ def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_o
     stages = {"logits": "teacher.logits", "answers": "teacher.generate", "scores": "teacher.judge"}
     names = {"logits": ["logits"], "generation": ["answers"], "preferences": ["answers", "scores"]}[until]
     for name in names:
-        assert f"{name}: 3 of 3 shares are there, their bills come along" in lab.listening.said
+        assert f"{name}: found 3 of 3 shards (their energy is included)" in lab.listening.said
         same(paths.artifacts, at_once.artifacts, name)
         own, *parts = with_parts(read_bill(paths.artifacts / name))
         stage = stages[name]
@@ -108,7 +108,7 @@ def test_a_share_that_is_there_is_found_and_one_that_is_missing_is_made_by_whoev
     warm, _ = lab.run(tmp_path, "kd", until="logits", distill={"codec": "hidden", "temperature": 2.0})
     assert warm.stage("teacher.logits") is None  # hidden states are good for any temperature
     late, _ = lab.run(tmp_path, "kd", until="logits", shard="1/3", **hidden)
-    assert any("logits: whole already" in said for said in lab.listening.said)
+    assert any("logits: already complete in" in said for said in lab.listening.said)
     assert not late.made
 
 

@@ -11,7 +11,7 @@ from joulelab.distill.logit_cache.codecs import codec_named, record_bytes
 from joulelab.distill.logit_cache.draws import spaced_draws
 from joulelab.distill.logit_cache.keys import Piece
 from joulelab.distill.logit_cache.picking import starts_of
-from joulelab.distill.vocabulary_losses import response_kl_sum
+from joulelab.distill.losses import response_kl_sum
 from joulelab.errors import ConfigError
 
 WORDS, MANY = 64, 2000

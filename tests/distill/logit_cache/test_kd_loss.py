@@ -4,13 +4,12 @@ import pytest
 import torch
 from cached_positions import against, cached, make_manifest
 
-from joulelab.distill.chunked_projection import Projection
-from joulelab.distill.divergences import DIVERGENCES
+from joulelab.distill.chunked import Projection
 from joulelab.distill.logit_cache.loss import KdLoss, trained_places
 from joulelab.distill.logit_cache.manifest import CacheManifest
 from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, sparse_chunk
 from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
-from joulelab.distill.vocabulary_losses import response_kl_sum, token_cross_entropy_sum
+from joulelab.distill.losses import DIVERGENCES, response_kl_sum, token_cross_entropy_sum
 from joulelab.errors import ConfigError, JoulelabError
 
 WORDS = 40

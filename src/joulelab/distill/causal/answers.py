@@ -14,8 +14,9 @@ from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.data import rows
 from joulelab.distill.causal.distributions import Voice
 from joulelab.distill.causal.generators import by_server, make_generator, unseen
-from joulelab.distill.causal.split_work import Begun, SplitWork, worked
+from joulelab.distill.causal.split_work import worked
 from joulelab.distill.preferences.candidates import Candidates
+from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import (
     Generator,
@@ -115,7 +116,7 @@ class _Answering:
         """Looked for only where they are asked: all texts go through the tokenizer for it."""
         return [prompt for prompt, _ in asked_prompts(self.bench)]
 
-    def work(self, data: Artifact) -> SplitWork:
+    def work(self, data: Artifact) -> ShardedWork:
         spec = self.bench.spec
         wanted = spec.generation.model_dump(
             mode="json", include={"prompts", "prompt_tokens", "answer", "cache", "chain_of_thought"}
@@ -127,12 +128,12 @@ class _Answering:
             "precision": str(self.bench.teacher_precision),
         }
         parents, size = [self.voice.bill, data.bill], spec.teacher.batch_size
-        return SplitWork(
-            "answers", "answers", self.stage_name, inputs, parents, size,
-            total=lambda: len(self.prompts), begin=self._begin, join=self._join, role=self.role,
+        return ShardedWork(
+            "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents, size,
+            total=lambda: len(self.prompts), begin=self._begin, join=self._join,
         )  # fmt: skip
 
-    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> Begun:
+    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> RemainingWork:
         own, there = read_completions(place / _log(share)), read_completions(*_logs([place, *others]))
         served, reports = by_server(self.bench, self.voice), _reports([place, *others])
         if not reports and not served:
@@ -141,13 +142,13 @@ class _Answering:
             if own:
                 self._note_gap(reports[0])
             write_json(place / REPORT, reports[0])
-            return Begun(None, _counts(Progress.of(own.values())) if own else {})
+            return RemainingWork(None, _counts(Progress.of(own.values())) if own else {})
         generator = make_generator(self.bench, self.voice, self.prompts)
         gap = generator.energy_gap or (unseen(self.bench) if served else None)
         report = {"generator": generator.identity, "energy_gap": gap}
         self._note_gap(report)
         write_json(place / REPORT, report)
-        return Begun(lambda stage: self._ask(place, share, others, generator, stage), {})
+        return RemainingWork(lambda stage: self._ask(place, share, others, generator, stage), {})
 
     def _own_keys(self, generator: str, share: Shard) -> list[str]:
         keys = [self._key(generator, prompt) for prompt in self.prompts]

@@ -12,7 +12,7 @@ from joulelab.data.chat.packing import CausalBatch, PackedRows, training_batches
 from joulelab.distill.causal.bench import TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.causal.objectives import Targets, TokenObjective
-from joulelab.distill.causal.split_work import Begun, SplitWork, worked
+from joulelab.distill.causal.split_work import worked
 from joulelab.distill.causal.students import Desk, Lesson
 from joulelab.distill.logit_cache.asking import ToAsk, batches_to_ask
 from joulelab.distill.logit_cache.batches import TaughtBatches
@@ -22,13 +22,13 @@ from joulelab.distill.logit_cache.reader import LogitCache
 from joulelab.distill.logit_cache.shards import set_damaged_aside
 from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
 from joulelab.distill.logit_cache.writer import merge_caches
-from joulelab.distill.ticking import ticks
+from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec, progress_counter
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
 from joulelab.runs.sharding import Shard
 
-STAGE = "teacher.logits"
+STAGE = StageSpec("teacher.logits", "teacher", "cache")
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ def logit_cache(bench: Bench, data: Artifact, voice: Voice) -> Artifact:
     return made
 
 
-def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
+def _listening(bench: Bench, data: Artifact, voice: Voice) -> ShardedWork:
     distill, rows, size = bench.spec.distill, bench.rows(data, TRAIN), bench.spec.teacher.batch_size
 
-    def begin(place: Path, share: Shard, others: Sequence[Path]) -> Begun:
+    def begin(place: Path, share: Shard, others: Sequence[Path]) -> RemainingWork:
         for told in [damage for folder in (place, *others) for damage in set_damaged_aside(folder)]:
             bench.run.warn(f"{told}; what it held is asked again")
         asked = batches_to_ask(place, rows, size, share, others)
         if not asked.batches:
-            return Begun(None, {"samples": asked.samples, "tokens": asked.tokens} if asked.samples else {})
+            return RemainingWork(None, {"samples": asked.samples, "tokens": asked.tokens} if asked.samples else {})
         teacher = _speaking(bench, voice)
-        return Begun(lambda stage: ask(place, share, teacher, asked, stage), {})
+        return RemainingWork(lambda stage: ask(place, share, teacher, asked, stage), {})
 
     def ask(place: Path, share: Shard, teacher: LiveTeacher, asked: ToAsk, stage: Stage) -> None:
         manifest = teacher.manifest(
@@ -72,7 +72,7 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         )  # fmt: skip
         write_cache(
             place, teacher, rows, manifest,
-            batch_size=size, tick=ticks(bench.run, stage), share=share, chunk=bench.spec.chunk,
+            batch_size=size, tick=progress_counter(bench.run, stage), share=share, chunk=bench.spec.chunk,
             compile_mode=bench.spec.training.compile, asked=asked,
         )  # fmt: skip
 
@@ -89,9 +89,9 @@ def _listening(bench: Bench, data: Artifact, voice: Voice) -> SplitWork:
         "precision": str(bench.teacher_precision),
         "row_length": bench.spec.data.row_length,
     }
-    return SplitWork(
+    return ShardedWork(
         "logits", "logit-cache", STAGE, inputs, [voice.bill, data.bill], size, rows.__len__, begin, join,
-        opens=LogitCache.open, takes_damaged_shares=True, activity="cache",
+        opens=LogitCache.open, accepts_damaged_shards=True,
     )  # fmt: skip
 
 

@@ -13,11 +13,12 @@ from torch import nn
 from joulelab.distill.causal.answers import REPORT, candidate_batches
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.distributions import Voice
-from joulelab.distill.causal.split_work import Begun, SplitWork, worked
+from joulelab.distill.causal.split_work import worked
 from joulelab.distill.preferences.candidates import Candidates, Judge, Score
 from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge, likelihood_identity, rule_identity
 from joulelab.distill.preferences.rubric import RubricJudge, rubric_identity
 from joulelab.distill.preferences.score_log import judge_into, read_scores, score_key, write_scores
+from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.runs.artifacts import Artifact
@@ -25,7 +26,7 @@ from joulelab.runs.context import Stage
 from joulelab.runs.sharding import ALL, Shard
 from joulelab.runs.storage import read_json
 
-STAGE, SCORES = "teacher.judge", "scores.jsonl"
+STAGE, SCORES = StageSpec("teacher.judge", "teacher", "judge"), "scores.jsonl"
 GRADE = GenerationSettings(max_new_tokens=8)
 
 
@@ -60,19 +61,19 @@ class _Judging:
         identity = _identity(self.bench)
         return [score_key(identity, one) for one in self.asked]
 
-    def work(self, voice: Voice) -> SplitWork:
+    def work(self, voice: Voice) -> ShardedWork:
         parents, size = [self.answers.bill, voice.bill], self.bench.spec.teacher.batch_size
-        return SplitWork(
+        return ShardedWork(
             "scores", "scores", STAGE, inputs(self.bench), parents, size,
-            total=lambda: len(self.asked), begin=self._begin, join=self._join, activity="judge",
+            total=lambda: len(self.asked), begin=self._begin, join=self._join,
         )  # fmt: skip
 
-    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> Begun:
+    def _begin(self, place: Path, share: Shard, others: Sequence[Path]) -> RemainingWork:
         own, there = read_scores(place / _log(share)), read_scores(*_logs([place, *others]))
         if all(key in there for key in self.keys):
-            return Begun(None, {"samples": len(own)} if own else {})
+            return RemainingWork(None, {"samples": len(own)} if own else {})
         judge = _judge(self.bench, self.asked, self.answers)
-        return Begun(lambda stage: self._ask(place, share, others, judge, stage), {})
+        return RemainingWork(lambda stage: self._ask(place, share, others, judge, stage), {})
 
     def _ask(self, place: Path, share: Shard, others: Sequence[Path], judge: Judge, stage: Stage) -> None:
         run, ranks = self.bench.run, self.bench.ranks

@@ -9,7 +9,7 @@ from joulelab.distill.causal import judging
 from joulelab.distill.causal.answers import candidates, energy_gap
 from joulelab.distill.causal.bench import Bench
 from joulelab.distill.causal.distributions import Voice
-from joulelab.distill.causal.split_work import Begun, SplitWork, worked
+from joulelab.distill.causal.split_work import worked
 from joulelab.distill.causal.students import Desk, Lesson, load_student
 from joulelab.distill.preferences.objective import PreferenceObjective
 from joulelab.distill.preferences.pair_batches import PairBatches
@@ -19,13 +19,13 @@ from joulelab.distill.preferences.pairs import PairStore, write_pairs
 from joulelab.distill.preferences.policy import switch_dropout_off
 from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
 from joulelab.distill.preferences.target_log_probabilities import Projecting
-from joulelab.distill.ticking import ticks
+from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec, progress_counter
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 from joulelab.runs.record import Result
 from joulelab.runs.sharding import Shard
 
-REFERENCE = "student.reference"
+REFERENCE = StageSpec("student.reference", "student", "score")
 LOGS = "reference.jsonl"
 
 
@@ -59,17 +59,17 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
     """What the student says about both answers of every pair before it learns from them; the pass is billed."""
     spec, store = bench.spec, PairStore.open(pairs.folder)
 
-    def begin(place: Path, share: Shard, others: Sequence[Path]) -> Begun:
+    def begin(place: Path, share: Shard, others: Sequence[Path]) -> RemainingWork:
         model = load_student(start.folder).to(bench.device)
 
         def ask(stage: Stage) -> None:
             write_reference(
                 place / f"{share.name}.jsonl", start.key, model, store,
                 batch_size=spec.training.batch_size, how=Projecting(spec.chunk), precision=spec.training.precision,
-                rows=PairRows(spec.preferences.shared_prompt), tick=ticks(bench.run, stage), share=share,
+                rows=PairRows(spec.preferences.shared_prompt), tick=progress_counter(bench.run, stage), share=share,
             )  # fmt: skip
 
-        return Begun(ask, {})
+        return RemainingWork(ask, {})
 
     def join(sources: Sequence[Path], folder: Path) -> None:
         logs = [path for source in sources for path in sorted(source.glob("*.jsonl"))]
@@ -77,10 +77,7 @@ def reference_logs(bench: Bench, pairs: Artifact, start: Artifact) -> Artifact:
 
     inputs = {"precision": spec.training.precision, "shared_prompt": spec.preferences.shared_prompt}
     parents, size = [pairs.bill, start.bill], spec.training.batch_size
-    work = SplitWork(
-        "reference", "reference-logs", REFERENCE, inputs, parents, size, store.__len__, begin, join,
-        role="student", activity="score",
-    )  # fmt: skip
+    work = ShardedWork("reference", "reference-logs", REFERENCE, inputs, parents, size, store.__len__, begin, join)
     return worked(bench, work)
 
 

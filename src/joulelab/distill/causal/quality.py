@@ -21,7 +21,7 @@ from joulelab.data.chat.packing import CausalBatch, PackedRows
 from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
-from joulelab.distill.ticking import ticks
+from joulelab.distill.runner import progress_counter
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import chance_level, read_questions, right_answers
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
@@ -145,9 +145,9 @@ def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, Evaluati
     """For looks on the way of a training."""
     rows = bench.rows(data, TEST)
 
-    def look(model: nn.Module, moment: EvaluationPoint) -> float:
+    def look(model: nn.Module, point: EvaluationPoint) -> float:
         found = _held_out(bench, model, rows, bench.spec.training.precision)
-        moment.stage.count(tokens=moment.looks * found.tokens)
+        point.stage.count(tokens=point.evaluations * found.tokens)
         return found.loss
 
     return look
@@ -162,7 +162,8 @@ def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[tuple[bool, 
     questions = read_questions(quality.answers, quality.answer_items, chat)
     right = right_answers(
         model, bench.tokenizer, questions,
-        batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens, tick=ticks(bench.run, stage),
+        batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
+        tick=progress_counter(bench.run, stage),
     )  # fmt: skip
     return tuple(right), chance_level(questions)
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import Projection
-from joulelab.distill.divergences import DIVERGENCES, teacher_log_softmax
+from joulelab.distill.chunked import Projection
 from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, times_in_place
+from joulelab.distill.losses import DIVERGENCES, teacher_log_softmax
 
 
 def dense_chunk(

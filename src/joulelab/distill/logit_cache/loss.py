@@ -1,6 +1,6 @@
 """alpha CE + (1 - alpha) T^2 KL of a student against a teacher, cached or live, at the trained tokens alone.
 
-No full tensor of logits exists (`chunked_projection`), and no value is asked of a GPU on the way.
+No full tensor of logits exists (`chunked`), and no value is asked of a GPU on the way.
 
 Shapes: B rows, T tokens, N trained tokens, D student's features, V vocabulary.
 """
@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import ChunkedJob, ChunkWork, Projection, chunked_loss, compiled, computed_in
+from joulelab.distill.chunked import ChunkedJob, ChunkTerms, Projection, chunked_loss, compiled, matmul_dtype
 from joulelab.distill.logit_cache.dense_terms import dense_chunk, label_chunk
 from joulelab.distill.logit_cache.manifest import Divergence
 from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, sparse_chunk
 from joulelab.distill.logit_cache.targets import CachedTargets, DenseTargets
-from joulelab.distill.vocabulary_losses import NO_TARGET
+from joulelab.distill.losses import NO_TARGET
 from joulelab.errors import ConfigError, JoulelabError
 
 
@@ -75,7 +75,7 @@ class KdLoss:
         count = _count(count, targets, labels_BT)
         order_N, labels_N = trained_places(labels_BT, self._entering(count, labels_BT.numel()))
         features = hidden_BTD.flatten(0, 1)
-        dtype = computed_in(features)
+        dtype = matmul_dtype(features)
         work = (
             self._compared(targets, labels_N, dtype)
             if targets is not None and self.weights.kl > 0
@@ -107,13 +107,13 @@ class KdLoss:
             return Labels(words_C)
         return Labels(words_C.clamp(min=0), (words_C != NO_TARGET).float()[:, None])
 
-    def _alone(self, labels_N: Tensor) -> ChunkWork:
+    def _alone(self, labels_N: Tensor) -> ChunkTerms:
         def work(rows: slice, place: Any, own_CD: Tensor, own: Projection, scale: float) -> Any:
             return self._labels(own_CD, own, self._rows(labels_N, rows), self.weights, scale)
 
         return work
 
-    def _compared(self, targets: CachedTargets | DenseTargets, labels_N: Tensor, dtype: torch.dtype) -> ChunkWork:
+    def _compared(self, targets: CachedTargets | DenseTargets, labels_N: Tensor, dtype: torch.dtype) -> ChunkTerms:
         said, vocabulary = targets.decoded().filled_up(len(labels_N)), targets.vocabulary
         if not isinstance(said, DenseTargets):
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import Projection
+from joulelab.distill.chunked import Projection
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import Projection, padded_projection
+from joulelab.distill.chunked import Projection, padded_projection
 from joulelab.distill.logit_cache.codecs import Codec
 from joulelab.distill.logit_cache.manifest import CacheManifest, Divergence, refuse_use
 from joulelab.distill.logit_cache.packing import decode

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.packing import CausalBatch, PackedRows, causal_batch
 from joulelab.distill.causal.heads import head_of, open_for_loss
-from joulelab.distill.chunked_projection import compiled
+from joulelab.distill.chunked import compiled
 from joulelab.distill.logit_cache.asking import ToAsk, batches_to_ask, kept_keys, row_keys
 from joulelab.distill.logit_cache.batches import batch_pieces
 from joulelab.distill.logit_cache.keys import Piece

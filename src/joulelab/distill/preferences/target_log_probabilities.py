@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.chunked_projection import Projection, add_product, compiled, computed_in, padded_projection
+from joulelab.distill.chunked import Projection, add_product, compiled, matmul_dtype, padded_projection
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Projecting:
 
     def __call__(self, features_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
         """logs_N in float32, differentiable by features and weight."""
-        call = _Call(self, targets_N, computed_in(features_ND), torch.is_grad_enabled())
+        call = _Call(self, targets_N, matmul_dtype(features_ND), torch.is_grad_enabled())
         logs_N: Tensor = _TargetLogs.apply(features_ND, weight_VD, call)  # type: ignore[no-untyped-call]
         return logs_N
 

@@ -1,0 +1,1 @@
+"""Classification of texts and images: from labels and from a teacher's responses, features and relations."""

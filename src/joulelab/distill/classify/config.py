@@ -1,0 +1,237 @@
+"""Settings of the pipelines `classify` (texts) and `fitnets-images`; importable without torch."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from joulelab.data import sources
+from joulelab.data.splits import parse_split
+from joulelab.data.text import check_source
+from joulelab.distill.config import DistillSpec, TeacherSection
+from joulelab.errors import ConfigError
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig
+
+SYNTHETIC = "synthetic"
+
+
+class TextData(Section):
+    """Labeled text and how much of it."""
+
+    source: str = "sample:reviews"
+    """`sample:reviews`, a CSV, JSONL or Parquet file, a folder, or a hub id."""
+    subset: str = "short"
+    """Of sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; of a hub id: its config."""
+    train_size: int = Field(1500, ge=1)
+    """Texts to train on."""
+    validation_size: int = Field(300, ge=1)
+    """Texts for choices made during development; not used for reported quality."""
+    test_size: int = Field(1000, ge=1)
+    """Held-out texts on which quality is reported."""
+    max_tokens: int = Field(64, ge=8)
+    """Longer texts are truncated to this many tokens."""
+
+
+class ImageData(Section):
+    """Labeled images and which of them."""
+
+    source: str = SYNTHETIC
+    """`synthetic`, or a folder with a sub-folder per split and in it one per class, as torchvision reads them."""
+    side: int = Field(32, ge=8)
+    """Images are scaled to this many pixels a side."""
+    classes: int = Field(10, ge=2)
+    """Number of classes of the synthetic images; a folder defines its own."""
+    train: str = "train[:2000]"
+    """Images to train on."""
+    validation: str = "validation[:500]"
+    """Images evaluated after every epoch."""
+    test: str = "test[:1000]"
+    """Held-out images on which quality is reported."""
+
+
+class TeacherConfig(TeacherSection):
+    """The large model, fine-tuned in a metered stage, or given fine-tuned."""
+
+    model: str = "sample:minilm"
+    """`sample:minilm`, a local folder or a hub id of an encoder."""
+    fine_tuned: str | None = None
+    """A classifier that is already fine-tuned: a folder (with its energy, if joulelab trained it) or a hub id. The
+    stage `teacher.train` is then left out; a head that is no better than chance is refused."""
+    training: TrainingConfig = TrainingConfig()
+    """How it is fine-tuned."""
+
+    @property
+    def source(self) -> str:
+        """Whose tokenizer and weights are used."""
+        return self.fine_tuned or self.model
+
+
+class StudentConfig(Section):
+    """The small model: some layers of a pretrained encoder under a new head, or a randomly initialized one."""
+
+    renamed: ClassVar = {"init": "model"}
+
+    model: str = "sample:minilm"
+    """Where layers and vocabulary come from: `sample:minilm`, a local folder or a hub id."""
+    layers: int | tuple[int, ...] | Literal["all"] = (0, 5)
+    """Layers taken from `model`, counted from 0, or `all`; a single number is how many are randomly initialized."""
+    width: int | None = Field(None, ge=1)
+    """Width of a randomly initialized student; null: as wide as `model`."""
+    heads: int | None = Field(None, ge=1)
+    """Attention heads of a randomly initialized student; null: as many as `model`."""
+    hint: TrainingConfig | None = None
+    """FitNets' first stage, `student.hint`: training of the student up to `s_layer` on the teacher's features only,
+    before the whole student is trained; null: one stage. With it, feat_beta 0 gives FitNets as published."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if isinstance(self.layers, int) and self.layers < 1:
+            raise ValueError(f"layers: {self.layers} layers cannot be initialized; expected 1 or more")
+        if not isinstance(self.layers, int) and (self.width or self.heads):
+            raise ValueError("width and heads are for a randomly initialized student: set layers to a number")
+        if self.width and self.heads and self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class CnnConfig(Section):
+    """A residual network, randomly initialized."""
+
+    channels: tuple[int, ...] = (64, 128, 256)
+    """Channels of each stage; a stage halves the image's side."""
+    blocks: tuple[int, ...] = (2, 2, 2)
+    """Residual blocks of each stage."""
+    stem: int = Field(64, ge=1)
+    """Channels of the first convolution."""
+    block: Literal["basic", "bottleneck"] = "basic"
+    """Two 3x3 convolutions, or ResNet-50's three with a narrow middle."""
+    training: TrainingConfig = TrainingConfig(batch_size=64, learning_rate=1e-3)
+    """How it is trained."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(self.channels) != len(self.blocks) or not self.channels:
+            raise ValueError(f"{len(self.channels)} channels for {len(self.blocks)} blocks: give one of each per stage")
+        return self
+
+
+class DistillConfig(Section):
+    """loss = alpha CE + (1 - alpha) T^2 KL + feat_beta MSE + relations; a term with weight 0 is not computed."""
+
+    aliases: ClassVar = {"kd_alpha": "alpha", "kd_T": "temperature"}
+
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the labels (kd_alpha); 1 turns the teacher's responses off, 0 the labels."""
+    temperature: float = Field(2.0, gt=0)
+    """Temperature of the teacher's responses (kd_T)."""
+    kd_T2: bool = True
+    """Multiply the responses' term by T^2, so that the temperature does not change its weight."""
+    feat_beta: float = Field(1.0, ge=0)
+    """Weight of the feature loss; 0 turns it off."""
+    t_layer: int | str = -2
+    """Teacher's hidden state for features and relations: an index (-1 the last layer's), or a layer's name."""
+    s_layer: int | str = -2
+    """Student's hidden state, likewise."""
+    feat_pool: Literal["cls", "mean"] = "mean"
+    """One vector per text: the first token's, or the mean over its tokens."""
+    feat_ln: bool = False
+    """A LayerNorm at the end of the connector."""
+    feat_normalize: bool = False
+    """Scale both sides' features to length 1 before they are compared, so that only directions count."""
+    rel_distance: float = Field(0.0, ge=0)
+    """Weight of the relation loss over distances between samples. Depends on which samples share a micro-batch."""
+    rel_angle: float = Field(0.0, ge=0)
+    """Weight of the relation loss over angles between samples. Depends on which samples share a micro-batch."""
+    teacher: Literal["cached", "live"] = "cached"
+    """Compute the teacher's outputs once for all epochs and students, or in every step; the student is the same."""
+
+    @property
+    def needs_features(self) -> bool:
+        return self.feat_beta > 0 or self.rel_distance > 0 or self.rel_angle > 0
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.alpha < 1 or self.needs_features
+
+
+class ImageDistill(DistillConfig):
+    """As for texts, on feature maps of a CNN; the teacher is live, since no augmented image occurs twice."""
+
+    teacher: Literal["live"] = "live"
+    """In every step."""
+
+
+class ClassifySpec(DistillSpec):
+    """Text classification: fine-tune a teacher, cache its outputs, train a student, evaluate both."""
+
+    data: TextData = TextData()
+    """Texts and labels."""
+    teacher: TeacherConfig = TeacherConfig()
+    """The teacher."""
+    student: StudentConfig = StudentConfig()
+    """The student."""
+    distill: DistillConfig = DistillConfig()
+    """What the student learns from."""
+    training: TrainingConfig = TrainingConfig()
+    """How the student is trained."""
+    eval_batch_size: int = Field(64, ge=1)
+    """Batch size for evaluation and caching."""
+    validate_every_epoch: bool = True
+    """Evaluate on the validation texts after every epoch, in a separate stage: accuracy, F1, calibration, agreement."""
+    telemetry_every: int | None = Field(50, ge=0)
+    """Optimizer steps between rows of `distill_power.csv`, in addition to a row at the start of each training and one
+    after each validation; 0 writes only those rows; null disables the file."""
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.until == "teacher" or self.distill.needs_teacher or self.student.hint is not None
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        teacher = (self.teacher.training,) if self.has_teacher else ()
+        return (*teacher, self.training, *([self.student.hint] if self.student.hint else []))
+
+    def preflight(self) -> None:
+        super().preflight()
+        check_source(self.data.source, self.data.subset)
+        for model in (self.teacher.source, self.student.model):
+            sources.parse(model)
+
+
+class FitnetsImagesSpec(DistillSpec):
+    """Image classification: train a ResNet, train a small CNN on its feature maps and responses, evaluate both."""
+
+    data: ImageData = ImageData()
+    """Images and labels."""
+    teacher: CnnConfig = CnnConfig()
+    """The large network; trained once for all students of the store, from seed 0."""
+    student: CnnConfig = CnnConfig(channels=(16, 32, 64), blocks=(1, 1, 1), stem=16)
+    """The small network."""
+    hint: TrainingConfig | None = None
+    """FitNets' first stage, `student.hint`: training of the student up to `s_layer` on the teacher's feature maps
+    only, before the whole student is trained; null: one stage."""
+    distill: ImageDistill = ImageDistill()
+    """What the student learns from."""
+    telemetry_every: int | None = Field(50, ge=0)
+    """Optimizer steps between rows of `distill_power.csv`, in addition to a row at the start of each training and one
+    after each validation; 0 writes only those rows; null disables the file."""
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.until == "teacher" or self.distill.needs_teacher or self.hint is not None
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        teacher = (self.teacher.training,) if self.has_teacher else ()
+        return (*teacher, self.student.training, *([self.hint] if self.hint else []))
+
+    def preflight(self) -> None:
+        super().preflight()
+        for split in (self.data.train, self.data.validation, self.data.test):
+            parse_split(split)
+        if self.data.source != SYNTHETIC and sources.parse(self.data.source).kind != "folder":
+            raise ConfigError(
+                f"data.source={self.data.source} is not a folder of images", "name a folder, or `synthetic`"
+            )

@@ -1,0 +1,65 @@
+"""Settings that all distillation pipelines share; importable without torch, so that a login node can check them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from joulelab import lookup
+from joulelab.errors import DependencyMissing
+from joulelab.runs.spec import LARGEST_SEED, Section
+from joulelab.train.config import TrainingConfig, TrainingRunSpec
+
+Phase = Literal["data", "teacher", "student"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class DistillSpec(TrainingRunSpec):
+    """A run that prepares data, asks or trains a teacher, trains a student and evaluates it.
+
+    A pipeline adds the sections `data`, `teacher`, `student`, `distill` and `training`.
+    """
+
+    until: Phase = "student"
+    """Last phase of the run: `data`, `teacher` (with its cache) or `student`. Later runs reuse what this one made, with
+    its energy."""
+    device: Device = "auto"
+    """Device to compute on; auto uses a GPU if there is one."""
+    eval_batch_size: int = Field(32, ge=1)
+    """Batch size for evaluation and caching."""
+
+    requires: ClassVar[tuple[str, ...]] = ("torch", "transformers")
+    """Packages without which no stage can run."""
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        """The trainings this run may do."""
+        raise NotImplementedError
+
+    def preflight(self) -> None:
+        require_packages(*self.requires)
+        require_trackers(self.trainings)
+
+
+class TeacherSection(Section):
+    """A pretrained teacher, by name."""
+
+    model: str
+    """`sample:minilm`, a local folder or a hub id."""
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
+    """Seed of the teacher's training; separate from the run's, so that all students of a comparison share a teacher."""
+
+
+def require_packages(*names: str) -> None:
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise DependencyMissing(f"training needs {' and '.join(missing)}", 'pip install "joulelab[train]"')
+
+
+def require_trackers(trainings: Iterable[TrainingConfig]) -> None:
+    for training in trainings:
+        for name in training.stats:
+            lookup.TRAINER_STATS.require(name)

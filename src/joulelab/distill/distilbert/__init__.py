@@ -1,0 +1,1 @@
+"""Distillation of masked and causal language models in the way DistilBERT was made."""

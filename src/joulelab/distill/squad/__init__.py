@@ -1,0 +1,1 @@
+"""Question answering on SQuAD files: DistilBERT's second distillation step."""

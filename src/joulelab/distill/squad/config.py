@@ -1,0 +1,162 @@
+"""Settings of the pipeline `squad`; importable without torch, so that a login node can check them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from joulelab.data import sources
+from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read_squad, synthetic_document
+from joulelab.distill.config import DistillSpec, TeacherSection
+from joulelab.errors import ConfigError
+from joulelab.runs.spec import Section
+from joulelab.train.config import TrainingConfig
+
+# [CLS] question [SEP] paragraph [SEP]; RoBERTa has one more
+_MOST_SPECIAL_TOKENS = 4
+_SYNTHETIC_VALIDATION_SEED = 1
+
+
+class SquadData(Section):
+    """Questions on paragraphs, and how a paragraph is cut into windows."""
+
+    train_file: str = SYNTHETIC
+    """A JSON file in SQuAD's format to train on; or `synthetic`: short stories generated from a seed."""
+    validation_file: str = SYNTHETIC
+    """A JSON file in SQuAD's format on which quality is reported; or `synthetic`, other paragraphs."""
+    version_2: bool = False
+    """Whether there are questions that the paragraph does not answer (SQuAD 2.0)."""
+    synthetic_train: int = Field(80, ge=1)
+    """Paragraphs of `synthetic` to train on; each has 4 questions (6 with version_2)."""
+    synthetic_validation: int = Field(40, ge=1)
+    """Paragraphs of `synthetic` on which quality is reported."""
+    max_seq_length: int = Field(384, ge=16)
+    """Maximum tokens in a window: question, paragraph and special tokens."""
+    doc_stride: int = Field(128, ge=1)
+    """Tokens of the paragraph between the starts of two windows."""
+    max_query_length: int = Field(64, ge=1)
+    """Longer questions are truncated to this many tokens."""
+
+    @model_validator(mode="after")
+    def _windows_meet(self) -> Self:
+        room = self.max_seq_length - self.max_query_length - _MOST_SPECIAL_TOKENS
+        if room < self.doc_stride:
+            raise ValueError(
+                f"next to a question of max_query_length={self.max_query_length} a window of max_seq_length="
+                f"{self.max_seq_length} has room for {room} tokens of the paragraph; with doc_stride={self.doc_stride} "
+                "some would be in no window"
+            )
+        return self
+
+    def train_questions(self) -> tuple[Question, ...]:
+        return self._questions(self.train_file, self.synthetic_train, 0)
+
+    def validation_questions(self) -> tuple[Question, ...]:
+        return self._questions(self.validation_file, self.synthetic_validation, _SYNTHETIC_VALIDATION_SEED)
+
+    def _questions(self, file: str, paragraphs: int, seed: int) -> tuple[Question, ...]:
+        if file == SYNTHETIC:
+            return parse_squad(synthetic_document(paragraphs, seed, self.version_2), SYNTHETIC, self.version_2)
+        return read_squad(Path(file).expanduser(), self.version_2)
+
+
+class QaTeacher(TeacherSection):
+    """The large model, already trained to answer questions or fine-tuned in a metered stage."""
+
+    model: str = "sample:minilm"
+    """`sample:minilm`, a local folder or a hub id of an encoder."""
+    fine_tune: bool = True
+    """Train it on the same questions first; false uses it as it is, and refuses a model without a trained head."""
+    training: TrainingConfig = TrainingConfig()
+    """How it is fine-tuned."""
+
+
+class QaStudent(Section):
+    """The small model."""
+
+    renamed: ClassVar = {"init": "model"}
+
+    model: str = "sample:minilm"
+    """`sample:minilm`, a local folder (for example a distilled student) or a hub id; a missing head is initialized from
+    the seed."""
+    layers: tuple[int, ...] | None = None
+    """Layers taken from it, counted from 0; null: all."""
+
+
+class QaDistill(Section):
+    """loss = alpha_ce T^2 KL + alpha_squad CE, each the mean of start and end; a term with weight 0 is not computed."""
+
+    alpha_ce: float = Field(0.5, ge=0)
+    """Weight of the teacher's start and end distributions; 0 needs no teacher."""
+    alpha_squad: float = Field(0.5, ge=0)
+    """Weight of the marked answers."""
+    temperature: float = Field(2.0, gt=0)
+    """Temperature of both distributions in the teacher's term."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> Self:
+        if self.alpha_ce == 0 and self.alpha_squad == 0:
+            raise ValueError("alpha_ce and alpha_squad are both 0: there is nothing to learn from")
+        return self
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.alpha_ce > 0
+
+
+class QaEvaluation(Section):
+    """How an answer is found from the model's scores."""
+
+    n_best_size: int = Field(20, ge=1)
+    """Best starts and best ends that are paired in each window; also the number of answers listed per question."""
+    max_answer_length: int = Field(30, ge=1)
+    """Maximum tokens in an answer."""
+    null_score_diff_threshold: float = 0.0
+    """With version_2: "no answer" is predicted where its score exceeds that of the best span by more than this."""
+
+
+class SquadSpec(DistillSpec):
+    """Question answering: DistilBERT's second step, on files in SQuAD's format."""
+
+    data: SquadData = SquadData()
+    """Questions, paragraphs, answers."""
+    teacher: QaTeacher = QaTeacher()
+    """The teacher."""
+    student: QaStudent = QaStudent()
+    """The student."""
+    distill: QaDistill = QaDistill()
+    """What the student learns from."""
+    training: TrainingConfig = TrainingConfig()
+    """How the student is trained."""
+    evaluation: QaEvaluation = QaEvaluation()
+    """How answers are found and scored."""
+
+    @classmethod
+    def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """`evaluation.batch_size` is an earlier name of `eval_batch_size`."""
+        evaluation = settings.get("evaluation")
+        if not isinstance(evaluation, Mapping) or "batch_size" not in evaluation:
+            return dict(settings)
+        others = {key: value for key, value in evaluation.items() if key != "batch_size"}
+        return {"eval_batch_size": evaluation["batch_size"], **settings, "evaluation": others}
+
+    @property
+    def has_teacher(self) -> bool:
+        return self.until == "teacher" or self.distill.needs_teacher
+
+    @property
+    def trainings(self) -> tuple[TrainingConfig, ...]:
+        fine_tunes = self.has_teacher and self.teacher.fine_tune
+        return (*([self.teacher.training] if fine_tunes else []), self.training)
+
+    def preflight(self) -> None:
+        super().preflight()
+        # takes seconds at most, and a wrong answer would otherwise fail the run after the model was loaded
+        self.data.train_questions()
+        self.data.validation_questions()
+        for model in (self.student.model, *([self.teacher.model] if self.has_teacher else [])):
+            if sources.parse(model).kind == "file":
+                raise ConfigError(f"{model} is a file; expected a model's folder, a hub id or a sample")

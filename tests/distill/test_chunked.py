@@ -1,0 +1,144 @@
+"""Losses over a vocabulary: closed forms, and the chunked way equal to the plain way in values and gradients."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from joulelab.distill.chunked import Positions, TermWeights, VocabularyLoss, padded_projection
+from joulelab.distill.losses import (
+    NO_TARGET,
+    cosine_distance_sum,
+    logit_mse_sum,
+    response_kl_sum,
+    token_cross_entropy_sum,
+)
+
+
+def test_kl_of_two_words_is_the_formula():
+    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2 * math.log(3.0), 0.0]])
+    # at T=2 the teacher says (3/4, 1/4) and the student (1/2, 1/2)
+    expected = 4 * (0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    assert float(response_kl_sum(student, teacher, 2.0)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_equal_models_lose_nothing_to_each_other():
+    logits = torch.randn(5, 7)
+    assert float(response_kl_sum(logits, logits, 2.0)) == pytest.approx(0, abs=1e-6)
+    assert float(logit_mse_sum(logits, logits)) == 0
+    assert float(cosine_distance_sum(logits, 3 * logits)) == pytest.approx(0, abs=1e-5)
+
+
+def test_a_uniform_guess_over_v_words_costs_log_v_and_no_target_costs_nothing():
+    targets = torch.tensor([1, NO_TARGET, 4])
+    assert float(token_cross_entropy_sum(torch.zeros(3, 8), targets)) == pytest.approx(2 * math.log(8))
+
+
+def test_squares_are_summed_over_the_vocabulary():
+    assert float(logit_mse_sum(torch.ones(2, 5), torch.zeros(2, 5))) == 10
+
+
+def test_opposite_hidden_states_are_2_apart_and_padding_does_not_count():
+    hidden = torch.randn(3, 4)
+    assert float(cosine_distance_sum(hidden, -hidden, torch.tensor([1.0, 0.0, 1.0]))) == pytest.approx(4, rel=1e-5)
+
+
+class Sides:
+    """Features and projections of both sides, and the positions of a batch with padding."""
+
+    def __init__(self, rows=23, words=37, own=8, said=12):
+        torch.manual_seed(0)
+        self.features = torch.randn(rows, own, requires_grad=True)
+        self.weight = nn.Parameter(torch.randn(words, own))
+        self.bias = nn.Parameter(torch.randn(words))
+        self.said, self.said_weight = torch.randn(rows, said), torch.randn(words, said)
+        order = torch.randperm(rows)
+        targets = torch.full((rows,), NO_TARGET)
+        targets[:6] = torch.randint(words, (6,))
+        counted = (torch.arange(rows) < 19).float()
+        self.positions = Positions(targets, counted, count=19, with_targets=6, order_N=order)
+
+    def chunked(self, weights, chunk, bias=True):
+        loss = VocabularyLoss(weights, chunk)
+        projection = padded_projection(self.said_weight, None, self.features.dtype)
+        bias_V = self.bias if bias else None
+        return loss(self.features, self.weight, bias_V, self.positions, self.said, projection)
+
+    def plain(self, weights, bias=True):
+        at = self.positions.order_N[:19]
+        own = F.linear(self.features, self.weight, self.bias if bias else None)[at]
+        said = (self.said @ self.said_weight.T)[at]
+        targets = self.positions.targets_N[:19]
+        return (
+            weights.kl * response_kl_sum(own, said, weights.temperature)
+            + weights.mse * logit_mse_sum(own, said)
+            + weights.ce * token_cross_entropy_sum(own, targets)
+        )
+
+    def gradients(self, loss):
+        inputs = (self.features, self.weight, self.bias)
+        return [g for g in torch.autograd.grad(loss, inputs, allow_unused=True) if g is not None]
+
+
+ALL = TermWeights(kl=1.5, mse=0.01, ce=6.0, temperature=2.0)
+
+
+@pytest.mark.parametrize(
+    "weights", [ALL, TermWeights(kl=1.0, temperature=3.0), TermWeights(ce=1.0), TermWeights(mse=2.0)]
+)
+@pytest.mark.parametrize("chunk", [1, 5, 19, 64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_chunked_equals_plain_in_value_and_gradient(weights, chunk, bias):
+    sides = Sides()
+    found, parts = sides.chunked(weights, chunk, bias)
+    expected = sides.plain(weights, bias)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    assert set(parts) == set(weights.names)
+    for own, plain in zip(sides.gradients(3 * found), sides.gradients(3 * expected), strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_the_gradient_is_the_plain_one_to_rounding_and_padded_words_get_none(dtype):
+    """37 words are padded to 64 in half precision."""
+    sides = Sides()
+    with torch.autocast("cpu", dtype=dtype):
+        found, _ = VocabularyLoss(ALL, 5)(
+            sides.features, sides.weight, sides.bias, sides.positions, sides.said,
+            padded_projection(sides.said_weight, None, dtype),
+        )  # fmt: skip
+    assert found.dtype == torch.float32
+    expected = sides.plain(ALL)
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=0.02)
+    for own, plain in zip(sides.gradients(found), sides.gradients(expected), strict=True):
+        assert own.shape == plain.shape
+        assert float((own - plain).norm() / plain.norm()) < 0.02
+
+
+def test_without_gradients_only_the_value_is_computed():
+    sides = Sides()
+    with torch.no_grad():
+        found, parts = sides.chunked(ALL, 4)
+    torch.testing.assert_close(found, sides.plain(ALL).detach(), rtol=1e-5, atol=1e-4)
+    assert not found.requires_grad
+    assert {name: value.requires_grad for name, value in parts.items()} == {"kl": False, "mse": False, "ce": False}
+
+
+def test_a_weight_that_is_also_the_embedding_gets_both_gradients():
+    torch.manual_seed(0)
+    embedding = nn.Embedding(37, 8)
+    ids, targets = torch.arange(9), torch.randint(37, (9,))
+    positions = Positions(targets, torch.ones(9), 9, 9)
+
+    def gradient(loss):
+        embedding.weight.grad = None
+        loss.backward()
+        return embedding.weight.grad
+
+    chunked = gradient(
+        VocabularyLoss(TermWeights(ce=1.0), 4)(embedding(ids).tanh(), embedding.weight, None, positions)[0]
+    )
+    plain = gradient(token_cross_entropy_sum(embedding(ids).tanh() @ embedding.weight.T, targets))
+    torch.testing.assert_close(chunked, plain, rtol=1e-4, atol=1e-5)
