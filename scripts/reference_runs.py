@@ -3,7 +3,7 @@
     python scripts/reference_runs.py before.json                     # record
     python scripts/reference_runs.py after.json --against before.json   # record and compare
 
-The commands run on one thread with fixed seeds. Recorded are the stages (name, role, activity, items), all logged losses,
+The commands run on one thread with fixed seeds. Recorded are the stages (name, role, activity, items), logged losses,
 every result and a hash of every file of predictions: all that must not depend on the machine's speed. Joules and times
 are left out.
 """

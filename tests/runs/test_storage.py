@@ -100,7 +100,7 @@ def test_the_command_says_it_and_other_bugs_keep_their_traceback(monkeypatch, ca
         main.main()
     assert left.value.code == 1
     assert "error: not enough space is left" in capsys.readouterr().err
-    monkeypatch.setattr(main, "app", lambda: (_ for _ in ()).throw(FileNotFoundError("a bug")))
+    monkeypatch.setattr(main, "app", lambda **_: (x for x in ()).throw(FileNotFoundError("a bug")))
     with pytest.raises(FileNotFoundError):
         main.main()
 

@@ -18,7 +18,7 @@ from joulelab.runs.spec import check
 def trained(tmp_path, **energy):
     spec = {
         "pipeline": "train", "model": "gpt2", "size": "tiny", "device": "cpu", "evaluate_batches": 1,
-        "training": {"batch_size": 8, "max_time_s": 1.5}, "energy": {"rapl_root": str(tmp_path / "none"), **energy},
+        "training": {"batch_size": 8, "max_time_s": 1.5}, "energy": {"rapl_root": str(tmp_path), **energy},
     }  # fmt: skip
     return execute(create_run(tmp_path / "runs", check(spec)), SilentProgress())
 

@@ -133,7 +133,7 @@ def test_the_first_repeat_that_fails_is_the_last_and_resuming_is_refused_with_th
 
 
 def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(store, tmp_path):
-    words = ["--require-grade", "B", "--rapl-root", tmp_path / "none", "--gpus", "none", "--estimate-cpu"]
+    words = ["--require-grade", "B", "--rapl-root", tmp_path, "--gpus", "none", "--estimate-cpu"]
     done = measure(store, *words, "--", "true")
     assert done.returncode == 4
     assert "grade C, and B was required" in done.stderr
@@ -142,7 +142,7 @@ def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(st
 
 def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab):
     sign = tmp_path / "ran"
-    words = ["--require", "measured", "--rapl-root", tmp_path / "none", "--gpus", "none", "--estimate-cpu"]
+    words = ["--require", "measured", "--rapl-root", tmp_path, "--gpus", "none", "--estimate-cpu"]
     code, out, said = joulelab("measure", "--runs-dir", store, *words, "--", "touch", sign)
     assert (code, out) == (3, "")
     assert "no sensor can measure here" in said and "RAPL" in said
