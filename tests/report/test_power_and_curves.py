@@ -43,7 +43,7 @@ def held_back(made, tmp_path: Path) -> tuple[Any, RunPaths]:
 
 def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back) -> None:
     record, paths = held_back
-    figure = power_over_time(record, attempt_traces(paths), [])
+    figure = power_over_time(record, attempt_traces(paths))
     assert figure
     (gap,), (held,) = figure.spec["datasets"]["gaps"], figure.spec["datasets"]["throttling"]
     assert (gap["t"], gap["until"], gap["times"], gap["why"]) == (20.0, 21.5, 3, "gpu:0: lost")
@@ -74,6 +74,9 @@ def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, 
         for second, stage, values in rows
     ]
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (validation,) = made.stages_of([made.Part("student.validate", 1.0, 1.0)], measured=True)
+    stages = (*record.stages, validation.model_copy(update={"segments": ()}))
+    record = record.model_copy(update={"stages": stages})
     points = curve_points(record, paths.folder, attempt_traces(paths))
     # with the data's 12 J, and without the teacher's 770 J
     assert [point["joules"] for point in points] == pytest.approx([12 + 131 / 4, 12 + 131 / 2, 12 + 131], rel=0.05)

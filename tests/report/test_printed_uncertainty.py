@@ -83,8 +83,8 @@ def test_bars_of_lower_bounds_are_marked_in_every_figure(made, tmp_path: Path) -
     ):
         comparison = compare(made.group_of(records), records, tmp_path)
         found = [
-            stages_of_run(records[3], []),
-            stages_by_method(comparison, []),
+            stages_of_run(records[3]),
+            stages_by_method(comparison),
             quality_against_energy(comparison),
             repeats(comparison),
             joules_against_time(comparison),
@@ -103,7 +103,7 @@ def test_a_run_without_joules_is_in_no_mean_of_the_bars(made, tmp_path: Path) ->
     row = next(row for row in comparison.rows if len(row.runs) > 1)
     gone = replace(row.runs[1], joules=replace(row.runs[1].joules, with_teacher=missing("no reading")))
     rows = tuple(replace(one, runs=(row.runs[0], gone)) if one is row else one for one in comparison.rows)
-    spec = json.dumps(stages_by_method(replace(comparison, rows=rows), []).spec)
+    spec = json.dumps(stages_by_method(replace(comparison, rows=rows)).spec)
     assert json.dumps({"method": row.label, "row": folded(row.label), "repeats": 1}) in spec
 
 

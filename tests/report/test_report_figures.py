@@ -13,7 +13,7 @@ import vl_convert
 from joulelab.report.compare.breakdown import datasets
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.export import comparison_data
-from joulelab.report.figures.chart_base import energy_unit, label_scales, stage_scale, thin
+from joulelab.report.figures.chart_base import GREY, energy_unit, label_scales, stage_colors, thin
 from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
 from joulelab.runs.paths import RunPaths
@@ -59,11 +59,16 @@ def test_the_axis_takes_the_unit_of_its_largest_value(top: float, unit: str) -> 
     assert energy_unit([top])[1] == unit
 
 
-def test_stages_keep_their_colour_and_overhead_stays_grey() -> None:
-    domain, colours = stage_scale(["run.overhead", "a", "b"])
-    assert domain == ["a", "b", "run.overhead"] and len(set(colours)) == 3
-    # an ancestor's joined stages are a line of the legend too
-    assert len(set(stage_scale(["teacher.train", "teacher.train + teacher.validate", "teacher.logits"])[1])) == 3
+def test_stages_keep_their_color_and_overhead_stays_gray(made) -> None:
+    (record,) = [one for one in made.demo_records() if one.label == "response KD"][:1]
+    overhead = made.stages_of([made.Part("run.overhead", 1.0, 5.0)], measured=False)
+    (teacher, *rest) = record.inherited
+    two_stages = teacher.model_copy(update={"stages": ("teacher.train", "teacher.validate")})
+    changes = {"stages": (*overhead, *record.stages), "lineage": (two_stages, *rest), "made": ()}
+    colors = stage_colors([record.model_copy(update=changes)])
+    assert list(colors)[-1] == "run.overhead" and colors["run.overhead"] == GREY
+    # an inherited artifact of several stages has a line of the legend of its own
+    assert "teacher.train + teacher.validate" in colors and len(set(colors.values())) == len(colors)
 
 
 def test_forty_methods_still_differ_in_colour_or_shape() -> None:
@@ -77,12 +82,12 @@ def test_axes_name_unit_and_method(made, tmp_path: Path, measured: bool) -> None
     made.write_group(tmp_path, records, measured)
     comparison = compare(made.group_of(records), records, tmp_path)
     word = "" if measured else ", estimated"
-    quality, bars = quality_against_energy(comparison), stages_by_method(comparison, [])
+    quality, bars = quality_against_energy(comparison), stages_by_method(comparison)
     assert quality and bars
     assert {f"Energy per student (J{word})", "Accuracy (%)"} <= set(texts(quality.spec, "title"))
     assert f"Mean energy per student (J{word})" in texts(bars.spec, "title")
     assert quality.spec["width"] == "container"
-    power = power_over_time(records[0], traces_of(tmp_path / records[0].run_id), [])
+    power = power_over_time(records[0], traces_of(tmp_path / records[0].run_id))
     assert power and f"Power (W{word})" in texts(power.spec, "title")
     assert ("idle 10.0 W" in texts(power.spec, "text")) is measured
 
@@ -140,7 +145,7 @@ def test_the_axis_of_repeats_has_no_joules_below_0(made, tmp_path: Path) -> None
 
 def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Path) -> None:
     record = made.teacher_run()
-    figure = power_over_time(record, traces_of(made.write_run(tmp_path, record)), [])
+    figure = power_over_time(record, traces_of(made.write_run(tmp_path, record)))
     assert figure
     bands = {row["stage"]: (row["t"], row["until"]) for row in rows(figure.spec) if "until" in row}
     assert bands["teacher.train"] == (4.0, 94.0)
@@ -148,4 +153,4 @@ def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Pa
 
 
 def test_without_a_trace_there_is_no_power_figure(made, tmp_path: Path) -> None:
-    assert power_over_time(made.teacher_run(), traces_of(tmp_path), []) is None
+    assert power_over_time(made.teacher_run(), traces_of(tmp_path)) is None

@@ -22,7 +22,6 @@ NOT_RECORDED = "the run has no recorded joules"
 COVERED_FOR_RATIOS = 0.98
 
 PartKind = Literal["work", "setup", "repeated"]
-_AND = " + "
 
 
 @dataclass(frozen=True)
@@ -30,30 +29,28 @@ class Part:
     """Energy of one stage or ancestor; `shared` is the teacher's work, which N students share."""
 
     stage: str
+    """Its name in tables and figures."""
+    stages: tuple[str, ...]
+    """The stages it was made in: one, or all of an inherited artifact's."""
     inherited: bool
     shared: bool
     figure: EnergyFigure
     """Under the run's own policy."""
     by_scope: Mapping[str, float | None]
     key: str | None = None
-    """Of the artefact that came of it, by which the same work is known again in another run's bill."""
+    """Of the artifact that was made, which identifies the same work in another run's bill."""
     kind: PartKind = "work"
     kinds: tuple[StageKind, ...] = ()
     """Role and activity of its stages."""
 
     @property
-    def stages(self) -> list[str]:
-        """One, or all that an inherited artefact was made in."""
-        return self.stage.split(_AND)
-
-    @property
     def makes_the_teacher(self) -> bool:
-        """Its training and the validations in between, which one artefact's bill has under one name."""
+        """The teacher's training and the validations during it, which one artifact's bill has under one name."""
         return any(one.role == "teacher" and one.activity in ("train", "validate") for one in self.kinds)
 
     @property
-    def is_exam(self) -> bool:
-        """Work that only asks how good the teacher is."""
+    def is_teacher_evaluation(self) -> bool:
+        """Evaluations of the teacher, which no student is trained on."""
         return self.shared and bool(self.kinds) and all(one.activity == "evaluate" for one in self.kinds)
 
     @property
@@ -92,12 +89,12 @@ def _own_part(stage: StageRecord, key: str | None) -> Part:
     kinds = (StageKind(stage.role, stage.activity),)
     figures = stage.best, _scopes(stage.energy, stage.best)
     name = stage.name if stage.repeat is None else RUN  # all runs of a program are the same work
-    return Part(name, False, stage.role == "teacher", *figures, key, kind, kinds)
+    return Part(name, (name,), False, stage.role == "teacher", *figures, key, kind, kinds)
 
 
 def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
     """One, or its work, its setup and its repeated work apart."""
-    name, kinds = _part_name(ancestor), kinds_of(ancestor)
+    name, kinds, stages = _part_name(ancestor), kinds_of(ancestor), ancestor.stages or (ancestor.name,)
     by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
     if ancestor.work:
         apart: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
@@ -109,7 +106,7 @@ def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
             (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in apart if energy
         ]
     return [
-        Part(title, True, is_teachers(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
+        Part(title, stages, True, is_teachers(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
         for kind, title, one in by_kind
         if (figure := ancestor_figure(one, policy))
     ]
@@ -117,7 +114,7 @@ def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
 
 def _part_name(ancestor: Ancestor) -> str:
     """Its stages; of a teacher that was made as something else, with its use: it is not the student's own training."""
-    name = _AND.join(ancestor.stages) or ancestor.name
+    name = " + ".join(ancestor.stages) or ancestor.name
     as_made = ancestor.model_copy(update={"used_as": None})
     return f"{name}, of the teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
 

@@ -14,7 +14,7 @@ from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
 from joulelab.report.compare.pareto import pareto_rows
 from joulelab.report.energy_sums import is_teacher, mean_figure
-from joulelab.report.figures.chart_base import stage_scale
+from joulelab.report.figures.chart_base import stage_colors
 from joulelab.report.tables.comparison_tables import equal_repeats
 from joulelab.report.tables.provenance import hardware_text
 from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
@@ -79,7 +79,7 @@ _NAMES = ("model", "init", "teacher_name", "type", "student_type", "architecture
 _WORDS = ("method", "models", "hardware", "runs", "grade")
 
 
-def overview(comparison: Comparison, stage_names: list[str]) -> Overview:
+def overview(comparison: Comparison) -> Overview:
     """Columns that no row has anything for are left out."""
     front = pareto_rows(comparison)
     teacher = next((row for row in comparison.rows if row.role == "teacher"), None)
@@ -92,9 +92,8 @@ def overview(comparison: Comparison, stage_names: list[str]) -> Overview:
     )
     parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
     used = {part.stage for part in parts if part.figure.energy_j is not None}
-    domain, colours = stage_scale([*stage_names, *sorted(used)])
-    told = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
-    return Overview(columns, rows, tuple(told))
+    colors = stage_colors(comparison.records)
+    return Overview(columns, rows, tuple((stage, color) for stage, color in colors.items() if stage in used))
 
 
 def _title(key: str, comparison: Comparison) -> str:

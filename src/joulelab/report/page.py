@@ -28,7 +28,7 @@ from joulelab.report.compare.run_selection import Selection, select
 from joulelab.report.compare.verdict import provenance, verdict
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import comparison_data
-from joulelab.report.figures.chart_base import Figure, Spec, stages_of_run
+from joulelab.report.figures.chart_base import Figure, Spec, stage_colors, stages_of_run
 from joulelab.report.figures.comparison_figures import (
     break_even_curve,
     quality_against_energy,
@@ -137,8 +137,8 @@ def selection_page(
 
 def comparison_page(selection: Selection, comparison: Comparison) -> Page:
     group, records, folders = selection.group, selection.records, selection.folders
-    found, stages = verdict(comparison), stage_names(records)
-    sections = tuple(run_section(record, folders[record.run_id], stages) for record in records)
+    found, colors = verdict(comparison), stage_colors(records)
+    sections = tuple(run_section(record, folders[record.run_id], colors) for record in records)
     warning = hardware_warning(records, folders)
     return Page(
         title=group.name,
@@ -148,12 +148,12 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         headline=found.headline,
         sentences=(*([warning] if warning else []), *found.sentences),
         grids=comparison_grids(comparison),
-        figures=comparison_figures(comparison, stages, sections),
+        figures=comparison_figures(comparison, sections),
         measured=_measured(records, folders),
         differs=_differs(group, records, folders),
         environment=environment_grid([folders[record.run_id] for record in records]),
         runs=sections,
-        overview=overview(comparison, stages) if comparison.rows else None,
+        overview=overview(comparison) if comparison.rows else None,
         scopes=tuple(scope_choices(comparison)),
         pue=stated_pue(records),
         baseline=comparison.baseline,
@@ -167,13 +167,11 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
     )
 
 
-def comparison_figures(
-    comparison: Comparison, stages: Sequence[str], sections: Sequence[RunSection]
-) -> tuple[Figure, ...]:
+def comparison_figures(comparison: Comparison, sections: Sequence[RunSection]) -> tuple[Figure, ...]:
     points = [point for section in sections for point in section.curve]
     figures = (
         quality_against_energy(comparison),
-        stages_by_method(comparison, stages),
+        stages_by_method(comparison),
         break_even_curve(comparison),
         joules_against_time(comparison),
         quality_over_joules(comparison, points),
@@ -214,7 +212,7 @@ def sweep_page(selection: Selection) -> Page:
     group, records, folders = selection.group, selection.records, selection.folders
     store = GroupPaths(selection.place).store if selection.place else Path()
     sweep = read_sweep(group, records, store)
-    stages = stage_names(records)
+    colors = stage_colors(records)
     return Page(
         title=group.name,
         about=group.about,
@@ -227,21 +225,20 @@ def sweep_page(selection: Selection) -> Page:
         measured=_measured(records, folders),
         differs=_differs(group, records, folders),
         environment=environment_grid([folders[record.run_id] for record in records]),
-        runs=tuple(run_section(record, folders[record.run_id], stages) for record in records),
+        runs=tuple(run_section(record, folders[record.run_id], colors) for record in records),
         plain=sweep_data(sweep),
     )
 
 
 def run_page(record: RunRecord, folder: Path) -> Page:
-    stages = stage_names([record])
-    section = run_section(record, folder, stages)
+    section = run_section(record, folder)
     alone = GroupRecord(
         group_id=record.run_id, name=record.label, about="", created_at=record.created_at, members=(), varying={}
     )
     comparison = compare(alone, [record], folder.parent, {record.run_id: folder})
     figures = (
         joules_against_latency(record),
-        stages_of_run(record, stages),
+        stages_of_run(record),
         quality_over_joules(comparison, section.curve),
         *phase_figures(comparison),
     )
@@ -275,7 +272,7 @@ def run_headline(record: RunRecord) -> str:
     return ", ".join(parts) + "."
 
 
-def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSection:
+def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | None = None) -> RunSection:
     """The trace is read once and let go: a page may be about hundreds of runs."""
     found, quality = run_energy(record), quality_of(record)
     facts = [labeled_text(found.own)]
@@ -291,14 +288,9 @@ def run_section(record: RunRecord, folder: Path, stages: Sequence[str]) -> RunSe
         facts=tuple(facts),
         grids=run_grids(record),
         command=reproduce_command(record, folder),
-        power=power_over_time(record, traces, stages),
+        power=power_over_time(record, traces, colors),
         curve=tuple(curve_points(record, folder, traces)),
     )
-
-
-def stage_names(records: Sequence[RunRecord]) -> list[str]:
-    """All stages of the page in order of appearance, so that each keeps its colour from figure to figure."""
-    return list(dict.fromkeys(stage.name for record in records for stage in record.stages))
 
 
 # The chart library that every page carries: Vega, Vega-Lite and vega-embed as one script.

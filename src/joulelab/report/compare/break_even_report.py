@@ -35,8 +35,7 @@ from joulelab.units import count_text
 # What a model costs when it is used: the stages in which a finished model ran on data, one item at a time or many.
 
 
-INFER = "infer."
-_USES = (".evaluate", ".infer", ".generate", ".serve")
+_USES = ("evaluate", "infer", "generate", "serve")
 _ITEMS: tuple[tuple[Literal["token", "sample"], str], ...] = (("token", "tokens_per_s"), ("sample", "samples_per_s"))
 
 
@@ -58,7 +57,8 @@ class ServingCost:
 
 def serving_costs(run: ComparedRun) -> ServingCost | None:
     """The stage in which the run's own model worked: a student's before a teacher's."""
-    used = [stage for stage in run.record.stages if stage.name.endswith(_USES) or stage.name.startswith(INFER)]
+    work = [stage for stage in run.record.stages if stage.is_method_work]
+    used = [stage for stage in work if stage.role == "inference" or stage.activity in _USES]
     used.sort(key=lambda stage: stage.role == "teacher")
     timed = timed_rows(run.record)
     for stage in used:
@@ -227,7 +227,7 @@ def student_parts(run: ComparedRun) -> list[Part]:
 
 def teacher_parts(run: ComparedRun) -> list[Part]:
     """What the teacher did for its students; how good it is was asked for the comparison's sake."""
-    return [part for part in run.parts if part.shared and not part.is_exam]
+    return [part for part in run.parts if part.shared and not part.is_teacher_evaluation]
 
 
 def _by_students(row: Row, baseline: Row | None, comparison: Comparison) -> RowBreakEven:
@@ -378,7 +378,7 @@ def _used_alike(row: Row, teacher: Row, comparison: Comparison) -> tuple[list[Se
 
 def _way(one: ServingCost) -> tuple[str, str]:
     """An inference's stage is named after batch, length, mode and numbers; evaluations are all of one way."""
-    return one.item, one.stage.name if one.stage.name.startswith(INFER) else ""
+    return one.item, one.stage.name if one.stage.role == "inference" else ""
 
 
 def _inference_runs(row: Row, comparison: Comparison) -> list[ComparedRun]:
@@ -397,7 +397,7 @@ def _makers_of_what_it_used(record: RunRecord) -> set[str]:
 def _beyond_the_teacher(run: ComparedRun) -> list[Part]:
     """What the student took while its teacher existed already: its own stages, and the teacher's work for it."""
     own_or_lent = [part for part in run.parts if not part.inherited or part.shared]
-    return [part for part in own_or_lent if not part.makes_the_teacher and not part.is_exam]
+    return [part for part in own_or_lent if not part.makes_the_teacher and not part.is_teacher_evaluation]
 
 
 def _per_item(found: Sequence[ServingCost]) -> Estimate:

@@ -30,14 +30,13 @@ from joulelab.report.energy_sums import all_parts, is_teacher, mean_figure, meth
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import RunRecord, StageRecord
+from joulelab.runs.record import RunRecord, StageRecord, StageRole
 from joulelab.runs.storage import read_json
 from joulelab.stats import Interval, mean_t
 
 # One method's row: means over its runs, where its joules went, and how it differs from the baseline.
 
 
-TRAINING_STAGES = ("model.train", "student.train", "teacher.train")
 _WITH_TEACHER = attrgetter("with_teacher", "mixed", "incomplete")
 _WITHOUT_TEACHER = attrgetter("without_teacher", "mixed_without", "incomplete_without")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
@@ -137,7 +136,14 @@ def _teacher_share(runs: list[ComparedRun]) -> float | None:
 
 
 def training_stage(record: RunRecord) -> StageRecord | None:
-    return next((found for name in TRAINING_STAGES if (found := record.stage(name))), None)
+    """The main training: the student's (also a model without a teacher), else the teacher's."""
+    return next((found for role in ("student", "teacher") if (found := last_training(record, role))), None)
+
+
+def last_training(record: RunRecord, role: StageRole) -> StageRecord | None:
+    """Earlier trainings of the same model, such as SFT before distillation, only prepare the last one."""
+    trained = [stage for stage in record.stages if (stage.role, stage.activity) == (role, "train")]
+    return next((stage for stage in reversed(trained) if stage.is_method_work), None)
 
 
 def training_energy(runs: Sequence[ComparedRun], item: Literal["sample", "token"]) -> EnergyFigure | None:

@@ -137,7 +137,7 @@ def teacher_evaluation_sentences(comparison: Comparison) -> list[str]:
 
 def _teacher_evaluations(row: Row) -> list[Part]:
     parts = [part for run in row.runs for part in run.parts]
-    return [part for part in parts if part.is_exam and part.figure.energy_j is not None]
+    return [part for part in parts if part.is_teacher_evaluation and part.figure.energy_j is not None]
 
 
 def _mean_figure(figures: Sequence[EnergyFigure], runs: int) -> EnergyFigure:

@@ -8,7 +8,7 @@ methods that are hidden. The page moves the parameters; a figure in a file has t
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy as np
 from joulelab.meter.figures import LOWER_BOUND, EnergyFigure, amount_text, labeled_text
 from joulelab.meter.series import Array
 from joulelab.report.compare.comparison import Comparison
-from joulelab.runs.record import RunRecord
+from joulelab.report.energy_sums import all_parts
+from joulelab.runs.record import RunRecord, StageRecord
 
 # Colours and shapes that a colour-blind reader can tell apart, on a light page and on a dark one.
 #
@@ -33,8 +34,6 @@ _PALE = ("#8FC1DE", "#F0CD86", "#86CDB9", "#EBB58E", "#E5BFD5", "#B4DDF6")
 STAGE_HUES = (*HUES, *_DARK, *_PALE)
 GREY = "#8A8F98"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
-# Neither is work that anyone set out to do, so neither takes a hue away from a stage.
-_GREY_STAGES = ("run.overhead", "idle.before", "idle.after")
 
 
 def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
@@ -44,13 +43,29 @@ def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]
     return domain, colours, [SHAPES[i % len(SHAPES)] for i in range(len(domain))]
 
 
-def stage_scale(stages: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Domain and colours; a stage has the same colour in every figure of a page that is given the same stages."""
-    domain = sorted(dict.fromkeys(stages), key=lambda stage: stage in _GREY_STAGES)
-    # also what an ancestor took in several stages has one of its own: two lines of a legend never look alike
-    coloured = [stage for stage in domain if stage not in _GREY_STAGES]
-    colours = {stage: STAGE_HUES[place % len(STAGE_HUES)] for place, stage in enumerate(coloured)}
-    return domain, [colours.get(stage, GREY) for stage in domain]
+def stage_colors(records: Iterable[RunRecord]) -> dict[str, str]:
+    """Stage or inherited part -> color, the same in every figure of a page; in the order of a legend, gray ones last.
+
+    Idle baselines and the run's overhead are gray: they are nobody's work and need no hue.
+    """
+    known = list(records)
+    stages = [stage for record in known for stage in record.stages]
+    gray = dict.fromkeys(stage.name for stage in stages if stage.role == "idle" or is_overhead(stage))
+    inherited = sorted({part.stage for record in known for part in all_parts(record)})
+    names = [name for name in dict.fromkeys([*(stage.name for stage in stages), *inherited]) if name not in gray]
+    hues = {name: STAGE_HUES[place % len(STAGE_HUES)] for place, name in enumerate(names)}
+    return hues | dict.fromkeys(gray, GREY)
+
+
+def is_overhead(stage: StageRecord) -> bool:
+    """The time of a run that belongs to no stage."""
+    return (stage.role, stage.activity, stage.part_of) == ("setup", "startup", None)
+
+
+def color_scale(used: Collection[str], colors: Mapping[str, str]) -> alt.Scale:
+    """A scale with the stages that the figure shows."""
+    shown = [stage for stage in colors if stage in used]
+    return alt.Scale(domain=shown, range=[colors[stage] for stage in shown])
 
 
 Spec = dict[str, Any]
@@ -158,8 +173,8 @@ def folded(text: str, width: int = 16) -> str:
 FOLDED_AXIS = {"labelExpr": "split(datum.label, '\\n')", "ticks": False}
 
 
-def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
-    """Joules by stage of a single run: one bar for each."""
+def stages_of_run(record: RunRecord) -> Figure | None:
+    """Energy by stage of a single run: one bar for each."""
     known = [stage for stage in record.stages if stage.best.energy_j is not None and not stage.outside_totals]
     if not known:
         return None
@@ -175,14 +190,14 @@ def stages_of_run(record: RunRecord, stages: Sequence[str]) -> Figure | None:
         }
         for stage in known
     ]
-    domain, colours = stage_scale(stages)
+    scale = color_scale([stage.name for stage in known], stage_colors([record]))
     base = alt.Chart(alt.Data(values=values))
     y = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(**FOLDED_AXIS))
     x = alt.X("energy:Q", title=energy_title("Energy", unit, figures))
     bars = base.mark_bar(cornerRadius=1).encode(
         y=y,
         x=x,
-        color=alt.Color("stage:N", scale=alt.Scale(domain=domain, range=colours), legend=None),
+        color=alt.Color("stage:N", scale=scale, legend=None),
         tooltip=["stage:N", "joules:N"],
     )
     bounds = any(figure.is_lower_bound for figure in figures)

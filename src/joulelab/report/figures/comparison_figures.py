@@ -21,6 +21,7 @@ from joulelab.report.figures.chart_base import (
     GREY,
     Figure,
     bounds_caption,
+    color_scale,
     comparison_unit,
     energy_title,
     energy_unit,
@@ -29,7 +30,7 @@ from joulelab.report.figures.chart_base import (
     label_scales,
     moving,
     parts_chart,
-    stage_scale,
+    stage_colors,
     with_bounds,
 )
 from joulelab.report.wording import listed
@@ -134,15 +135,13 @@ def _energy(row: Row) -> str:
     return amount_text(row.with_teacher)
 
 
-def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | None:
+def stages_by_method(comparison: Comparison) -> Figure | None:
     factor, unit, figures = comparison_unit(comparison)
     used = list(dict.fromkeys(part["stage"] for part in datasets(comparison)["parts"]))
     if not used:
         return None
-    domain, colours = stage_scale([*stages, *sorted(used)])
-    pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
-    scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
-    places = json.dumps([stage for stage, _ in pairs])
+    scale = color_scale(used, stage_colors(comparison.records))
+    places = json.dumps(scale.domain)
     # a run without joules is in no mean, here as in the table
     energies = {row.label: [run.joules.with_teacher.energy_j for run in row.runs] for row in comparison.rows}
     counts = {label: len(found) - found.count(None) for label, found in energies.items()}
@@ -174,7 +173,7 @@ def stages_by_method(comparison: Comparison, stages: Sequence[str]) -> Figure | 
         energy="sum(mean)", lower_bound="max(lower_bound)", groupby=["row"]
     )
     chart = with_bounds(bars, whole, bounds, y=y, x=alt.X("energy:Q", title=title))
-    height = max(_BAR_HEIGHT * len(comparison.rows), _LEGEND_LINE * len(pairs))
+    height = max(_BAR_HEIGHT * len(comparison.rows), _LEGEND_LINE * len(used))
     described = [f"{row.label} {_energy(row)}" for row in comparison.rows]
     return Figure(
         title="Where the joules went",

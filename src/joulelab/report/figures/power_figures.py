@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,15 @@ from joulelab.meter.integrate import both_paths, power_curve
 from joulelab.meter.parquet import SUFFIX, numbers_in, read_batches
 from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import read_lines
-from joulelab.report.figures.chart_base import Figure, finish, label_scales, stage_scale, thin
+from joulelab.report.figures.chart_base import (
+    Figure,
+    color_scale,
+    finish,
+    is_overhead,
+    label_scales,
+    stage_colors,
+    thin,
+)
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.units import BYTES_PER_MB, duration_text, energy_text, power_text
@@ -186,7 +194,9 @@ _FEW_DEVICES = 4
 _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
 
 
-def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: Sequence[str]) -> Figure | None:
+def power_over_time(
+    record: RunRecord, traces: Sequence[AttemptTrace], colors: Mapping[str, str] | None = None
+) -> Figure | None:
     """None where the trace holds no power: a run killed at once, or one without any sensor."""
     estimated = record.totals is not None and record.totals.best.method == "estimated"
     curves = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS)
@@ -206,7 +216,7 @@ def power_over_time(record: RunRecord, traces: Sequence[AttemptTrace], stages: S
         "throttling": _in_unit([event for event in events if event["what"] == "throttling"], divisor),
     }
     data = {name: rows for name, rows in data.items() if rows}
-    chart = _layers(data, idle_w if one_device else None, unit, estimated, stages)
+    chart = _layers(data, idle_w if one_device else None, unit, estimated, colors or stage_colors([record]))
     peak_w = max(point["w"] for point in curves)
     return Figure(
         title="Power over time",
@@ -277,7 +287,7 @@ def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -
             "joules": labeled_text(stage.best),
         }
         merged: list[list[float]] = []
-        for segment in stage.segments if stage.name != "run.overhead" else ():
+        for segment in stage.segments if not is_overhead(stage) else ():
             placed = by_attempt.get((segment.attempt, segment.host))
             if placed is None:
                 continue
@@ -295,7 +305,7 @@ def _in_unit(points: Sequence[dict[str, Any]], divisor: float) -> list[dict[str,
 
 
 def _layers(
-    data: dict[str, list[dict[str, Any]]], idle_w: float | None, unit: str, estimated: bool, stages: Sequence[str]
+    data: dict[str, list[dict[str, Any]]], idle_w: float | None, unit: str, estimated: bool, colors: Mapping[str, str]
 ) -> Any:
     x = alt.X("t:Q", title=f"Time since the start ({unit})", scale=alt.Scale(nice=False))
     y = alt.Y("w:Q", title=f"Power (W{', estimated' if estimated else ''})", scale=alt.Scale(zero=True))
@@ -303,18 +313,15 @@ def _layers(
     dash = alt.StrokeDash("device:N", title="Device") if 1 < devices <= _FEW_DEVICES else alt.Undefined
     thin_lines = {"strokeWidth": 0.8, "opacity": 0.6} if devices > _FEW_DEVICES else {"strokeWidth": 1.4}
     lines = alt.Chart(alt.NamedData("curves")).mark_line(interpolate="linear", **thin_lines)
-    layers = [_band_layer(data["bands"], x, stages)] if "bands" in data else []
+    layers = [_band_layer(data["bands"], x, colors)] if "bands" in data else []
     layers.append(lines.encode(x=x, y=y, detail=["device:N", "attempt:N", "part:N"], strokeDash=dash))
     if idle_w is not None:
         layers += _idle_layers(idle_w, y)
     return alt.layer(*layers, *event_layers(data, x, HEIGHT))
 
 
-def _band_layer(bands: list[dict[str, Any]], x: Any, stages: Sequence[str]) -> Any:
-    used = {band["stage"] for band in bands}
-    domain, colours = stage_scale([*stages, *(band["stage"] for band in bands)])
-    pairs = [(stage, colour) for stage, colour in zip(domain, colours, strict=True) if stage in used]
-    scale = alt.Scale(domain=[stage for stage, _ in pairs], range=[colour for _, colour in pairs])
+def _band_layer(bands: list[dict[str, Any]], x: Any, colors: Mapping[str, str]) -> Any:
+    scale = color_scale({band["stage"] for band in bands}, colors)
     chart = alt.Chart(alt.NamedData("bands")).mark_rect(opacity=0.32)
     color = alt.Color("stage:N", title="Stage", scale=scale)
     return chart.encode(x=x, x2="until:Q", color=color, tooltip=["stage:N", "took:N", "joules:N"])

@@ -10,15 +10,17 @@ import altair as alt
 
 from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import Comparison
+from joulelab.report.compare.method_rows import last_training
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.figures.chart_base import Figure, energy_unit, finish, label_scales, moving
 from joulelab.report.figures.power_figures import AttemptTrace
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment
+from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment, StageRole
 from joulelab.units import energy_text
 
 _MOST_POINTS = 200
 _HELD_OUT = "held_out_loss"
+_ROLES: tuple[StageRole, ...] = ("student", "teacher")
 
 Point = dict[str, Any]
 
@@ -37,19 +39,22 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
         return []
     lines = [line for line in read_lines(RunPaths(folder).metrics) if "mono_ns" in line and "stage" in line]
     step = max(1, len(lines) // _MOST_POINTS)
-    kept = [line for place, line in enumerate(lines) if place % step == 0 or _is_validation(line)]
+    validations = {stage.name for stage in record.stages if stage.activity in ("validate", "evaluate")}
+    trainings = {stage.name for role in _ROLES if (stage := last_training(record, role))}
+    kept = [line for place, line in enumerate(lines) if place % step == 0 or line["stage"] in validations]
     so_far = _JoulesSoFar(record, traces)
-    points = [{"joules": so_far.at(line), "run": record.run_id, **_numbers(line)} for line in kept]
-    return [point for point in points if point["joules"] is not None]
-
-
-def _is_validation(line: dict[str, Any]) -> bool:
-    return str(line["stage"]).endswith((".validate", ".evaluate"))
+    points = []
+    for line in kept:
+        if (joules := so_far.at(line)) is not None:
+            stage = line["stage"]
+            kind = "validation" if stage in validations else "training" if stage in trainings else None
+            points.append({"joules": joules, "run": record.run_id, **_numbers(line), "kind": kind})
+    return points
 
 
 def _numbers(line: dict[str, Any]) -> Point:
     passed = ("mono_ns", "attempt", "timestamp")
-    return {k: v for k, v in line.items() if k not in passed and (k == "stage" or isinstance(v, int | float))}
+    return {k: v for k, v in line.items() if k not in passed and isinstance(v, int | float)}
 
 
 class _JoulesSoFar:
@@ -159,13 +164,13 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
 
 
 def _chosen(comparison: Comparison, points: Sequence[Point]) -> tuple[str, str, list[Point]] | None:
-    validated = [point for point in points if _is_validation(point)]
+    validated = [point for point in points if point["kind"] == "validation"]
     measure = comparison.measure
     if measure and (told := [point for point in validated if measure.name in point]):
         return measure.name, f"Validation: {measure.axis}", told
     if told := [point for point in validated if _HELD_OUT in point]:
         return _HELD_OUT, "Held-out loss", told
-    trained = [point for point in points if str(point["stage"]).endswith(".train") and "loss" in point]
+    trained = [point for point in points if point["kind"] == "training" and "loss" in point]
     if not trained:
         return None
     # where objectives differ, only the part that all have can be compared

@@ -16,7 +16,6 @@ from joulelab.meter.figures import (
     total,
     uncertainty_note,
 )
-from joulelab.report.compare.method_rows import TRAINING_STAGES
 from joulelab.report.compare.quality import share_interval
 from joulelab.report.energy_sums import ancestor_figure, run_energy, said_below
 from joulelab.report.tables.grid import Grid, make_grid
@@ -206,7 +205,8 @@ def idle_text(idle: IdleBaseline) -> str:
     """`82.1 W before (345 MHz, steady over 10.0 s)`"""
     state = [f"{idle.sm_clock_MHz:.0f} MHz"] if idle.sm_clock_MHz is not None else []
     state.append(f"{'steady' if idle.stable else 'not steady'} over {duration_text(idle.duration_s)}")
-    return f"{power_text(idle.power_w)} {idle.stage.removeprefix('idle.')} ({', '.join(state)})"
+    when = "before" if idle.before_load else "after"
+    return f"{power_text(idle.power_w)} {when} ({', '.join(state)})"
 
 
 def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
@@ -231,7 +231,7 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
 def stages_grid(record: RunRecord) -> Grid:
     graded = any(stage.validity.grade for stage in record.stages)
     item: Literal["sample", "token"]
-    item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.name in TRAINING_STAGES) else "sample"
+    item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.activity == "train") else "sample"
     titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
     timed = timed_rows(record) if item == "sample" else {}
     rows = [

@@ -1,0 +1,52 @@
+"""Roles and activities that a stage declares decide what the report does with it; its name is only a label."""
+
+from __future__ import annotations
+
+from joulelab.report.compare.break_even_report import serving_costs
+from joulelab.report.compare.method_rows import compared_runs, training_stage
+from joulelab.report.energy_sums import all_parts
+from joulelab.report.figures.chart_base import is_overhead
+from joulelab.runs.record import RunRecord
+
+OWN_NAMES = {"student.train": "fit", "student.evaluate": "score it", "run.overhead": "rest"}
+
+
+def renamed(record: RunRecord) -> RunRecord:
+    """As a user's own pipeline leaves it: the same roles and activities under other names."""
+    stages = tuple(one.model_copy(update={"name": OWN_NAMES.get(one.name, one.name)}) for one in record.stages)
+    return record.model_copy(update={"stages": stages})
+
+
+def test_a_training_under_any_name_is_the_training(made) -> None:
+    record = made.demo_records()[-1]
+    assert training_stage(record).name == "student.train"
+    assert training_stage(renamed(record)).name == "fit"
+
+
+def test_of_several_trainings_the_last_of_the_student_is_the_main_one(made) -> None:
+    parts = [made.Part(name, 1.0, 5.0) for name in ("teacher.train", "student.sft", "student.train", "teacher.sft")]
+    record = made.demo_records()[-1].model_copy(update={"stages": made.stages_of(parts, measured=False)})
+    assert training_stage(record).name == "student.train"
+    only_teacher = record.model_copy(update={"stages": record.stages[:1]})
+    assert training_stage(only_teacher).name == "teacher.train"
+
+
+def test_an_evaluation_under_any_name_gives_the_serving_cost(made, tmp_path) -> None:
+    record = made.demo_records()[-1]
+    (run,) = compared_runs(record, tmp_path, None)
+    (other,) = compared_runs(renamed(record), tmp_path, None)
+    assert serving_costs(run).stage.name == "student.evaluate"
+    assert serving_costs(other).stage.name == "score it"
+    assert serving_costs(other).j_per_item == serving_costs(run).j_per_item
+
+
+def test_a_stage_name_with_a_plus_is_one_stage(made) -> None:
+    (stage,) = made.stages_of([made.Part("fit + check", 1.0, 5.0)], measured=False)
+    record = made.demo_records()[-1].model_copy(update={"stages": (stage,), "lineage": (), "made": ()})
+    assert [part.stages for part in all_parts(record)] == [("fit + check",)]
+
+
+def test_overhead_is_what_declares_itself_so(made) -> None:
+    (stage,) = made.stages_of([made.Part("run.overhead", 1.0, 5.0)], measured=False)
+    assert is_overhead(stage) and is_overhead(stage.model_copy(update={"name": "rest"}))
+    assert not is_overhead(stage.model_copy(update={"part_of": "student.train"}))
