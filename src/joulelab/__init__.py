@@ -1,6 +1,6 @@
-"""joulelab: train, distil and profile models, and know what every stage cost in joules.
+"""joulelab: train, distill and profile models, and report the energy of every stage in joules.
 
-Importing this package is cheap on purpose: no numpy, no torch, no sensor is touched until something asks for it.
+Importing this package is cheap: numpy, torch and the sensors are loaded on first use.
 
     with joulelab.measure("name") as m:      # any block of code becomes a run
         with m.window("step"):
@@ -8,7 +8,7 @@ Importing this package is cheap on purpose: no numpy, no torch, no sensor is tou
     m.energy_j, m.figure, m.windows["step"]
 
     @joulelab.measured("name")               # every call of a function
-    joulelab.telemetry("distill_power.csv")  # a CSV row per GPU whenever a loop asks
+    joulelab.telemetry("distill_power.csv")  # a CSV row per GPU on every call
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# Name -> "module:object", imported when first asked for. By text, so that no room depends on another through here.
+# Name -> "module:object", imported on first use. Strings, so that no package depends on another through this module.
 _EXPORTS = {
     "measure": "joulelab.runs.measure.api:measure",
     "measured": "joulelab.runs.measure.api:measured",

@@ -1,7 +1,7 @@
-"""Two clocks for every line: monotonic time to compute with, wall time to read and to align machines by.
+"""Two clocks on every line: monotonic time to compute with, wall time to read and to align machines by.
 
-CLOCK_MONOTONIC is one clock for all processes of a boot, so marks of the measured program and samples of the recorder
-share it. It means nothing across boots or machines: a `boot_id` goes into every file's header.
+CLOCK_MONOTONIC is the same clock for all processes of a boot, so the marks of the measured program and the samples of
+the recorder share it. It is undefined across boots and machines, so every file header has a `boot_id`.
 """
 
 from __future__ import annotations
@@ -43,5 +43,5 @@ def folder_stamp() -> str:
 def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:  # not Linux: the boot time to the second tells boots apart well enough
+    except OSError:  # not Linux: the boot time, rounded to seconds, identifies the boot
         return f"boot-{round(time.time() - time.monotonic())}"

@@ -1,23 +1,23 @@
-"""Every error that is not a bug of ours, with the exit code a script can rely on.
+"""All errors that joulelab raises on purpose, with their exit codes.
 
     JoulelabError                 1   the run failed
     ├── NonFiniteLoss             1   training produced NaN or infinity
     ├── OutOfMemory               1   the model and its batch do not fit into the GPU
     ├── StorageFailed             1   the disk is full, over its quota, read-only or broken
-    ├── UsageError                2   what was typed cannot be done
+    ├── UsageError                2   invalid command line
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
     │   ├── NotFoundError         2   no such experiment, run, file or sample
     │   ├── DependencyMissing     2   an optional package is not installed
-    │   ├── UnknownFormat         2   a file is none of the logs we read (meter/importers/power_log.py)
-    │   ├── BadGpu                4   there are GPUs, and not the one asked for (meter/monitor/operator_log.py)
+    │   ├── UnknownFormat         2   unknown log format (meter/importers/power_log.py)
+    │   ├── BadGpu                4   the requested GPU does not exist (meter/monitor/operator_log.py)
     │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure/program.py)
-    ├── UnusableLog               2   a log lacks what was asked of it (meter/importers/power_log.py)
-    ├── ProgramFailed        its own  the measured program ended badly (runs/measure/program.py)
+    ├── UnusableLog               2   a log lacks the requested data (meter/importers/power_log.py)
+    ├── ProgramFailed        its own  the measured program failed (runs/measure/program.py)
     ├── SensorMissing             3   no sensor where one was required
     ├── InvalidMeasurement        4   the measurement does not meet the required validity
     └── EndedBySignal       128 + n   SIGINT (130) or SIGTERM (143)
 
-The CLI catches `JoulelabError` once and prints message and hint; anything else is our bug and keeps its traceback.
+The CLI catches `JoulelabError` once and prints message and hint; any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import signal
 
 
 class JoulelabError(Exception):
-    """What went wrong (`message`) and the way out (`hint`)."""
+    """`message`: what happened. `hint`: what to do about it."""
 
     exit_code = 1
 

@@ -1,7 +1,7 @@
-"""Names that users write, and where the code behind each one lives.
+"""Registries: the names that users write, mapped to the code that implements them.
 
-A table maps a name to "module:object" and imports the module only when the name is asked for. That keeps start-up fast,
-lets a room on the left start one on the right, and makes a new pipeline, sensor or verb one file and one line here.
+A table maps a name to "module:object" and imports the module when the name is resolved. This keeps start-up fast, lets
+a package start one that imports it, and makes a new pipeline, sensor or verb one file and one line here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from joulelab.errors import ConfigError, DependencyMissing, NotFoundError
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant, or None where nothing comes close."""
+    """The closest known name, or None if nothing is close."""
     by_lower = {known.lower(): known for known in names}
-    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFoundError:
@@ -37,7 +37,7 @@ def unknown(kind: str, name: str, names: Iterable[str], hint: str = "") -> NotFo
 
 
 class Table:
-    """Name -> "module:object", resolved when asked for."""
+    """Name -> "module:object", imported on `resolve`."""
 
     def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
         self.kind = kind
@@ -57,16 +57,16 @@ class Table:
 
 
 def import_file(path: Path, guide: str) -> ModuleType:
-    """Run a user's file, again only if it was changed; what goes wrong in it is told by its line, with a guide.
+    """Import a user's file, again only if it has changed. Errors name the line of the file; `guide` is their hint.
 
-    It is registered under a name of its own, because dataclasses and pickles look their module up.
+    The module is registered in `sys.modules`, because dataclasses and pickle look it up there.
     """
     name = f"joulelab_user_{path.stem}"
     known, version = sys.modules.get(name), (str(path), path.stat().st_mtime_ns, path.stat().st_size)
     if known is not None and vars(known).get("__file_version__") == version:
         return known
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # it ends with .py
+    assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     vars(module)["__file_version__"] = version
     sys.modules[name] = module
@@ -82,7 +82,7 @@ def import_file(path: Path, guide: str) -> ModuleType:
 
 
 def _line_in(path: Path, error: Exception) -> str:
-    """The last line of the user's own file that the error went through."""
+    """The last line of the user's file in the traceback."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -149,13 +149,13 @@ PIPELINES = Table(
     },
 )
 
-# What runs beside the meter when asked for, as a context manager around the run.
-BESIDE = Table(
-    "tool beside the meter",
-    {"codecarbon": "joulelab.trackers.codecarbon:beside", "trackers": "joulelab.trackers.live:start"},
+# Tools that run alongside the meter if the settings ask for them.
+SIDECARS = Table(
+    "tool alongside the meter",
+    {"codecarbon": "joulelab.trackers.codecarbon:track_run", "trackers": "joulelab.trackers.live:start"},
 )
 
-# Where else the metrics of a run go, live (`trackers:` in the settings) or afterwards (`joulelab export`).
+# Experiment trackers that receive the metrics of a run: live (`trackers:`) or afterwards (`joulelab export`).
 TRACKERS = Table(
     "tracker",
     {
@@ -179,7 +179,7 @@ TRAINER_STATS = Table(
     },
 )
 
-# The models of the zoo; what each entry says needs no framework to be read.
+# Models of the zoo; reading an entry imports no framework.
 ZOO = Table(
     "model",
     {
@@ -208,5 +208,5 @@ ZOO = Table(
     },
 )
 
-# What a verb computes with a framework, so that the verbs themselves import none.
+# Computations that need a framework, so that the verbs themselves import none.
 CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.cost:told"})

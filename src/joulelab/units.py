@@ -1,16 +1,16 @@
-"""SI inside, with the unit in the name; people read the forms made here."""
+"""Numbers as text. Values are in SI units, with the unit in the name; the functions here format them for people."""
 
 from __future__ import annotations
 
 J_PER_WH = 3_600.0
 J_PER_KWH = 3_600_000.0
-BYTES_PER_MB = 1024.0**2  # operators' `memory_used_MB` has always meant MiB
+BYTES_PER_MB = 1024.0**2  # the monitor's `memory_used_MB` is in MiB
 
 _SI_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"))
 
 
 def three_digits(value: float, more: int = 0) -> str:
-    """Three significant digits without an exponent; `more` only where the value is known better than to 0.5 %."""
+    """Three significant digits without an exponent, plus `more` digits for values known better than to 0.5 %."""
     if value == 0:
         return "0"
     magnitude = abs(value)
@@ -57,7 +57,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def count_text(count: float) -> str:
-    """124,439,808 -> '124 M'; billions are B, as everyone says of models."""
+    """124,439,808 -> '124 M'; billions are B, as usual for model sizes."""
     return with_prefix(count, "").strip().replace("G", "B")
 
 

@@ -20,7 +20,7 @@ from commands import joulelab, joulelab_here
         (["demo-kd", "teacher.model=sample:minilmm"], "did you mean 'minilm'"),
         (["demo-kd", "training.stats=[simpel]"], "did you mean 'simple'"),
         (["demo", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
-        (["kd-tiny", "--part", "teacher", "--shard", "8/8"], "'8/8' is no share of the work"),
+        (["kd-tiny", "--part", "teacher", "--shard", "8/8"], "invalid shard '8/8'"),
         (["kd-tiny", "--shard", "0/8"], "does not say of which work"),
         (["self-tiny", "--part", "teacher", "--shard", "0/8"], "self learns from a student that is trained first"),
         (["kd-tiny", "--data-script", "preprocess_dataset", "--shard", "0/8"], "not the teacher's work"),
@@ -49,7 +49,7 @@ def test_required_joules_that_nobody_can_measure_end_with_3_before_anything_star
     words = ["demo-kd", "energy.gpus=none", f"energy.rapl_root={tmp_path}", "--require", "measured"]
     done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 3
-    assert "no sensor can measure here" in done.stderr
+    assert "no sensor works on this machine" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -90,7 +90,7 @@ def test_a_verb_that_ends_with_a_code_still_does(tmp_path):
     ("option", "message"),
     [
         (["--gpus", "foo"], "energy.gpus: expected auto, none, or positions and UUIDs"),
-        (["--rapl-root", "/no/such/tree"], "expected a folder with a RAPL tree, found no folder at /no/such/tree"),
+        (["--rapl-root", "/no/such/tree"], "expected a directory with a RAPL tree, found no directory at"),
     ],
 )
 def test_sensors_that_are_named_wrongly_end_with_2_before_anything_starts(tmp_path, option, message):
@@ -177,8 +177,8 @@ def test_a_dry_run_asked_for_json_is_json(words):
 @pytest.mark.parametrize(
     ("inside", "message"),
     [
-        ("a-run/run.json", "is a store with runs in it (a-run)"),
-        ("groups/a/group.json", "is a store with runs in it (groups)"),
+        ("a-run/run.json", "is a store with runs (a-run)"),
+        ("groups/a/group.json", "is a store with runs (groups)"),
     ],
 )
 def test_a_run_is_not_mixed_into_a_store(tmp_path, inside, message):
@@ -230,7 +230,7 @@ def test_a_store_that_cannot_be_made_is_a_mistake_and_not_a_traceback(tmp_path, 
     (tmp_path / "file").write_text("")
     done = joulelab_here(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
     assert done.returncode == 2
-    assert f"no run can be kept under {tmp_path / 'file'}" in done.stderr
+    assert f"cannot create a run in {tmp_path / 'file'}" in done.stderr
     assert "Traceback" not in done.stderr
     listing = joulelab_here("runs", "--runs-dir", tmp_path / "file")
     assert listing.returncode == 2
@@ -263,7 +263,7 @@ def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
 def test_a_gpu_that_was_named_and_is_not_there_ends_with_3(tmp_path):
     done = joulelab("measure", "--gpus", "GPU-zz", "--runs-dir", tmp_path / "runs", "--", "true")
     assert done.returncode == 3
-    assert "the GPUs 'GPU-zz' were asked for" in done.stderr
+    assert "the requested GPUs 'GPU-zz' cannot be read" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

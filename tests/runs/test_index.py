@@ -188,8 +188,8 @@ def test_very_many_rows_go_out_in_plain_columns(capsys):
 def test_listing_imports_neither_torch_nor_pandas(store):
     ids(store)
     program = (
-        "import sys; from joulelab.cli.browse import runs; from pathlib import Path; runs(Path(sys.argv[1]), "
-        "last=None, compact=False); "
+        "import sys; from joulelab.cli.browse import runs; from pathlib import Path; "
+        "runs(Path(sys.argv[1]), last=None, compact=False); "
         "print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, str(store)], capture_output=True, text=True, check=False)

@@ -32,12 +32,12 @@ def fails(*_, **__):
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (FULL, "not enough space is left"),
-        (OSError(errno.EDQUOT, "quota"), "quota is used up"),
-        (OSError(errno.EROFS, "read-only"), "may only be read"),
+        (FULL, "no space left"),
+        (OSError(errno.EDQUOT, "quota"), "quota exceeded"),
+        (OSError(errno.EROFS, "read-only"), "read-only file system"),
         (OSError(errno.EIO, "io"), "input/output error"),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), "not enough space is left"),
-        (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "not enough space is left"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "no space left"),
+        (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "no space left"),
     ],
 )
 def test_the_disk_is_told_from_every_other_error(error, said, tmp_path, monkeypatch):
@@ -68,7 +68,7 @@ def test_where_the_record_itself_finds_no_room_its_end_is_still_told(tmp_path, m
     monkeypatch.setattr(PIPELINES, "resolve", lambda name: lambda run: None)
     monkeypatch.setattr(attempt, "close_run", fails)
     paths = create_run(tmp_path / "runs", load_spec("demo-kd", FAST))
-    with pytest.raises(StorageFailed, match="not enough space"):
+    with pytest.raises(StorageFailed, match="no space left"):
         execute(paths, SilentProgress())
     assert read_record(paths).status == "failed"
 
@@ -99,7 +99,7 @@ def test_the_command_says_it_and_other_bugs_keep_their_traceback(monkeypatch, ca
     with pytest.raises(SystemExit) as left:
         main.main()
     assert left.value.code == 1
-    assert "error: not enough space is left" in capsys.readouterr().err
+    assert "error: no space left" in capsys.readouterr().err
     monkeypatch.setattr(main, "app", lambda **_: (x for x in ()).throw(FileNotFoundError("a bug")))
     with pytest.raises(FileNotFoundError):
         main.main()

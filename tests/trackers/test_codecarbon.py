@@ -1,4 +1,4 @@
-"""CodeCarbon beside our meter: the real one where it is installed, and what happens where it is not."""
+"""CodeCarbon alongside the meter: the real package if it is installed, and the error if it is not."""
 
 import csv
 import socket
@@ -10,13 +10,13 @@ import pytest
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
 from joulelab.runs.attempt_data import load_codecarbon
-from joulelab.trackers.codecarbon import beside, check_installed
+from joulelab.trackers.codecarbon import check_installed, track_run
 
 ON = EnergyConfig(codecarbon=True)
 
 
 def test_nothing_happens_unless_asked_for(tmp_path):
-    with beside(tmp_path, "h", 1, EnergyConfig()):
+    with track_run(tmp_path, "h", 1, EnergyConfig()):
         pass
     assert list(tmp_path.iterdir()) == []
     check_installed(EnergyConfig())
@@ -27,7 +27,7 @@ def test_the_real_codecarbon_measures_offline_and_leaves_its_csv(tmp_path, monke
     asked = []
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
     begin = time.monotonic_ns()
-    with beside(tmp_path, "h", 1, EnergyConfig(codecarbon=True, grid="FR")):
+    with track_run(tmp_path, "h", 1, EnergyConfig(codecarbon=True, grid="FR")):
         time.sleep(1.3)
     end = time.monotonic_ns()
     (row,) = csv.DictReader((tmp_path / "codecarbon" / "emissions.csv").open())
@@ -40,7 +40,7 @@ def test_the_real_codecarbon_measures_offline_and_leaves_its_csv(tmp_path, monke
 
 def test_without_a_grid_no_country_is_made_up(tmp_path):
     pytest.importorskip("codecarbon")
-    with beside(tmp_path, "h", 1, ON):
+    with track_run(tmp_path, "h", 1, ON):
         pass
     (row,) = csv.DictReader((tmp_path / "codecarbon" / "emissions.csv").open())
     assert (row["country_name"], float(row["emissions"])) == ("", 0.0)
@@ -48,7 +48,7 @@ def test_without_a_grid_no_country_is_made_up(tmp_path):
 
 def test_a_codecarbon_that_breaks_never_stops_the_run_and_says_why(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
-    with beside(tmp_path, "h", 1, ON):
+    with track_run(tmp_path, "h", 1, ON):
         reached = True
     assert reached
     figure = load_codecarbon(tmp_path, "h", 1).energy([(0, 1)])
@@ -58,7 +58,7 @@ def test_a_codecarbon_that_breaks_never_stops_the_run_and_says_why(tmp_path, mon
 
 def test_a_block_that_fails_fails_with_its_own_error(tmp_path):
     pytest.importorskip("codecarbon")
-    with pytest.raises(ZeroDivisionError), beside(tmp_path, "h", 1, ON):
+    with pytest.raises(ZeroDivisionError), track_run(tmp_path, "h", 1, ON):
         raise ZeroDivisionError
 
 

@@ -81,12 +81,12 @@ def test_trackers_that_fail_are_warnings_of_a_run_that_is_done(table, tmp_path, 
     monkeypatch.setattr(live, "END_S", 0.3)
     record = run_with(tmp_path, "start", "log", "end", "hangs", "good")
     assert record.status == "done"
-    notes = sorted(note.text for note in record.validity.notes if "the tracker" in note.text)
+    notes = sorted(note.text for note in record.validity.notes if "tracker" in note.text)
     assert notes == [
-        "the tracker end did not end cleanly: RuntimeError: no end",
-        "the tracker hangs had not finished after 0.3 s and was left behind",
-        "the tracker log took no more metrics: ValueError: no network",
-        "the tracker start did not start: SystemExit: no disk",
+        "tracker end did not end cleanly: RuntimeError: no end",
+        "tracker hangs did not finish within 0.3 s and was abandoned",
+        "tracker log stopped accepting metrics: ValueError: no network",
+        "tracker start did not start: SystemExit: no disk",
     ]
     assert KEPT[-1][-1] == "done" or KEPT[-2][-1] == "done"
 

@@ -1,9 +1,9 @@
-"""Our meter in others' training loops.
+"""The meter as a callback in training loops of other frameworks.
 
     from joulelab.integrations import JoulelabCallback           # transformers.Trainer, and TRL's trainers built on it
     from joulelab.integrations import JoulelabLightningCallback  # lightning or pytorch_lightning
 
-Each is imported when asked for, so that one framework does not need the other.
+Each is imported on first use, so that one framework does not require the other.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""`Trainer(callbacks=[JoulelabCallback("name")])`: the training becomes a run of ours, and its joules go into the logs.
+"""`Trainer(callbacks=[JoulelabCallback("name")])`: records the training as a run and adds its energy to the logs.
 
 Stages are `model.train` and `model.evaluate`. The Trainer announces an evaluation by `control.should_evaluate` at the
-end of a step or epoch and its end by `on_evaluate`, so the training stage is suspended between the two. Saving a
-checkpoint has no beginning that a callback could see; it stays within the training. TRL's SFTTrainer and DPOTrainer are
-Trainers and need nothing more; what they do before `train()` begins (tokenising, a DPO reference computed in advance)
-is not in the run.
+end of a step or epoch and reports its end by `on_evaluate`; the training stage is suspended in between. The Trainer has
+no hook before a checkpoint is saved, so saving counts as training. TRL's SFTTrainer and DPOTrainer are Trainers and
+need nothing more; their work before `train()` (tokenization, precomputed DPO reference) is not in the run.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.integrations.training_run import EVALUATE, TRAIN, MeasuresTraining, TrainingRun
+from joulelab.integrations.training_run import EVALUATE, TRAIN, TrainingCallback, TrainingRun
 
 if TYPE_CHECKING:
     TrainerCallback: Any = object
@@ -26,15 +25,15 @@ else:
         raise DependencyMissing(f"transformers cannot be imported ({error})", "pip install 'joulelab[train]'") from None
 
 
-class JoulelabCallback(MeasuresTraining, TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
-    """Measures `trainer.train()` on the first process of the first node; the other ranks leave it to that one.
+class JoulelabCallback(TrainingCallback, TrainerCallback):  # type: ignore[misc]  # transformers is untyped here
+    """Measures `trainer.train()` on the first process of the first node; the other ranks record nothing.
 
-    `record` and `folder` are there afterwards. A training that raises leaves no word to callbacks: its run is closed
-    as failed when the interpreter ends, at the next `train()`, or at once where the callback is used as
-    `with JoulelabCallback("name") as callback:` around the training.
+    `record` and `folder` are set afterwards. If training raises, the Trainer does not notify callbacks: the run is
+    closed as failed at interpreter exit, at the next `train()`, or immediately if the training runs inside
+    `with JoulelabCallback("name") as callback:`.
     """
 
-    _done: _Done
+    _counts: _TrainingCounts
 
     def __enter__(self) -> JoulelabCallback:
         return self
@@ -46,46 +45,46 @@ class JoulelabCallback(MeasuresTraining, TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        if (left_open := self._going()) is not None:
-            left_open.close(RuntimeError("the training ended with an error that callbacks are not told"))
-        self._done = _Done(_SampleCount.of(args, kwargs.get("train_dataloader")), state)
+        if (left_open := self._open_run()) is not None:
+            left_open.close(RuntimeError("the training raised; the Trainer does not pass its exceptions to callbacks"))
+        self._counts = _TrainingCounts(_SampleCount.of(args, kwargs.get("train_dataloader")), state)
         run = self._begin()
         run.enter(TRAIN)
         if args.eval_on_start:
             run.enter(EVALUATE)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (run := self._going()) is not None:
-            run.leave(EVALUATE)  # announced and then not held
+        if (run := self._open_run()) is not None:
+            run.leave(EVALUATE)  # in case it was announced and then skipped
             run.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.end_step()
-            run.count(**self._done.by(state))
-            self._announced(run, control)
+            run.count(**self._counts.since_start(state))
+            self._enter_announced_evaluation(run, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (run := self._going()) is not None:
-            self._announced(run, control)
+        if (run := self._open_run()) is not None:
+            self._enter_announced_evaluation(run, control)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation nobody announced, as when another callback asked for it after us: a batch late, but apart."""
-        if (run := self._going()) is not None and run.is_in(TRAIN):
+        """Detects an evaluation that was not announced, e.g. one that a later callback requested, one batch late."""
+        if (run := self._open_run()) is not None and run.is_in(TRAIN):
             run.enter(EVALUATE)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.leave(EVALUATE)
             run.results(metrics or {})
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Adds the joules to what callbacks after us see and to the Trainer's own history."""
-        if (run := self._going()) is None or logs is None:
+        """Adds the energy to the Trainer's history and to what later callbacks receive."""
+        if (run := self._open_run()) is None or logs is None:
             return
-        tokens = logs.get("num_tokens", logs.get("eval_num_tokens"))  # TRL counts them itself: trained on so far, both
+        tokens = logs.get("num_tokens", logs.get("eval_num_tokens"))  # TRL's count of training tokens so far
         if tokens is not None:
             run.count(tokens=int(tokens))
         energy = run.energy_now()
@@ -95,24 +94,24 @@ class JoulelabCallback(MeasuresTraining, TrainerCallback):  # type: ignore[misc]
         run.log(state.global_step, logs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if (run := self._going()) is not None:
-            run.count(**self._done.by(state))
+        if (run := self._open_run()) is not None:
+            run.count(**self._counts.since_start(state))
             run.close()
 
-    def _announced(self, run: TrainingRun, control: Any) -> None:
+    def _enter_announced_evaluation(self, run: TrainingRun, control: Any) -> None:
         if control.should_evaluate:
             run.enter(EVALUATE)
 
 
-class _Done:
-    """What this run's joules paid for: a training resumed from a checkpoint begins where an earlier run ended."""
+class _TrainingCounts:
+    """Counts of this run alone: a training resumed from a checkpoint starts at the counts of an earlier run."""
 
     def __init__(self, samples: _SampleCount, state: Any) -> None:
         self._samples = samples
         self._steps_before = int(state.global_step)
         self._tokens_before = int(state.num_input_tokens_seen)
 
-    def by(self, state: Any) -> dict[str, int]:
+    def since_start(self, state: Any) -> dict[str, int]:
         before, now = self._steps_before, int(state.global_step)
         counts = {"samples": self._samples.after(now) - self._samples.after(before), "steps": now - before}
         tokens = int(state.num_input_tokens_seen) - self._tokens_before
@@ -121,7 +120,7 @@ class _Done:
 
 
 class _SampleCount:
-    """Samples after so many optimiser steps: whole batches, except the short last one of every epoch."""
+    """Samples after a number of optimizer steps: full batches, except the last one of every epoch."""
 
     def __init__(self, per_step: int = 0, per_epoch: int | None = None) -> None:
         self._per_step = per_step

@@ -1,7 +1,7 @@
-"""`Trainer(callbacks=[JoulelabLightningCallback("name")])`: a Lightning fit becomes a run of ours.
+"""`Trainer(callbacks=[JoulelabLightningCallback("name")])`: records a Lightning fit as a run.
 
-Stages are `model.train` and `model.evaluate`; a validation within the fit suspends the training, the sanity check
-before it included. Works with `lightning` and with `pytorch_lightning`, whichever is installed.
+Stages are `model.train` and `model.evaluate`; validation during the fit, including the sanity check before it, suspends
+the training stage. Works with `lightning` and with `pytorch_lightning`, whichever is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from joulelab.errors import DependencyMissing
-from joulelab.integrations.training_run import EVALUATE, TRAIN, MeasuresTraining
+from joulelab.integrations.training_run import EVALUATE, TRAIN, TrainingCallback
 
 if TYPE_CHECKING:
     Callback: Any = object
@@ -24,10 +24,10 @@ else:
             raise DependencyMissing(f"Lightning cannot be imported ({error})", "pip install lightning") from None
 
 
-class JoulelabLightningCallback(MeasuresTraining, Callback):  # type: ignore[misc]  # Lightning is untyped here
-    """Measures `trainer.fit()` on the first process; `record` and `folder` are there afterwards."""
+class JoulelabLightningCallback(TrainingCallback, Callback):  # type: ignore[misc]  # Lightning is untyped here
+    """Measures `trainer.fit()` on the first process; `record` and `folder` are set afterwards."""
 
-    _usual_name = "fit"
+    _default_name = "fit"
     _samples = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -36,26 +36,26 @@ class JoulelabLightningCallback(MeasuresTraining, Callback):  # type: ignore[mis
             self._begin()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.enter(TRAIN)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.begin_step()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.end_step()
             self._samples += batch_size(batch) * trainer.world_size
             run.count(samples=self._samples, steps=int(trainer.global_step))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.end_step()
             run.enter(EVALUATE)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.leave(EVALUATE)
             if not trainer.sanity_checking:
                 values = numbers(trainer.callback_metrics)
@@ -63,32 +63,32 @@ class JoulelabLightningCallback(MeasuresTraining, Callback):  # type: ignore[mis
                 run.log(int(trainer.global_step), {**values, **run.energy_now()})
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             energy = run.energy_now()
             run.log(int(trainer.global_step), {**numbers(trainer.callback_metrics), **energy})
             for name, value in energy.items():
                 self.log(name, value, rank_zero_only=True)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.leave(TRAIN)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if (run := self._going()) is not None:
+        if (run := self._open_run()) is not None:
             run.close(exception)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Lightning keeps its metrics as tensors of one element."""
+    """Lightning stores metrics as tensors of one element."""
     return {name: float(value) for name, value in metrics.items()}
 
 
 def batch_size(batch: Any) -> int:
-    """Rows of the first tensor found in the batch; 0 where there is none."""
+    """Rows of the first tensor in the batch; 0 if there is none."""
     if hasattr(batch, "shape"):
         return int(batch.shape[0]) if len(batch.shape) else 1
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()

@@ -1,8 +1,8 @@
-"""What every callback needs: a run with the stages `model.train` and `model.evaluate`, opened and closed by events.
+"""A run with the stages `model.train` and `model.evaluate`, opened and closed by the events of a training framework.
 
-Other frameworks tell us what happens by calls, not by `with` blocks, and some end without telling at all. So stages
-are opened and closed here by hand, an evaluation suspends the training, and a run that nobody closed is closed when
-the interpreter ends.
+Frameworks call callbacks instead of using `with` blocks, and after an exception some call nothing at all. Stages are
+therefore opened and closed by hand here, an evaluation suspends the training stage, and a run that was not closed is
+closed when the interpreter exits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from joulelab.runs.spec import check
 from joulelab.runs.store import store_root
 
 TRAIN, EVALUATE, STEP = "model.train", "model.evaluate", "step"
-# Asking for the joules so far reads the trace; it may take this share of the time, whatever the log's frequency.
-ASKING_SHARE = 0.01
+# Computing the energy so far reads the trace; it may take this fraction of the time, however often the loop logs.
+MAX_ENERGY_READ_SHARE = 0.01
 
 
 def measure_settings(
@@ -41,13 +41,13 @@ def measure_settings(
     return spec
 
 
-class MeasuresTraining:
-    """What our callbacks share, whatever framework calls them: their settings, and the run of the latest training.
+class TrainingCallback:
+    """Base of the callbacks of all frameworks: settings, and the run of the latest training.
 
-    `record` and `folder` are there after the training, on the rank that measured it.
+    `record` and `folder` are set after the training, on the rank that measured it.
     """
 
-    _usual_name = "train"
+    _default_name = "train"
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class MeasuresTraining:
         estimate_cpu: bool | None = None,
         runs_dir: str | Path | None = None,
     ) -> None:
-        self._spec = measure_settings(name or self._usual_name, energy, estimate_cpu)
+        self._spec = measure_settings(name or self._default_name, energy, estimate_cpu)
         self._runs_dir = runs_dir
         self._run: TrainingRun | None = None
 
@@ -73,7 +73,7 @@ class MeasuresTraining:
         self._run = TrainingRun(self._spec, self._runs_dir)
         return self._run
 
-    def _going(self) -> TrainingRun | None:
+    def _open_run(self) -> TrainingRun | None:
         return self._run if self._run is not None and self._run.record is None else None
 
 
@@ -92,7 +92,7 @@ class TrainingRun:
         self._step = self._windows.window(STEP)
         self._in_step = False
         self._open: list[tuple[str, AbstractContextManager[Stage], Stage]] = []
-        self._ask_again_s = 0.0
+        self._next_energy_read_s = 0.0
         self._figure: EnergyFigure | None = None
         self.record: RunRecord | None = None
         atexit.register(self._at_exit)
@@ -108,7 +108,7 @@ class TrainingRun:
             self._open.append((stage, manager, manager.__enter__()))
 
     def leave(self, stage: str) -> None:
-        """Close the stage and whatever was opened inside it; a stage that is not open is no mistake."""
+        """Close the stage and all stages opened inside it; does nothing if the stage is not open."""
         if stage in [name for name, _, _ in self._open]:
             while self._open:
                 name, manager, _ = self._open.pop()
@@ -130,7 +130,7 @@ class TrainingRun:
             self._step.__exit__()
 
     def count(self, **counts: int) -> None:
-        """Totals so far of the training stage."""
+        """Cumulative counts of the training stage."""
         for name, _, stage in self._open:
             if name == TRAIN:
                 stage.count(**counts)
@@ -146,13 +146,13 @@ class TrainingRun:
                 self._context.result(f"{EVALUATE}.{name}", Result(value=float(value)))
 
     def energy_now(self) -> dict[str, float]:
-        """`energy_j` measured so far, or `energy_estimated_j`: an estimate never goes by the measurement's name."""
+        """`energy_j` measured so far, or `energy_estimated_j`: an estimate never has the measurement's name."""
         now_s = time.monotonic()
-        if now_s >= self._ask_again_s:
-            parts = self._context.meter.so_far()
-            self._figure = EnergyByComponent(**parts).best(self._policy)
-            took_s = time.monotonic() - now_s
-            self._ask_again_s = now_s + took_s / ASKING_SHARE
+        if now_s >= self._next_energy_read_s:
+            components = self._context.meter.so_far()
+            self._figure = EnergyByComponent(**components).best(self._policy)
+            read_s = time.monotonic() - now_s
+            self._next_energy_read_s = now_s + read_s / MAX_ENERGY_READ_SHARE
         figure = self._figure
         if figure is None or figure.energy_j is None:
             return {}
@@ -171,4 +171,4 @@ class TrainingRun:
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        self.close(error if error is not None else JoulelabError("the training ended without a last word"))
+        self.close(error if error is not None else JoulelabError("the interpreter exited before the training ended"))

@@ -97,7 +97,7 @@ class RunAttempt:
             facts["command"] = list(command)
         write_json(self._paths.environment, facts)
         attempt, host = self._paths.next_attempt(), environment.node_name()
-        beside = lookup.BESIDE.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
+        beside = lookup.SIDECARS.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
         self._beside.enter_context(beside)  # before the meter: its own start-up is nobody's bill
         self._start_trackers(self._paths.trace(host, attempt))
         restored = restore_limits(self._paths, host)
@@ -168,7 +168,7 @@ class RunAttempt:
     def _start_trackers(self, trace: Path) -> None:
         if self._spec.trackers:
             group = read_json(self._paths.record).get("group")
-            self._trackers = lookup.BESIDE.resolve("trackers")(self._paths, self._spec, group, trace)
+            self._trackers = lookup.SIDECARS.resolve("trackers")(self._paths, self._spec, group, trace)
 
     def _end_trackers(self, record: RunRecord) -> RunRecord:
         """They are told the finished record; what goes wrong then is written into it afterwards."""

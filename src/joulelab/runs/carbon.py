@@ -1,8 +1,8 @@
-"""Joules to grams of CO2e: a range, because neither the joules nor the grid is one number.
+"""CO2e of an energy figure, as a range over the uncertainty of the energy and of the grid.
 
-Shown only where `energy.grid` names a grid. The low end takes the energy's low end and the grid's low end, the high end
-both high ends; the energy's interval is its random 95 % half-width and the sensor's gain error. PUE (what the building
-adds) is shown as figures of its own and never inside the first ones.
+Reported only if `energy.grid` names a grid. The low end combines the low ends of energy and grid factor, the high end
+both high ends; the energy's range is its random 95 % half-width plus the sensor's gain error. PUE (overhead of the
+data center) gives separate figures and is never included in the first ones.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Co2e(Frozen):
     with_pue_co2e_g_low: float | None = None
     with_pue_co2e_g_high: float | None = None
     method: Method
-    """How the joules behind it were obtained: an estimate's grams are an estimate."""
+    """Method of the energy figure: CO2e of an estimate is an estimate."""
 
 
 def energy_range_j(figure: EnergyFigure) -> tuple[float, float] | None:
-    """The joules' low and high end: random interval and gain error, both at their worst."""
+    """Low and high end in joules: random interval and gain error, both at their worst."""
     if figure.energy_j is None:
         return None
     random_j, gain = figure.half_width_j or 0.0, figure.gain_error_rel or 0.0
@@ -31,7 +31,7 @@ def energy_range_j(figure: EnergyFigure) -> tuple[float, float] | None:
 
 
 def co2e(figure: EnergyFigure, grid: GridFactor | None, pue: float | None) -> Co2e | None:
-    """None without a grid or without joules: nothing is assumed for either."""
+    """None without a grid or without energy; no default is assumed for either."""
     energy = energy_range_j(figure)
     if grid is None or energy is None:
         return None

@@ -1,4 +1,4 @@
-"""What machine, driver, packages, commit and job a run ran on; anything that looks like a secret is redacted."""
+"""Snapshot of machine, driver, packages, commit and job of a run; anything that looks like a secret is redacted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from joulelab.meter.sensors.nvml import permitted_cards
 
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(r"(key|token|secret|passw|credential|auth|cookie|private|session)", re.I)
-# Long opaque words, prefixed tokens, private key blocks and passwords inside addresses.
+# Token prefixes, private keys and passwords inside URLs.
 _SECRET_VALUE = re.compile(
     r"(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA|-----BEGIN|eyJ[A-Za-z0-9_-]{10,}\.)|://[^/\s:@]+:[^/\s@]+@"
 )
@@ -60,14 +60,14 @@ def snapshot() -> dict[str, Any]:
 
 
 def digests(facts: dict[str, Any]) -> dict[str, str]:
-    """SHA-256 of every entry of a snapshot, shortened: the marks keep it, so that a later change is found."""
+    """Shortened SHA-256 of every entry of a snapshot; the event file keeps them, so that later edits are detected."""
     return {
         key: hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16] for key, value in facts.items()
     }
 
 
 def node_name() -> str:
-    """This host as its traces are called: by Slurm's name inside a job, where it is what people look for."""
+    """Host name in trace files; inside a Slurm job, Slurm's node name."""
     return (os.environ.get("SLURMD_NODENAME") if "SLURM_JOB_ID" in os.environ else None) or platform.node()
 
 
@@ -76,21 +76,20 @@ def redact(name: str, value: str) -> str:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that steer GPUs, threads, caches and schedulers."""
+    """Environment variables that configure GPUs, threads, caches and schedulers."""
     return {name: redact(name, value) for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
 
 
 @cache
 def packages() -> dict[str, str]:
-    """Looked up once per process, which is what it runs with: hundreds of files, seconds on a slow file system, and a
-    group would read them again for every member."""
-    described = [dist.metadata for dist in metadata.distributions()]
-    found = {about["Name"]: about["Version"] for about in described if about["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    """Installed packages. Cached: it reads hundreds of files, and the members of a group share the process."""
+    listed = [dist.metadata for dist in metadata.distributions()]
+    versions = {about["Name"]: about["Version"] for about in listed if about["Name"]}
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def commit(folder: Path) -> dict[str, Any]:
-    """Commit and dirty state of the code one works in; None outside a repository."""
+    """Commit and dirty state of the repository that contains `folder`; None outside a repository."""
     if shutil.which("git") is None:
         return {"commit": None, "dirty": None}
     head = _git(folder, "rev-parse", "HEAD")
@@ -99,34 +98,35 @@ def commit(folder: Path) -> dict[str, Any]:
 
 
 def package_commit(module: Path) -> dict[str, Any]:
-    """As `commit`, of a package that is itself a checkout; one installed into a folder of somebody's repository is not
-    that repository's code, which git tells by not tracking its files."""
+    """Like `commit`, for a package that is a git checkout. A package installed into a directory of another repository
+    is not tracked by it, and that repository's commit says nothing about the package."""
     if shutil.which("git") is None or _git(module.parent, "ls-files", "--error-unmatch", module.name) is None:
         return {"commit": None, "dirty": None}
     return commit(module.parent)
 
 
-def _git(folder: Path, *words: str) -> str | None:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20, check=False)
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The cards this process may ask; one that is lost, or that a cgroup forbids, must not end a run."""
+    """GPUs visible to this process; a lost card, or one that a cgroup hides, must not end the run."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
-    found = []
+    readable = []
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
         for card, handle in permitted_cards(pynvml).items():
             with suppress(pynvml.NVMLError):
                 memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
                 facts = {"index": card.index, "uuid": card.uuid, "name": card.name}
-                found.append({**facts, "memory_bytes": memory_bytes, "driver": driver})
+                readable.append({**facts, "memory_bytes": memory_bytes, "driver": driver})
     finally:
         pynvml.nvmlShutdown()
-    return found
+    return readable

@@ -1,4 +1,4 @@
-"""Every file name of a run and of a group, in one place."""
+"""All file names of a run and of a group."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from joulelab.errors import UsageError
 GROUPS_FOLDER = "groups"
 
 
-# A file name has 255 bytes on most systems; time, suffixes and a temporary name must fit beside ours.
-_LONGEST_SLUG_BYTES = 120
+# File names are limited to 255 bytes on most systems, including time stamp, suffixes and temporary names.
+_MAX_SLUG_BYTES = 120
 
 
 def slug(name: str) -> str:
-    """A name as part of a folder's: letters, marks and digits of any script stay, everything else becomes `-`."""
+    """A name as part of a folder name: letters, marks and digits of any script stay, all else becomes `-`."""
     composed = unicodedata.normalize("NFC", name)
     kept = "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else " " for c in composed)
-    whole = "-".join(kept.split()).encode()[:_LONGEST_SLUG_BYTES].decode(errors="ignore")
-    return whole.strip("-.") or "run"
+    shortened = "-".join(kept.split()).encode()[:_MAX_SLUG_BYTES].decode(errors="ignore")
+    return shortened.strip("-.") or "run"
 
 
 def cache_folder() -> Path:
-    """`JOULELAB_CACHE`, else joulelab's folder among the user's caches."""
-    named = os.environ.get("JOULELAB_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
+    """`JOULELAB_CACHE`, else `joulelab` in the user's cache directory."""
+    chosen = os.environ.get("JOULELAB_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joulelab"
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """`<name>-<UTC time>-<4 hex>`, made here and nowhere else, so two starts in one second do not collide."""
+    """Create `<name>-<UTC time>-<4 hex>`; the random suffix separates runs that start in the same second."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         while True:
@@ -44,39 +44,39 @@ def make_folder(parent: Path, name: str) -> Path:
                 return folder
     except OSError as error:
         raise UsageError(
-            f"no run can be kept under {parent.absolute()}: {error.strerror}",
-            "--runs-dir or JOULELAB_RUNS names another folder",
+            f"cannot create a run in {parent.absolute()}: {error.strerror}",
+            "choose another directory with --runs-dir or JOULELAB_RUNS",
         ) from None
 
 
 def make_chosen_folder(folder: Path) -> Path:
-    """The very folder a user named for a run; what else is in it stays."""
+    """Create the run folder that the user named; existing files in it stay."""
     require_no_runs(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"no run can be kept in {folder.absolute()}: {error.strerror}", "name another folder"
+            f"cannot create a run in {folder.absolute()}: {error.strerror}", "choose another directory"
         ) from None
     return folder
 
 
 def require_no_runs(folder: Path) -> None:
-    """A run in a store's root would be mixed up with the others, and no list would find it; whatever else is there
-    stays: a log of the job that began it, for example."""
+    """Refuse a folder that contains a run or a store: a run in a store's root would not be listed. Other files, for
+    example the log of the job that starts the run, are accepted."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, and a run needs a folder", "name another place")
+        raise UsageError(f"{folder} is a file; a run needs a directory", "choose another path")
     if (folder / "run.json").exists():
-        raise UsageError(f"{folder} holds a run already", f"go on with it: joulelab run --resume {folder}")
+        raise UsageError(f"{folder} already contains a run", f"resume it: joulelab run --resume {folder}")
     runs = sorted(path for path in folder.glob("*") if path.name == GROUPS_FOLDER or (path / "run.json").exists())
     if runs:
         raise UsageError(
-            f"{folder} is a store with runs in it ({_some(runs)}), not the folder of one run",
-            f"keep the run in that store with --runs-dir {folder}, or name a folder of its own: {folder / 'mine'}",
+            f"{folder} is a store with runs ({_first_names(runs)}), not a run folder",
+            f"write the run into that store with --runs-dir {folder}, or choose a subfolder: {folder / 'mine'}",
         )
 
 
-def _some(paths: list[Path]) -> str:
+def _first_names(paths: list[Path]) -> str:
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return ", ".join(path.name for path in paths[:3]) + more
 
@@ -118,13 +118,11 @@ class RunPaths:
         return self.folder / "checkpoints"
 
     def checkpointed_steps(self) -> dict[str, int]:
-        """The step that each stage which has begun training goes on from."""
-        one_file = self.checkpoints.glob("*/step-*.pt")
-        complete_folder = (path.parent for path in self.checkpoints.glob("*/step-*/.metadata"))
-        found = sorted(
-            (path.parent.name, int(path.stem.removeprefix("step-"))) for path in (*one_file, *complete_folder)
-        )
-        return dict(found)
+        """Stage -> the step that it resumes from."""
+        files = self.checkpoints.glob("*/step-*.pt")
+        complete_folders = (path.parent for path in self.checkpoints.glob("*/step-*/.metadata"))
+        paths = (*files, *complete_folders)
+        return dict(sorted((path.parent.name, int(path.stem.removeprefix("step-"))) for path in paths))
 
     @property
     def report(self) -> Path:
@@ -138,9 +136,9 @@ class RunPaths:
         return self.folder / f"power_limits.{host}.{attempt}.jsonl"
 
     def saved_power_limits(self) -> list[tuple[str, Path]]:
-        """(host, file) of every power cap that was not taken back."""
-        found = sorted(self.folder.glob("power_limits.*.jsonl"))
-        return [(path.stem.removeprefix("power_limits.").rpartition(".")[0], path) for path in found]
+        """(host, file) of every power cap that was not restored."""
+        files = sorted(self.folder.glob("power_limits.*.jsonl"))
+        return [(path.stem.removeprefix("power_limits.").rpartition(".")[0], path) for path in files]
 
     def trace(self, host: str, attempt: int) -> Path:
         return self.folder / "trace" / f"{host}.{attempt}.jsonl"
@@ -149,26 +147,26 @@ class RunPaths:
         return self.folder / "events" / f"{host}.{rank}.{attempt}.jsonl"
 
     def unfinished_hosts(self) -> set[tuple[str, int]]:
-        """(host, attempt) where a process has its ring of marks still: it removes it after its recorder has ended."""
-        found = (path.stem.rsplit(".", 2) for path in (self.folder / "events").glob("*.ring"))
-        return {(host, int(attempt)) for host, _, attempt in found}
+        """(host, attempt) of processes that still have a mark ring, which is removed after the recorder has ended."""
+        names = (path.stem.rsplit(".", 2) for path in (self.folder / "events").glob("*.ring"))
+        return {(host, int(attempt)) for host, _, attempt in names}
 
     def event_files(self) -> dict[tuple[str, int], list[tuple[int, Path]]]:
-        """(host, attempt) -> (rank, file) of every process there, lowest rank first; one look at the folder."""
-        found: dict[tuple[str, int], list[tuple[int, Path]]] = {}
+        """(host, attempt) -> (rank, file) of every process, lowest rank first."""
+        by_host: dict[tuple[str, int], list[tuple[int, Path]]] = {}
         for path in (self.folder / "events").glob("*.jsonl"):
             host, rank, attempt = path.stem.rsplit(".", 2)
-            found.setdefault((host, int(attempt)), []).append((int(rank), path))
-        return {place: sorted(files) for place, files in found.items()}
+            by_host.setdefault((host, int(attempt)), []).append((int(rank), path))
+        return {host: sorted(files) for host, files in by_host.items()}
 
     def traces(self) -> list[tuple[str, int, Path]]:
-        """(host, attempt, file) of every trace, in order of attempts; as it was recorded where both kinds are there."""
-        found: dict[tuple[int, str], Path] = {}
-        for kind in ("parquet", "jsonl"):
-            for path in (self.folder / "trace").glob(f"*.{kind}"):
+        """(host, attempt, file) of every trace, in order of attempts; the JSONL file where both formats exist."""
+        files: dict[tuple[int, str], Path] = {}
+        for suffix in ("parquet", "jsonl"):
+            for path in (self.folder / "trace").glob(f"*.{suffix}"):
                 host, _, attempt = path.stem.rpartition(".")
-                found[int(attempt), host] = path
-        return [(host, attempt, path) for (attempt, host), path in sorted(found.items())]
+                files[int(attempt), host] = path
+        return [(host, attempt, path) for (attempt, host), path in sorted(files.items())]
 
     def next_attempt(self) -> int:
         return 1 + max((attempt for _, attempt, _ in self.traces()), default=0)
@@ -192,5 +190,5 @@ class GroupPaths:
 
     @property
     def store(self) -> Path:
-        """Where its members are, whatever store is the usual one here."""
+        """The store of its members, whichever store is the default."""
         return self.folder.absolute().parent.parent

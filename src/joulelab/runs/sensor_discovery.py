@@ -1,4 +1,4 @@
-"""What this machine can measure, said before a run starts rather than discovered after it."""
+"""Which sensors work on this machine, checked before a run starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from joulelab.runs.record import MEASURED_COMPONENTS
 
 @dataclass(frozen=True)
 class DiscoveredSensors:
-    """The devices that answer, and the components nobody can read, with reason and fix."""
+    """Devices that can be read, and components that cannot, with reason and fix."""
 
     devices: tuple[Device, ...]
     missing: tuple[SensorUnavailable, ...]
@@ -33,7 +33,7 @@ class DiscoveredSensors:
 
 
 def discover_sensors(config: EnergyConfig) -> DiscoveredSensors:
-    """Open every sensor the settings ask for, once, and close it again."""
+    """Open every sensor that the settings select, and close it again."""
     pid = os.getpid()
     readers = [SensorReader(name, partial(lookup.SENSORS.resolve(name), config, pid)) for name in sensors_for(config)]
     opened, devices, missing = open_sensors(readers)
@@ -43,57 +43,55 @@ def discover_sensors(config: EnergyConfig) -> DiscoveredSensors:
 
 
 def require_rapl_root(root: str) -> None:
-    """The kernel's own tree may be absent, as on most virtual machines; one that somebody named must exist."""
+    """The default path may be absent, as on most virtual machines; one that the user set must exist."""
     if root != EnergyConfig().rapl_root and not Path(root).is_dir():
         raise UsageError(
-            f"energy.rapl_root (--rapl-root): expected a folder with a RAPL tree, found no folder at {root}",
-            f"leave it out to read the kernel's own tree, {EnergyConfig().rapl_root}",
+            f"energy.rapl_root (--rapl-root): expected a directory with a RAPL tree, found no directory at {root}",
+            f"omit it to read the kernel's own tree, {EnergyConfig().rapl_root}",
         )
 
 
 def demand_sensors(config: EnergyConfig) -> None:
-    """Before a run: exit code 3 where a GPU was named that cannot be read, or joules are required and none can be."""
+    """Refuse a run (exit code 3) if a named GPU cannot be read, or if measured energy is required but unavailable."""
     require_rapl_root(config.rapl_root)
-    named = config.gpus not in ("auto", "none")
-    if config.require != "measured" and not named:
+    gpus_named = config.gpus not in ("auto", "none")
+    if config.require != "measured" and not gpus_named:
         return
-    sensed = discover_sensors(config)
-    if named and not any(device.component == "gpu" for device in sensed.devices):
-        why = next((gone.reason for gone in sensed.missing if gone.component == "gpu"), "no such GPU")
+    sensors = discover_sensors(config)
+    if gpus_named and not any(device.component == "gpu" for device in sensors.devices):
+        reason = next((absent.reason for absent in sensors.missing if absent.component == "gpu"), "no such GPU")
         raise SensorMissing(
-            f"the GPUs '{config.gpus}' were asked for and cannot be read: {why}; nothing was started",
-            "`joulelab doctor` lists the GPUs of this machine; auto takes those of the job",
+            f"the requested GPUs '{config.gpus}' cannot be read: {reason}; nothing was started",
+            "`joulelab doctor` lists the GPUs of this machine; `auto` selects those of the job",
         )
-    if config.require != "measured":
+    if config.require != "measured" or sensors.measured:
         return
-    if sensed.measured:
-        return
-    reasons = "; ".join(f"{gone.component}: {gone.reason}" for gone in sensed.missing)
-    fixes = "; ".join(gone.fix for gone in sensed.missing if gone.fix)
+    reasons = "; ".join(f"{absent.component}: {absent.reason}" for absent in sensors.missing)
+    fixes = "; ".join(absent.fix for absent in sensors.missing if absent.fix)
     raise SensorMissing(
-        f"measured joules are required, and no sensor can measure here ({reasons}); nothing was started",
-        fixes or "`joulelab doctor` says more",
+        f"measured energy is required but no sensor works on this machine ({reasons}); nothing was started",
+        fixes or "run `joulelab doctor` for details",
     )
 
 
 def discovery_text(estimate_cpu: bool) -> str:
-    """Which joules will be measured, which estimated by what model, and why the rest is missing."""
-    sensed = discover_sensors(EnergyConfig(estimate_cpu=estimate_cpu))
-    lines = [f"  {gone.component:<4} not measured: {gone.reason}" for gone in sensed.missing]
-    lines += [f"  {device.component:<4} measured: {device.name} ({device.device})" for device in sensed.measured]
-    if sensed.measured:
-        return "\n".join(["Joules of this run are measured by:", *lines])
-    estimate = sensed.estimate
+    """Which components are measured, which are estimated by which model, and why the rest is missing."""
+    sensors = discover_sensors(EnergyConfig(estimate_cpu=estimate_cpu))
+    lines = [f"  {absent.component:<4} not measured: {absent.reason}" for absent in sensors.missing]
+    lines += [f"  {device.component:<4} measured: {device.name} ({device.device})" for device in sensors.measured]
+    if sensors.measured:
+        return "\n".join(["Energy sensors of this run:", *lines])
+    estimate = sensors.estimate
     if estimate is None:
-        return "\n".join(["No joules can be measured here:", *lines])
+        return "\n".join(["No energy sensor works on this machine:", *lines])
     watts, source = estimate.facts["w_per_thread"], estimate.facts["source"]
     return "\n".join(
         [
-            "The joules below are ESTIMATED, not measured: this machine shows no energy sensor.",
+            "Energy below is ESTIMATED, not measured: no energy sensor works on this machine.",
             *lines,
             f"  Model: CPU time of the run x {watts:.1f} W per hardware thread ({estimate.name}: {source}).",
-            f"  Uncertain by ±{100 * (estimate.gain_error_rel or 0):.0f} % in scale; that factor is the same for all",
-            "  runs on this machine, so ratios between them are far better known than the joules themselves,",
-            "  provided that nothing else keeps its cores busy meanwhile; where others do, the record says so.",
+            f"  Scale uncertain by ±{100 * (estimate.gain_error_rel or 0):.0f} %. The factor is the same for all runs",
+            "  on this machine, so ratios between runs are much more precise than absolute values, unless other",
+            "  processes use the same cores; the record reports such CPU contention.",
         ]
     )

@@ -1,8 +1,9 @@
-"""Work that several tasks do without knowing of each other: each takes its share, and whoever comes later joins them.
+"""Shards: disjoint parts of a piece of work for tasks that do not communicate with each other.
 
-Work is cut into units (a batch of rows, a batch of prompts), the same ones however it is split, and a unit is named by
-its content. All tasks see the same list, sort it by name and deal it out like cards: shares are disjoint, complete and
-of equal size, and there is no server to ask. What a task made lies in the store as a part of the whole, with its bill.
+Work consists of units (a batch of rows, a batch of prompts) that do not depend on the number of shards and are named by
+their content. Every task sees the same list, sorts it by name and takes every n-th unit, so that shards are disjoint,
+complete and of equal size without a server. A shard's output is stored as a partial artifact with its own bill, and a
+later run joins the shards.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from dataclasses import dataclass
 from joulelab.errors import ConfigError
 
 PART = "-part"
-"""Behind the kind of an artefact: a share of one."""
+"""Suffix of the kind of an artifact that is a shard of another one."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which part of the work is ours: of `of` equal parts, counted from 0, the one with this number."""
+    """One of `of` equal parts of the work, counted from 0."""
 
     number: int = 0
     of: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """`2/8`: the third of eight."""
+        """`2/8` is the third of eight."""
         number, slash, of = text.partition("/")
         if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-            raise ConfigError(f"'{text}' is no share of the work", "write number/of, counted from 0: 0/4 to 3/4")
+            raise ConfigError(f"invalid shard '{text}'", "expected NUMBER/COUNT, counted from 0: 0/4 to 3/4")
         return cls(int(number), int(of))
 
     def __str__(self) -> str:
@@ -36,17 +37,17 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """For files and runs."""
+        """For file and run names."""
         return f"{self.number}-of-{self.of}"
 
     def among(self, rank: int, world: int) -> Shard:
-        """The share of one of the processes that do this share together."""
+        """The part of this shard that one of `world` ranks does."""
         return Shard(self.number + self.of * rank, self.of * world)
 
     def units(self, names: Sequence[str]) -> list[int]:
-        """Places of our units, in their order; of units with the same name each has its turn."""
-        dealt = sorted(range(len(names)), key=lambda place: (names[place], place))
-        return sorted(dealt[self.number :: self.of])
+        """Indices of the units of this shard, in ascending order; units with equal names are distributed, too."""
+        by_name = sorted(range(len(names)), key=lambda index: (names[index], index))
+        return sorted(by_name[self.number :: self.of])
 
 
 ALL = Shard()

@@ -1,4 +1,4 @@
-"""A disk that is full, over its quota, read-only or broken: told as what it is, with the folder and the way out."""
+"""JSON files that are written atomically, and explanations of storage errors: full, over quota, read-only, broken."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from joulelab.errors import JoulelabError, StorageFailed
 from joulelab.runs.spec import brief
 from joulelab.units import size_text
 
-_TROUBLES = {
-    errno.ENOSPC: ("not enough space is left", "free some room"),
-    errno.EDQUOT: ("the disk quota is used up", "free some room or ask for more"),
-    errno.EROFS: ("the file system may only be read", "make it writable"),
-    errno.EIO: ("the disk answered with an input/output error", "see the system's log for the disk"),
+_FAILURES = {
+    errno.ENOSPC: ("no space left", "free some space"),
+    errno.EDQUOT: ("disk quota exceeded", "free some space or request a larger quota"),
+    errno.EROFS: ("read-only file system", "make it writable"),
+    errno.EIO: ("input/output error", "check the system log for disk errors"),
 }
-# How libraries that write by themselves word the system's answer: text is all they hand on.
-_WORDS = {"No space left on device": errno.ENOSPC, "Disk quota exceeded": errno.EDQUOT, "os error 28": errno.ENOSPC}
-# torch's own writer does not even say that; on a disk with less room than this it can mean nothing else.
+# Libraries that write files in native code report the system error as text only.
+_MESSAGES = {"No space left on device": errno.ENOSPC, "Disk quota exceeded": errno.EDQUOT, "os error 28": errno.ENOSPC}
+# torch's writer omits the system error; with less free space than this, a full disk is the only likely cause.
 _TORCH_WRITER = ("PytorchStreamWriter failed", "inline_container")
 _NEARLY_FULL_BYTES = 16 * 2**20
 
 
 def storage_failure(error: BaseException, folder: Path | None = None) -> StorageFailed | None:
-    """What the disk did, if that is what this error comes from; None for any other error."""
-    code = next((found for one in _chain(error) if (found := _trouble(one, folder)) is not None), None)
+    """The storage problem that caused this error; None for any other error."""
+    chain = list(_chain(error))
+    code = next((code for cause in chain if (code := _error_code(cause, folder)) is not None), None)
     if code is None:
         return None
-    named = next((one.filename for one in _chain(error) if isinstance(one, OSError) and one.filename), None)
-    what, way_out = _TROUBLES[code]
-    met = f", met at {named}" if named and folder else ""
+    filename = next((cause.filename for cause in chain if isinstance(cause, OSError) and cause.filename), None)
+    problem, fix = _FAILURES[code]
+    written = f", while writing {filename}" if filename and folder else ""
     return StorageFailed(
-        f"{what}{_where(folder or (Path(str(named)) if named else None))}{met}",
-        f"{way_out} and go on with it, or name another place: --runs-dir or JOULELAB_RUNS",
+        f"{problem}{_location(folder or (Path(str(filename)) if filename else None))}{written}",
+        f"{fix} and resume, or choose another directory with --runs-dir or JOULELAB_RUNS",
     )
 
 
-def _where(place: Path | None) -> str:
-    if place is None:
-        return ", on a disk that was written to"
-    room = _free_bytes(place.absolute())
-    return f" where {place.absolute()} is" + (f" ({size_text(room)} free)" if room is not None else "")
+def _location(path: Path | None) -> str:
+    if path is None:
+        return " on the disk that was written to"
+    free = _free_bytes(path.absolute())
+    return f" on the disk of {path.absolute()}" + (f" ({size_text(free)} free)" if free is not None else "")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -58,32 +59,29 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _trouble(error: BaseException, folder: Path | None) -> int | None:
-    if isinstance(error, OSError) and error.errno in _TROUBLES:
+def _error_code(error: BaseException, folder: Path | None) -> int | None:
+    if isinstance(error, OSError) and error.errno in _FAILURES:
         return error.errno
     text = str(error)
-    known = next((code for words, code in _WORDS.items() if words in text), None)
-    if known is None and folder is not None and any(words in text for words in _TORCH_WRITER):
-        room = _free_bytes(folder)
-        return errno.ENOSPC if room is not None and room < _NEARLY_FULL_BYTES else None
+    known = next((code for message, code in _MESSAGES.items() if message in text), None)
+    if known is None and folder is not None and any(message in text for message in _TORCH_WRITER):
+        free = _free_bytes(folder)
+        return errno.ENOSPC if free is not None and free < _NEARLY_FULL_BYTES else None
     return known
 
 
 def _free_bytes(folder: Path) -> int | None:
-    """Of the nearest folder above that is there."""
-    for place in (folder, *folder.parents):
+    """On the disk of the nearest existing parent."""
+    for path in (folder, *folder.parents):
         try:
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(path).free
         except OSError:
             continue
     return None
 
 
-# JSON files that are either the old version or the new one, never half of either.
-
-
 def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
-    """To a temporary name, synced, renamed: a reader or a crash never meets a partial file."""
+    """Write to a temporary file, fsync, rename: readers see the old or the new version, never a partial file."""
     text = (
         value.model_dump_json(indent=2)
         if isinstance(value, BaseModel)
@@ -97,7 +95,7 @@ def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:  # a full disk: half a file would only take more of it
+    except OSError:  # a partial file would occupy the full disk further
         temporary.unlink(missing_ok=True)
         raise
 
@@ -107,10 +105,10 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise JoulelabError(
-            f"{path} is not valid JSON: {error}", "restore it from a copy, or remove the folder"
+            f"{path} is not valid JSON: {error}", "restore it from a backup, or remove the folder"
         ) from None
     if not isinstance(value, dict):
         raise JoulelabError(
-            f"{path}: expected a JSON object, found {brief(value)}", "restore it from a copy, or remove the folder"
+            f"{path}: expected a JSON object, found {brief(value)}", "restore it from a backup, or remove the folder"
         )
     return value

@@ -1,4 +1,4 @@
-"""The totals and stages in one flat file, for scripts that want a number and no schema."""
+"""`experiment_summary.json`: totals and stages as one flat mapping, for scripts that want a number without a schema."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
 
 
 def _errors(prefix: str, figure: EnergyFigure) -> dict[str, Any]:
-    """Random half-width and gain error separately: which of them counts depends on what is compared."""
+    """Random half-width and gain error separately: which one matters depends on the comparison."""
     return {
         f"{prefix}half_width_j": figure.half_width_j,
         f"{prefix}gain_error_rel": figure.gain_error_rel,
@@ -68,14 +68,14 @@ def _errors(prefix: str, figure: EnergyFigure) -> dict[str, Any]:
     }
 
 
-def _grams(of: str, found: Co2e | None) -> dict[str, Any]:
-    """Nothing at all where no grid was named: a null would read like a failed attempt at it."""
-    if found is None:
+def _grams(prefix: str, emissions: Co2e | None) -> dict[str, Any]:
+    """No keys at all without a grid: a null would read as a failed computation."""
+    if emissions is None:
         return {}
-    joint = "." if of != "total" else "_"
+    separator = "." if prefix != "total" else "_"
     return {
-        f"{of}{joint}{name}": value
-        for name, value in found.model_dump().items()
+        f"{prefix}{separator}{name}": value
+        for name, value in emissions.model_dump().items()
         if value is not None and name != "method"
     }
 

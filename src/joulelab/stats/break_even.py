@@ -1,9 +1,11 @@
 """Break-even of a teacher's extra energy: after N students, or after T served tokens.
 
-Both are a ratio of two uncertain numbers, what was spent over what is saved each time, and a ratio of that kind has
-Fieller's interval: all ratios r for which `spent - r x saved` cannot be told from 0. Where the saving itself cannot be
-told from 0, that set has no upper end. Dividing anyway would give a number that the next repeat turns over, so the
-answer is then "does not break even", and the set's lower end is the smallest count that the data allow.
+Both are ratios of two uncertain numbers, energy spent over energy saved per item, and have Fieller's interval: all
+ratios r for which `spent - r x saved` is not significantly different from 0. If the saving itself is not significantly
+above 0, that set has no upper end, and a point estimate would change with the next repeat. The result is then "does not
+break even", with the lower end of the set as the smallest count that the data allow.
+
+Fieller, E. C. (1954), Some problems in interval estimation, J. R. Stat. Soc. B 16:175.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ import numpy as np
 
 from joulelab.stats.intervals import Z95, Interval, t_quantile, welch_degrees
 
-_ROUNDS = 20
+_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, how far it may be off (one standard error), and from how many degrees of freedom that is known."""
+    """A mean, its standard error, and the degrees of freedom of that error."""
 
     value: float
     standard_error: float
@@ -29,7 +31,7 @@ class Estimate:
 
     @classmethod
     def of_repeats(cls, values: Sequence[float]) -> Estimate:
-        """One value tells no spread: its error is infinite, and nothing that rests on it is ever resolved."""
+        """A single value has an infinite standard error, so that nothing computed from it is significant."""
         sample = np.asarray(values, dtype=float)
         if len(sample) < 2:
             return cls(float(sample.mean()), math.inf, 1)
@@ -37,16 +39,16 @@ class Estimate:
 
     @classmethod
     def of_half_width(cls, value: float, half_width: float) -> Estimate:
-        """From a 95 % half-width that a sensor states."""
+        """From a sensor's 95 % half-width."""
         return cls(value, half_width / Z95)
 
     def __add__(self, other: Estimate) -> Estimate:
-        return self._joined(other, self.value + other.value)
+        return self._combined(other, self.value + other.value)
 
     def __sub__(self, other: Estimate) -> Estimate:
-        return self._joined(other, self.value - other.value)
+        return self._combined(other, self.value - other.value)
 
-    def _joined(self, other: Estimate, value: float) -> Estimate:
+    def _combined(self, other: Estimate, value: float) -> Estimate:
         error = math.hypot(self.standard_error, other.standard_error)
         if math.isinf(error):
             return Estimate(value, error, 1)
@@ -66,14 +68,14 @@ class Estimate:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """How many students or tokens it takes. `high` is infinite, and `count` None, where the saving is not resolved."""
+    """Number of students or tokens. If the saving is not significant, `count` is None and `high` is infinite."""
 
     spent: Estimate
     saved: Estimate
     """Per student or per token."""
     count: float | None
     low: float
-    """Where it does not break even: the smallest count that the data allow; infinite where they allow none."""
+    """If it does not break even: the smallest count that the data allow; infinite if they allow none."""
     high: float
     reason: str = ""
 
@@ -85,8 +87,8 @@ class BreakEven:
 def fieller_interval(numerator: Estimate, denominator: Estimate, covariance: float = 0.0) -> Interval:
     """Fieller's 95 % interval of numerator / denominator.
 
-    Where the denominator is not resolved from 0 the set is unbounded: `high` is infinite then, and `low` is where its
-    part above 0 begins (0 where every ratio fits the data).
+    If the denominator is not significantly different from 0, the set is unbounded: `high` is infinite and `low` is
+    where its positive branch begins (0 if the data exclude no ratio).
     """
     value = numerator.value / denominator.value if denominator.value else math.inf
     if not denominator.interval.excludes(0.0) or math.isinf(numerator.standard_error):
@@ -96,12 +98,12 @@ def fieller_interval(numerator: Estimate, denominator: Estimate, covariance: flo
 
 
 def _end(a: Estimate, b: Estimate, covariance: float, side: int, start: float) -> float:
-    """One end of the bounded set. Degrees of freedom depend on the ratio that is tested, so it is found by repetition;
-    towards large ratios they become the denominator's own, which is what makes "bounded" and "resolved" the same."""
+    """One end of the bounded set. The degrees of freedom depend on the ratio that is tested, hence the iteration;
+    for large ratios they approach those of the denominator, so a significant denominator implies a bounded set."""
     end = start
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         roots = _roots(a, b, covariance, _quantile(a, b, end))
-        if roots is None:  # the degrees were too few here, though the denominator alone is resolved
+        if roots is None:  # too few degrees of freedom at this ratio, although the denominator alone is significant
             return math.inf if side else -math.inf
         if math.isclose(roots[side], end, rel_tol=1e-9, abs_tol=1e-12):
             break
@@ -110,18 +112,18 @@ def _end(a: Estimate, b: Estimate, covariance: float, side: int, start: float) -
 
 
 def _upper_branch(a: Estimate, b: Estimate, covariance: float) -> float:
-    """Where the unbounded set's part above 0 begins; 0 where there is no hole in it or nothing is known."""
+    """Where the positive branch of the unbounded set begins; 0 if it has no gap or an error is infinite."""
     if math.isinf(a.standard_error) or math.isinf(b.standard_error):
         return 0.0
     end = 0.0
-    for _ in range(_ROUNDS):
+    for _ in range(_ITERATIONS):
         t = _quantile(a, b, end)
         square, cross, constant = _quadratic(a, b, covariance, t)
-        inside = cross**2 - square * constant
-        if square >= 0 or inside <= 0:
+        discriminant = cross**2 - square * constant
+        if square >= 0 or discriminant <= 0:
             return 0.0
-        # the set is outside its two roots now, and the larger root comes first over a negative square
-        end = (cross - math.sqrt(inside)) / square
+        # the set lies outside the two roots, and over a negative square this is the larger one
+        end = (cross - math.sqrt(discriminant)) / square
     return end
 
 
@@ -148,7 +150,7 @@ def _roots(a: Estimate, b: Estimate, covariance: float, t: float) -> tuple[float
 
 
 def break_even_students(teacher_j: Estimate, base_j: Estimate, distilled_j: Estimate) -> BreakEven:
-    """N*: how many students share a teacher before it has paid for itself.
+    """N*: how many students must share a teacher until its energy is recovered.
 
     Student stages only, at equal quality: `base_j` trains a student without the teacher, `distilled_j` with it.
     """
@@ -156,22 +158,22 @@ def break_even_students(teacher_j: Estimate, base_j: Estimate, distilled_j: Esti
 
 
 def break_even_tokens(extra_j: Estimate, reference_j_per_token: Estimate, student_j_per_token: Estimate) -> BreakEven:
-    """T*: how many served tokens bring the extra joules back; the reference is the model the student replaces."""
+    """T*: how many served tokens recover the extra energy; the reference is the model that the student replaces."""
     return break_even(extra_j, reference_j_per_token - student_j_per_token, "a token")
 
 
 def break_even(spent: Estimate, saved: Estimate, each: str) -> BreakEven:
-    """How many times `saved` it takes to bring `spent` back; `each` is what it is saved on, for the reason."""
+    """How many times `saved` recovers `spent`; `each` names the item in the reason."""
     if spent.interval.high <= 0 and saved.value >= 0:
         return BreakEven(spent, saved, 0.0, 0.0, 0.0, "no extra energy was spent")
     if math.isinf(saved.standard_error):
         return BreakEven(spent, saved, None, 0.0, math.inf, "one repeat has no variance")
     if saved.interval.high < 0:
         return BreakEven(spent, saved, None, math.inf, math.inf, f"{each} uses more energy with it, not less")
-    found = fieller_interval(spent, saved)
+    ratio = fieller_interval(spent, saved)
     if saved.interval.low <= 0:
         reason = f"the saving for {each} is not significantly above 0"
-        return BreakEven(spent, saved, None, max(0.0, found.low), math.inf, reason)
-    if found.value <= 0:
-        return BreakEven(spent, saved, 0.0, 0.0, max(0.0, found.high), "no extra energy was measurably spent")
-    return BreakEven(spent, saved, found.value, max(0.0, found.low), found.high)
+        return BreakEven(spent, saved, None, max(0.0, ratio.low), math.inf, reason)
+    if ratio.value <= 0:
+        return BreakEven(spent, saved, 0.0, 0.0, max(0.0, ratio.high), "no extra energy was measurably spent")
+    return BreakEven(spent, saved, ratio.value, max(0.0, ratio.low), ratio.high)

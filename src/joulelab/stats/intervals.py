@@ -1,4 +1,11 @@
-"""Student's t from its own incomplete beta function, so that a login node needs no scipy."""
+"""Values with 95 % intervals: proportions, means over repeats, ratios; and Student's t, which they need.
+
+Student's t is computed from the incomplete beta function, so that a login node needs no scipy.
+
+Ratios are computed on logarithms, where half and double are equally far from 1. Below 20 repeats the interval is
+Student's t: a bootstrap of three values covers the true mean in 74 % of cases instead of 95 %, because three values
+underestimate the spread. From 20 repeats on a studentized bootstrap makes no assumption about the distribution.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +18,19 @@ from statistics import NormalDist
 
 import numpy as np
 
-# Beyond this many degrees of freedom the normal distribution is the same to more digits than anyone prints.
-_AS_GOOD_AS_NORMAL = 1e6
+# Beyond this many degrees of freedom Student's t equals the normal distribution to all printed digits.
+_NORMAL_FROM_DEGREES = 1e6
 
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, degrees: float) -> float:
-    """Student's t quantile (from 0.5 on); infinite degrees: the normal's.
+    """Quantile of Student's t for probabilities of at least 0.5; infinite degrees give the normal quantile.
 
-    Newton's steps from the normal quantile, which lies below: above 0 the distribution function bends down, so each
-    step stays below the answer and none overshoots.
+    Newton's method, starting from the normal quantile, which is too small. The distribution function is concave above
+    0, so no step overshoots.
     """
     t = NormalDist().inv_cdf(probability)
-    if degrees > _AS_GOOD_AS_NORMAL:
+    if degrees > _NORMAL_FROM_DEGREES:
         return t
     for _ in range(500):
         step = (probability - t_cdf(t, degrees)) / _density(t, degrees)
@@ -44,7 +51,7 @@ def t_cdf(t: float, degrees: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Regularised incomplete beta function by its continued fraction (Lentz), on the side where it converges fast."""
+    """Regularized incomplete beta function by its continued fraction (Lentz), where that converges quickly."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):
@@ -68,24 +75,17 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
     return front * (fraction - 1)
 
 
-# A value with its 95 % interval: of proportions, of means over repeats, of ratios.
-#
-# Ratios are taken on logarithms, where half and double are equally far from 1. Below about 20 repeats the interval is
-# Student's t: a bootstrap of three values covers the truth 74 times in 100, not 95, because three values cannot show
-# how far a fourth may lie. From 20 on a studentised bootstrap asks nothing of the values' distribution.
-
-
 Z95 = NormalDist().inv_cdf(0.975)
 BOOTSTRAP_FROM = 20
 _DRAWS = 2_000
-# A chance of 4 in 5 to see a difference of the size that was found.
+# Probability of detecting a difference of the observed size.
 _POWER = 0.8
-_MOST_REPEATS = 1_000
+_MAX_REPEATS = 1_000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with its 95 % interval; `low` and `high` may be infinite where the data cannot bound it."""
+    """A value with its 95 % interval; `low` and `high` are infinite if the data do not bound it."""
 
     value: float
     low: float
@@ -100,18 +100,18 @@ class Interval:
 
 
 def wilson(successes: float, trials: int) -> Interval:
-    """Wilson's score interval for a proportion. `successes` may be fractional: a mean over seeds on the same items."""
+    """Wilson's score interval of a proportion. `successes` may be fractional: a mean over seeds on the same items."""
     if trials <= 0:
         raise ValueError("a proportion needs at least one trial")
     share = successes / trials
     spread = Z95**2 / trials
-    centre = (share + spread / 2) / (1 + spread)
+    center = (share + spread / 2) / (1 + spread)
     half = Z95 / (1 + spread) * math.sqrt(share * (1 - share) / trials + spread / (4 * trials))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(share, max(0.0, center - half), min(1.0, center + half))
 
 
 def mean_t(values: Sequence[float]) -> Interval:
-    """Mean with Student's t interval; one value has no spread, so its interval is unbounded."""
+    """Mean with Student's t interval; unbounded for a single value."""
     sample = np.asarray(values, dtype=float)
     mean = float(sample.mean())
     if len(sample) < 2:
@@ -121,39 +121,39 @@ def mean_t(values: Sequence[float]) -> Interval:
 
 
 def mean_bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
-    """Mean with a studentised bootstrap interval. Always the same draws, so that a report does not change by itself."""
+    """Mean with a studentized bootstrap interval; the seed is fixed, so that reports are reproducible."""
     sample = np.asarray(values, dtype=float)
     if len(sample) < BOOTSTRAP_FROM:
         raise ValueError(f"a bootstrap of {len(sample)} values does not cover 95 %; it needs {BOOTSTRAP_FROM}")
     mean, error = float(sample.mean()), float(sample.std(ddof=1)) / math.sqrt(len(sample))
     draws = np.random.default_rng(seed).choice(sample, size=(_DRAWS, len(sample)))
     errors = draws.std(axis=1, ddof=1) / math.sqrt(len(sample))
-    told = errors > 0
-    if error == 0 or not told.any():
+    varied = errors > 0  # a resample of equal values has no studentized mean
+    if error == 0 or not varied.any():
         return Interval(mean, mean, mean)
-    low, high = np.quantile((draws.mean(axis=1)[told] - mean) / errors[told], [0.025, 0.975])
+    low, high = np.quantile((draws.mean(axis=1)[varied] - mean) / errors[varied], [0.025, 0.975])
     return Interval(mean, mean - float(high) * error, mean - float(low) * error)
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Mean over repeats with the interval their number allows; of thousands the mean is normal whatever they are."""
-    return mean_bootstrap(values) if BOOTSTRAP_FROM <= len(values) <= _MOST_REPEATS else mean_t(values)
+    """Mean over repeats with the interval that their number allows; the mean of thousands is normal in any case."""
+    return mean_bootstrap(values) if BOOTSTRAP_FROM <= len(values) <= _MAX_REPEATS else mean_t(values)
 
 
 def difference_of_means(ours: Sequence[float], theirs: Sequence[float]) -> Interval:
-    """Welch's interval of a difference between repeats that do not pair."""
+    """Welch's interval of the difference between unpaired repeats."""
     a, b = np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)
     mean = float(a.mean() - b.mean())
     if len(a) < 2 or len(b) < 2:
         return Interval(mean, -math.inf, math.inf)
-    of_a, of_b = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
-    degrees = welch_degrees([(of_a, len(a) - 1), (of_b, len(b) - 1)])
-    half = t_quantile(0.975, degrees) * math.sqrt(of_a + of_b)
+    variance_a, variance_b = float(a.var(ddof=1)) / len(a), float(b.var(ddof=1)) / len(b)
+    degrees = welch_degrees([(variance_a, len(a) - 1), (variance_b, len(b) - 1)])
+    half = t_quantile(0.975, degrees) * math.sqrt(variance_a + variance_b)
     return Interval(mean, mean - half, mean + half)
 
 
 def welch_degrees(parts: Sequence[tuple[float, float]]) -> float:
-    """Welch and Satterthwaite's degrees of freedom of a sum of (variance, degrees); infinite where nothing varies."""
+    """Welch-Satterthwaite degrees of freedom of a sum of (variance, degrees); infinite if nothing varies."""
     spread = sum(variance**2 / degrees for variance, degrees in parts if variance > 0 and degrees > 0)
     return sum(variance for variance, _ in parts) ** 2 / spread if spread > 0 else math.inf
 
@@ -166,7 +166,7 @@ def ratio_paired(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def ratio_unpaired(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """Ratio of geometric means of repeats that do not pair, by Welch's interval on the logarithms."""
+    """Ratio of geometric means of unpaired repeats, by Welch's interval on the logarithms."""
     logs = [[math.log(value) for value in side] for side in (numerators, denominators)]
     return exponential(difference_of_means(*logs))
 
@@ -180,7 +180,7 @@ def _exp(value: float) -> float:
 
 
 def widened_ratio(ratio: Interval, *relative_errors: float) -> Interval:
-    """The same ratio where scale errors (95 %) do not cancel, as between two cards: they join in quadrature."""
+    """The ratio with scale errors (95 %) that do not cancel, as between two GPUs, added in quadrature."""
     if not ratio.bounded or ratio.low <= 0 or not any(relative_errors):
         return ratio
     scale = sum(math.log1p(error) ** 2 for error in relative_errors)
@@ -191,9 +191,9 @@ def widened_ratio(ratio: Interval, *relative_errors: float) -> Interval:
 
 
 def repeats_needed(differences: Sequence[float]) -> int | None:
-    """How many repeats would tell a mean difference of this size and spread from 0 four times in five.
+    """Number of repeats that detects a mean difference of this size and spread with 80 % power.
 
-    None where one repeat tells no spread, where there is no difference at all, and where thousands would be needed.
+    None for a single repeat, for no difference, and if more than 1,000 repeats would be needed.
     """
     sample = np.asarray(differences, dtype=float)
     if len(sample) < 2 or sample.mean() == 0:
@@ -202,10 +202,10 @@ def repeats_needed(differences: Sequence[float]) -> int | None:
 
 
 def repeats_for(difference: float, standard_deviation: float) -> int | None:
-    def enough(repeats: int) -> bool:
-        reach = t_quantile(0.975, repeats - 1) + t_quantile(_POWER, repeats - 1)
-        return reach * standard_deviation <= abs(difference) * math.sqrt(repeats)
+    def suffices(repeats: int) -> bool:
+        threshold = t_quantile(0.975, repeats - 1) + t_quantile(_POWER, repeats - 1)
+        return threshold * standard_deviation <= abs(difference) * math.sqrt(repeats)
 
-    if not enough(_MOST_REPEATS):
+    if not suffices(_MAX_REPEATS):
         return None
-    return 2 + bisect_left(range(2, _MOST_REPEATS), True, key=enough)
+    return 2 + bisect_left(range(2, _MAX_REPEATS), True, key=suffices)

@@ -1,8 +1,8 @@
 """Accuracy differences on the same test items, over several training seeds.
 
-Two things vary: which items are in the test set, and which seed trained the model. A verdict on *methods* needs both:
-with two seeds that scatter by one point, a test over items alone calls about 20 % of equal methods different. One run
-per side shows how these two trained models differ, and nothing about their methods.
+Two things vary: which items are in the test set, and which seed trained the model. A statement about *methods* needs
+both: with two seeds that differ by one point, a test over items alone rejects about 20 % of true nulls. One run per
+side shows how these two trained models differ, and nothing about their methods.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PairedDifference:
 
     @property
     def covers_methods(self) -> bool:
-        """Seeds vary on both sides, so that the interval includes their variance."""
+        """Seeds vary on both sides, so the interval includes their variance."""
         return self.runs > 1
 
     @property
@@ -44,7 +44,7 @@ class PairedDifference:
 
 
 def accuracy_difference(baseline_SN: np.ndarray, method_SN: np.ndarray, paired: bool = True) -> PairedDifference:  # noqa: N803
-    """Method minus baseline; rows are training runs (S), columns the same test items (N), entries right or wrong.
+    """Method minus baseline; rows are training runs (S), columns the same test items (N), entries correct or not.
 
     `paired`: row s of both sides has the same seed. With one run on a side this is McNemar's exact test. Otherwise the
     difference is a crossed random-effects mean: run means vary by seed (and by item noise within a run), item means
@@ -75,12 +75,12 @@ def accuracy_difference(baseline_SN: np.ndarray, method_SN: np.ndarray, paired: 
 
 
 def _residual_variance(side_SN: np.ndarray) -> float:  # noqa: N803
-    """Of what neither the run nor the item explains."""
+    """Variance that neither the run nor the item explains."""
     runs, items = side_SN.shape
     if items < 2:
         return 0.0
-    rest = side_SN - side_SN.mean(axis=1, keepdims=True) - side_SN.mean(axis=0, keepdims=True) + side_SN.mean()
-    return float((rest**2).sum() / ((runs - 1) * (items - 1)))
+    residual = side_SN - side_SN.mean(axis=1, keepdims=True) - side_SN.mean(axis=0, keepdims=True) + side_SN.mean()
+    return float((residual**2).sum() / ((runs - 1) * (items - 1)))
 
 
 def _half_width(alpha: float, run_terms: Sequence[tuple[float, int]], item_term: float) -> float:
@@ -115,22 +115,22 @@ def _sign_flip_p(net_N: np.ndarray) -> float:  # noqa: N803
         spread = np.zeros(2 * size * count + 1)
         spread[:: 2 * size] = _half_binomial(count)
         weights = np.convolve(weights, spread)
-    reach = len(weights) // 2
-    beyond = np.abs(np.arange(-reach, reach + 1)) >= abs(int(net_N.sum()))
+    largest = len(weights) // 2
+    beyond = np.abs(np.arange(-largest, largest + 1)) >= abs(int(net_N.sum()))
     return min(1.0, float(weights[beyond].sum()))
 
 
 def _half_binomial(count: int) -> np.ndarray:
-    """Binomial(count, 1/2) of 0 ... count."""
-    wins = np.arange(1, count + 1)
-    logs = np.concatenate(([0.0], np.cumsum(np.log((count + 1 - wins) / wins)))) - count * math.log(2)
+    """Probabilities of Binomial(count, 1/2) for 0 to count."""
+    k = np.arange(1, count + 1)
+    logs = np.concatenate(([0.0], np.cumsum(np.log((count + 1 - k) / k)))) - count * math.log(2)
     return np.exp(logs)
 
 
-def _agreeing(found: Interval, p_value: float) -> Interval:
-    """The interval's ends follow the exact test where the normal one would decide otherwise."""
+def _agreeing(interval: Interval, p_value: float) -> Interval:
+    """The interval, with its end moved to 0 if the exact test decides otherwise than the normal interval."""
     if p_value >= _ALPHA:
-        return Interval(found.value, min(found.low, 0.0), max(found.high, 0.0))
-    if found.value > 0:
-        return Interval(found.value, max(found.low, 0.0), found.high)
-    return Interval(found.value, found.low, min(found.high, 0.0))
+        return Interval(interval.value, min(interval.low, 0.0), max(interval.high, 0.0))
+    if interval.value > 0:
+        return Interval(interval.value, max(interval.low, 0.0), interval.high)
+    return Interval(interval.value, interval.low, min(interval.high, 0.0))

@@ -1,12 +1,12 @@
-"""CodeCarbon beside our meter: its own files, its own figures, under its own name, and never over the network.
+"""CodeCarbon alongside the meter: its figures are recorded under its own name, and it never uses the network.
 
-It runs in the measured program, as its users run it: a thread that measures every few seconds. Every measurement is
-also appended to `readings.<host>.<attempt>.jsonl` with our clock, so that its joules can be told by stage and a killed
-run keeps them; CodeCarbon itself writes `emissions.csv` only at a clean end. What it cannot do (not installed, no
-answer) is written down as a problem and never stops the run.
+CodeCarbon runs as a thread of the measured program, as its users run it, and measures every few seconds. Each
+measurement is also appended to `readings.<host>.<attempt>.jsonl` with our clock, so that its energy can be split by
+stage and a killed run keeps it; CodeCarbon itself writes `emissions.csv` only at a clean end. A failure (not installed,
+no reading) is recorded as a problem and never stops the run.
 
-The offline tracker asks no location service, and with a fixed carbon intensity it needs no country. Its lock is not
-used: a stale one would make the next run measure nothing.
+The offline tracker queries no location service, and with a fixed carbon intensity it needs no country. Its lock file is
+disabled: a stale one would make the next run measure nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joulelab.meter.importers.emissions_csv import energies_j
 from joulelab.meter.trace import LineFile, header
 from joulelab.runs.attempt_data import FOLDER, readings_path
 
-# CodeCarbon's default is 15 s, in which short stages vanish; below a second its own cost shows.
+# CodeCarbon's default is 15 s, too coarse for short stages; below 1 s its own energy becomes visible.
 SHORTEST_INTERVAL_S = 1.0
 
 
@@ -36,25 +36,25 @@ def wanted(energy: EnergyConfig) -> bool:
 
 
 def check_installed(energy: EnergyConfig) -> None:
-    """Before a run: what was asked for must be there."""
+    """Before a run: refuse settings that need CodeCarbon if it is not installed."""
     if not wanted(energy):
         return
     try:
         metadata.version("codecarbon")
     except metadata.PackageNotFoundError:
         raise DependencyMissing(
-            "energy.codecarbon asks for CodeCarbon, and it is not installed", "pip install 'joulelab[codecarbon]'"
+            "energy.codecarbon was requested but CodeCarbon is not installed", "pip install 'joulelab[codecarbon]'"
         ) from None
 
 
 @contextlib.contextmanager
-def beside(run_folder: Path, host: str, attempt: int, energy: EnergyConfig) -> Iterator[None]:
-    """CodeCarbon for the time of the block, where it was asked for; whatever it does, the block runs."""
+def track_run(run_folder: Path, host: str, attempt: int, energy: EnergyConfig) -> Iterator[None]:
+    """Run CodeCarbon for the duration of the block if the settings ask for it; its failures do not affect the block."""
     if not wanted(energy):
         yield
         return
     file = LineFile(readings_path(run_folder, host, attempt))
-    file.append(header(units={"energy_j": "J, cumulative, as CodeCarbon says"}))
+    file.append(header(units={"energy_j": "J, cumulative, as reported by CodeCarbon"}))
     tracker = None
     try:
         tracker = _start(file, run_folder / FOLDER, energy)
@@ -76,9 +76,9 @@ def _problem(file: LineFile, text: str) -> None:
 
 
 def offline_tracker(interval_s: float, **settings: Any) -> Any:
-    """CodeCarbon's tracker as every part of joulelab uses it: nothing is sent, looked up or locked."""
+    """CodeCarbon's tracker as all of joulelab uses it: offline and without its lock."""
     codecarbon: Any = importlib.import_module("codecarbon")
-    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it logs before it has read its own log level
+    logging.getLogger("codecarbon").setLevel(logging.ERROR)  # it logs before it applies its own log level
     return codecarbon.OfflineEmissionsTracker(
         project_name="joulelab",
         measure_power_secs=interval_s,
@@ -97,14 +97,14 @@ def _start(file: LineFile, folder: Path, energy: EnergyConfig) -> Any:
         output_dir=str(folder),
         output_methods=[methods.OutputMethod.CSV],
         output_handlers=[_Readings(file)],
-        **_place(energy.grid),
+        **_location(energy.grid),
     )
     tracker.start()
     return tracker
 
 
-def _place(grid: str) -> dict[str, Any]:
-    """A country where the user named one, else a fixed intensity: its CO2 column is never a guessed country's."""
+def _location(grid: str) -> dict[str, Any]:
+    """The user's country, else a fixed intensity, so that CodeCarbon never guesses a country."""
     factor = parse_grid(grid)
     if factor is not None and factor.code3 is not None:
         return {"country_iso_code": factor.code3}
@@ -113,7 +113,7 @@ def _place(grid: str) -> dict[str, Any]:
 
 
 class _Readings:
-    """What CodeCarbon calls an output handler: it is told the totals after every measurement."""
+    """A CodeCarbon output handler; it receives the totals after every measurement."""
 
     def __init__(self, file: LineFile) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars as event files in `tensorboard/` of the run's folder. Needs neither torch nor TensorFlow."""
+"""TensorBoard: scalars as event files in `tensorboard/` of the run folder. Needs neither torch nor TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TensorBoardTracker:
         self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
         self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         folder = run.folder / FOLDER
-        if run.again:
+        if run.is_export:
             for old in folder.glob("events.out.tfevents.*"):
                 old.unlink()
         self._writer = writer.EventFileWriter(str(folder))
@@ -27,8 +27,8 @@ class TensorBoardTracker:
         self._write(point.values, point.step, point.wall_s)
 
     def _write(self, values: Mapping[str, float], step: int, wall_s: float) -> None:
-        told = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        summary = self._summaries.Summary(value=told)
+        scalars = [self._summaries.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        summary = self._summaries.Summary(value=scalars)
         self._writer.add_event(self._events.Event(wall_time=wall_s, step=step, summary=summary))
 
     def end(self, summary: Mapping[str, Any], status: str) -> None:

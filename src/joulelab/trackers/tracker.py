@@ -1,7 +1,7 @@
-"""What a tracker is: another tool that the metrics of a run also go to, while it runs or afterwards.
+"""Experiment trackers: other tools that receive the metrics of a run, live or by export after it has ended.
 
-A tracker is a class with `log` and `end`; it opens its tool when it is made. One file each, and a line in
-`lookup.TRACKERS`. What it raises never reaches the run: `live.py` sees to that.
+A tracker is a class with `log` and `end`, whose constructor opens its tool: one file each, and a line in
+`lookup.TRACKERS`. Its exceptions never reach a live run: `live.py` catches them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.summary import flat_summary
 
-# Fields of a line of metrics.jsonl that say when and where it was, not what was measured.
+# Fields of a line of metrics.jsonl that identify the line and are not metrics.
 _NOT_METRICS = ("step", "attempt", "mono_ns", "stage", "timestamp")
 PACKAGES = {
     "tensorboard": ("tensorboard", "joulelab[trackers]"),
@@ -28,7 +28,7 @@ PACKAGES = {
     "mlflow": ("mlflow", "joulelab[trackers]"),
     "trackio": ("trackio", "joulelab[trackio]"),
 }
-"""Tracker -> the module it needs and where that comes from."""
+"""Tracker -> the module that it needs, and the extra that installs it."""
 
 
 @dataclass(frozen=True)
@@ -41,41 +41,41 @@ class TrackedRun:
     group: str | None
     folder: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
-    again: bool = False
-    """True where a finished run is exported: what an earlier export left is replaced."""
+    is_export: bool = False
+    """Whether a finished run is exported: an earlier export is replaced."""
 
     @property
     def store(self) -> Path:
-        """Where databases that hold many runs are kept."""
+        """Directory of databases that hold many runs."""
         return self.folder.absolute().parent
 
     @property
     def flat_settings(self) -> dict[str, Any]:
-        """`training.learning_rate` -> 0.0003; what looks like a secret stays here."""
+        """`training.learning_rate` -> 0.0003; values that look like secrets are redacted."""
         return {name: redact("", value) if isinstance(value, str) else value for name, value in _flat(self.settings)}
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
+            yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield before + name, value
+            yield prefix + name, value
 
 
 @dataclass(frozen=True)
 class Point:
-    """The metrics of one step of one stage. Steps begin anew with every stage."""
+    """The metrics of one step of one stage. Every stage counts its steps from the beginning."""
 
     stage: str
     step: int
     wall_s: float
     values: Mapping[str, float]
-    """By full name, as `student.train/loss`."""
+    """By full name, e.g. `student.train/loss`."""
 
 
-def point_of(line: Mapping[str, Any], more: Mapping[str, float] | None = None) -> Point | None:
-    """A line of metrics.jsonl; None where it holds no number. `more` are values that belong to no stage."""
+def point_of(line: Mapping[str, Any], extra: Mapping[str, float] | None = None) -> Point | None:
+    """The point of a line of metrics.jsonl; None if it has no number. `extra` are values that belong to no stage."""
     stage = str(line.get("stage", "run"))
     numbers = {
         f"{stage}/{name}": float(value)
@@ -85,14 +85,14 @@ def point_of(line: Mapping[str, Any], more: Mapping[str, float] | None = None) -
     if not numbers or "step" not in line:
         return None
     wall_s = clock.wall_seconds(str(line["timestamp"])) if "timestamp" in line else 0.0
-    return Point(stage, int(line["step"]), wall_s, {**numbers, **(more or {})})
+    return Point(stage, int(line["step"]), wall_s, {**numbers, **(extra or {})})
 
 
 class Tracker(Protocol):
     def log(self, point: Point) -> None: ...
 
     def end(self, summary: Mapping[str, Any], status: str) -> None:
-        """The run is over: its flat summary (numbers, words and nulls), and how it ended."""
+        """Receive the flat summary (numbers, strings and nulls) and the final status of the run."""
 
 
 def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -103,24 +103,20 @@ def numbers_of(summary: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def words_of(summary: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in summary.items() if isinstance(value, str)}
-
-
 def require_installed(names: tuple[str, ...] | list[str]) -> None:
-    """Before a run or an export: what was asked for must be there."""
+    """Before a run or an export: refuse unknown trackers and missing packages."""
     for name in names:
         lookup.TRACKERS.require(name)
         package, extra = PACKAGES[name]
         if find_spec(package) is None:
-            raise DependencyMissing(f"the tracker '{name}' needs the package {package}", f"pip install '{extra}'")
-
-
-# A finished run handed to a tracker: its metrics step by step, then its summary, from what lies in the folder.
+            raise DependencyMissing(f"tracker '{name}' requires the package {package}", f"pip install '{extra}'")
 
 
 def export_run(paths: RunPaths, record: RunRecord, to: str) -> int:
-    """How many steps were handed over. Raises where the tracker does."""
+    """Export a finished run: its metrics step by step, then its summary. Returns the number of steps.
+
+    Unlike in a live run, an exception of the tracker is an error.
+    """
     run = TrackedRun(
         run_id=record.run_id,
         name=record.name,
@@ -128,29 +124,29 @@ def export_run(paths: RunPaths, record: RunRecord, to: str) -> int:
         group=record.group,
         folder=paths.folder,
         settings=record.spec,
-        again=True,
+        is_export=True,
     )
     points = list(points_of(paths))
-    opened: Any = lookup.TRACKERS.resolve(to)
+    tracker_class: Any = lookup.TRACKERS.resolve(to)
     try:
-        tracker: Tracker = opened(run)
+        tracker: Tracker = tracker_class(run)
         for point in points:
             tracker.log(point)
         tracker.end(flat_summary(record), record.status)
     except Exception as error:
         raise JoulelabError(
-            f"{to} did not take {record.run_id}: {type(error).__name__}: {error}", "the run's folder is unharmed"
+            f"export of {record.run_id} to {to} failed: {type(error).__name__}: {error}", "the run itself is unchanged"
         ) from error
     return len(points)
 
 
 def points_of(paths: RunPaths) -> Iterator[Point]:
-    """The metrics in the order of time; where a step was done twice, the later attempt's."""
+    """The metrics in order of time; a step that was repeated has the values of the later attempt."""
     latest: dict[tuple[str, int], Point] = {}
     for line in read_lines(paths.metrics) if paths.metrics.exists() else ():
         point = point_of(line)
         if point is not None:
-            before = latest.pop((point.stage, point.step), None)
-            values = {**before.values, **point.values} if before else point.values
+            earlier = latest.pop((point.stage, point.step), None)
+            values = {**earlier.values, **point.values} if earlier else point.values
             latest[point.stage, point.step] = Point(point.stage, point.step, point.wall_s, values)
     yield from latest.values()

@@ -1,6 +1,6 @@
-"""trackio: a local SQLite database under `trackio/` of the store, unless TRACKIO_DIR names another place.
+"""trackio: a local SQLite database in `trackio/` of the store, unless TRACKIO_DIR names another directory.
 
-`TRACKIO_DIR=runs/trackio trackio show` shows it. Its own sampling of GPU and CPU is off: the meter does that.
+`TRACKIO_DIR=runs/trackio trackio show` opens it. Its GPU and CPU sampling is off: the meter records both.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ FOLDER = "trackio"
 
 class TrackioTracker:
     def __init__(self, run: TrackedRun) -> None:
-        # it reads the variable once, when it is imported
+        # trackio reads the variable on import
         os.environ.setdefault("TRACKIO_DIR", str(run.store / FOLDER))
         self._trackio: Any = importlib.import_module("trackio")
-        if run.again:
-            self._forget(slug(run.name), run.run_id)
+        if run.is_export:
+            self._delete(slug(run.name), run.run_id)
         self._run: Any = self._trackio.init(
             project=slug(run.name),
             name=run.run_id,
@@ -36,17 +36,17 @@ class TrackioTracker:
         )
 
     @staticmethod
-    def _forget(project: str, name: str) -> None:
-        """What an earlier export left; trackio would add the same steps to it once more."""
-        with suppress(Exception):  # no project yet, or a version that keeps runs in another way
+    def _delete(project: str, name: str) -> None:
+        """Delete an earlier export; trackio would append the same steps to it."""
+        with suppress(Exception):  # no such project, or a version with another storage layout
             storage: Any = importlib.import_module("trackio.sqlite_storage")
             storage.SQLiteStorage.delete_run(project, name)
 
     def log(self, point: Point) -> None:
-        """Its own step only grows, and steps begin anew with every stage: the stage's step goes along as a value."""
+        """trackio's step must increase, and steps restart with every stage: the stage's step is logged as a value."""
         self._run.log({**point.values, f"{point.stage}/step": point.step})
 
     def end(self, summary: Mapping[str, Any], status: str) -> None:
-        told = {f"summary/{name}": value for name, value in summary.items() if value is not None}
-        self._run.log({**told, "summary/status": status})
+        values = {f"summary/{name}": value for name, value in summary.items() if value is not None}
+        self._run.log({**values, "summary/status": status})
         self._trackio.finish()

@@ -1,7 +1,7 @@
-"""Weights & Biases, offline unless WANDB_MODE says otherwise: files in `wandb/` of the run's folder.
+"""Weights & Biases, offline unless WANDB_MODE says otherwise: files in `wandb/` of the run folder.
 
-`wandb sync RUN/wandb/offline-run-*` uploads them later. W&B's own system statistics, console capture and git state are
-off: they cost what is being measured, and the record has them.
+`wandb sync RUN/wandb/offline-run-*` uploads them later. W&B's system metrics, console capture and git state are off:
+they use energy that would be measured, and the record has the same data.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WandbTracker:
         )
 
     def log(self, point: Point) -> None:
-        """W&B's own step only grows, and steps begin anew with every stage: each stage has a step of its own."""
+        """W&B's step must increase, and steps restart with every stage: each stage gets its own step metric."""
         stage = _name(point.stage)
         if stage not in self._stages:
             self._stages.add(stage)
@@ -51,5 +51,5 @@ class WandbTracker:
 
 
 def _name(name: str) -> str:
-    """W&B takes a dot for a way into a nested value, and a step by such a name is never found."""
+    """W&B reads a dot as access to a nested value, and would not find a step metric with such a name."""
     return name.replace(".", "/")
