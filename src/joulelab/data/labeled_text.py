@@ -1,12 +1,10 @@
 """Texts with a class label: loaded from any source, split by hash, tokenized into a store, exported as review sets.
 
-A text is identified by the hash of its words. The hash alone decides whether it is for training, validation or test, so
-no size, seed, subset or later addition moves a test text into a training set, of this student or of an earlier teacher.
+A text belongs to the split that its hash gives (`data.splits`), whatever the size, seed or subset of a run.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from joulelab.data import hub
+from joulelab.data.splits import SplitName, split_of, text_id
 from joulelab.data.text import LABEL_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN, Columns, column, pick, read_table
 from joulelab.data.token_store import Column, RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError
-
-# Out of ten. A fifth for testing is more than 1,000 texts even of the 8,530 short reviews: enough to compare students.
-_TRAIN_TENTHS, _VALIDATION_TENTHS = 7, 1
-
-SplitName = Literal["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -55,11 +49,6 @@ class Splits:
     test: LabeledText
 
 
-def text_id(text: str) -> str:
-    """The hash of a text; spacing and case are ignored."""
-    return hashlib.sha256(" ".join(text.split()).casefold().encode()).hexdigest()[:16]
-
-
 def load(source: str, subset: str = "all") -> LabeledText:
     """`subset`: of sample:reviews "short", "long" or "all"; of a hub dataset the name of its configuration."""
     return _from_columns(read_table(source, subset), source)
@@ -81,14 +70,6 @@ def rows_by_split(data: LabeledText) -> dict[SplitName, list[int]]:
     for row in sorted(range(len(data)), key=lambda row: data.ids[row]):
         rows[split_of(data.ids[row])].append(row)
     return rows
-
-
-def split_of(identity: str) -> SplitName:
-    # The end of the hash decides the split and its beginning the order within: the two must be independent.
-    tenth = int(identity[-8:], 16) % 10
-    if tenth < _TRAIN_TENTHS:
-        return "train"
-    return "validation" if tenth < _TRAIN_TENTHS + _VALIDATION_TENTHS else "test"
 
 
 def _first(data: LabeledText, name: SplitName, rows: list[int], size: int, balanced: bool) -> LabeledText:

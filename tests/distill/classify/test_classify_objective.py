@@ -9,7 +9,8 @@ from torch import nn
 
 from joulelab.data import labeled_text
 from joulelab.data.batches import collate
-from joulelab.data.labeled_text import LabeledText, text_id
+from joulelab.data.labeled_text import LabeledText
+from joulelab.data.splits import text_id
 from joulelab.distill.classify.config import DistillConfig
 from joulelab.distill.classify.data import CachedTeacher, open_cache, write_cache
 from joulelab.distill.classify.models import make_connector

@@ -10,7 +10,8 @@ from tiny_reviews import tiny_model
 
 from joulelab.data import labeled_text
 from joulelab.data.batches import BatchStream
-from joulelab.data.labeled_text import LabeledText, text_id
+from joulelab.data.labeled_text import LabeledText
+from joulelab.data.splits import text_id
 from joulelab.distill.classify import recipe
 from joulelab.distill.classify.config import ClassifySpec, DistillConfig
 from joulelab.distill.classify.data import open_cache, write_cache

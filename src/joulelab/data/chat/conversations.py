@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from joulelab.data import labeled_text, sources
-from joulelab.data.labeled_text import SplitName, split_of, text_id
+from joulelab.data.splits import SplitName, split_of, text_id
 from joulelab.data.text import TEXT_COLUMNS, check_source, files_by_split, json_rows, read_files, unreadable
 from joulelab.errors import ConfigError
 

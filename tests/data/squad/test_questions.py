@@ -9,7 +9,7 @@ import pytest
 from joulelab.data.squad.questions import parse_squad, read_squad, synthetic_document
 from joulelab.errors import ConfigError, NotFoundError
 
-FILES = Path(__file__).parent / "squad"
+FILES = Path(__file__).parent
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from joulelab.data.squad.windows import (
 )
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 
-FILES = Path(__file__).parent / "squad"
+FILES = Path(__file__).parent
 NARROW = WindowShape(max_seq_length=48, doc_stride=11, max_query_length=16)
 
 
