@@ -43,8 +43,7 @@ def without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hide_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else real(name))
+    monkeypatch.setattr(samples, "_has_pip", lambda: False)
 
 
 def test_every_sample_is_pinned_and_says_where_it_is_from() -> None:
@@ -139,3 +138,11 @@ def test_looking_at_data_needs_no_framework() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_setuptools_can_be_imported_after_the_search_for_pip() -> None:
+    """Torch imports it when a model is compiled."""
+    pytest.importorskip("setuptools")
+    code = "from joulelab.data import samples; samples._install_command([]); import setuptools"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

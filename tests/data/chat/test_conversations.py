@@ -166,7 +166,7 @@ def test_answers_are_cleaned_questions_are_not_and_empty_ones_go(tmp_path):
     answer = {"role": "assistant", "content": "<think>draft\n```\nno\n```</think>Here:\n```\nyes\n```"}
     dropped = Counter()
     rows = [[asked, answer], [asked, {"role": "assistant", "content": "<think>only"}], "<think>a text</think>"]
-    assert list(cleaned(rows, dropped, strip_thoughts=True, only_code=True)) == [
+    assert list(cleaned(rows, dropped, strip_reasoning=True, only_code=True)) == [
         [asked, {"role": "assistant", "content": "```\nyes\n```"}],
         "<think>a text</think>",
     ]

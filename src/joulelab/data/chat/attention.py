@@ -169,9 +169,9 @@ def _mask(bounds: Tensor, rows: int, length: int, window: int | None) -> Tensor:
     place = torch.arange(rows * length, device=bounds.device)
     document = torch.searchsorted(bounds, place.to(bounds.dtype), right=True).view(rows, length)
     seen = document[:, :, None] == document[:, None, :]
-    apart = torch.arange(length, device=bounds.device)
-    apart = apart[:, None] - apart[None, :]
-    seen = seen & (apart >= 0)
+    distance = torch.arange(length, device=bounds.device)
+    distance = distance[:, None] - distance[None, :]
+    seen = seen & (distance >= 0)
     if window is not None:
-        seen = seen & (apart < window)
+        seen = seen & (distance < window)
     return seen[:, None]

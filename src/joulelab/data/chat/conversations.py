@@ -326,16 +326,16 @@ _FENCED = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[^\n]*\n(.*?)^[ ]{0,3}\1[ \t]*$", r
 
 
 def cleaned(
-    rows: Iterable[Row], dropped: Counter[str], *, strip_thoughts: bool = False, only_code: bool = False
+    rows: Iterable[Row], dropped: Counter[str], *, strip_reasoning: bool = False, only_code: bool = False
 ) -> Iterator[Row]:
     """Cleaned rows; conversations with an empty answer are dropped and counted, plain texts are unchanged."""
     for row in rows:
-        if isinstance(row, str) or not (strip_thoughts or only_code):
+        if isinstance(row, str) or not (strip_reasoning or only_code):
             yield row
             continue
-        kept = _clean_answers(row, strip_thoughts, only_code)
+        kept = _clean_answers(row, strip_reasoning, only_code)
         if kept is None:
-            dropped["an answer without code" if only_code else "an answer of thoughts alone"] += 1
+            dropped["an answer without code" if only_code else "an answer with reasoning only"] += 1
         else:
             yield kept
 
@@ -370,13 +370,13 @@ def code_only(text: str) -> str:
     return found[-1][0].strip() if found else ""
 
 
-def _clean_answers(conversation: Conversation, strip_thoughts: bool, only_code: bool) -> Conversation | None:
+def _clean_answers(conversation: Conversation, strip_reasoning: bool, only_code: bool) -> Conversation | None:
     """None if an answer is empty: an empty turn must not be trained on."""
     kept: Conversation = []
     for message in conversation:
         words = message["content"]
         if message["role"] == ASSISTANT:
-            words = strip_think_blocks(words) if strip_thoughts else words
+            words = strip_think_blocks(words) if strip_reasoning else words
             words = code_only(words) if only_code else words
             if not words.strip():
                 return None

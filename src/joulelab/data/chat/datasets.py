@@ -123,7 +123,7 @@ def settings_rows(settings: ChatDataSettings, dropped: Counter[str] | None = Non
         only_correct=settings.only_correct,
         dropped=counts,
     )
-    return cleaned(rows, counts, strip_thoughts=settings.strip_think_blocks, only_code=settings.code_only)
+    return cleaned(rows, counts, strip_reasoning=settings.strip_think_blocks, only_code=settings.code_only)
 
 
 def write_rows(
