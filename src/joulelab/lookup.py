@@ -103,51 +103,28 @@ SENSORS = Table(
     },
 )
 
-# A pipeline has two entries: its settings, which a login node can check without torch, and its stages.
-PIPELINE_SPECS = Table(
-    "pipeline",
-    {
-        "classify": "joulelab.distill.classify.config:ClassifySpec",
-        "fitnets-images": "joulelab.distill.classify.config:FitnetsImagesSpec",
-        "distilbert": "joulelab.distill.distilbert.config:DistilbertSpec",
-        "dpo": "joulelab.distill.causal.config:CausalSpec",
-        "kd": "joulelab.distill.causal.config:CausalSpec",
-        "infer": "joulelab.infer.config:InferSpec",
-        "measure": "joulelab.runs.measure.measure_session:MeasureSpec",
-        "prepare-binarize": "joulelab.distill.prepare.config:BinarizeSpec",
-        "prepare-dump": "joulelab.distill.prepare.config:DumpSpec",
-        "prepare-extract-student": "joulelab.distill.prepare.config:ExtractStudentSpec",
-        "prepare-reviews": "joulelab.distill.prepare.config:PrepareReviewsSpec",
-        "prepare-token-counts": "joulelab.distill.prepare.config:TokenCountsSpec",
-        "self": "joulelab.distill.causal.config:CausalSpec",
-        "sft": "joulelab.distill.causal.config:CausalSpec",
-        "squad": "joulelab.distill.squad.config:SquadSpec",
-        "synthetic": "joulelab.distill.causal.config:CausalSpec",
-        "train": "joulelab.train.zoo_config:TrainSpec",
-    },
-)
-PIPELINES = Table(
-    "pipeline",
-    {
-        "classify": "joulelab.distill.classify.recipe:run_classify",
-        "fitnets-images": "joulelab.distill.classify.recipe:run_fitnets_images",
-        "distilbert": "joulelab.distill.distilbert.recipe:run_distilbert",
-        "dpo": "joulelab.distill.causal.pipelines:run_dpo",
-        "kd": "joulelab.distill.causal.pipelines:run_kd",
-        "infer": "joulelab.infer.pipeline:run_infer",
-        "measure": "joulelab.runs.measure.measure_session:refuse",
-        "prepare-binarize": "joulelab.distill.prepare.recipe:run_binarize",
-        "prepare-dump": "joulelab.distill.prepare.recipe:run_dump",
-        "prepare-extract-student": "joulelab.distill.prepare.recipe:run_extract_student",
-        "prepare-reviews": "joulelab.distill.prepare.recipe:run_prepare_reviews",
-        "prepare-token-counts": "joulelab.distill.prepare.recipe:run_token_counts",
-        "self": "joulelab.distill.causal.pipelines:run_self",
-        "sft": "joulelab.distill.causal.pipelines:run_sft",
-        "squad": "joulelab.distill.squad.recipe:run_squad",
-        "synthetic": "joulelab.distill.causal.pipelines:run_synthetic",
-        "train": "joulelab.train.zoo_pipeline:run_train",
-    },
-)
+# A pipeline is a package, its settings, which a login node can check without torch, and the function that runs it.
+_PIPELINES = {
+    "classify": ("joulelab.distill.classify", "config:ClassifySpec", "recipe:run_classify"),
+    "distilbert": ("joulelab.distill.distilbert", "config:DistilbertSpec", "recipe:run_distilbert"),
+    "dpo": ("joulelab.distill.causal", "config:CausalSpec", "pipelines:run_dpo"),
+    "fitnets-images": ("joulelab.distill.classify", "config:FitnetsImagesSpec", "recipe:run_fitnets_images"),
+    "infer": ("joulelab.infer", "config:InferSpec", "pipeline:run_infer"),
+    "kd": ("joulelab.distill.causal", "config:CausalSpec", "pipelines:run_kd"),
+    "measure": ("joulelab.runs.measure", "measure_session:MeasureSpec", "measure_session:refuse"),
+    "prepare-binarize": ("joulelab.distill.prepare", "config:BinarizeSpec", "recipe:run_binarize"),
+    "prepare-dump": ("joulelab.distill.prepare", "config:DumpSpec", "recipe:run_dump"),
+    "prepare-extract-student": ("joulelab.distill.prepare", "config:ExtractStudentSpec", "recipe:run_extract_student"),
+    "prepare-reviews": ("joulelab.distill.prepare", "config:PrepareReviewsSpec", "recipe:run_prepare_reviews"),
+    "prepare-token-counts": ("joulelab.distill.prepare", "config:TokenCountsSpec", "recipe:run_token_counts"),
+    "self": ("joulelab.distill.causal", "config:CausalSpec", "pipelines:run_self"),
+    "sft": ("joulelab.distill.causal", "config:CausalSpec", "pipelines:run_sft"),
+    "squad": ("joulelab.distill.squad", "config:SquadSpec", "recipe:run_squad"),
+    "synthetic": ("joulelab.distill.causal", "config:CausalSpec", "pipelines:run_synthetic"),
+    "train": ("joulelab.train", "zoo_config:TrainSpec", "zoo_pipeline:run_train"),
+}
+PIPELINE_SPECS = Table("pipeline", {name: f"{package}.{spec}" for name, (package, spec, _) in _PIPELINES.items()})
+PIPELINES = Table("pipeline", {name: f"{package}.{run}" for name, (package, _, run) in _PIPELINES.items()})
 
 # Tools that run alongside the meter if the settings ask for them.
 SIDECARS = Table(

@@ -1,1 +1,1 @@
-"""Distillation: losses as pure functions, teachers behind a cache, and pipelines that are short stories of stages."""
+"""Distillation: one runner, pipelines as recipe folders, losses as pure functions, teachers live or behind a cache."""

@@ -44,6 +44,13 @@ class DistillSpec(TrainingRunSpec):
         require_trackers(self.trainings)
 
 
+class LanguageModelSpec(DistillSpec):
+    """A student that predicts tokens of a vocabulary."""
+
+    chunk: int = Field(4096, ge=1)
+    """Tokens whose distributions over the vocabulary exist at a time; more is faster until memory is short."""
+
+
 class TeacherSection(Section):
     """A pretrained teacher, by name."""
 

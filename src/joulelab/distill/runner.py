@@ -18,7 +18,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -99,7 +99,7 @@ class Scores(Protocol):
 
 def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Recipe[DataT, TeacherT]]) -> None:
     """Walk a recipe from data to evaluation, or to the phase that `until` names."""
-    with joined() as ranks:
+    with joined() if run.spec.shares_ranks else nullcontext(ALONE) as ranks:
         runner: Runner[DistillSpecT] = Runner(run, ranks)
         recipe, spec = make_recipe(runner), runner.spec
         recipe.check()

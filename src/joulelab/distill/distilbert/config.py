@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from joulelab.data import sources
 from joulelab.data.masking import require_counts
 from joulelab.data.token_store import find_store, refuse_pickle
-from joulelab.distill.config import DistillSpec, TeacherSection
+from joulelab.distill.config import LanguageModelSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig
@@ -220,7 +220,7 @@ class LmDistillation(Section):
         return not self.mlm or (self.compares_logits and not self.restrict_ce_to_mask)
 
 
-class DistilbertSpec(DistillSpec):
+class DistilbertSpec(LanguageModelSpec):
     """Distill a masked or causal language model: tokens, teacher, student, and the validation loss of both."""
 
     shares_ranks: ClassVar[bool] = True
@@ -236,8 +236,6 @@ class DistilbertSpec(DistillSpec):
     """What the student learns from."""
     training: LmTraining = LmTraining()
     """How the student is trained."""
-    chunk: int = Field(4096, ge=1)
-    """Tokens whose distributions over the vocabulary exist at a time; more is faster until memory is short."""
 
     @model_validator(mode="after")
     def _types_fit(self) -> Self:

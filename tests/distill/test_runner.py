@@ -1,0 +1,71 @@
+"""The runner walks a recipe; a new pipeline is one folder (`line_pipeline`) and one line."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import joulelab.distill
+from joulelab import lookup
+from joulelab.errors import ConfigError
+from joulelab.runs.attempt import create_run
+from joulelab.runs.context import SilentProgress
+from joulelab.runs.execute import execute
+from joulelab.runs.spec import check
+
+SETTINGS = {"pipeline": "line", "name": "line", "device": "cpu", "energy": {"gpus": "none"}}
+
+
+@pytest.fixture(autouse=True)
+def one_line(monkeypatch):
+    package, spec, run = ("line_pipeline", "config:LineSpec", "recipe:run_line")
+    monkeypatch.setitem(lookup.PIPELINE_SPECS._entries, "line", f"{package}.{spec}")
+    monkeypatch.setitem(lookup.PIPELINES._entries, "line", f"{package}.{run}")
+
+
+def run(store, **changes):
+    return execute(create_run(store, check({**SETTINGS, **changes})), SilentProgress())
+
+
+def method_stages(record):
+    return [(stage.name, stage.role, stage.activity) for stage in record.stages if stage.is_method_work]
+
+
+def test_a_new_pipeline_has_stages_bills_and_results(tmp_path):
+    record = run(tmp_path)
+    assert method_stages(record) == [
+        ("data.preprocess", "data", "preprocess"),
+        ("teacher.train", "teacher", "train"),
+        ("student.train", "student", "train"),
+        ("student.evaluate", "student", "evaluate"),
+    ]
+    assert record.results["student.distance"].value < 0.2
+    assert {ancestor.name for ancestor in record.lineage} == {"data", "teacher", "final_model", "student-distance"}
+
+
+def test_a_run_ends_after_its_last_phase_and_later_runs_reuse_what_it_made(tmp_path):
+    assert [name for name, _, _ in method_stages(run(tmp_path, until="data"))] == ["data.preprocess"]
+    assert [name for name, _, _ in method_stages(run(tmp_path, until="teacher"))] == ["teacher.train"]
+    whole = run(tmp_path)
+    assert [name for name, _, _ in method_stages(whole)] == ["student.train", "student.evaluate"]
+    assert {ancestor.name for ancestor in whole.inherited} == {"data", "teacher"}
+
+
+def test_without_a_teacher_none_is_trained(tmp_path):
+    record = run(tmp_path, distill={"alpha": 1.0})
+    assert "teacher" not in {role for _, role, _ in method_stages(record)}
+
+
+def test_a_joule_budget_that_cannot_be_kept_is_refused_before_the_first_stage(tmp_path):
+    with pytest.raises(ConfigError, match="joule budget"):
+        run(tmp_path, teacher={"max_energy_j": 5.0})
+    (folder,) = tmp_path.glob("line-*")
+    assert not (folder / "artifacts" / "data").exists()
+
+
+def test_recipes_leave_stages_artifacts_bills_and_training_to_the_runner():
+    root = Path(joulelab.distill.__file__).parent
+    for folder in ("classify", "distilbert", "squad", "prepare"):
+        for file in (root / folder).glob("*.py"):
+            text = file.read_text(encoding="utf-8")
+            assert not re.search(r"\brun\.(stage|artifact|uses)\(|import .*\b(train_in_run|input_bill)\b", text), file
