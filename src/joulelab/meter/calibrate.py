@@ -57,6 +57,7 @@ def refresh_period_s(readings: Sequence[Reading]) -> float | None:
 def call_cost(durations_s: Sequence[float]) -> CallCost | None:
     if len(durations_s) < 2:
         return None
+    # with few calls the 99th percentile is an extrapolation, which must not exceed the longest call
     worst = quantiles(durations_s, n=100)[-1]
     return CallCost(median_s=median(durations_s), p99_s=min(worst, max(durations_s)), calls=len(durations_s))
 
@@ -92,6 +93,7 @@ def agreement_rel(counter_j: Sequence[Reading], power_w: Sequence[Reading]) -> f
     if len(counter_j) < 2 or len(power_w) < 2:
         return None
     start, end = max(counter_j[0][0], power_w[0][0]), min(counter_j[-1][0], power_w[-1][0])
+    # counter and power are read at different times: both are interpolated at the ends of their common interval
     spent = _at(counter_j, end) - _at(counter_j, start) if end > start else 0.0
     if spent <= 0:
         return None
@@ -112,6 +114,7 @@ def idle_states(rows: Sequence[tuple[float, float, float | None]]) -> tuple[Idle
     """Idle power by clock, from (seconds, watts, SM clock) of an idle card; states below a second are left out."""
     by_clock: dict[float | None, list[tuple[float, float]]] = {}
     for (stamp, watts, clock_mhz), (following, _, _) in pairwise(rows):
+        # a reading counts until the next one, so that states are weighted by time
         state = None if clock_mhz is None else round(clock_mhz / _CLOCK_STEP_MHZ) * float(_CLOCK_STEP_MHZ)
         by_clock.setdefault(state, []).append((following - stamp, watts))
     found = [

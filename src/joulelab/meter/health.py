@@ -99,6 +99,7 @@ class _Inside:
         self._starts = [start for start, _ in self._windows]
 
     def __call__(self, stamp: int) -> bool:
+        # windows are disjoint, so only the last one that starts at or before the time can contain it
         number = bisect_right(self._starts, stamp)
         return number > 0 and stamp <= self._windows[number - 1][1]
 

@@ -80,6 +80,7 @@ def _without_faults(series: DeviceSeries, windows: Sequence[Window]) -> list[Win
 
 def without(whole: Window, excluded: Sequence[Window]) -> list[Window]:
     """The parts of a window outside other, disjoint windows."""
+    # sweep from the start: what lies between the end of one excluded window and the start of the next remains
     left, cursor = [], whole[0]
     for start, end in sorted(excluded):
         if cursor < min(start, whole[1]):
@@ -155,4 +156,5 @@ def peak_power_w(trace: Trace, component: str, windows: Sequence[Window]) -> flo
             inside |= (times >= start) & (times <= end)
         if inside.any():
             peaks.append(float(watts[inside].max()))
+    # devices need not peak at the same time
     return sum(peaks) if peaks else None

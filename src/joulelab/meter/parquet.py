@@ -34,6 +34,9 @@ def array_of(values: Sequence[Any], kind: Any) -> Any:
     """
     import pyarrow as pa
 
+    # Arrow's columnar format: buffer 0 of every type is the validity bitmap (absent if nothing is null). Values of
+    # variable length follow as int32 offsets, one more than there are rows, and then their contents.
+    # https://arrow.apache.org/docs/format/Columnar.html
     known = np.fromiter((value is not None for value in values), bool, len(values))
     buffers, children = [None if known.all() else _bits(known)], []
     if pa.types.is_string(kind):
@@ -45,6 +48,7 @@ def array_of(values: Sequence[Any], kind: Any) -> Any:
         fields = [kind.field(number) for number in range(kind.num_fields)]
         children = [array_of([value and value[field.name] for value in values], field.type) for field in fields]
     elif pa.types.is_map(kind):
+        # a map is a list of (key, value) structs, and the key may not be null
         pairs = list(chain.from_iterable(value or () for value in values))
         entries = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
         children = [array_of([{"key": key, "value": item} for key, item in pairs], entries)]
@@ -78,6 +82,7 @@ def numbers_in(array: Any, width: Any) -> tuple[np.ndarray[Any, Any], np.ndarray
     """The numbers of a primitive array, 0 where there is none, and where there is one."""
     if not len(array):
         return np.zeros(0, width), np.zeros(0, bool)
+    # a slice shares the buffers of its parent and starts at its offset
     begin, end = array.offset, array.offset + len(array)
     valid, values = array.buffers()
     numbers = np.frombuffer(values, width, count=end)[begin:]

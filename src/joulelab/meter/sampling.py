@@ -209,6 +209,7 @@ class SamplingLoop:
                     self._take(due)
                 continue
             last = end_ns is not None and self._tick_ns >= end_ns
+            # lateness is taken before reading: it is the delay of the machine, not of the sensors
             ticks.take(self.read_all("read_edge" if edge or last else "read"), (now_ns - self._tick_ns) / clock.NS)
             if last:
                 return None
@@ -238,6 +239,7 @@ class SamplingLoop:
         now_ns = time.monotonic_ns()
         interval_s = reader.sensor.interval_s
         if self._ticks is None:
+            # whole steps from the previous deadline, not from now: a late reading does not shift the grid
             step_ns = int(interval_s * clock.NS)
             reader.due_ns += step_ns * (1 + max(0, now_ns - reader.due_ns) // step_ns)
             return

@@ -89,6 +89,7 @@ class Meter:
             power_limits=str(self._power_limits or ""),
         )
         return subprocess.Popen(
+            # as an argument and not through stdin, which is the pipe whose end of file reports the program's death
             [sys.executable, "-m", RECORDER_MODULE, json.dumps(asdict(job))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

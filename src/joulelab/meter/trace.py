@@ -30,6 +30,7 @@ class LineFile:
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         if self._torn:
             data = b"\n" + data
+        # set before the write: if it fails halfway, the next append starts a new line
         while data:
             self._torn = True
             data = data[os.write(self._fd, data) :]

@@ -106,6 +106,7 @@ class _Days:
         before = self._last.get(index, 0.0)
         day_s = before // _DAY_S * _DAY_S
         at = day_s + hours * 3600 + minutes * 60 + rest
+        # rows of several cards may be a second out of order, so only a large decrease is midnight
         if at < before - _DAY_S / 2:
             at += _DAY_S
         self._last[index] = at

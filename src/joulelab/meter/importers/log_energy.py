@@ -60,6 +60,7 @@ def device_energy(log: DeviceLog) -> DeviceEnergy:
     times, watts = log.series("power_watts")
     steps = np.diff(times)
     usual_s = float(np.median(steps)) if len(steps) else None
+    # Steps are irregular in every real log, so a gap is judged by the median step, which a few long ones do not move.
     seen = steps <= HOLE_FACTOR * usual_s if usual_s else np.array([], dtype=bool)
     seen_s = float(steps[seen].sum())
     trapezoid_j = float(((watts[1:] + watts[:-1]) / 2 * steps)[seen].sum()) if len(steps) else None
@@ -67,6 +68,7 @@ def device_energy(log: DeviceLog) -> DeviceEnergy:
     counter_j, restarts = counter_rise(counter, log.source.wrap_j)
     span_s = float(counter_times[-1] - counter_times[0]) if len(counter_times) > 1 else 0.0
     _, curve_w = log.power()
+    # mean power is energy over covered time: dividing by the whole duration would count gaps as 0 W
     mean_w = trapezoid_j / seen_s if trapezoid_j is not None and seen_s else None
     if mean_w is None and counter_j is not None and span_s:
         mean_w = counter_j / span_s
@@ -96,7 +98,9 @@ def counter_rise(counter_j: Array, wrap_j: float | None) -> tuple[float | None, 
     rises = np.diff(counter_j)
     falls = rises < 0
     if wrap_j:
+        # each decrease hides one full range; more than one wrap between two readings cannot be seen
         return float(rises.sum() + wrap_j * falls.sum()), 0
+    # after a restart the counter starts at 0, so its value is the rise; what was used before the restart is lost
     return float(np.where(falls, counter_j[1:], rises).sum()), int(falls.sum())
 
 
@@ -197,6 +201,7 @@ def find_levels(times: Array, watts: Array, first_s: float) -> tuple[Level, Leve
     idle, busy = levels
     if idle is None or busy is None:
         return None
+    # Otsu's method always finds a cut; two levels are real only if they are far apart compared with their spread
     spread = max(idle.spread_w or 0.0, busy.spread_w or 0.0)
     clear = busy.power_w - idle.power_w > max(CLEAR_W, CLEAR_SPREADS * spread)
     return (idle, busy) if clear else None
@@ -206,6 +211,8 @@ def otsu_cut(watts: Array) -> float:
     """The value between two readings that makes the variance between the groups largest."""
     ordered = np.sort(watts)
     count = len(ordered)
+    # Cutting after the k-th of n ordered readings gives groups of k and n - k readings with means m0 and m1. Total
+    # variance is constant, so the best cut maximizes the variance between the groups, k (n - k) (m1 - m0)^2 / n^2.
     below = np.arange(1, count)
     sums = np.cumsum(ordered)
     difference = (sums[-1] - sums[:-1]) / (count - below) - sums[:-1] / below
@@ -215,9 +222,11 @@ def otsu_cut(watts: Array) -> float:
 
 
 def _level(times: Array, watts: Array, member: Array, first_s: float, source: str) -> Level | None:
+    # starts and ends of runs of members alternate; the zeros close runs at both ends of the log
     edges = np.flatnonzero(np.diff(np.concatenate([[0], member.astype(int), [0]])))
     kept, stretches = [], []
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        # without the readings next to a change of level, except at the ends of the log
         inner = slice(start + (start > 0), stop - (stop < len(watts)))
         if stop - start < SHORTEST_SEGMENT or inner.stop <= inner.start:
             continue

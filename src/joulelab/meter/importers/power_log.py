@@ -110,7 +110,7 @@ class DeviceLog:
         if len(times) < 2:
             return np.array([]), np.array([])
         slope = np.diff(joules) / np.diff(times)
-        rising = slope >= 0
+        rising = slope >= 0  # a decrease is a wrap or a restart, whose power is unknown
         return ((times[1:] + times[:-1]) / 2)[rising], slope[rising]
 
 
@@ -184,6 +184,8 @@ class StampReader:
         return self._local(moment, previous_s)
 
     def _local(self, moment: datetime, previous_s: float | None) -> float:
+        # PEP 495: `fold` selects the first or second occurrence of a local time. Both are equal for most times, the
+        # second is later in the repeated hour of autumn and earlier in the skipped hour of spring.
         first, second = (self._at(moment.replace(fold=fold)) for fold in (0, 1))
         self.offsets.add((moment.replace(tzinfo=self.zone) if self.zone else moment.astimezone()).utcoffset())
         if first > second:  # a time that daylight saving skips in spring
@@ -191,6 +193,7 @@ class StampReader:
             return first
         if first < second:
             self.repeated_hour += 1
+            # times of a log ascend: where the first occurrence would go back, the second is meant
             return second if previous_s is not None and first < previous_s else first
         return first
 
@@ -249,6 +252,8 @@ class Ordered:
 
 def put_in_order(seconds: Sequence[float]) -> Ordered:
     """Distinguish late lines from a clock that was set back; a clock step is replaced by one median step."""
+    # Walk through the file with `top`, the latest time so far. A block of times below `top` is either late lines, which
+    # keep their times, or a clock that was set back, after which all times are moved by `offset_s`.
     placed = np.array(seconds, dtype=float)
     gaps = np.abs(np.diff(placed))
     usual_s = float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 1.0
@@ -264,6 +269,7 @@ def put_in_order(seconds: Sequence[float]) -> Ordered:
             placed[index : index + stop] = rest[:stop]
             index += stop
             continue
+        # the block ends where times are above `top` again, if they ever are
         returns = np.flatnonzero(rest >= top)
         block = rest[: int(returns[0])] if len(returns) else rest
         return_s = float(rest[returns[0]] - block[-1]) if len(returns) else None
@@ -283,9 +289,12 @@ def _came_late(block: Array, earlier: Array, return_s: float | None, usual_s: fl
     if len(block) > 1 and (np.diff(block) < 0).all():
         return True  # newest first, as some programs write
     if return_s is not None and return_s < 1.5 * usual_s:
-        return False
+        return False  # no jump back to where the log was: regular steps lead out of the block
     if return_s is None and block.min() < earlier.min():
-        return False
+        return False  # the rest of the log is before its start
+    # Late lines were missing where they belong, so they are about a step away from the times that are there. Times of
+    # a clock that was set back are a second pass over the same time, at random distances from the first: a quarter of
+    # a step in the median.
     others = np.sort(earlier)
     at = np.searchsorted(others, block)
     left = np.abs(block - others[np.clip(at - 1, 0, len(others) - 1)])
@@ -391,7 +400,7 @@ def _without_equal_times(source: Source, times: Array, columns: Mapping[str, Arr
     notes.append(f"{len(times) - len(unique)} records share a stamp with the one before; their mean is taken")
     merged = {}
     for name, values in columns.items():
-        known = ~np.isnan(values)
+        known = ~np.isnan(values)  # a mean over the readings that have the value, NaN where none has
         counts = np.bincount(where[known], minlength=len(unique))
         sums = np.bincount(where[known], weights=values[known], minlength=len(unique))
         merged[name] = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

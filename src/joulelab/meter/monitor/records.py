@@ -34,6 +34,7 @@ class WrapWatch:
         if "rapl" not in record:
             return [record] if due else []
         before = self._last.get("rapl", {})
+        # a decrease is a wrap; with the reading before it in the log, every wrap is one visible decrease
         fell = any(counter_j < before.get(domain, 0.0) for domain, counter_j in record["rapl"].items())
         lines = [self._last] if fell and not self._written else []
         self._written = due or fell
@@ -99,7 +100,7 @@ class TrackedProcess:
         span_s = max(now - before, 1e-6)
         self._last = (now, own_s, family_s)
         children_rss = sum(_rss(child) for child in children)
-        # a child that ends unreaped takes its seconds along: the family's use is never below 0
+        # the CPU time of a child that ends without being reaped disappears, so the difference may be negative
         family_percent = max(0.0, 100 * (family_s - family_before_s) / span_s)
         own_percent = 100 * (own_s - own_before_s) / span_s
         return {

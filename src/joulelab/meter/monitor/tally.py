@@ -67,12 +67,14 @@ class DeviceTally:
                 rise_j = rise_j + self.device.wrap_j if self.device.wrap_j else counter_j
             self.energy_j += rise_j
             span_s = (mono_ns - self._counter[0]) / NS
+            # a GPU reports its power; other devices only count, and their mean power since the last reading is shown
             if self.device.component != "gpu" and span_s > 0:
                 self._show(rise_j / span_s)
         self._counter = (mono_ns, counter_j)
 
     def take_power(self, mono_ns: int, power_w: float) -> None:
         if self._counter is None and self._polled is not None:
+            # trapezoidal rule, only while there is no counter: adding both would count the energy twice
             self.energy_j += (power_w + self._polled[1]) / 2 * (mono_ns - self._polled[0]) / NS
         self._polled = (mono_ns, power_w)
         self._show(power_w)

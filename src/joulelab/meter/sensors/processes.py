@@ -177,6 +177,8 @@ class BusyTime:
         self._fell = False
 
     def seconds(self) -> float:
+        # The sum can decrease: a process disappears when it ends, and its time is added to its parent's only when the
+        # parent reaps it. An energy estimate must not decrease, so the highest sum is kept.
         now_s = self._departed_s + self._sum()
         short_s = self._highest_s - now_s
         if short_s > 0 and self._fell:

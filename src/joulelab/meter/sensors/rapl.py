@@ -156,8 +156,10 @@ class RaplSensor:
             elapsed_s, before = (now_ns - self._last[0]) / NS, self._last[1]
             for domain in self._domains:
                 if domain.wrap_j is not None and elapsed_s > 0:
+                    # modulo the range is the rise also across one wrap
                     rise_j = (counters[domain.label] - before[domain.label]) % domain.wrap_j
                     self._highest_w[domain.label] = max(self._highest_w.get(domain.label, 0.0), rise_j / elapsed_s)
+            # the highest power so far, not the current one: the next load may come without warning
             needed = [
                 domain.wrap_j / READS_PER_WRAP / max(self._highest_w[domain.label], 1.0)
                 for domain in self._domains

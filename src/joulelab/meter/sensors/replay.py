@@ -77,6 +77,8 @@ class ReplaySensor:
 
     def _moved_samples(self, line: Line, now: clock.Stamp) -> Line:
         wall_us = round(now.wall_s * 1e6)
+        # stamps of samples are wall times: the recorded pair of clocks converts them to monotonic times, these are
+        # moved, and the current pair converts them back
         recorded_ns = [line["wall_us_mono_ns"] - (line["wall_us"] - stamp) * 1000 for stamp in line["sample_us"]]
         return {
             "wall_us": wall_us,
