@@ -22,7 +22,7 @@ import sys, time
 from pathlib import Path
 from joulelab.lookup import PIPELINES
 from joulelab.runs.execute import execute
-from joulelab.runs.context import Silent
+from joulelab.runs.context import SilentProgress
 from joulelab.runs.paths import RunPaths
 
 def pipeline(run):
@@ -30,7 +30,7 @@ def pipeline(run):
     time.sleep(60)
 
 PIPELINES.resolve = lambda name: pipeline
-execute(RunPaths(Path(sys.argv[1])), Silent())
+execute(RunPaths(Path(sys.argv[1])), SilentProgress())
 """
 
 

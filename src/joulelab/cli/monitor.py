@@ -1,4 +1,4 @@
-"""`joulelab monitor`: a log of power, memory and use beside any program, in the fields operators' scripts parse."""
+"""`joulelab monitor`: a log of power, memory and utilization of any program, in the fields that operators parse."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
 
 from joulelab.errors import SensorMissing, UsageError
-from joulelab.meter.figures import amount_text, method_text
-from joulelab.meter.monitor.tally import DeviceTally, Tally, sparkline
-from joulelab.report.tables.grid import Grid, make_grid, to_rich
 from joulelab.units import duration_text, power_text
 
 if TYPE_CHECKING:
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.monitor.operator_log import Monitor
+    from joulelab.meter.monitor.tally import DeviceTally, Tally
     from joulelab.meter.sampling import SensorReader
-
+    from joulelab.report.tables.grid import Grid
 
 SHORTEST_INTERVAL_S = 0.02
-# The sensors' own setting ends here; a longer interval is the monitor's affair alone.
+# The longest interval that sensors accept; a longer one applies to the monitor's records only.
 LONGEST_SENSOR_INTERVAL_S = 60.0
 
 
@@ -175,30 +171,32 @@ def _other_maker() -> str | None:
 
 
 def _open(watched: Monitor, demanded: bool) -> None:
-    for gone in watched.open():
-        if gone.component == "gpu" and demanded:
-            raise SensorMissing(f"no GPU can be read: {gone.reason}", gone.fix)
-        fix = f" ({gone.fix})" if gone.fix else ""
-        say(f"no joules of the {gone.component}: {gone.reason}{fix}")
+    for unavailable in watched.open():
+        if unavailable.component == "gpu" and demanded:
+            raise SensorMissing(f"no GPU can be read: {unavailable.reason}", unavailable.fix)
+        fix = f" ({unavailable.fix})" if unavailable.fix else ""
+        say(f"no energy of the {unavailable.component}: {unavailable.reason}{fix}")
 
 
 def _view() -> PlainView | ScreenView:
-
+    """The `--live` view on stderr: a table that stays in place on a terminal, plain lines elsewhere."""
     return ScreenView() if sys.stderr.isatty() else PlainView()
-
-
-# What a person watches with `--live`: a table that stays in place on a terminal, plain lines elsewhere. On stderr.
 
 
 TITLES = "Device!|Power>|Energy so far>|Method!|GPU use>|Memory>|Temperature>|Power over time!"
 
 
 def live_grid(tally: Tally, elapsed_s: float) -> Grid:
+    from joulelab.report.tables.grid import make_grid
+
     rows = [_row(joules) for joules in tally.devices.values() if joules.device.counted]
     return make_grid(f"joulelab monitor, {duration_text(elapsed_s)}", TITLES, rows, _host_text(tally))
 
 
 def _row(joules: DeviceTally) -> tuple[str, ...]:
+    from joulelab.meter.figures import amount_text, method_text
+    from joulelab.meter.monitor.tally import sparkline
+
     latest = joules.latest
     gpu = joules.device.component == "gpu"
     index = joules.device.facts.get("gpu_index", "")
@@ -249,6 +247,9 @@ class PlainView:
 
 class ScreenView:
     def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
         self._live = Live(console=Console(stderr=True), auto_refresh=False)
         self._begun_s: float | None = None
 
@@ -260,5 +261,7 @@ class ScreenView:
         self._live.stop()
 
     def show(self, tally: Tally) -> None:
+        from joulelab.report.tables.grid import to_rich
+
         self._begun_s = self._begun_s or tally.wall_s
         self._live.update(to_rich(live_grid(tally, tally.wall_s - self._begun_s)), refresh=True)
