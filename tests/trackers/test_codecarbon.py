@@ -4,11 +4,14 @@ import csv
 import socket
 import sys
 import time
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from joulelab.errors import DependencyMissing
 from joulelab.meter.config import EnergyConfig
+from joulelab.meter.trace import read_lines
 from joulelab.runs.attempt_data import load_codecarbon
 from joulelab.trackers.codecarbon import check_installed, track_run
 
@@ -72,3 +75,57 @@ def test_asking_for_it_where_it_is_not_installed_is_refused_with_the_command(mon
     with pytest.raises(DependencyMissing) as refused:
         check_installed(EnergyConfig(total_energy_policy="codecarbon"))
     assert "joulelab[codecarbon]" in refused.value.hint
+
+
+class FakeTracker:
+    """As much of CodeCarbon's tracker as joulelab calls: 1 Wh at every measurement, half of it the CPU's."""
+
+    made: ClassVar[list] = []
+
+    def __init__(self, output_handlers=(), **settings):
+        self.settings, self._handlers, self._tasks = settings, output_handlers, {}
+        FakeTracker.made.append(self)
+
+    def start(self):
+        self._report()
+
+    def start_task(self, name):
+        pass
+
+    def stop(self):
+        self._report()
+
+    def stop_task(self):
+        return self.total()
+
+    def total(self):
+        kwh = {"energy_consumed": 1e-3, "cpu_energy": 5e-4, "gpu_energy": 3e-4, "ram_energy": 2e-4}
+        return SimpleNamespace(**kwh, codecarbon_version="fake")
+
+    def _report(self):
+        for handler in self._handlers:
+            handler.out(self.total(), None)
+
+
+@pytest.fixture
+def fake_codecarbon(monkeypatch):
+    output = SimpleNamespace(OutputMethod=SimpleNamespace(CSV="csv"))
+    monkeypatch.setitem(sys.modules, "codecarbon", SimpleNamespace(OfflineEmissionsTracker=FakeTracker))
+    monkeypatch.setitem(sys.modules, "codecarbon.output_methods.base_output", output)
+    monkeypatch.setattr(FakeTracker, "made", [])
+
+
+@pytest.mark.usefixtures("fake_codecarbon")
+def test_run_and_phases_use_one_tracker_and_one_conversion_to_joules(tmp_path):
+    from joulelab.train.stats.codecarbon_phases import _Level
+
+    with track_run(tmp_path, "h", 1, ON):
+        pass
+    row = _Level("steps", "rank0", None).stop("forward", 1)
+    (line, _) = [line for line in read_lines(tmp_path / "codecarbon" / "readings.h.1.jsonl") if "cpu_j" in line]
+    joules = {"energy_j": 3600.0, "cpu_j": 1800.0, "gpu_j": 1080.0, "ram_j": 720.0}
+    assert {name: line[name] for name in joules} == pytest.approx(joules)
+    assert {name: row[name] for name in joules} == pytest.approx(joules)
+    for tracker in FakeTracker.made:
+        assert tracker.settings["allow_multiple_runs"] is True
+        assert tracker.settings["project_name"] == "joulelab"
