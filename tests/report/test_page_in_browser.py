@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from joulelab.meter.figures import labeled_text
+from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.scopes import STUDENTS, method_energies
 from joulelab.report.page import write_report
-from joulelab.report.wording import ratio
+from joulelab.report.wording import ratio_cell
 from joulelab.runs.artifacts import unmetered
-from joulelab.stats import ratio_paired, ratio_unpaired, widened_ratio
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
@@ -183,11 +185,9 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     page.goto(measured_report.as_uri())
     page.wait_for_function(ready)
     kd = page.locator("#overview tr[data-method='response KD']")
-    energy, times = kd.locator("[data-moves=energy]"), kd.locator("[data-moves=times]")
+    energy, times = kd.locator("[data-selected=energy]"), kd.locator("[data-selected=ratio]")
     first = [energy.inner_text(), times.inner_text()]
     assert first == ["923 J ±0.2 %, energy counter", "6.48x [5.77, 7.28]"]
-    # the page's own arithmetic gives what the report computed
-    assert page.evaluate("window.view.ratioText('response KD', window.view.state)") == first[1]
 
     def moved_to(**wanted: Any) -> None:
         for name, value in wanted.items():
@@ -198,21 +198,21 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     marks = "[...document.querySelectorAll('#figure-0 .mark-symbol path')].map(m => m.getAttribute('transform')).join()"
     before = page.evaluate(marks)
     page.locator("#students").focus()
-    for _ in range(9):
+    for _ in range(STUDENTS.index(10)):
         page.keyboard.press("ArrowRight")
     moved_to(students=10)
     assert page.locator("#overview .front:visible").count() == 3  # KD is dearer than labels and better than they are
-    assert energy.inner_text() == "230 J, energy counter"
+    assert energy.inner_text() == "230 J ±0.4 %, energy counter"
     assert page.locator("#students-count").inner_text() == "10 students"
     assert page.locator("#overview caption").inner_text().endswith("energy: teacher shared by 10 students")
     # 1.6 times 146 J is resolved; a teacher that a thousand share leaves a ratio near 1, which is not
     assert "inconclusive" not in times.inner_text()
-    shared = "window.view.ratioText('response + feature KD', {...window.view.state, n: 1000})"
-    assert page.evaluate(shared).startswith("1.2") and page.evaluate(shared).endswith("\ninconclusive\n(n=2)")
+    shared = page.evaluate("window.view.viewOf('response + feature KD', {...window.view.state, n: 1000}).ratio")
+    assert shared.startswith("1.2") and "\ninconclusive\n(n=2" in shared
     assert page.evaluate(marks) != before
     page.select_option("#scope", "pue")
     moved_to(scope="pue")
-    assert energy.inner_text() == "276 J, energy counter"  # x 1.2, the PUE of the runs
+    assert energy.inner_text() == "276 J ±0.4 %, energy counter"  # x 1.2, the PUE of the runs
 
     order = "[...document.querySelectorAll('#overview tbody tr')].map(r => r.dataset.method)"
     head = page.locator("#overview th[data-key=energy] button")
@@ -234,7 +234,7 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     page.goto(address)
     page.wait_for_function(ready)
     assert page.locator("#students-count").inner_text() == "10 students", address
-    assert kd.locator("[data-moves=energy]").inner_text() == "276 J, energy counter"
+    assert kd.locator("[data-selected=energy]").inner_text() == "276 J ±0.4 %, energy counter"
     assert page.evaluate(order)[0] == "teacher" and page.locator("#found").inner_text() == "1 of 4 methods"
     assert page.locator("[data-axis-of=quality-against-energy]").get_attribute("aria-pressed") == "true"
 
@@ -254,53 +254,26 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
     context.close()
 
 
-def as_runs(
-    joules: list[float], seeds: list[int], card: str = "gpu:0", gain: float = 0.05, missing: float = 0.0
-) -> list[dict[str, Any]]:
-    return [
-        {"seed": seed, "joules": value, "devices": [card], "gain": gain, "missing": missing}
-        for seed, value in zip(seeds, joules, strict=True)
-    ]
-
-
-OURS, THEIRS = [5.1, 6.2, 5.7, 5.5], [2.0, 2.3, 2.1, 2.2]
-THREE = [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "wanted"),
-    [
-        (as_runs(OURS, [0, 1, 2, 3]), as_runs(THEIRS, [0, 1, 2, 3]), ratio_paired(OURS, THEIRS)),
-        (as_runs(OURS, [0, 1, 2, 9]), as_runs(THEIRS[:3], THREE), ratio_paired(OURS[:3], THEIRS[:3])),
-        (as_runs(OURS, [0] * 4), as_runs(THEIRS[:2], [0, 0]), ratio_unpaired(OURS, THEIRS[:2])),
-        (as_runs(OURS, [4, 5, 6, 7]), as_runs(THEIRS[:3], THREE), ratio_unpaired(OURS, THEIRS[:3])),
-        (as_runs(OURS[:1], [0]), as_runs(THEIRS[:1], [0]), ratio_paired(OURS[:1], THEIRS[:1])),
-        (
-            as_runs(OURS, [0, 1, 2, 3], "gpu:1", 0.02),
-            as_runs(THEIRS, [0, 1, 2, 3]),
-            widened_ratio(ratio_paired(OURS, THEIRS), 0.02, 0.05),
-        ),
-        (
-            as_runs(OURS, [0, 1, 2, 3], missing=0.2),
-            as_runs(THEIRS, [0, 1, 2, 3]),
-            widened_ratio(ratio_paired(OURS, THEIRS), 0.2),
-        ),
-        (as_runs([5.0, float("nan")], [0, 1]), as_runs([2.0, 2.1], [0, 1]), None),
-    ],
-    ids=[
-        "paired",
-        "some pair",
-        "repeats of one seed",
-        "no seed in common",
-        "one each",
-        "two cards",
-        "lower bound",
-        "missing",
-    ],
-)
-def test_the_page_computes_ratios_as_the_report_does(visit: Visit, ours: Any, theirs: Any, wanted: Any) -> None:
-    script = "([ours, theirs]) => window.view.ratioWords(window.view.ratio(ours, theirs))"
-    assert visit.page.evaluate(script, [ours, theirs]) == (ratio(wanted) if wanted else "-")
+def test_every_state_of_the_controls_shows_what_the_report_computed(browser, made, tmp_path: Path) -> None:
+    records = made.demo_records(True)
+    path = write_report(made.write_group(tmp_path, records, True))
+    comparison = compare(made.group_of(records), records, tmp_path)
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(path.as_uri())
+    state = """([scope, n]) => {
+      window.view.change({ scope, n });
+      return Object.fromEntries([...document.querySelectorAll('#overview tbody tr')].map(row => [row.dataset.method,
+        ['energy', 'ratio'].map(name => row.querySelector('[data-selected=' + name + ']').textContent)]));
+    }"""
+    for scope in ("policy", "gpu", "all"):
+        for students in STUDENTS:
+            wanted = {
+                label: [labeled_text(one.mean, one.mixed), ratio_cell(one.ratio)]
+                for label, one in method_energies(comparison, scope, students).items()
+            }
+            assert page.evaluate(state, [scope, students]) == wanted
+    page.close()
 
 
 def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(browser, made, tmp_path: Path) -> None:
@@ -313,10 +286,10 @@ def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(brow
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records, True)).as_uri())
     kd = page.locator("#overview tr[data-method='response KD']")
-    first = kd.locator("[data-moves=energy]").inner_text()
+    first = kd.locator("[data-selected=energy]").inner_text()
     page.select_option("#scope", "pue")
     page.wait_for_function("JSON.parse(document.documentElement.dataset.moved || '{}').scope === 'pue'")
-    moved = kd.locator("[data-moves=energy]").inner_text()
+    moved = kd.locator("[data-selected=energy]").inner_text()
     assert moved != first and first.startswith("≥ ") and moved.startswith("≥ ")
     assert kd.locator(".front").is_hidden() and page.locator("#overview .front:visible").count() == 2
     page.close()
@@ -331,11 +304,11 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     doubt = "6.48x [5.77, 7.28]\ninconclusive\n(others used\nthe cores)"
     assert page.locator("#overview .front:visible").count() == 0
     assert page.locator("#table").get_by_text("No Pareto front is marked").is_visible()
-    assert kd.locator("[data-moves=times]").inner_text() == doubt
-    page.fill("#pue", "1.2")
+    assert kd.locator("[data-selected=ratio]").inner_text() == doubt
+    page.select_option("#pue", "1.2")
     page.wait_for_function("JSON.parse(document.documentElement.dataset.moved || '{}').scope === 'pue'")
     assert page.locator("#overview .front:visible").count() == 0
     # a factor on all of them changes neither the ratio nor its doubt, nor that joules are estimated
-    assert kd.locator("[data-moves=times]").inner_text() == doubt
-    assert kd.locator("[data-moves=energy]").inner_text() == "1.11 kJ ±70 %, estimated"
+    assert kd.locator("[data-selected=ratio]").inner_text() == doubt
+    assert kd.locator("[data-selected=energy]").inner_text() == "1.11 kJ ±70 %, estimated"
     page.close()

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from joulelab.report.compare.break_even_report import break_even_rows
-from joulelab.report.compare.breakdown import NOT_METERED
 from joulelab.report.compare.differences import CROWDED
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.pareto import pareto_rows
 from joulelab.report.compare.verdict import break_even_sentence, verdict
+from joulelab.report.energy_sums import NOT_METERED
 from joulelab.report.figures.comparison_figures import break_even_curve
 from joulelab.report.tables.comparison_tables import comparison_markdown
 from joulelab.runs.artifacts import unmetered

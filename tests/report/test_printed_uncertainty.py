@@ -12,8 +12,8 @@ import pytest
 import vl_convert
 
 from joulelab.meter.figures import missing
-from joulelab.report.compare.breakdown import datasets
 from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.scopes import datasets
 from joulelab.report.figures.chart_base import folded, stages_of_run
 from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.figures.serving_figures import joules_against_time

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import vl_convert
 
-from joulelab.report.compare.breakdown import datasets
 from joulelab.report.compare.method_rows import compare
+from joulelab.report.compare.scopes import datasets
 from joulelab.report.export import comparison_data
 from joulelab.report.figures.chart_base import GREY, energy_unit, label_scales, stage_colors, thin
 from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method

@@ -19,6 +19,7 @@ from joulelab.runs.record import (
 )
 
 NOT_RECORDED = "the run has no recorded joules"
+NOT_METERED = "some of the teacher's work was done where no meter recorded it"
 COVERED_FOR_RATIOS = 0.98
 
 PartKind = Literal["work", "setup", "repeated"]
@@ -36,7 +37,8 @@ class Part:
     shared: bool
     figure: EnergyFigure
     """Under the run's own policy."""
-    by_scope: Mapping[str, float | None]
+    by_scope: Mapping[str, EnergyFigure]
+    """`policy`, `gpu` and `all` measured components; `scopes.py` has the scopes a reader can choose."""
     key: str | None = None
     """Of the artifact that was made, which identifies the same work in another run's bill."""
     kind: PartKind = "work"
@@ -119,12 +121,8 @@ def _part_name(ancestor: Ancestor) -> str:
     return f"{name}, of the teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
 
 
-def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, float | None]:
-    return {
-        "policy": best.energy_j,
-        "gpu": energy.gpu.energy_j,
-        "all": energy.under_policy("measured").energy_j,
-    }
+def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, EnergyFigure]:
+    return {"policy": best, "gpu": energy.gpu, "all": energy.under_policy("measured")}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,12 +18,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import joulelab
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import labeled_text
-from joulelab.report.compare.breakdown import datasets, scope_choices, stated_pue
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.method_rows import compare, seed_of
 from joulelab.report.compare.pareto import why_no_front
 from joulelab.report.compare.quality import quality_of
 from joulelab.report.compare.run_selection import Selection, select
+from joulelab.report.compare.scopes import (
+    all_energies,
+    datasets,
+    page_views,
+    pue_choices,
+    scope_choices,
+    shares_teacher,
+    stated_pue,
+)
 from joulelab.report.compare.verdict import provenance, verdict
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.export import comparison_data
@@ -39,9 +46,9 @@ from joulelab.report.figures.power_figures import attempt_traces, power_over_tim
 from joulelab.report.figures.quality_curves import Point, curve_points, quality_over_joules
 from joulelab.report.figures.serving_figures import joules_against_latency, joules_against_time
 from joulelab.report.figures.step_phases import phase_figures, sweep_figures
-from joulelab.report.overview import Overview, overview
 from joulelab.report.tables.comparison_tables import comparison_grids
 from joulelab.report.tables.grid import Grid, latex_text, to_latex
+from joulelab.report.tables.overview_table import overview_grid
 from joulelab.report.tables.provenance import (
     checklist_grid,
     difference_grid,
@@ -59,7 +66,6 @@ from joulelab.runs.groups import GroupRecord
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
 from joulelab.runs.record import RunRecord
-from joulelab.stats import t_quantile
 
 # What the page shows, before it is HTML.
 
@@ -92,19 +98,20 @@ class Page:
     differs: tuple[Grid, ...]
     environment: Grid
     runs: tuple[RunSection, ...]
-    overview: Overview | None = None
+    overview: Grid | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Method -> its role in the comparison."""
+    legend: tuple[tuple[str, str], ...] = ()
+    """Stage and color of the bars in the overview."""
     scopes: tuple[dict[str, Any], ...] = ()
     pue: float | None = None
-    baseline: str = ""
-    no_ratio: tuple[str, ...] = ()
-    """Methods whose joules cannot be set against the baseline's, as an estimate against a measurement."""
-    crowded: tuple[str, ...] = ()
-    """Methods whose ratio says nothing, because others used the cores while joules were estimated."""
+    """As the runs state it; a reader can select another one of `pues`."""
+    pues: tuple[float, ...] = ()
     shares_teacher: bool = False
-    sign: int = 0
-    """1 where more quality is a larger number, -1 where it is a smaller one, 0 where there is none."""
     no_front: str = ""
-    """Why no method is marked as being on the Pareto front, where that cannot be told."""
+    """Why no method is marked as being on the Pareto front."""
+    views: dict[str, Any] = field(default_factory=dict)
+    """What the overview shows for each state of the page's controls."""
     datasets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What the figures of a comparison read by name."""
     plain: dict[str, Any] = field(default_factory=dict)
@@ -140,6 +147,9 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
     found, colors = verdict(comparison), stage_colors(records)
     sections = tuple(run_section(record, folders[record.run_id], colors) for record in records)
     warning = hardware_warning(records, folders)
+    energies = all_energies(comparison)
+    parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
+    used = {part.stage for part in parts if part.figure.energy_j is not None}
     return Page(
         title=group.name,
         about=group.about,
@@ -153,16 +163,16 @@ def comparison_page(selection: Selection, comparison: Comparison) -> Page:
         differs=_differs(group, records, folders),
         environment=environment_grid([folders[record.run_id] for record in records]),
         runs=sections,
-        overview=overview(comparison) if comparison.rows else None,
+        overview=overview_grid(comparison) if comparison.rows else None,
+        roles={row.label: row.role for row in comparison.rows},
+        legend=tuple((stage, color) for stage, color in colors.items() if stage in used),
         scopes=tuple(scope_choices(comparison)),
         pue=stated_pue(records),
-        baseline=comparison.baseline,
-        no_ratio=tuple(row.label for row in comparison.rows if row.full_ratio and not row.full_ratio.ratio),
-        crowded=tuple(row.label for row in comparison.rows if row.full_ratio and row.full_ratio.crowded),
-        shares_teacher=any(row.teacher_share for row in comparison.rows),
-        sign=comparison.measure.sign if comparison.measure else 0,
+        pues=tuple(pue_choices(comparison)),
+        shares_teacher=shares_teacher(comparison),
         no_front=why_no_front(comparison),
-        datasets=datasets(comparison),
+        views=page_views(comparison, energies),
+        datasets=datasets(comparison, energies),
         plain=comparison_data(comparison),
     )
 
@@ -341,7 +351,6 @@ def _hash(script: str) -> str:
 
 TEMPLATES = Path(__file__).parent / "templates"
 REPORT = "report.html"
-_STEPS = 200
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
@@ -394,22 +403,11 @@ def page_data(page: Page) -> dict[str, Any]:
         "datasets": page.datasets,
         "scopes": list(page.scopes),
         "pue": page.pue,
-        "baseline": page.baseline,
-        "sign": page.sign,
-        "no_front": page.no_front,
-        "stages": list(page.overview.stages) if page.overview else [],
-        "no_ratio": list(page.no_ratio),
-        "crowded": list(page.crowded),
-        "t_by_inverse_degrees": _t_by_inverse_degrees(),
+        "pues": list(page.pues),
+        "stages": list(page.legend),
+        "views": page.views,
         "data": page.plain,
     }
-
-
-@cache
-def _t_by_inverse_degrees() -> list[float]:
-    """The normal's 97.5 % quantile, then Student's at `_STEPS`, `_STEPS` / 2, `_STEPS` / 3 ... 1 degrees of freedom."""
-    degrees = [math.inf, *(_STEPS / step for step in range(1, _STEPS + 1))]
-    return [round(t_quantile(0.975, one), 6) for one in degrees]
 
 
 # Figures and tables as files for a paper: SVG, PNG and PDF with their text as text, LaTeX for the tables.

@@ -20,11 +20,10 @@ import numpy as np
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.trace import read_lines
-from joulelab.report.compare.breakdown import NOT_METERED
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.differences import CROWDED, pairs_of
 from joulelab.report.compare.method_rows import only_infers
-from joulelab.report.energy_sums import Part, mixes_methods
+from joulelab.report.energy_sums import NOT_METERED, Part, mixes_methods
 from joulelab.report.tables.inference_rows import timed_rows
 from joulelab.report.wording import listed
 from joulelab.runs.paths import RunPaths

@@ -41,6 +41,15 @@ class ComparedRun:
         return self.quality.result
 
 
+def run_name(run: ComparedRun, among: Sequence[ComparedRun]) -> str:
+    """`response KD, seed 1`; repeats of one seed also have the end of their id."""
+    if run.repeat is not None:
+        return f"{run.record.label}, repeat {run.repeat} ({run.record.run_id[-4:]})"
+    name = f"{run.record.label}, seed {run.seed}"
+    twins = [other for other in among if other.record.label == run.record.label and other.seed == run.seed]
+    return name if len(twins) == 1 else f"{name} ({run.record.run_id[-4:]})"
+
+
 def one_of_each_record(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     """For what all repeats of a measured program have in common: their setup, and all energy that was used."""
     first: dict[str, ComparedRun] = {}

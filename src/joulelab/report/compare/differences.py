@@ -15,7 +15,7 @@ import numpy as np
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare.comparison import ComparedRun, EnergyRatio, QualityDifference
-from joulelab.report.energy_sums import RunEnergy, missing_time_rel, mixes_methods
+from joulelab.report.energy_sums import missing_time_rel, mixes_methods
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.storage import read_json
 from joulelab.stats import (
@@ -150,16 +150,16 @@ def _no_quality(ours: Sequence[ComparedRun], baseline: Sequence[ComparedRun], th
 def energy_ratio(
     runs: Sequence[ComparedRun],
     baseline: Sequence[ComparedRun],
-    of: Callable[[RunEnergy], tuple[EnergyFigure, bool, str]],
+    of: Callable[[ComparedRun], tuple[EnergyFigure, bool, str]],
 ) -> EnergyRatio:
-    """`of` names the joules, whether estimates and measurements are added in them, and why they give no ratio."""
+    """`of` returns a run's energy, whether it adds estimates to measurements, and why no ratio is formed with it."""
     if not baseline:
         return EnergyRatio(None, 0, "the baseline has no finished run")
     pairs = pairs_of(runs, baseline)
     theirs = [base for base, _ in pairs] if pairs else list(baseline)
     ours = [method for _, method in pairs] if pairs else list(runs)
     count = min(len(ours), len(theirs))
-    named = [[of(run.joules) for run in side] for side in (ours, theirs)]
+    named = [[of(run) for run in side] for side in (ours, theirs)]
     figures = [[figure for figure, _, _ in side] for side in named]
     reasons = [incomplete for side in named for _, _, incomplete in side if incomplete]
     if reasons:

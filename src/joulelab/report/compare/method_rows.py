@@ -26,7 +26,7 @@ from joulelab.report.compare.quality import (
     result_of,
     share_interval,
 )
-from joulelab.report.energy_sums import all_parts, is_teacher, mean_figure, method_parts, run_energy
+from joulelab.report.energy_sums import Part, all_parts, is_teacher, mean_figure, method_parts, run_energy
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
@@ -37,8 +37,8 @@ from joulelab.stats import Interval, mean_t
 # One method's row: means over its runs, where its joules went, and how it differs from the baseline.
 
 
-_WITH_TEACHER = attrgetter("with_teacher", "mixed", "incomplete")
-_WITHOUT_TEACHER = attrgetter("without_teacher", "mixed_without", "incomplete_without")
+_WITH_TEACHER = attrgetter("joules.with_teacher", "joules.mixed", "joules.incomplete")
+_WITHOUT_TEACHER = attrgetter("joules.without_teacher", "joules.mixed_without", "joules.incomplete_without")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
@@ -109,16 +109,25 @@ def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teache
     repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
     if repeats is not None and not any(run.record.inherited for run in runs):
         return repeats.energy
+    reused = [part for part in reused_parts(runs) if with_teacher or not part.shared]
+    return mean_with_reused(sums, [part.figure.half_width_j or 0.0 for part in reused])
+
+
+def reused_parts(runs: Sequence[ComparedRun]) -> list[Part]:
+    """Parts of the first run that all others contain too: each of them is one measurement."""
+    common = set.intersection(*({part.key for part in run.parts} for run in runs)) - {None}
+    return [part for part in runs[0].parts if part.key in common]
+
+
+def mean_with_reused(sums: Sequence[EnergyFigure], reused_half_widths_j: Sequence[float]) -> EnergyFigure:
+    """Mean of the runs' sums. The errors of n independent measurements shrink by sqrt(n) in a mean; the error of work
+    that all runs reuse is the same in each sum and does not, so its missing part is added."""
     mean = mean_figure(sums)
     if mean.half_width_j is None:
         return mean
-    by_run = [[part for part in run.parts if with_teacher or not part.shared] for run in runs]
-    common = set.intersection(*({part.key for part in parts} for parts in by_run)) - {None}
-    doubts_j = [part.figure.half_width_j or 0.0 for part in by_run[0] if part.key in common]
-    # n independent doubts shrink to a nth of their square in the mean, and one that all share does not
-    rest = math.sqrt(1 - 1 / len(runs))
-    shared_j = math.hypot(*(rest * doubt_j for doubt_j in doubts_j))
-    return mean.with_errors(ErrorComponent(name="reused work", joules=(shared_j,)))
+    rest = math.sqrt(1 - 1 / len(sums))
+    reused_j = math.hypot(*(rest * half_width_j for half_width_j in reused_half_widths_j))
+    return mean.with_errors(ErrorComponent(name="reused work", joules=(reused_j,)))
 
 
 def _mean_apart(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:

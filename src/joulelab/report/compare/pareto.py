@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
-from joulelab.meter.figures import amount_text
+from joulelab.meter.figures import EnergyFigure, amount_text
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.wording import listed
 
@@ -23,19 +24,33 @@ def why_no_front(comparison: Comparison) -> str:
 
 
 def pareto_rows(comparison: Comparison) -> tuple[Row, ...]:
-    """Rows that no other beats in quality and joules at once, cheapest first; teacher included.
+    """Rows that no other beats in quality and energy at once, teacher included, cheapest first."""
+    labels = pareto_labels(comparison, {row.label: row.with_teacher for row in comparison.rows})
+    return tuple(row for label in labels if (row := comparison.row(label)))
 
-    None where others on the cores have made the order of the joules.
+
+def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) -> tuple[str, ...]:
+    """The front by mean quality and these energies, cheapest first.
+
+    A lower bound is not on it, because it would look cheap. Empty under CPU contention, which changes the order of
+    estimated energies.
     """
     if comparison.measure is None or comparison.crowded:
         return ()
     sign = comparison.measure.sign
-    rows = [row for row in comparison.rows if row.quality is not None and _whole_j(row) is not None]
-    rows.sort(key=lambda row: (row.with_teacher.energy_j or 0.0, -sign * (row.quality or 0.0)))
-    front: list[Row] = []
-    for row in rows:
-        if not front or sign * (row.quality or 0.0) > sign * (front[-1].quality or 0.0):
-            front.append(row)
+    known = [
+        (figure.energy_j, -sign * row.quality, row.label)
+        for row in comparison.rows
+        if row.quality is not None
+        and (figure := energies[row.label]).energy_j is not None
+        and not figure.is_lower_bound
+    ]
+    front: list[str] = []
+    best = math.inf
+    for _, loss, label in sorted(known, key=lambda one: one[:2]):
+        if loss < best:
+            best = loss
+            front.append(label)
     return tuple(front)
 
 
@@ -80,8 +95,8 @@ def _names(rows: Sequence[Row]) -> str:
 
 
 def _whole_j(row: Row) -> float | None:
-    """Unknown where some of the work was not metered: a lower bound would make the row look cheap."""
-    return None if row.unmetered else row.with_teacher.energy_j
+    """None for a lower bound, which would look cheap."""
+    return None if row.with_teacher.is_lower_bound else row.with_teacher.energy_j
 
 
 def _equal_energy(comparison: Comparison) -> str:

@@ -134,6 +134,20 @@ def parts_chart(factor: float) -> Any:
     )
 
 
+def methods_chart(factor: float) -> Any:
+    """The page's methods with `mean`, `low` and `high` of energy in the axis's unit, as the controls select it."""
+    chart = (
+        alt.Chart(alt.NamedData("methods"))
+        .transform_filter("indexof(hidden, datum.method) < 0")
+        .transform_filter("datum.scope == (scope == 'pue' ? 'policy' : scope) && datum.students == students")
+        .transform_filter("isValid(datum.mean)")
+    )
+    names = ("mean", "low", "high")
+    return chart.transform_calculate(
+        **{name: f"datum.{name} * (scope == 'pue' ? pue : 1) / {factor!r}" for name in names}
+    )
+
+
 def with_bounds(chart: Any, base: Any, bounds: bool, **encoding: Any) -> Any:
     """The chart with a ≥ at the end of every bar or mark of `base` whose `lower_bound` is true."""
     if not bounds:

@@ -11,7 +11,6 @@ import altair as alt
 
 from joulelab.meter.figures import amount_text
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows, student_parts
-from joulelab.report.compare.breakdown import datasets
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.compare.pareto import why_no_front
 from joulelab.report.compare.quality import Measure
@@ -28,6 +27,7 @@ from joulelab.report.figures.chart_base import (
     finish,
     folded,
     label_scales,
+    methods_chart,
     moving,
     parts_chart,
     stage_colors,
@@ -40,8 +40,6 @@ _LOG_ABOVE = 30.0
 _BAR_HEIGHT = 52
 # A legend that is longer than its figure is cut off.
 _LEGEND_LINE = 15
-# No joules lie below 0, where the interval of few repeats may reach; a logarithmic axis has no 0 either.
-_LOWEST_SHARE = 0.02
 
 
 def quality_against_energy(comparison: Comparison) -> Figure | None:
@@ -64,8 +62,8 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     chart = _tradeoff(measure, x, factor, labels, with_front=not no_front, bounds=bounds)
     described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
-    unseen = [row.label for row in rows if row.unmetered]
-    unmetered = f" {listed(unseen)}: not all work was metered, so not on the front." if unseen else ""
+    lower_bounds = [row.label for row in rows if row.with_teacher.is_lower_bound]
+    unmetered = f" {listed(lower_bounds)}: a lower bound, so not on the front." if lower_bounds else ""
     front = "Dashed: the Pareto front over the methods' means; whatever is not on it is beaten by another in both."
     return Figure(
         title="Quality against energy",
@@ -112,15 +110,10 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
     marks = [teacher, interval, without, with_bounds(full, base, bounds, x=x)]
     if not with_front:
         return alt.layer(*marks)
-    cheapest_first = [alt.SortField("total"), alt.SortField("score", "descending")]
     front = (
-        runs.transform_filter("!datum.lower_bound")
-        .transform_aggregate(total="mean(total)", quality="mean(quality)", groupby=["method"])
-        .transform_calculate(score=f"datum.quality * {measure.sign}")
-        .transform_window(best="max(score)", frame=[None, 0], sort=cheapest_first)
-        .transform_filter("datum.score >= datum.best")
-        .transform_aggregate(total="min(total)", groupby=["score"])  # of equals, only the cheapest
-        .transform_calculate(quality=f"datum.score * {measure.sign}")
+        methods_chart(factor)
+        .transform_filter("datum.front")
+        .transform_calculate(total="datum.mean")
         .mark_line(interpolate="step-after", strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8, color=GREY)
         .encode(x=x, y=alt.Y("quality:Q", title=y_title, scale=y_scale))
     )
@@ -137,7 +130,8 @@ def _energy(row: Row) -> str:
 
 def stages_by_method(comparison: Comparison) -> Figure | None:
     factor, unit, figures = comparison_unit(comparison)
-    used = list(dict.fromkeys(part["stage"] for part in datasets(comparison)["parts"]))
+    parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
+    used = {part.stage for part in parts if part.figure.energy_j is not None}
     if not used:
         return None
     scale = color_scale(used, stage_colors(comparison.records))
@@ -207,17 +201,11 @@ def repeats(comparison: Comparison) -> Figure | None:
     runs = (
         parts_chart(factor)
         .transform_aggregate(total="sum(energy)", groupby=["run", "method"])
-        .transform_lookup("run", from_=_run_facts("seed", "t", "incomplete"))
+        .transform_lookup("run", from_=_run_facts("seed", "incomplete"))
         .transform_calculate(lower_bound="datum.incomplete")
         .transform_lookup("method", from_=_folded_methods(counts))
     )
-    means = runs.transform_aggregate(
-        mean="mean(total)", deviation="stdev(total)", n="count()", t="max(t)", groupby=["method", "row"]
-    ).transform_calculate(
-        half="datum.n > 1 ? datum.t * datum.deviation / sqrt(datum.n) : 0",
-        low=f"max(datum.mean - datum.half, {_LOWEST_SHARE} * datum.mean)",
-        high="datum.mean + datum.half",
-    )
+    means = methods_chart(factor).transform_lookup("method", from_=_folded_methods(counts))
     spread = means.mark_rule(strokeWidth=2, opacity=0.6, color=GREY).encode(
         y=y, x=alt.X("low:Q", title=title), x2="high:Q"
     )

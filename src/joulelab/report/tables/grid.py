@@ -22,12 +22,30 @@ Align = Literal["left", "right"]
 _LONGEST_KEPT_WORD = 14
 
 
+class Cell(str):
+    """The text of a cell that the page sorts by `value`, not by its text.
+
+    `selected` names the entry of the page's views (`energy` or `ratio`) that replaces it when a reader selects another
+    scope or number of students.
+    """
+
+    value: float | str | None
+    selected: str
+
+    def __new__(cls, text: str, value: float | str | None = None, selected: str = "") -> Cell:
+        cell = super().__new__(cls, text)
+        cell.value, cell.selected = value, selected
+        return cell
+
+
 @dataclass(frozen=True)
 class Column:
     title: str
     align: Align = "left"
     whole: bool = False
     """Keep each cell on its line where the terminal is wide enough: numbers and ids read badly when folded."""
+    key: str = ""
+    """Name of a column that the page can sort by; all its cells are `Cell`s."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from typing import Any
 
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import estimate_note
-from joulelab.report.compare.breakdown import NOT_METERED, run_name
-from joulelab.report.compare.comparison import Comparison
+from joulelab.report.compare.comparison import Comparison, run_name
 from joulelab.report.compare.differences import CROWDED
-from joulelab.report.energy_sums import mixes_methods, parts_of, why_incomplete
+from joulelab.report.energy_sums import NOT_METERED, mixes_methods, parts_of, why_incomplete
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import (
     GENERATION,

@@ -1,113 +1,45 @@
-// The first table: choose, sort and filter methods; joules follow the scope and the number of students.
+// The first table: sort, filter and select methods. Energies, ratios, bars and the Pareto front of every state of the
+// controls come with the page (report.views); nothing is computed here.
 (() => {
   "use strict";
   const table = document.getElementById("overview");
   if (!table) return;
   const { report } = window.view;
+  const { views } = report;
   const rows = Array.from(table.tBodies[0].rows);
-  const colours = Object.fromEntries(report.stages);
-  const firstTexts = new Map(rows.flatMap((row) =>
-    Array.from(row.querySelectorAll("[data-moves]")).map((cell) => [cell, cell.textContent])));
+  const colors = Object.fromEntries(report.stages);
 
-  function joules(part, state) {
-    const value = state.scope === "pue" ? part.policy * state.pue : part[state.scope];
-    return value === undefined ? NaN : value / (part.shared ? state.n : 1);
+  function viewOf(method, state) {
+    if (state.scope !== "pue") return views.by_scope[state.scope][state.n][method];
+    return { ...views.by_scope.policy[state.n][method], ...views.by_pue[state.pue][state.n][method] };
   }
 
-  // Three significant digits with a prefix, as everywhere in the tables.
-  function energyText(value) {
-    if (!Number.isFinite(value)) return "missing";
-    const steps = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""], [1e-3, "m"], [1e-6, "µ"]];
-    const [factor, prefix] = steps.find(([step]) => Math.abs(value) >= step * 0.9995) || [1, ""];
-    const size = Math.abs(value / factor);
-    const digits = size >= 99.95 ? 0 : size >= 9.995 ? 1 : size >= 0.9995 ? 2 : 3;
-    return (value / factor).toFixed(digits) + " " + prefix + "J";
-  }
-
-  // run -> joules, for one method
-  function byRun(method, state) {
-    const found = new Map();
-    report.datasets.parts.filter((part) => part.method === method).forEach((part) => {
-      found.set(part.run, (found.get(part.run) || 0) + joules(part, state));
-    });
-    return found;
-  }
-
-  function mean(values) { return values.reduce((sum, value) => sum + value, 0) / values.length; }
-
-  function runsOf(method, state) {
-    const facts = Object.fromEntries(report.datasets.runs.map((run) => [run.run, run]));
-    return Array.from(byRun(method, state), ([run, value]) => ({ ...facts[run], joules: value }));
-  }
-
-  function ratioText(method, state) {
-    if (method === report.baseline) return "1";
-    if (report.no_ratio.includes(method)) return "-";
-    const found = window.view.ratio(runsOf(method, state), runsOf(report.baseline, state));
-    return window.view.ratioWords(found) + window.view.doubtWords(found, report.crowded.includes(method));
-  }
-
-  // How the joules shown were obtained: the other scopes hold measured joules alone.
-  function how(cell, state) {
-    const words = ["policy", "pue"].includes(state.scope) ? cell.dataset.how : "measured";
-    return !words ? "" : words.startsWith("±") ? " " + words : ", " + words;
-  }
-
-  // Some of its work was not metered: it took these joules at least.
-  const isBound = (row) => report.datasets.runs.some((run) => run.method === row.dataset.method && run.lower_bound);
-
-  // No other method is better and cheaper at once, by the means, as joules are counted now.
-  function markFront(totals) {
-    if (!report.sign || report.no_front) return;
-    const scores = new Map(rows.map((row) => [row, report.sign * mean(report.datasets.runs
-      .filter((run) => run.method === row.dataset.method && "quality" in run).map((run) => run.quality))]));
-    const known = rows.filter((row) => Number.isFinite(scores.get(row)) && Number.isFinite(totals.get(row))
-      && !isBound(row));
-    rows.forEach((row) => {
-      const beaten = known.some((other) => other !== row && totals.get(other) <= totals.get(row)
-        && scores.get(other) >= scores.get(row)
-        && (totals.get(other) < totals.get(row) || scores.get(other) > scores.get(row)));
-      row.querySelector(".front").hidden = beaten || !known.includes(row) || known.length < 2;
-    });
-  }
-
-  function drawBar(row, state, longest) {
+  function drawBar(row, shown) {
     const bar = row.querySelector(".bar");
     if (!bar) return;
-    bar.classList.toggle("bound", isBound(row));
-    const runs = byRun(row.dataset.method, state).size || 1;
-    const stages = new Map();
-    report.datasets.parts.filter((part) => part.method === row.dataset.method).forEach((part) => {
-      const key = part.stage + "|" + part.paid;
-      stages.set(key, (stages.get(key) || 0) + joules(part, state) / runs);
-    });
-    bar.replaceChildren(...Array.from(stages, ([key, value]) => {
-      const [stage, paid] = key.split("|");
-      const piece = document.createElement("span");
-      piece.style.width = 100 * value / longest + "%";
-      piece.style.background = colours[stage];
-      piece.className = paid;
-      piece.title = stage + (paid === "inherited" ? " (inherited)" : "") + ": " + energyText(value);
-      return piece;
+    bar.classList.toggle("bound", shown.bound);
+    bar.replaceChildren(...views.parts[row.dataset.method].map(([stage, paid], place) => {
+      const segment = document.createElement("span");
+      segment.style.width = shown.bar[place] + "%";
+      segment.style.background = colors[stage];
+      segment.className = paid;
+      segment.title = stage + (paid === "inherited" ? " (inherited)" : "") + ": " + shown.shares[place];
+      return segment;
     }));
   }
 
   function fill(state) {
-    const totals = new Map(rows.map((row) => [row, mean(Array.from(byRun(row.dataset.method, state).values()))]));
-    const longest = Math.max(...Array.from(totals.values()).filter(Number.isFinite), 1e-12);
     rows.forEach((row) => {
-      const total = totals.get(row);
-      row.querySelectorAll("[data-moves]").forEach((cell) => {
-        const energy = cell.dataset.moves === "energy";
-        const bound = isBound(row) && Number.isFinite(total) ? "≥ " : "";
-        const known = Number.isFinite(total) ? how(cell, state) : "";
-        const text = energy ? bound + energyText(total) + known : ratioText(row.dataset.method, state);
-        cell.textContent = window.view.isFirst() ? firstTexts.get(cell) : text;
-        cell.closest("td").dataset.value = energy ? total : parseFloat(text);
+      const shown = viewOf(row.dataset.method, state);
+      const values = { energy: shown.energy_j, ratio: shown.ratio_value };
+      row.querySelectorAll("[data-selected]").forEach((cell) => {
+        const value = values[cell.dataset.selected];
+        cell.textContent = shown[cell.dataset.selected];
+        cell.closest("td").dataset.value = value === null ? "" : value;
       });
-      drawBar(row, state, longest);
+      drawBar(row, shown);
+      row.querySelector(".front").hidden = !shown.front;
     });
-    markFront(totals);
   }
 
   function sort(state) {
@@ -178,29 +110,26 @@
   const scope = document.getElementById("scope");
   const students = document.getElementById("students");
   const pue = document.getElementById("pue");
-  // 1 to 1000 in steps that grow; each is another number, so that every press of a key moves something
-  const counts = Array.from(new Set(Array.from({ length: 61 }, (_, k) => Math.round(10 ** (k / 20)))));
-  const placeOf = (n) => counts.findIndex((count) => count >= n);
-  if (students) students.max = counts.length - 1;
   scope.addEventListener("change", () => window.view.change({ scope: scope.value }));
-  if (students) students.addEventListener("input", () => window.view.change({ n: counts[students.value] }));
-  pue.addEventListener("input", () => {
-    const value = Number(pue.value);
-    if (value >= 1 && value < 10) window.view.change({ pue: value, scope: "pue" });
+  if (students) {
+    students.addEventListener("input", () => window.view.change({ n: views.students[students.value] }));
+  }
+  pue.addEventListener("change", () => {
+    if (pue.value) window.view.change({ pue: Number(pue.value), scope: "pue" });
+    else window.view.change({ pue: null, scope: window.view.state.scope === "pue" ? "policy" : window.view.state.scope });
   });
 
   function show(state) {
-    const building = scope.querySelector("option[value=pue]");
-    building.disabled = state.pue === null;
+    scope.querySelector("option[value=pue]").disabled = state.pue === null;
     scope.value = state.scope;
     if (document.activeElement !== find) find.value = state.find;
-    if (document.activeElement !== pue) pue.value = state.pue === null ? "" : state.pue;
+    pue.value = state.pue === null ? "" : String(state.pue);
     if (students) {
-      students.value = placeOf(state.n);
+      students.value = views.students.indexOf(state.n);
       const text = state.n === 1 ? "1 student" : state.n + " students";
       document.getElementById("students-count").textContent = text;
       students.setAttribute("aria-valuetext", text);
-      document.getElementById("teacher-words").textContent =
+      document.getElementById("teacher-sharing").textContent =
         state.n === 1 ? "teacher included" : "teacher shared by " + text;
     }
     fill(state);
@@ -209,5 +138,5 @@
   }
   window.view.onChange(show);
   show(window.view.state);
-  window.view.ratioText = ratioText;
+  window.view.viewOf = viewOf;
 })();

@@ -13,8 +13,11 @@
     if (!window.location.hash.includes("=")) return { ...found, at: window.location.hash.slice(1) };
     const scopes = report.scopes.filter((one) => !one.why_not).map((one) => one.scope);
     if (scopes.includes(words.get("scope"))) found.scope = words.get("scope");
-    found.n = Math.min(1000, Math.max(1, Math.round(Number(words.get("n")) || 1)));
-    if (Number(words.get("pue")) >= 1) found.pue = Number(words.get("pue"));
+    if (report.pues.includes(Number(words.get("pue")))) found.pue = Number(words.get("pue"));
+    if (found.scope === "pue" && found.pue === null) found.scope = first.scope;
+    // older links may have a number between the choices: the largest choice that is not above it
+    const counts = (report.views.students || [1]).filter((count) => count <= Number(words.get("n") || 1));
+    found.n = counts.length ? counts[counts.length - 1] : 1;
     for (const pair of (words.get("log") || "").split(",").filter(Boolean)) {
       const [name, kind] = pair.split(":");
       if (kind === "log" || kind === "linear") found.log[name] = kind;
@@ -46,7 +49,6 @@
   window.view = {
     report,
     get state() { return state; },
-    isFirst() { return state.scope === first.scope && state.n === 1; },
     change(part) {
       state = { ...state, ...part };
       write();

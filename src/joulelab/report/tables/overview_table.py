@@ -1,60 +1,21 @@
-"""The page's first table: every method in one line, with all that a reader asks of it.
-
-Cells that follow the reader's scope and number of students are named, and the page fills them anew.
-"""
+"""The first table of a comparison's page: one line per method, with quality, energy, speed, hardware and grade."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from joulelab.meter.figures import EnergyFigure, labeled_text, method_text, uncertainty_text
+from joulelab.meter.figures import EnergyFigure, labeled_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
-from joulelab.report.compare.pareto import pareto_rows
+from joulelab.report.compare.scopes import ratio_text, ratio_value
 from joulelab.report.energy_sums import is_teacher, mean_figure
-from joulelab.report.figures.chart_base import stage_colors
 from joulelab.report.tables.comparison_tables import equal_repeats
+from joulelab.report.tables.grid import Cell, Column, Grid
 from joulelab.report.tables.provenance import hardware_text
-from joulelab.report.wording import NOTHING, gram_cell, ratio_cell
+from joulelab.report.wording import NOTHING, gram_cell
 from joulelab.runs.store import age
 from joulelab.units import duration_text, power_text, with_prefix
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is shown, and by what it sorts; `moves` names a cell that the page fills anew."""
-
-    text: str
-    value: float | str | None = None
-    moves: str = ""
-    how: str = ""
-    """Uncertainty of an estimate and method, which stay true while the page moves the joules."""
-
-
-@dataclass(frozen=True)
-class OverviewColumn:
-    key: str
-    title: str
-    number: bool = True
-
-
-@dataclass(frozen=True)
-class OverviewRow:
-    label: str
-    role: str
-    front: bool
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class Overview:
-    columns: tuple[OverviewColumn, ...]
-    rows: tuple[OverviewRow, ...]
-    stages: tuple[tuple[str, str], ...]
-    """Stage and colour, for the bars and their legend."""
-
 
 _TITLES = {
     "method": "Method",
@@ -79,21 +40,13 @@ _NAMES = ("model", "init", "teacher_name", "type", "student_type", "architecture
 _WORDS = ("method", "models", "hardware", "runs", "grade")
 
 
-def overview(comparison: Comparison) -> Overview:
-    """Columns that no row has anything for are left out."""
-    front = pareto_rows(comparison)
+def overview_grid(comparison: Comparison) -> Grid:
+    """Columns that are empty in all rows are left out."""
     teacher = next((row for row in comparison.rows if row.role == "teacher"), None)
     lines = [_cells(row, comparison, teacher) for row in comparison.rows]
-    kept = [key for key in _TITLES if any(line[key].text != NOTHING for line in lines)]
-    columns = tuple(OverviewColumn(key, _title(key, comparison), key not in _WORDS) for key in kept)
-    rows = tuple(
-        OverviewRow(row.label, row.role, row in front and len(comparison.rows) > 1, tuple(line[key] for key in kept))
-        for row, line in zip(comparison.rows, lines, strict=True)
-    )
-    parts = [part for row in comparison.rows for run in row.runs for part in run.parts]
-    used = {part.stage for part in parts if part.figure.energy_j is not None}
-    colors = stage_colors(comparison.records)
-    return Overview(columns, rows, tuple((stage, color) for stage, color in colors.items() if stage in used))
+    kept = [key for key in _TITLES if any(line[key] != NOTHING for line in lines)]
+    columns = tuple(Column(_title(key, comparison), "left" if key in _WORDS else "right", key=key) for key in kept)
+    return Grid("All methods, mean per run", columns, tuple(tuple(line[key] for key in kept) for line in lines))
 
 
 def _title(key: str, comparison: Comparison) -> str:
@@ -103,7 +56,7 @@ def _title(key: str, comparison: Comparison) -> str:
 
 
 def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, Cell]:
-    measure, full = comparison.measure, row.full_ratio
+    measure = comparison.measure
     quality = Cell(NOTHING)
     if measure and row.quality is not None:
         same = equal_repeats(row)
@@ -114,17 +67,8 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "models": Cell(*[_models(row.runs[0])] * 2),
         "quality": quality,
         "change": _against_teacher(row, teacher, comparison),
-        "energy": Cell(
-            labeled_text(row.with_teacher, row.mixed),
-            row.with_teacher.energy_j,
-            "energy",
-            _how(row),
-        ),
-        "times": Cell(
-            NOTHING if full and not full.ratio else ratio_cell(full),
-            full.ratio.value if full and full.ratio else 1.0,
-            "times",
-        ),
+        "energy": Cell(labeled_text(row.with_teacher, row.mixed), row.with_teacher.energy_j, "energy"),
+        "times": Cell(ratio_text(row.full_ratio), ratio_value(row.full_ratio), "ratio"),
         "token": _item(training_energy(row.runs, "token")),
         "speed": _rate(training_mean(row.runs, "tokens_per_s"), ""),
         "inference": _inference(row),
@@ -136,12 +80,6 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
         "runs": Cell(*[", ".join(dict.fromkeys(_short_id(run.record.run_id) for run in row.runs))] * 2),
         "grade": _grade(row),
     }
-
-
-def _how(row: Row) -> str:
-    """What stays true of the joules while the page counts them in another way: an estimate's scale does, too."""
-    spread = "" if row.with_teacher.measured else uncertainty_text(row.with_teacher)
-    return ", ".join(text for text in (spread, method_text(row.with_teacher, row.mixed)) if text)
 
 
 def _short_id(run_id: str) -> str:
