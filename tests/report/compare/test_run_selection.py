@@ -20,7 +20,7 @@ from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import find_folder
 
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(__file__).parents[1] / "recorded"
 
 
 @pytest.fixture
