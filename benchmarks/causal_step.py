@@ -50,7 +50,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.optim import matrix_products
+from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 
@@ -153,7 +153,7 @@ def measure(stand: Stand, way: str, cache: LogitCache | None) -> TokenSpeed:
     trainer = make_trainer(stand, way, cache)
     trainer.model.train()
     forget_peak()
-    with matrix_products(stand.options.precision):
+    with float32_matmul_precision(stand.options.precision):
         warm_up(trainer, stand.device)
         found = undisturbed(trainer, stand.device, stand.options.seconds)
     return TokenSpeed(way, "", found.tokens, found.window_ns, found.peak_gib, found.loss)

@@ -41,7 +41,7 @@ from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.optim import autocast, compile_in_place, matrix_products
+from joulelab.train.optim import autocast, compile_in_place, float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput
@@ -131,7 +131,7 @@ def measure(way: Way, folder: Path, tiny: bool, seconds: float, device: torch.de
     trainer = make_trainer(way, folder, tiny, device)
     trainer.model.train()
     forget_peak()
-    with matrix_products(way.precision):
+    with float32_matmul_precision(way.precision):
         warm_up(trainer, device)
         found = undisturbed(trainer, device, seconds)
     return TokenSpeed(way.name, way.about, found.tokens, found.window_ns, found.peak_gib, found.loss)
@@ -151,11 +151,11 @@ def distance(way: Way, batch: LmBatch, scales: Scales, tiny: bool, device: torch
     student, teacher = make_models(tiny, device)
     student.eval()
     teacher.eval()
-    with matrix_products("fp32"):
+    with float32_matmul_precision("fp32"):
         exact, expected = gradient(student, plain_loss(student, teacher, batch, scales))
     frozen = FrozenTeacher(teacher, torch.bfloat16 if way.precision == "bf16" else None)
     objective = LmObjective(student, frozen, scales, way.chunk, way.compiled)
-    with matrix_products(way.precision), autocast(way.precision, device):
+    with float32_matmul_precision(way.precision), autocast(way.precision, device):
         output = objective(student, batch, torch.profiler.record_function)
         loss, own = gradient(student, output.loss_sum)
     apart = torch.stack([(a - b).norm() for a, b in zip(own, expected, strict=True)]).norm()

@@ -50,7 +50,7 @@ from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Precision, TrainingConfig
-from joulelab.train.optim import BLOCKS, OFF, autocast, compile_in_place, matrix_products
+from joulelab.train.optim import BLOCKS, OFF, autocast, compile_in_place, float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 from joulelab.zoo.objective import ObjectiveOutput
@@ -252,7 +252,7 @@ class FirstPairs:
 
 def measure(way: Way, shape: Shape, folder: Path, seconds: float, device: torch.device) -> Measured:
     forget_peak()
-    with matrix_products(way.precision):
+    with float32_matmul_precision(way.precision):
         trainer, reference_ns = make_trainer(way, shape, folder, device)
         trainer.model.train()
         first = warm_up(trainer, device)
@@ -274,13 +274,13 @@ def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:
     some = [pairs.pair(number) for number in range(2)]
     apart = PairRows(shared_prompt=False).batch(some).to(device)
     shared = PairRows().batch(some).to(device)
-    with matrix_products("fp32"):
+    with float32_matmul_precision("fp32"):
         exact = PlainObjective(live)(model, apart, None).loss_sum
         expected = torch.autograd.grad(exact, list(model.parameters()))
     found: dict[str, float] = {}
     objective = PreferenceObjective(model, "dpo", BETA, Projecting(way.chunk), live_reference=live)
     for precision in dict.fromkeys(("fp32", way.precision)):
-        with matrix_products(precision), autocast(precision, device):
+        with float32_matmul_precision(precision), autocast(precision, device):
             loss = objective(model, shared, torch.profiler.record_function).loss_sum
         own = torch.autograd.grad(loss, list(model.parameters()))
         distance = torch.stack([(one - other).norm() for one, other in zip(own, expected, strict=True)]).norm()

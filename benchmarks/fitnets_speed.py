@@ -45,7 +45,7 @@ from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
-from joulelab.train.optim import autocast, matrix_products
+from joulelab.train.optim import autocast, float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 
@@ -164,7 +164,7 @@ def old_loop(options: Any, device: torch.device, batch_size: int) -> Measured:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    with matrix_products("fp32"):
+    with float32_matmul_precision("fp32"):
         return timed("fp32, live teacher, plain loop", batch_size, step, options.seconds, device)
 
 
@@ -191,7 +191,7 @@ def our_loop(what: str, teacher: TeacherSource, options: Any, device: torch.devi
     texts = RandomTexts(options.batch_size, options.tokens)
     trainer = SimpleTrainer(student, texts, objective, config, NoOpStats())
     trainer.trained.train()
-    with matrix_products("bf16"):
+    with float32_matmul_precision("bf16"):
         found = timed(what, options.batch_size, trainer.step, options.seconds, device)
     trainer.close()
     return found

@@ -31,9 +31,18 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from joulelab.infer.energy import Reader, joules_per_item, mean_power_w, per_inference, pieces
-from joulelab.infer.recipes import RECIPES, Recipe, cast_inputs, cast_model, choose, inference, peak_name, prepare_call
-from joulelab.infer.timing import Latency, Round, run_round, waited_for
+from joulelab.infer.energy import Reader, energy_per_item, item_energy_j, mean_power_w, split_window
+from joulelab.infer.recipes import (
+    RECIPES,
+    Recipe,
+    autotune,
+    cast_inputs,
+    cast_model,
+    inference_context,
+    peak_precision,
+    prepare_call,
+)
+from joulelab.infer.timing import Latency, Round, run_round, synchronized_latency
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.health import load_health, throttle_shares
 from joulelab.meter.session import Meter
@@ -41,11 +50,11 @@ from joulelab.runs.attempt_data import IdlePower, idle_power, is_steady, spread_
 from joulelab.runs.record import IdleBaseline
 from joulelab.stats import Interval, ratio_paired
 from joulelab.train.devices import peak_flops
-from joulelab.train.stats.step_energy import reader_of
+from joulelab.train.stats.step_energy import energy_reader
 from joulelab.zoo.cost import FlopCounter
 from joulelab.zoo.norms.encoder_shapes import SHAPES, EncoderShape
 from joulelab.zoo.norms.encoders import Encoder, build, make_inputs
-from joulelab.zoo.norms.pretrained_encoders import lean
+from joulelab.zoo.norms.pretrained_encoders import fold_for_inference
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -97,7 +106,7 @@ class Lab:
         return idle_power([self.baseline(window, power_w, read) for window, power_w in found if power_w is not None])
 
     def baseline(self, window: tuple[int, int], power_w: float, read: Reader) -> IdleBaseline:
-        powers_w = [found for piece in pieces(window) if (found := mean_power_w(piece, read)) is not None]
+        powers_w = [found for piece in split_window(window) if (found := mean_power_w(piece, read)) is not None]
         spread, drift = spread_and_drift(powers_w)
         return IdleBaseline(
             stage="idle",
@@ -118,7 +127,7 @@ class Lab:
         if not self.pending:
             return
         waiting, self.pending = self.pending, []
-        read = reader_of(self.meter, max(until for until, _ in waiting), DEVICE.type)
+        read = energy_reader(self.meter, max(until for until, _ in waiting), DEVICE.type)
         for _, tell in waiting:
             self.write(tell(read))
 
@@ -150,9 +159,9 @@ def measure_row(lab: Lab, row: Row, tune: bool) -> None:
     with DEVICE:  # large models are drawn on a GPU in no time
         plain = build(shape)
     flops = forward_flops(shape, row.tokens)
-    trimmed, ready = on_device(lean(plain), options), on_device(plain, options)
+    trimmed, ready = on_device(fold_for_inference(plain), options), on_device(plain, options)
     inputs = ready_inputs(shape, 1, row.tokens, options)
-    with inference(options.dtype):
+    with inference_context(options.dtype):
         measure_ways(lab, row, ready, trimmed, inputs, flops, tune)
 
 
@@ -181,7 +190,7 @@ def measure_ways(
             before = rounds[way][-1] if rounds[way] else None
             rounds[way].append(run_round(calls[way], options.seconds, torch.get_num_threads(), before))
     for way, found in rounds.items():
-        waited_s = waited_for(calls[way], DEVICE)
+        waited_s = synchronized_latency(calls[way], DEVICE)
         lab.say(f"{row.name:<12} {way:<16} {1000 * Latency.of(found).median_s:8.3f} ms")
         lab.tell_later(found[-1].end_ns, teller(lab, row, way, found, waited_s, flops, notes[way]))
 
@@ -189,7 +198,7 @@ def measure_ways(
 def fastest_recipe(lab: Lab, family: str, model: Encoder, inputs: tuple[Any, ...], tune: bool) -> Recipe:
     """Tried on the goal's models; the others of a family take what was best there."""
     if tune or family not in lab.recipes:
-        chosen, _ = choose(
+        chosen, _ = autotune(
             model, inputs, lab.options.dtype, DEVICE, lambda tried: lab.say(f"    3 layers: {tried}"), lab.options.tune
         )
         lab.recipes[family] = chosen
@@ -203,11 +212,11 @@ def teller(
     turns = [(found.window, found.calls) for found in rounds]
 
     def tell(read: Reader) -> dict[str, Any]:
-        energy, why_not = per_inference(turns, read)
+        energy, why_not = energy_per_item(turns, read)
         idle = lab.idle(read)
         if energy is not None and idle is not None and not energy.estimated:  # an estimate knows nothing about idle
             energy = energy.above(idle)
-        peak = peak_flops(torch.cuda.get_device_name(), peak_name(lab.options.dtype)) if GPU else None
+        peak = peak_flops(torch.cuda.get_device_name(), peak_precision(lab.options.dtype)) if GPU else None
         line = {
             "row": row.name,
             "way": way,
@@ -296,11 +305,11 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
     for norm in ("pre-ln", "pre-rms"):
         with DEVICE:
             model = on_device(build(shape, norm), options)
-        with inference(options.dtype):
+        with inference_context(options.dtype):
             calls[norm] = prepare_call(model, inputs, recipe, options.dtype, DEVICE)
     lab.settle()
     rounds: dict[str, list[Round]] = {norm: [] for norm in calls}
-    with inference(options.dtype):
+    with inference_context(options.dtype):
         warm = {norm: run_round(call, 0.3, torch.get_num_threads()) for norm, call in calls.items()}
         for number in range(options.norm_rounds):
             for norm in calls if number % 2 == 0 else reversed(calls):
@@ -316,7 +325,7 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
 
     def tell(read: Reader) -> dict[str, Any]:
         each = {
-            norm: [joules_per_item((found.window, found.calls * batch), read) for found in turns]
+            norm: [item_energy_j((found.window, found.calls * batch), read) for found in turns]
             for norm, turns in rounds.items()
         }
         pairs = [(rms, ln) for rms, ln in zip(each["pre-rms"], each["pre-ln"], strict=True) if rms and ln]
@@ -413,7 +422,7 @@ def main() -> None:
         run_parts(lab)
         lab.rest(options.idle_s)
         lab.settle()
-        read = reader_of(meter, time.monotonic_ns(), DEVICE.type)
+        read = energy_reader(meter, time.monotonic_ns(), DEVICE.type)
         idle = [read([window]) for window in lab.idle_windows]
         watts = [
             None if figure.energy_j is None else figure.energy_j / ((end - begin) / 1e9)

@@ -29,11 +29,11 @@ from joulelab.lookup import ZOO
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.session import Meter
 from joulelab.train.config import TrainingConfig
-from joulelab.train.optim import matrix_products
-from joulelab.train.stats.hooks import MeterStats, NoOpStats, StatsList, TrackerContext, waiter
+from joulelab.train.optim import float32_matmul_precision
+from joulelab.train.stats.hooks import MeterStats, NoOpStats, StatsList, TrackerContext, device_synchronizer
 from joulelab.train.stats.isolated import LoopPlan
 from joulelab.train.stats.phase_energy import EnergyStats
-from joulelab.train.stats.step_energy import TimeSpan, reader_of
+from joulelab.train.stats.step_energy import TimeSpan, energy_reader
 from joulelab.train.trainer import SimpleTrainer, Trainer, TrainerCallbacks
 from joulelab.zoo.objective import ObjectiveOutput, prepare
 from joulelab.zoo.registry import WorkloadRequest
@@ -46,8 +46,8 @@ KERNELS_WITHIN = 0.05
 
 def train_measured(trainer: Trainer[Any], meter: Meter, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Warm up, take the step apart, train on undisturbed: what `energy` found, and its text."""
-    wait, found = waiter(DEVICE), dict[str, Any]()
-    with matrix_products(trainer.config.precision):
+    wait, found = device_synchronizer(DEVICE), dict[str, Any]()
+    with float32_matmul_precision(trainer.config.precision):
         step_s = seconds_of(trainer.step, wait)
         warmup = math.ceil(options.warmup_s / step_s)
         stats = StatsList([MeterStats(meter.phase), EnergyStats(warmup, LoopPlan(rounds=options.rounds))])
@@ -150,7 +150,9 @@ def check_kernels(meter: Meter, options: argparse.Namespace) -> dict[str, Any]:
     trainer = TwoKernels(
         nn.Linear(1, 1).to(DEVICE), SameBatch(small_batch()), Reconstruct(), config, NoOpStats(), quiet
     )
-    with matrix_products("fp32"):  # below the power limit: at it, a kernel's energy would depend on what runs beside it
+    with float32_matmul_precision(
+        "fp32"
+    ):  # below the power limit: at it, a kernel's energy would depend on what runs beside it
         alone = solo_energies({"forward": trainer.multiply, "backward": trainer.copy}, meter, options)
         found, text = train_measured(trainer, meter, options)
     print(f"\n2. two kernels: a step of {trainer.products} products and {trainer.copies} copies\n{text}")
@@ -168,7 +170,7 @@ def solo_energies(
     kernels: dict[str, Callable[[], None]], meter: Meter, options: argparse.Namespace
 ) -> dict[str, tuple[float | None, float | None]]:
     """Joules of one call of each, from windows in the order A B B A."""
-    wait = waiter(DEVICE)
+    wait = device_synchronizer(DEVICE)
     windows: dict[str, list[TimeSpan]] = {name: [] for name in kernels}
     counts = {name: math.ceil(options.solo_s / seconds_of(work, wait)) for name, work in kernels.items()}
     for name in [*kernels, *reversed(kernels)]:
@@ -180,7 +182,7 @@ def solo_energies(
             kernels[name]()
         wait()
         windows[name].append((begin_ns, time.monotonic_ns()))
-    read = reader_of(meter, time.monotonic_ns(), DEVICE.type)
+    read = energy_reader(meter, time.monotonic_ns(), DEVICE.type)
     figures = {name: read(pairs) for name, pairs in windows.items()}
     return {
         name: (None, None)

@@ -37,8 +37,8 @@ from joulelab.train.stats.hooks import (
     StatsList,
     TrackerContext,
     TrainerStats,
+    device_synchronizer,
     load_tracker,
-    waiter,
 )
 from joulelab.train.stats.phase_energy import EnergyStats
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
@@ -64,7 +64,7 @@ class Lab:
     def __init__(self, trainer: SimpleTrainer[Batch], meter: Meter) -> None:
         self.trainer = trainer
         self.meter = meter
-        self._wait = waiter(trainer.device)
+        self._wait = device_synchronizer(trainer.device)
 
     def attached(self, members: list[TrainerStats], **bench: Any) -> StatsList:
         stats = StatsList([MeterStats(self.meter.phase), *members])

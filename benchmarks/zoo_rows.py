@@ -30,11 +30,11 @@ from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
 from joulelab.train.config import CompileMode, Optimizer, Precision, TrainingConfig
 from joulelab.train.devices import peak_flops
-from joulelab.train.optim import matrix_products
+from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
-from joulelab.train.zoo_pipeline import numbers_of
-from joulelab.zoo.cost import PaperCost, paper_cost
+from joulelab.train.zoo_pipeline import matmul_precision
+from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import prepare
 from joulelab.zoo.registry import WorkloadRequest
 
@@ -111,11 +111,11 @@ def request_of(row: Row) -> WorkloadRequest:
     return WorkloadRequest(lookup.ZOO.resolve(row.model), row.size, batch_size=row.batch_size, asked_shape=row.shape)
 
 
-def cost_of(row: Row) -> PaperCost:
-    return paper_cost(request_of(row))
+def cost_of(row: Row) -> ModelCost:
+    return model_cost(request_of(row))
 
 
-def measure(row: Row, cost: PaperCost, compiled: CompileMode, seconds: float, device: torch.device) -> Measured:
+def measure(row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, device: torch.device) -> Measured:
     request = request_of(row)
     with device:  # large models are drawn on the GPU in a second, on the CPU in minutes
         workload = prepare(request)
@@ -128,12 +128,12 @@ def measure(row: Row, cost: PaperCost, compiled: CompileMode, seconds: float, de
     trainer = SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats())
     workload.model.train()
     forget_peak()
-    with matrix_products(row.precision):
+    with float32_matmul_precision(row.precision):
         first_loss = warm_up(trainer, device)
         found = undisturbed(trainer, device, seconds)
     items, amount = found.samples, found.tokens if row.unit == "nodes" else found.samples
     span_s = (found.window_ns[1] - found.window_ns[0]) / 1e9
-    peak = peak_flops(torch.cuda.get_device_name(), numbers_of(workload.model, row.precision))
+    peak = peak_flops(torch.cuda.get_device_name(), matmul_precision(workload.model, row.precision))
     mfu = cost.training_flops * items / span_s / peak if cost.training_flops and peak else None
     return Measured(
         row=row, compiled=compiled, parameters=request.size.parameters, items_per_s=amount / span_s,

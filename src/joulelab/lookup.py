@@ -186,4 +186,4 @@ ZOO = Table(
 )
 
 # Computations that need a framework, so that the verbs themselves import none.
-CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.cost:told"})
+CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.cost:cost_summary"})

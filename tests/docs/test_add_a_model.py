@@ -13,7 +13,7 @@ import pytest
 from commands import joulelab_here
 from documents import document
 
-from joulelab.zoo.cost import paper_cost
+from joulelab.zoo.cost import model_cost
 from joulelab.zoo.registry import WorkloadRequest, find_model
 
 PAGE = document("docs/add-a-model.md")
@@ -64,4 +64,4 @@ def test_the_parameters_in_the_files_are_those_of_the_models(folder: Path) -> No
     for name, _ in FILES:
         entry = find_model(str(folder / name))
         for size_name, size in entry.sizes.items():
-            assert paper_cost(WorkloadRequest(entry, size_name)).parameters == size.parameters, f"{name} {size_name}"
+            assert model_cost(WorkloadRequest(entry, size_name)).parameters == size.parameters, f"{name} {size_name}"

@@ -16,13 +16,13 @@ from joulelab.errors import ConfigError, NotFoundError
 from joulelab.evaluate import harness
 from joulelab.evaluate.exact_answers import (
     Question,
-    Scored,
+    ScoredContinuation,
+    grade_answers,
     mean_log_probabilities,
     read_questions,
-    right_answers,
     same_answer,
 )
-from joulelab.evaluate.harness import TaskFigure, _require, harness_figures, require_tasks
+from joulelab.evaluate.harness import TaskFigure, _require_known, harness_figures, require_tasks
 from joulelab.zoo.pretrained import load_causal_lm
 
 
@@ -41,7 +41,7 @@ def asked(start):
 def test_choices_are_scored_by_the_mean_so_that_length_wins_nothing(counter):
     model, tokenizer = counter
     texts = [("w1 w2 w3", "w4"), ("w1 w2 w3", "w4 w5 w6"), ("w5 w1 w2 w7 w8", "w9 w2")]
-    rows = [Scored(tokenizer(prompt).input_ids, tokenizer(ending).input_ids) for prompt, ending in texts]
+    rows = [ScoredContinuation(tokenizer(prompt).input_ids, tokenizer(ending).input_ids) for prompt, ending in texts]
     for (prompt, ending), mean in zip(rows, mean_log_probabilities(model, rows), strict=True):
         logits = model(input_ids=torch.tensor([prompt + ending])).logits[0].detach().log_softmax(-1)
         each = [float(logits[len(prompt) - 1 + k, word]) for k, word in enumerate(ending)]
@@ -56,13 +56,13 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     chosen[3] = replace(chosen[3], prompt=[{"role": "user", "content": "w5 w6 " + asked(3)[0]["content"]}])
     wrong = [Question(asked(start), choices[start][0], choices[start]) for start in range(12)]
     ticks = []
-    right = right_answers(
+    right = grade_answers(
         model, tokenizer, [*chosen, *wrong], batch_size=4, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
     )
     assert sum(right[:12]) >= 10 and sum(right[12:]) <= 2
     assert ticks[-1][0] == 24
     told = [Question(asked(0), " ".join(WORDS[4:12])), Question(asked(0), "w4 w4")]
-    assert right_answers(model, tokenizer, told, batch_size=2, max_new_tokens=12)[1] is False
+    assert grade_answers(model, tokenizer, told, batch_size=2, max_new_tokens=12)[1] is False
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
         (b'{"prompt": 5, "answer": "x"}', "prompt is neither words nor messages"),
         (b'{"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}', "prompt is neither words nor messages"),
         (b'{"prompt": "a", "answer": ["x"]}', "answer is not words"),
-        (b'{"prompt": "caf\xe9", "answer": "x"}', "not text in UTF-8"),
+        (b'{"prompt": "caf\xe9", "answer": "x"}', "is not UTF-8 text"),
     ],
 )
 def test_what_no_model_can_be_asked_is_told_before_anything_is_trained(tmp_path, line, told):
@@ -205,8 +205,11 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert figure.standard_error is not None and sum(figure.scores.values()) / 2 == pytest.approx(figure.value)
     endings = [tokenizer(word).input_ids for word in ("w6", "w10")]
     asked_for = [tokenizer(row["question"]).input_ids for row in rows[:2]]
-    scores = [mean_log_probabilities(model, [Scored(prompt, ending) for ending in endings]) for prompt in asked_for]
+    scores = [
+        mean_log_probabilities(model, [ScoredContinuation(prompt, ending) for ending in endings])
+        for prompt in asked_for
+    ]
     assert figure.value == pytest.approx(sum(first > second for first, second in scores) / 2)
     require_tasks(["counting"], tmp_path)
     with pytest.raises(NotFoundError, match="did you mean 'counting'"):
-        _require(["countin"], ["counting", "gsm8k"])
+        _require_known(["countin"], ["counting", "gsm8k"])

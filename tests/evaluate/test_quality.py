@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from joulelab.evaluate.classification import Predictions, expected_calibration_error, load_predictions, quality
+from joulelab.evaluate.classification import Predictions, expected_calibration_error, load_predictions, quality_results
 
 
 def predictions(labels, predicted, probabilities=None, ids=None):
@@ -39,7 +39,7 @@ def test_agreement_pairs_by_item_and_not_by_place():
 
 
 def test_student_over_teacher_is_a_ratio_of_accuracies():
-    figures = quality(predictions([0, 1, 0, 1], [0, 1, 0, 0]), predictions([0, 1, 0, 1], [0, 1, 0, 1]))
+    figures = quality_results(predictions([0, 1, 0, 1], [0, 1, 0, 0]), predictions([0, 1, 0, 1], [0, 1, 0, 1]))
     assert figures["over_teacher"].value == pytest.approx(0.75)
     assert "calibration_error" not in figures
 

@@ -14,10 +14,10 @@ from joulelab.evaluate.squad_metrics import (
     ScoredWindow,
     SearchLimits,
     SquadScores,
-    best_places,
     best_threshold,
     find_candidates,
     load_results,
+    most_context,
 )
 
 CONTEXT = "one two three four five"
@@ -69,7 +69,7 @@ def test_an_answer_is_found_in_whichever_window_has_it():
 
 def test_a_token_begins_an_answer_only_where_it_has_most_context():
     left, right = window(0, 4, {3: 9}, {3: 9}), window(1, 4, {3: 1}, {3: 1})
-    allowed = best_places([left, right])
+    allowed = most_context([left, right])
     assert [mask.tolist() for mask in allowed] == [[True, True, True, False], [False, False, True, True]]
     assert find_candidates([left, right], CONTEXT, LIMITS).spans[0].score != 18.0
 

@@ -3,7 +3,7 @@
 import pytest
 from inference_records import generated, record, row
 
-from joulelab.infer.energy import per_inference, pieces
+from joulelab.infer.energy import energy_per_item, split_window
 from joulelab.meter.figures import EnergyFigure, missing
 from joulelab.report.figures.serving_figures import joules_against_latency
 from joulelab.report.tables.inference_rows import inference_rows, pareto, row_ratios
@@ -26,22 +26,22 @@ def steady(power_of, relative=0.0):
 def test_87_watts_over_61_idle_at_4_37_ms_are_113_62_millijoules():
     calls = 1000
     window = (0, round(calls * 4.37e-3 * NS))
-    found, _ = per_inference([(window, calls)], steady(lambda s: 87.0))
+    found, _ = energy_per_item([(window, calls)], steady(lambda s: 87.0))
     assert found.above(IdlePower(power_w=61.0, half_width_w=0.0)).net_j == pytest.approx(0.11362)
     assert found.gross_j == pytest.approx(0.38019)
 
 
 def test_the_interval_is_the_wider_of_the_meter_s_own_and_the_spread_of_the_seconds():
-    quiet, _ = per_inference([((0, 10 * NS), 100)], steady(lambda s: 100.0, relative=0.03))
+    quiet, _ = energy_per_item([((0, 10 * NS), 100)], steady(lambda s: 100.0, relative=0.03))
     assert quiet.relative == pytest.approx(0.03)
-    restless, _ = per_inference([((0, 10 * NS), 100)], steady(lambda s: 100.0 + 20 * (s % 2), relative=0.03))
+    restless, _ = energy_per_item([((0, 10 * NS), 100)], steady(lambda s: 100.0 + 20 * (s % 2), relative=0.03))
     # ten seconds of +-10 W around 110 W: Student's t of 9 degrees
     assert restless.relative == pytest.approx(2.262 * 10.54 / 10**0.5 / 110, rel=0.01)
 
 
 def test_rounds_whose_inferences_took_longer_widen_the_interval():
     turns = [((s * NS, (s + 1) * NS), items) for s, items in ((0, 100), (2, 110), (4, 90))]
-    found, _ = per_inference(turns, steady(lambda s: 100.0))
+    found, _ = energy_per_item(turns, steady(lambda s: 100.0))
     assert found.gross_j == pytest.approx(1.0)
     assert found.relative > 0.2  # the power alone never moved
 
@@ -54,14 +54,14 @@ def test_idle_that_differs_before_and_after_is_doubt_about_the_net_joules():
 
 
 def test_without_a_sensor_there_is_the_reason_and_no_number():
-    found, why = per_inference([((0, NS), 10)], lambda windows: missing("no RAPL", "modprobe"))
+    found, why = energy_per_item([((0, NS), 10)], lambda windows: missing("no RAPL", "modprobe"))
     assert found is None
     assert why == "no RAPL (modprobe)"
 
 
 def test_pieces_are_at_least_a_second_and_cover_the_window():
-    assert pieces((0, round(0.9 * NS))) == []
-    assert pieces((0, round(2.5 * NS))) == [(0, round(1.25 * NS)), (round(1.25 * NS), round(2.5 * NS))]
+    assert split_window((0, round(0.9 * NS))) == []
+    assert split_window((0, round(2.5 * NS))) == [(0, round(1.25 * NS)), (round(1.25 * NS), round(2.5 * NS))]
 
 
 def test_net_joules_of_a_record_come_from_its_baselines():

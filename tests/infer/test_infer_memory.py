@@ -8,7 +8,7 @@ import torch
 
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.config import Case
-from joulelab.infer.workload import InferenceWorkload, explained, item_bytes, require_room
+from joulelab.infer.workload import InferenceWorkload, explain_out_of_memory, item_bytes, require_memory
 from joulelab.zoo.norms.encoder_shapes import SHAPES
 from joulelab.zoo.norms.encoders import build, make_inputs
 
@@ -30,16 +30,16 @@ def test_an_item_needs_itself_and_its_largest_activations():
 
 def test_a_batch_beyond_the_memory_is_refused_before_it_is_made(monkeypatch):
     with pytest.raises(ConfigError, match=r"b99999999-eager-fp32 needs at least .* and this machine has"):
-        require_room(CASE, CPU, lambda: subject(1))
-    require_room(replace(CASE, batch_size=64), CPU, lambda: subject(1))
+        require_memory(CASE, CPU, lambda: subject(1))
+    require_memory(replace(CASE, batch_size=64), CPU, lambda: subject(1))
     full = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
     with pytest.raises(OutOfMemory, match=r"and 1.00 kB are free"):
-        require_room(replace(CASE, batch_size=64), CPU, lambda: subject(1))
+        require_memory(replace(CASE, batch_size=64), CPU, lambda: subject(1))
 
 
 def test_what_torch_cannot_allocate_is_told_as_the_row_that_does_not_fit():
-    with pytest.raises(OutOfMemory, match="b99999999-eager-fp32 does not fit"), explained(CASE, CPU):
+    with pytest.raises(OutOfMemory, match="b99999999-eager-fp32 does not fit"), explain_out_of_memory(CASE, CPU):
         torch.empty(1 << 50)
-    with pytest.raises(RuntimeError, match="shape"), explained(CASE, CPU):
+    with pytest.raises(RuntimeError, match="shape"), explain_out_of_memory(CASE, CPU):
         torch.zeros(2, 3) @ torch.zeros(2, 3)

@@ -126,7 +126,7 @@ def language_model(tmp_path):
 def test_generation_is_taken_apart_and_each_part_is_run_until_its_joules_are_sure(
     nvml_sim, tmp_path, language_model, monkeypatch,  # noqa: F811
 ):  # fmt: skip
-    monkeypatch.setattr("joulelab.infer.timing._FEWEST_PIECES", 1)  # a test need not be as sure as a user
+    monkeypatch.setattr("joulelab.infer.timing._MIN_SEGMENTS", 1)  # a test need not be as sure as a user
     nvml_sim.gpus = [SimGpu(wave=constant(400))]
     nvml_sim.write()
     record = run(

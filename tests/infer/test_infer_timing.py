@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from joulelab.infer import recipes as fastest
-from joulelab.infer.recipes import RECIPES, Recipe, cast_inputs, cast_model, inference, prepare_call
-from joulelab.infer.timing import Latency, run_round, waited_for
+from joulelab.infer.recipes import RECIPES, Recipe, cast_inputs, cast_model, inference_context, prepare_call
+from joulelab.infer.timing import Latency, run_round, synchronized_latency
 from joulelab.zoo.norms.encoder_shapes import SHAPES
 from joulelab.zoo.norms.encoders import build, make_inputs
 from joulelab.zoo.pretrained import seeded_init
@@ -36,7 +36,7 @@ def test_a_later_round_keeps_the_size_of_the_blocks():
 
 
 def test_waiting_for_each_result_takes_its_time():
-    assert waited_for(lambda: time.sleep(0.01), CPU) == pytest.approx(0.01, rel=0.5)
+    assert synchronized_latency(lambda: time.sleep(0.01), CPU) == pytest.approx(0.01, rel=0.5)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "autocast-bf16"])
@@ -47,7 +47,7 @@ def test_precisions_differ_in_what_is_cast_and_not_in_what_is_computed(dtype):
     model = cast_model(plain, dtype)
     weights = {parameter.dtype for parameter in model.parameters()}
     assert weights == {torch.bfloat16 if dtype == "bf16" else torch.float32}
-    with inference(dtype):
+    with inference_context(dtype):
         found = prepare_call(model, cast_inputs([rows], dtype), RECIPES["eager"], dtype, CPU)()
     assert found.dtype == (torch.float32 if dtype == "fp32" else torch.bfloat16)
     assert torch.allclose(found.float(), expected, atol=0.05 * float(expected.abs().max()))
@@ -61,9 +61,11 @@ def test_rounding_alone_is_told_from_a_wrong_kernel():
         with seeded_init(seed):
             model = build(shape).requires_grad_(False)
         words = make_inputs(shape, 1, 32, seed)
-        exact = prepare_call(fastest.shallow(model, 2), [words], RECIPES["eager"], "fp32", CPU)()
-        rounded = prepare_call(cast_model(fastest.shallow(model, 2), "bf16"), [words], RECIPES["eager"], "bf16", CPU)()
-        assert 0.001 < fastest.distance(rounded, exact) < 0.012
+        exact = prepare_call(fastest.truncate_layers(model, 2), [words], RECIPES["eager"], "fp32", CPU)()
+        rounded = prepare_call(
+            cast_model(fastest.truncate_layers(model, 2), "bf16"), [words], RECIPES["eager"], "bf16", CPU
+        )()
+        assert 0.001 < fastest.relative_error(rounded, exact) < 0.012
 
 
 def test_the_fastest_recipe_must_also_be_right(monkeypatch):
@@ -79,8 +81,8 @@ def test_the_fastest_recipe_must_also_be_right(monkeypatch):
 
     monkeypatch.setattr(fastest, "CPU_RECIPES", recipes)
     monkeypatch.setattr(fastest, "prepare_call", made)
-    with inference("fp32"):
-        chosen, tried = fastest.choose(model, rows, "fp32", CPU)
+    with inference_context("fp32"):
+        chosen, tried = fastest.autotune(model, rows, "fp32", CPU)
     assert chosen == Recipe("fastest")
     assert [one.seconds is None for one in tried] == [False, True, True]
     assert "off by" in tried[1].problem

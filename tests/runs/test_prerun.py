@@ -139,7 +139,7 @@ def test_the_burn_in_loads_every_card_that_torch_sees(monkeypatch):
     assert what.endswith("on 3 x NVIDIA H200")
     products.clear()
     step()
-    queued = [f"cuda:{card}" for card in range(3) for _ in range(burn.KEPT_IN_FLIGHT)]
+    queued = [f"cuda:{card}" for card in range(3) for _ in range(burn.PRODUCTS_PER_STEP)]
     assert products == [*queued, *(f"waited for {card}" for card in range(3))]
 
 

@@ -117,11 +117,11 @@ def fake_codecarbon(monkeypatch):
 
 @pytest.mark.usefixtures("fake_codecarbon")
 def test_run_and_phases_use_one_tracker_and_one_conversion_to_joules(tmp_path):
-    from joulelab.train.stats.codecarbon_phases import _Level
+    from joulelab.train.stats.codecarbon_phases import _LevelTracker
 
     with track_run(tmp_path, "h", 1, ON):
         pass
-    row = _Level("steps", "rank0", None).stop("forward", 1)
+    row = _LevelTracker("steps", "rank0", None).stop("forward", 1)
     (line, _) = [line for line in read_lines(tmp_path / "codecarbon" / "readings.h.1.jsonl") if "cpu_j" in line]
     joules = {"energy_j": 3600.0, "cpu_j": 1800.0, "gpu_j": 1080.0, "ram_j": 720.0}
     assert {name: line[name] for name in joules} == pytest.approx(joules)

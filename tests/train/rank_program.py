@@ -52,7 +52,7 @@ def losses_of(kind, ranks, folder, stop_at=None):
 
 def main():
     folder = Path(sys.argv[1])
-    with rank_group.joined() as ranks:
+    with rank_group.process_group() as ranks:
         for kind in ("ddp", "fsdp"):
             (folder / kind).mkdir(exist_ok=True)
             check(kind, folder / kind, ranks)

@@ -16,7 +16,7 @@ from joulelab.meter.trace import LineFile, header
 from joulelab.train.budget import Budget, EarlyStopping, Position
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
-from joulelab.train.trainer import TrainerCallbacks, rate_factor
+from joulelab.train.trainer import TrainerCallbacks, learning_rate_factor
 
 
 def budget(clock=None, energy=None, replayed=None, notes=None, **limits):
@@ -136,7 +136,7 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
     if wave == "steady":
         middles = [max(0.0, after_j - before_j - most_w * step_s / 2) / budget_j for after_j in spent]
         share = most_w * step_s / budget_j
-        assert rates == pytest.approx([rate_factor("linear", at, 0.3) for at in middles], abs=0.02 + share)
+        assert rates == pytest.approx([learning_rate_factor("linear", at, 0.3) for at in middles], abs=0.02 + share)
         assert max((abs(b - a) for a, b in pairwise(rates)), default=0.0) <= 1.5 * share / 0.3 + 0.02
 
 
@@ -196,7 +196,7 @@ def test_the_rates_of_a_step_budget_are_those_of_before():
     trainer = language_trainer(8, around, max_steps=7, warmup_share=0.2, learning_rate=0.3, log_every_steps=1)
     trainer.train()
     schedule = trainer.config.schedule
-    assert rates == [0.3 * rate_factor(schedule, min(1.0, (step + 0.5) / 7), 0.2) for step in range(7)]
+    assert rates == [0.3 * learning_rate_factor(schedule, min(1.0, (step + 0.5) / 7), 0.2) for step in range(7)]
 
 
 class Ticking:
@@ -210,10 +210,10 @@ class Ticking:
 
 
 def test_the_schedule_is_a_function_of_the_budgets_fraction():
-    assert rate_factor("cosine", 0.55, 0.1) == pytest.approx(0.5)
-    assert rate_factor("cosine", 1.0, 0.1) == pytest.approx(0.0)
-    assert rate_factor("constant", 0.9, 0.1) == 1.0
-    assert rate_factor("constant", 0.05, 0.1) == pytest.approx(0.5)
+    assert learning_rate_factor("cosine", 0.55, 0.1) == pytest.approx(0.5)
+    assert learning_rate_factor("cosine", 1.0, 0.1) == pytest.approx(0.0)
+    assert learning_rate_factor("constant", 0.9, 0.1) == 1.0
+    assert learning_rate_factor("constant", 0.05, 0.1) == pytest.approx(0.5)
 
 
 def test_a_token_budget_lets_the_rate_fall_to_zero():

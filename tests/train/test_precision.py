@@ -12,7 +12,13 @@ from torch import nn
 from joulelab.errors import ConfigError
 from joulelab.train.checkpoint import CheckpointFolder
 from joulelab.train.config import TrainingConfig
-from joulelab.train.optim import checkpoint_activations, compile_in_place, make_scaler, matrix_products, repeated_blocks
+from joulelab.train.optim import (
+    checkpoint_activations,
+    compile_in_place,
+    float32_matmul_precision,
+    make_scaler,
+    repeated_blocks,
+)
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo.objective import PlainObjective
@@ -55,10 +61,10 @@ def test_the_scale_of_a_sum_is_smaller_than_that_of_a_mean():
 def test_fp32_means_fp32_and_the_setting_is_put_back():
     torch.backends.cudnn.allow_tf32 = True
     before = torch.get_float32_matmul_precision()
-    with matrix_products("fp32"):
+    with float32_matmul_precision("fp32"):
         assert torch.get_float32_matmul_precision() == "highest"
         assert not torch.backends.cudnn.allow_tf32
-    with matrix_products("tf32"):
+    with float32_matmul_precision("tf32"):
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == (before, True)

@@ -13,7 +13,7 @@ from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
 from joulelab.train import trainer as loop
 from joulelab.train.budget import Budget
 from joulelab.train.config import TrainingConfig
-from joulelab.train.optim import compilation_marks
+from joulelab.train.optim import track_compilations
 from joulelab.train.training_session import TrainingJob, train_in_run
 
 
@@ -123,7 +123,7 @@ def test_a_budget_is_paused_while_torch_compiles():
     now_s = [0.0]
     budget = Budget(TrainingConfig(epochs=None, max_time_s=100.0), 1, 1, clock_s=lambda: now_s[0])
     budget.start()
-    with compilation_marks("default", lambda *_: None, budget.paused):
+    with track_compilations("default", lambda *_: None, budget.paused):
         now_s[0] += 1.0
         with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0"):
             now_s[0] += 60.0

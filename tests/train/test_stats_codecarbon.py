@@ -11,7 +11,7 @@ from stats_training import make_trainer, trained
 
 from joulelab.errors import DependencyMissing
 from joulelab.train.stats import codecarbon_phases as tracker
-from joulelab.train.stats.codecarbon_phases import CodeCarbonStats, Readings
+from joulelab.train.stats.codecarbon_phases import CodeCarbonStats, PhaseReadings
 from joulelab.train.stats.hooks import load_tracker
 
 
@@ -78,7 +78,7 @@ def test_on_a_node_only_one_rank_runs_it(monkeypatch):
 
 
 def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
-    readings = Readings()
+    readings = PhaseReadings()
     for number in range(100):
         readings.add(0.005, 0.05 + (60.0 if number % 20 == 0 else 0.0), 60.0 if number % 20 == 0 else 0.0)
     assert readings.text("forward") == (
@@ -87,7 +87,7 @@ def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
 
 
 def test_readings_that_are_a_constant_times_time_are_told_too():
-    readings = Readings()
+    readings = PhaseReadings()
     for number in range(100):
         readings.add(0.005 + number * 1e-5, 42.5 * (0.005 + number * 1e-5), 0.0)
     assert readings.text("forward").endswith("duration times a constant, so nothing that the duration does not say")

@@ -20,7 +20,7 @@ from joulelab.train.stats import phase_times
 from joulelab.train.stats.hooks import NoOpStats, StatsList
 from joulelab.train.stats.isolated import Isolation, LoopPlan, Snapshot
 from joulelab.train.stats.phase_energy import AveragedEnergyStats, EnergyStats
-from joulelab.train.stats.step_energy import last_stamp_ns
+from joulelab.train.stats.step_energy import last_timestamp_ns
 from joulelab.train.trainer import TrainerCallbacks
 
 QUICK = LoopPlan(window_s=1.6, settle_s=0.2, rounds=4)
@@ -326,6 +326,6 @@ def test_taking_the_step_apart_takes_nothing_off_a_budget_and_is_over_for_all_tr
 
 def test_the_last_line_of_a_trace_is_found_behind_a_torn_one(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    assert last_stamp_ns(trace) == 0
+    assert last_timestamp_ns(trace) == 0
     trace.write_text('{"mono_ns": 5}\n{"mono_ns": 7}\n{"mono_')
-    assert last_stamp_ns(trace) == 7
+    assert last_timestamp_ns(trace) == 7

@@ -12,9 +12,9 @@ from stats_training import all_numbers, assert_same_numbers, make_trainer, train
 
 from joulelab import lookup
 from joulelab.train.stats import hooks, phase_times
-from joulelab.train.stats.hooks import StatsList, TrackerContext, TrainerStats, fresh_path, load_tracker
-from joulelab.train.stats.phase_times import KEPT, CudaClock, Durations, HostClock, SimpleStats
-from joulelab.train.stats.step_energy import MOST_PIECES, CleanWindows
+from joulelab.train.stats.hooks import StatsList, TrackerContext, TrainerStats, load_tracker, unused_path
+from joulelab.train.stats.phase_times import RESERVOIR_SIZE, CudaClock, Durations, HostClock, SimpleStats
+from joulelab.train.stats.step_energy import MAX_WINDOWS, CleanWindows
 from joulelab.train.stats.torch_profiler import TorchProfilerStats
 
 
@@ -57,7 +57,7 @@ def test_a_second_training_writes_beside_the_first(tmp_path):
     assert {path.name for path in (tmp_path / "simple").glob("*.csv")} == {
         "losses.csv", "losses_2.csv", "phases.csv", "phases_2.csv",
     }  # fmt: skip
-    assert fresh_path(tmp_path / "simple", "phases", ".csv").name == "phases_3.csv"
+    assert unused_path(tmp_path / "simple", "phases", ".csv").name == "phases_3.csv"
 
 
 def test_durations_are_exact_while_few_and_a_fair_sample_beyond():
@@ -70,7 +70,7 @@ def test_durations_are_exact_while_few_and_a_fair_sample_beyond():
         many.add(number / 100_000)
     assert many.mean_s == pytest.approx(0.5, rel=1e-4)
     assert many.quantiles_s(0.5, 0.99) == [pytest.approx(0.5, abs=0.03), pytest.approx(0.99, abs=0.006)]
-    assert len(many._kept) == KEPT
+    assert len(many._kept) == RESERVOIR_SIZE
     assert random.getstate() == state
 
 
@@ -124,7 +124,7 @@ def test_device_times_come_late_and_without_waiting(monkeypatch):
 
 def test_a_device_far_behind_costs_no_memory_without_end(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", FakeEvents())
-    monkeypatch.setattr(phase_times, "MOST_PENDING", 3)
+    monkeypatch.setattr(phase_times, "MAX_PENDING", 3)
     clock = CudaClock()
     for _ in range(5):
         clock.start("forward")
@@ -223,7 +223,7 @@ def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
     stretches = CleanWindows(clock)
     steps(stretches, clock, 20_000, each_s=1.0)
     stretches.interrupt()
-    assert len(stretches.pieces) <= MOST_PIECES + 1
+    assert len(stretches.pieces) <= MAX_WINDOWS + 1
     assert sum(piece.steps for piece in stretches.pieces) == 20_000
     assert sum(piece.duration_s for piece in stretches.pieces) == 20_000
     assert all(len(piece.windows) == 1 for piece in stretches.pieces)

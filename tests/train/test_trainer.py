@@ -10,11 +10,11 @@ from torch import nn
 
 from joulelab.errors import EndedBySignal, NonFiniteLoss
 from joulelab.train.budget import Position
-from joulelab.train.checkpoint import CheckpointFolder, Heavy
+from joulelab.train.checkpoint import CheckpointFolder, ModelState
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats, StatsList, TrainerStats
 from joulelab.train.stats.phase_times import SimpleStats
-from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks, rate_factor
+from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks, learning_rate_factor
 from joulelab.zoo.objective import ObjectiveOutput
 
 
@@ -170,10 +170,10 @@ def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
 
 
 def test_the_rate_rises_over_the_warm_up_and_falls_to_zero():
-    assert rate_factor("linear", 0.05, 0.1) == pytest.approx(0.5)
-    assert rate_factor("linear", 0.1, 0.1) == pytest.approx(1.0)
-    assert rate_factor("linear", 1.0, 0.1) == 0.0
-    assert rate_factor("linear", 0.0, 0.0) == 1.0
+    assert learning_rate_factor("linear", 0.05, 0.1) == pytest.approx(0.5)
+    assert learning_rate_factor("linear", 0.1, 0.1) == pytest.approx(1.0)
+    assert learning_rate_factor("linear", 1.0, 0.1) == 0.0
+    assert learning_rate_factor("linear", 0.0, 0.0) == 1.0
 
 
 def test_leftover_gradients_do_not_leak_into_the_next_step():
@@ -230,7 +230,7 @@ def test_simple_stats_tell_mean_and_quantiles_per_phase():
 def heavy(value=0.0):
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, value)
-    return Heavy(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    return ModelState(module, torch.optim.SGD(module.parameters(), lr=0.1))
 
 
 def test_checkpoints_keep_the_newest_two_and_load_without_pickled_code(tmp_path):

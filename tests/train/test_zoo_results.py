@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
-from joulelab.train.zoo_pipeline import Speed, held_out_loss, read_speed, share_of_peak
-from joulelab.zoo.cost import PaperCost
+from joulelab.train.zoo_pipeline import Speed, held_out_loss, model_flops_utilization, read_speed
+from joulelab.zoo.cost import ModelCost
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.pretrained import load_weights, save_weights
 
-COST = PaperCost(parameters=1, others=0, factored=1, forward_flops=1e9, training_flops=3e9)
+COST = ModelCost(parameters=1, others=0, factored=1, forward_flops=1e9, training_flops=3e9)
 
 
 def write_metrics(path, rows):
@@ -49,10 +49,10 @@ def test_a_single_line_tells_no_speed(tmp_path):
 
 def test_the_share_of_the_peak_or_why_it_is_not_known():
     speed = Speed(5.0, 1e5)
-    assert share_of_peak(COST, speed, "NVIDIA H200", "bf16", 1)[0] == pytest.approx(3e14 / 989.4e12)
-    assert share_of_peak(COST, speed, "NVIDIA H200", "bf16", 2)[0] == pytest.approx(1.5e14 / 989.4e12)
-    assert "no peak of the Z9000" in share_of_peak(COST, speed, "Z9000", "bf16", 1)[1]
-    assert "too few steps" in share_of_peak(COST, Speed(5.0, None), "NVIDIA H200", "bf16", 1)[1]
+    assert model_flops_utilization(COST, speed, "NVIDIA H200", "bf16", 1)[0] == pytest.approx(3e14 / 989.4e12)
+    assert model_flops_utilization(COST, speed, "NVIDIA H200", "bf16", 2)[0] == pytest.approx(1.5e14 / 989.4e12)
+    assert "no peak of the Z9000" in model_flops_utilization(COST, speed, "Z9000", "bf16", 1)[1]
+    assert "too few steps" in model_flops_utilization(COST, Speed(5.0, None), "NVIDIA H200", "bf16", 1)[1]
 
 
 class Rows:

@@ -13,7 +13,7 @@ from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo import objective
-from joulelab.zoo.objective import count_parameters, on_meta, prepare
+from joulelab.zoo.objective import build_on_meta, count_parameters, prepare
 from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks import masked_lm
 
@@ -69,7 +69,7 @@ def test_twenty_steps_of_tiny_lower_the_loss(name):
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_the_size_is_exactly_what_the_entry_says(name, size):
     asked = request(name, size)
-    assert count_parameters(on_meta(lambda: objective.build(asked))) == asked.size.parameters
+    assert count_parameters(build_on_meta(lambda: objective.build(asked))) == asked.size.parameters
 
 
 def test_the_entries_say_what_was_published():

@@ -8,8 +8,8 @@ import torch
 from joulelab.errors import ConfigError
 from joulelab.zoo.norms.encoder_shapes import NORMS, SHAPES
 from joulelab.zoo.norms.encoders import build, make_inputs
-from joulelab.zoo.norms.pretrained_encoders import lean, to_pre_crms, to_pre_rms
-from joulelab.zoo.objective import count_parameters, on_meta
+from joulelab.zoo.norms.pretrained_encoders import fold_for_inference, to_pre_crms, to_pre_rms
+from joulelab.zoo.objective import build_on_meta, count_parameters
 
 SMALL = {
     "image": replace(SHAPES["deit-t"], width=48, heads=3, head_width=16, layers=3, classes=11, side=32, patch=8),
@@ -63,7 +63,7 @@ def test_the_equivalence_holds_to_rounding_in_float32():
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_lean_form_is_the_same_function(kind, norm):
     model = trained(kind, norm)
-    assert difference(model, lean(model), kind) < 1e-10
+    assert difference(model, fold_for_inference(model), kind) < 1e-10
 
 
 def test_only_a_pre_ln_encoder_is_converted():
@@ -73,14 +73,14 @@ def test_only_a_pre_ln_encoder_is_converted():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_published_sizes_have_the_published_parameters(name):
-    assert count_parameters(on_meta(lambda: build(SHAPES[name]))) == SHAPES[name].parameters
+    assert count_parameters(build_on_meta(lambda: build(SHAPES[name]))) == SHAPES[name].parameters
 
 
 @pytest.mark.parametrize("kind", ["image", "text"])
 def test_published_weights_give_the_published_result(kind):
     import transformers
 
-    from joulelab.zoo.norms.pretrained_encoders import take_weights
+    from joulelab.zoo.norms.pretrained_encoders import copy_published_weights
 
     shape = SMALL[kind]
     sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 192}
@@ -92,9 +92,9 @@ def test_published_weights_give_the_published_result(kind):
         config = transformers.BertConfig(**sizes, vocab_size=99, max_position_embeddings=24, num_labels=5)
         theirs = transformers.BertForSequenceClassification(config).eval()
     ours = build(shape)
-    take_weights(ours, theirs.state_dict())
+    copy_published_weights(ours, theirs.state_dict())
     rows = make_inputs(shape, 4, tokens=17)
     with torch.no_grad():
         assert torch.allclose(ours(rows), theirs(rows).logits, atol=1e-5)
     with pytest.raises(ConfigError, match="belong to"):
-        take_weights(build(shape, "pre-rms"), theirs.state_dict())
+        copy_published_weights(build(shape, "pre-rms"), theirs.state_dict())

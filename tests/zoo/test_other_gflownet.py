@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 import torch
 
-from joulelab.zoo.gflownet.fragment_molecules import ABSENT, FRAGMENTS, ports_of
+from joulelab.zoo.gflownet.fragment_molecules import ABSENT, FRAGMENTS, port_count
 from joulelab.zoo.gflownet.gflownet_policy import STOP, Decision, Policy, Rollouts, TreeBuilding, roll_out
 from joulelab.zoo.tasks.trajectory_balance import TrajectoryBalance
 
@@ -169,13 +169,13 @@ def test_the_same_batch_and_weights_give_the_same_trajectories():
 
 def test_only_legal_molecules_are_built_and_all_of_their_ports_are_closed():
     chem = pytest.importorskip("rdkit.Chem")
-    from joulelab.zoo.gflownet.chemistry import QedReward, on_host
+    from joulelab.zoo.tasks.trajectory_balance import QedReward, trees_to_host
 
-    building = TreeBuilding([ports_of(smiles) for smiles in FRAGMENTS], most=6)
+    building = TreeBuilding([port_count(smiles) for smiles in FRAGMENTS], most=6)
     reward = QedReward(FRAGMENTS, beta=2.0)
     final = rolled(policy(building), building, count=150).final
     seen = set()
-    for tree in on_host(final):
+    for tree in trees_to_host(final):
         molecule = reward.molecule(tree)
         assert chem.MolFromSmiles(chem.MolToSmiles(molecule)) is not None
         assert len(chem.GetMolFrags(molecule)) == 1
@@ -190,11 +190,11 @@ def test_only_legal_molecules_are_built_and_all_of_their_ports_are_closed():
 
 def test_a_molecule_is_bonded_where_the_tree_says():
     chem = pytest.importorskip("rdkit.Chem")
-    from joulelab.zoo.gflownet.chemistry import QedReward
-    from joulelab.zoo.gflownet.fragment_molecules import Joined
+    from joulelab.zoo.gflownet.fragment_molecules import TreeNode
+    from joulelab.zoo.tasks.trajectory_balance import QedReward
 
     reward = QedReward(["*c1ccc(*)cc1", "*O", "*n1cccc1"], beta=1.0)
-    tree = [Joined(0, ABSENT, ABSENT, ABSENT), Joined(1, 0, 1, 0), Joined(2, 0, 0, 0)]
+    tree = [TreeNode(0, ABSENT, ABSENT, ABSENT), TreeNode(1, 0, 1, 0), TreeNode(2, 0, 0, 0)]
     assert chem.MolToSmiles(reward.molecule(tree)) == chem.CanonSmiles("Oc1ccc(cc1)n1cccc1")
     assert chem.MolToSmiles(reward.molecule(tree[:1])) == "c1ccccc1"
-    assert chem.MolToSmiles(reward.molecule([Joined(2, ABSENT, ABSENT, ABSENT)])) == "c1cc[nH]c1"
+    assert chem.MolToSmiles(reward.molecule([TreeNode(2, ABSENT, ABSENT, ABSENT)])) == "c1cc[nH]c1"

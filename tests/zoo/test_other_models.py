@@ -10,7 +10,7 @@ from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer, TrainerCallbacks
 from joulelab.zoo import objective
-from joulelab.zoo.objective import count_parameters, on_meta, prepare
+from joulelab.zoo.objective import build_on_meta, count_parameters, prepare
 from joulelab.zoo.registry import WorkloadRequest, absent_packages, find_model
 from joulelab.zoo.tasks import image_text
 
@@ -94,16 +94,16 @@ def test_everything_that_is_said_to_train_gets_a_gradient(name):
 def test_the_parameters_are_as_many_as_stated(name, size):
     request = WorkloadRequest(find_model(name), size_name=size)
     if name == "llava":
-        model = on_meta(lambda: image_text.build(request))
+        model = build_on_meta(lambda: image_text.build(request))
     else:
-        model = on_meta(lambda: objective.build(request, max_source_positions=request.shape["frames"] // 2))
+        model = build_on_meta(lambda: objective.build(request, max_source_positions=request.shape["frames"] // 2))
     assert count_parameters(model) == request.size.parameters
 
 
 @pytest.mark.parametrize(("name", "total"), [("whisper", 37_760_640), ("llava", 7_063_427_072)])
 def test_with_what_is_not_trained_they_have_the_published_number(name, total):
     request = WorkloadRequest(find_model(name))
-    model = on_meta(lambda: image_text.build(request) if name == "llava" else objective.build(request))
+    model = build_on_meta(lambda: image_text.build(request) if name == "llava" else objective.build(request))
     assert sum(parameter.numel() for parameter in model.parameters()) == total
 
 

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
-from joulelab.zoo.cost import paper_cost, told, training_bytes
+from joulelab.zoo.cost import cost_summary, model_cost, training_bytes
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.registry import Size, WorkloadRequest, ZooEntry, find_model
 
 
 def test_gpt2_costs_what_its_shape_says():
     layers, width, vocabulary, tokens = 12, 768, 50257, 1024
-    cost = paper_cost(WorkloadRequest(find_model("gpt2"), "base"))
+    cost = model_cost(WorkloadRequest(find_model("gpt2"), "base"))
     products = 2 * tokens * (12 * layers * width**2 + vocabulary * width)  # blocks and the output layer
     attention = 4 * layers * width * tokens**2  # scores and their sum over values, the whole square
     assert cost.parameters == 124_439_808
@@ -27,7 +27,7 @@ def test_gpt2_costs_what_its_shape_says():
 
 def test_twice_the_tokens_are_twice_the_products_and_four_times_the_attention():
     request = partial(WorkloadRequest, find_model("gpt2"), "tiny")
-    half, whole = (paper_cost(request(asked_shape={"tokens": tokens})).forward_flops for tokens in (32, 64))
+    half, whole = (model_cost(request(asked_shape={"tokens": tokens})).forward_flops for tokens in (32, 64))
     attention = 4 * 2 * 64 * 32**2
     assert whole - 2 * half == pytest.approx(2 * attention, rel=1e-6)
 
@@ -57,7 +57,7 @@ def entry_of(make, shape, parameters=1):
 def test_the_groups_of_a_convolution_make_its_backward_pass_cheaper_too():
     layer = partial(nn.Conv2d, 32, 32, kernel_size=7, padding=3, groups=32)
     make = lambda: nn.Sequential(nn.Conv2d(3, 32, 1), layer())  # noqa: E731
-    cost = paper_cost(WorkloadRequest(entry_of(make, (3, 16, 16))))
+    cost = model_cost(WorkloadRequest(entry_of(make, (3, 16, 16))))
     first, depthwise = 2 * 16 * 16 * 32 * 3, 2 * 16 * 16 * 32 * 49
     assert cost.forward_flops == first + depthwise
     assert cost.training_flops == 2 * first + 3 * depthwise  # the input wants no gradient
@@ -75,16 +75,16 @@ class Curious(nn.Module):
 
 
 def test_a_small_model_that_looks_at_its_numbers_is_counted_on_real_ones():
-    cost = paper_cost(WorkloadRequest(entry_of(Curious, (8,))))
+    cost = model_cost(WorkloadRequest(entry_of(Curious, (8,))))
     assert cost.how == "a batch of 2"
     assert cost.forward_flops == 2 * 2 * 8 * 8
 
 
 def test_a_large_one_is_not_counted_and_that_is_said():
-    cost = paper_cost(WorkloadRequest(entry_of(Curious, (8,), parameters=10**9)))
+    cost = model_cost(WorkloadRequest(entry_of(Curious, (8,), parameters=10**9)))
     assert cost.training_flops is None
     assert "looks at its numbers" in cost.how
-    assert told(WorkloadRequest(entry_of(Curious, (8,), parameters=10**9)))["bytes"] == []
+    assert cost_summary(WorkloadRequest(entry_of(Curious, (8,), parameters=10**9)))["bytes"] == []
 
 
 def test_a_yes_or_no_question_to_fake_numbers_does_not_stop_the_count():
@@ -92,12 +92,12 @@ def test_a_yes_or_no_question_to_fake_numbers_does_not_stop_the_count():
         def forward(self, x):
             return self.layer(x) if bool((x > 2).any()) else self.layer(self.layer(x))
 
-    assert paper_cost(WorkloadRequest(entry_of(Asks, (8,)))).how == "fake tensors"
+    assert model_cost(WorkloadRequest(entry_of(Asks, (8,)))).how == "fake tensors"
 
 
 def test_the_bytes_of_training_by_precision_and_optimiser():
     make = lambda: nn.Linear(10, 20)  # noqa: E731
-    cost = paper_cost(WorkloadRequest(entry_of(make, (10,))))
+    cost = model_cost(WorkloadRequest(entry_of(make, (10,))))
     assert cost.parameters == 220
     full = training_bytes(cost, "fp32", "adamw")
     assert full == {

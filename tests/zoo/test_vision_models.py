@@ -12,7 +12,7 @@ from joulelab import lookup
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer, StepReport, TrainerCallbacks
-from joulelab.zoo.objective import Workload, count_parameters, on_meta, prepare
+from joulelab.zoo.objective import Workload, build_on_meta, count_parameters, prepare
 from joulelab.zoo.registry import WorkloadRequest
 
 CLASSIFIERS = ("resnet50", "resnet152", "convnext-large", "regnet-y-128gf")
@@ -53,7 +53,7 @@ def trained(workload: Workload, steps: int = 20, learning_rate: float = 1e-2) ->
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_a_size_has_the_parameters_it_states(name: str, size: str) -> None:
     entry = lookup.ZOO.resolve(name)
-    model: Any = on_meta(lambda: prepare(WorkloadRequest(entry, size)).model)
+    model: Any = build_on_meta(lambda: prepare(WorkloadRequest(entry, size)).model)
     assert count_parameters(model) == entry.sizes[size].parameters
     if size != "tiny":
         published = model.backbone if hasattr(model, "backbone") else getattr(model, "encoder", model)

@@ -15,10 +15,10 @@ from joulelab.errors import ConfigError
 from joulelab.zoo.objective import Workload, prepare
 from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks.latent_prediction import clip_distance
-from joulelab.zoo.tasks.masked_patches import MovingAverage, pick, ranked_patches, through_time
+from joulelab.zoo.tasks.masked_patches import MovingAverage, gather_tokens, ranked_patches, repeat_over_time
 from joulelab.zoo.tasks.self_distillation import (
     _as_mask,
-    _on_some,
+    _stochastic_depth,
     balanced_targets,
     crop_agreement,
     koleo,
@@ -192,9 +192,9 @@ def test_hidden_patches_lie_together_and_are_always_as_many() -> None:
 
 
 def test_patches_through_time_are_the_same_in_every_frame() -> None:
-    assert through_time(torch.tensor([[1, 3]]), frames=3, patches_per_frame=4).tolist() == [[1, 3, 5, 7, 9, 11]]
+    assert repeat_over_time(torch.tensor([[1, 3]]), frames=3, patches_per_frame=4).tolist() == [[1, 3, 5, 7, 9, 11]]
     tokens = torch.arange(6.0).view(1, 6, 1)
-    assert pick(tokens, torch.tensor([[4, 0]])).flatten().tolist() == [4.0, 0.0]
+    assert gather_tokens(tokens, torch.tensor([[4, 0]])).flatten().tolist() == [4.0, 0.0]
 
 
 def test_skipping_a_layer_keeps_its_mean_effect() -> None:
@@ -204,9 +204,9 @@ def test_skipping_a_layer_keeps_its_mean_effect() -> None:
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
             return tokens + 1
 
-    through = _on_some(AddOne(), torch.zeros(10, 2, 3), skipped_share=0.4)
+    through = _stochastic_depth(AddOne(), torch.zeros(10, 2, 3), skipped_share=0.4)
     assert sorted(through[:, 0, 0].tolist()) == [0.0] * 4 + [pytest.approx(10 / 6)] * 6
-    assert torch.equal(_on_some(AddOne(), torch.zeros(4, 2, 3), 0.0), torch.ones(4, 2, 3))
+    assert torch.equal(_stochastic_depth(AddOne(), torch.zeros(4, 2, 3), 0.0), torch.ones(4, 2, 3))
 
 
 def test_crops_show_parts_of_their_own_image() -> None:

@@ -36,12 +36,12 @@ from joulelab.runs.record import Result, StageRole
 from joulelab.runs.sharding import ALL, PART, Shard
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.storage import read_json, write_json
-from joulelab.train.budget import require_joules
-from joulelab.train.devices import device_of
-from joulelab.train.optim import compilation_marks
-from joulelab.train.parallel import ALONE, Ranks, joined
+from joulelab.train.budget import require_energy_reading
+from joulelab.train.devices import resolve_device
+from joulelab.train.optim import track_compilations
+from joulelab.train.parallel import SINGLE_RANK, Ranks, process_group
 from joulelab.train.training_session import TrainingJob, TrainingOutcome, train_in_run
-from joulelab.zoo.pretrained import import_models
+from joulelab.zoo.pretrained import import_model_classes
 
 SpecT = TypeVar("SpecT", bound=RunSpec)
 DistillSpecT = TypeVar("DistillSpecT", bound=DistillSpec)
@@ -99,15 +99,15 @@ class Scores(Protocol):
 
 def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Recipe[DataT, TeacherT]]) -> None:
     """Walk a recipe from data to evaluation, or to the phase that `until` names."""
-    with joined() if run.spec.shares_ranks else nullcontext(ALONE) as ranks:
+    with process_group() if run.spec.shares_ranks else nullcontext(SINGLE_RANK) as ranks:
         runner: Runner[DistillSpecT] = Runner(run, ranks)
         recipe, spec = make_recipe(runner), runner.spec
         recipe.check()
-        require_joules(run, *spec.trainings)
+        require_energy_reading(run, *spec.trainings)
         data = recipe.data()
         if spec.until == "data":
             return
-        import_models()
+        import_model_classes()
         teacher = recipe.teacher(data) if spec.has_teacher else None
         if spec.until == "student":
             student = recipe.student(data, teacher)
@@ -117,7 +117,7 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
 class Runner(Generic[SpecT]):
     """One run, as its recipe uses it."""
 
-    def __init__(self, run: RunContext, ranks: Ranks = ALONE) -> None:
+    def __init__(self, run: RunContext, ranks: Ranks = SINGLE_RANK) -> None:
         self.run = run
         self.spec = cast(SpecT, run.spec)
         self.ranks = ranks
@@ -125,7 +125,7 @@ class Runner(Generic[SpecT]):
     @cached_property
     def device(self) -> torch.device:
         """Resolved on first use: a run that only prepares data needs no GPU."""
-        return device_of(self.spec.device, self.run)  # type: ignore[attr-defined]
+        return resolve_device(self.spec.device, self.run)  # type: ignore[attr-defined]
 
     # inputs and artifacts
 
@@ -278,7 +278,7 @@ class Runner(Generic[SpecT]):
         place.mkdir(parents=True, exist_ok=True)
         own = shard.among(self.ranks.rank, self.ranks.world)
         compile_mode = self.spec.training.compile  # type: ignore[attr-defined]
-        compiling = compilation_marks(compile_mode, self.run.note_setup)
+        compiling = track_compilations(compile_mode, self.run.note_setup)
         with compiling, self.stage(work.stage) as stage:
             resumed, began_ns = any(place.glob("*")), clock.now().mono_ns
             remaining = work.begin(place, own, others)

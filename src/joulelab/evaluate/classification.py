@@ -39,7 +39,7 @@ def expected_calibration_error(
 
 
 PREDICTIONS = "predictions.npz"
-_TINY = 1e-12
+_EPS = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Predictions:
         """Mean negative log-likelihood of the labels."""
         assert self.probabilities is not None
         chosen = self.probabilities[np.arange(len(self.labels)), self.labels]
-        return float(-np.log(np.maximum(chosen, _TINY)).mean())
+        return float(-np.log(np.maximum(chosen, _EPS)).mean())
 
     def agreement(self, other: Predictions) -> Result:
         """How often both say the same, right or wrong, over the items both saw."""
@@ -95,7 +95,7 @@ def load_predictions(folder: Path) -> Predictions:
         return Predictions(arrays["ids"], arrays["labels"], arrays["predicted"], probabilities)
 
 
-def quality(found: Predictions, teacher: Predictions | None = None) -> dict[str, Result]:
+def quality_results(found: Predictions, teacher: Predictions | None = None) -> dict[str, Result]:
     """All figures of a classifier by name; beside a teacher's predictions also how it stands to the teacher."""
     figures = {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
     calibration = found.calibration_error()
@@ -103,7 +103,7 @@ def quality(found: Predictions, teacher: Predictions | None = None) -> dict[str,
         figures["calibration_error"] = calibration
     if teacher is not None:
         figures["agreement"] = found.agreement(teacher)
-        figures["over_teacher"] = Result(value=found.accuracy().value / max(_TINY, teacher.accuracy().value))
+        figures["over_teacher"] = Result(value=found.accuracy().value / max(_EPS, teacher.accuracy().value))
     return figures
 
 
@@ -131,10 +131,10 @@ def predict(
 # An image classifier's predictions on held-out images, item by item. Shapes: B batch, N images, C classes.
 
 
-_HELD_OUT_DRAW = 0  # synthetic images are drawn; held-out ones are the same at every look
+_HELD_OUT_SEED = 0  # synthetic images are drawn; held-out ones are the same at every look
 
 
-class HeldOut(Protocol):
+class HeldOutImages(Protocol):
     @property
     def rows(self) -> Rows: ...
 
@@ -142,12 +142,12 @@ class HeldOut(Protocol):
 
 
 @torch.inference_mode()
-def predict_images(model: nn.Module, images: HeldOut, device: torch.device, batch_size: int = 128) -> Predictions:
+def predict_images(model: nn.Module, images: HeldOutImages, device: torch.device, batch_size: int = 128) -> Predictions:
     model.eval()
     labels, probabilities = [], []
     for start in range(0, len(images.rows), batch_size):
         rows = images.rows[start : start + batch_size]
-        batch = images.batch(rows, _HELD_OUT_DRAW + start).to(device)
+        batch = images.batch(rows, _HELD_OUT_SEED + start).to(device)
         logits_BC = model(pixel_values=batch["pixels"]).logits
         labels.append(batch["labels"].cpu().numpy())
         probabilities.append(logits_BC.float().softmax(dim=-1).cpu().numpy())

@@ -77,8 +77,8 @@ NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w
 _FORMULA = re.compile(r"[\\^=+*/<>]|-\s*\d|\d\.\d")
 _NUMBER_LIST = re.compile(r"[-+\d.,;\s()\[\]{}$]*\d\s*[,;][-+\d.,;\s()\[\]{}$]*")
 _MINUS_SIGNS = str.maketrans(dict.fromkeys("\u2212\ufe63\uff0d", "-"))
-_BEFORE = " \t\n'\"("
-_BEHIND = " \t\n%.,;:!?'\")"
+_LEADING = " \t\n'\"("
+_TRAILING = " \t\n%.,;:!?'\")"
 
 
 def same_answer(said: str, true: str) -> bool:
@@ -87,7 +87,7 @@ def same_answer(said: str, true: str) -> bool:
     if number is not None:
         return number_of(said) == number
     if _FORMULA.search(true) or _NUMBER_LIST.fullmatch(true):
-        return _signs(said) == _signs(true)
+        return _without_spaces(said) == _without_spaces(true)
     return exact_match(said, true) == 1.0
 
 
@@ -97,7 +97,7 @@ def ascii_minus(text: str) -> str:
 
 def number_of(text: str) -> float | None:
     """12, +5, -1,000, 2.50, .5, 3/4, with or without dollars, a percent sign or a full stop; None for other texts."""
-    found = NUMBER.fullmatch(text.replace("$", "").lstrip(_BEFORE).rstrip(_BEHIND))
+    found = NUMBER.fullmatch(text.replace("$", "").lstrip(_LEADING).rstrip(_TRAILING))
     if found is None:
         return None
     above, _, below = found.group().replace(",", "").partition("/")
@@ -106,7 +106,7 @@ def number_of(text: str) -> float | None:
     return float(above) / float(below) if float(below) else None
 
 
-def _signs(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return re.sub(r"\s+", "", text.strip().strip("$.")).casefold()
 
 
@@ -129,7 +129,7 @@ def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
         return review_questions(limit, chat)
     if place.path is None or not place.path.is_file():
         raise ConfigError(f"{source} is no file of questions", "a JSONL file with prompt, answer and perhaps choices")
-    questions = list(islice(_rows(place.path), limit))
+    questions = list(islice(_read_jsonl(place.path), limit))
     if not questions:
         raise ConfigError(f"{source} has no questions", "one JSON object a line, with prompt and answer")
     return questions
@@ -140,12 +140,12 @@ def review_questions(limit: int, chat: bool) -> list[Question]:
     data = labeled_text.split(labeled_text.load("sample:reviews", "short"), 0, 0, limit).test
     choices = ("negative", "positive") if chat else (" negative", " positive")
     return [
-        Question(_asked(POLARITY.format(text=text), chat), choices[label], choices)
+        Question(_review_prompt(POLARITY.format(text=text), chat), choices[label], choices)
         for text, label in zip(data.texts, data.labels, strict=True)
     ]
 
 
-def _asked(text: str, chat: bool) -> Prompt:
+def _review_prompt(text: str, chat: bool) -> Prompt:
     return [{"role": "user", "content": text}] if chat else f"{text}\nAnswer:"
 
 
@@ -157,7 +157,7 @@ def chance_level(questions: Sequence[Question]) -> float | None:
     return sum(hits) / len(hits)
 
 
-def right_answers(
+def grade_answers(
     model: nn.Module,
     tokenizer: Any,
     questions: Sequence[Question],
@@ -171,7 +171,7 @@ def right_answers(
     telling = [number for number, question in enumerate(questions) if not question.choices]
     right = [False] * len(questions)
     done, tokens = 0, 0
-    for place, found, read in _chosen(model, tokenizer, [questions[k] for k in choosing], batch_size):
+    for place, found, read in _likeliest_choices(model, tokenizer, [questions[k] for k in choosing], batch_size):
         number = choosing[place]
         right[number] = found == questions[number].answer
         done, tokens = done + 1, tokens + read
@@ -186,7 +186,7 @@ def right_answers(
     return right
 
 
-def _chosen(
+def _likeliest_choices(
     model: nn.Module, tokenizer: Any, questions: Sequence[Question], batch_size: int
 ) -> Iterator[tuple[int, str, int]]:
     """The place of each question, its likeliest choice, and how many tokens were read for it. Short ones come first:
@@ -202,23 +202,23 @@ def _chosen(
         yield place, questions[place].choices[best], sum(len(row.prompt) + len(row.ending) for row in rows[place])
 
 
-class Scored(NamedTuple):
+class ScoredContinuation(NamedTuple):
     """Tokens that are read, and tokens that are scored after them."""
 
     prompt: list[int]
     ending: list[int]
 
 
-def _with_choices(tokenizer: Any, question: Question) -> list[Scored]:
+def _with_choices(tokenizer: Any, question: Question) -> list[ScoredContinuation]:
     asked = encode_prompt(tokenizer, question.prompt)
     said = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
     if not all(said):
         raise ConfigError(f"a choice among {question.choices} has no tokens", "write something as a choice")
-    return [Scored(asked, choice) for choice in said]
+    return [ScoredContinuation(asked, choice) for choice in said]
 
 
 @torch.no_grad()
-def mean_log_probabilities(model: nn.Module, rows: Sequence[Scored]) -> list[float]:
+def mean_log_probabilities(model: nn.Module, rows: Sequence[ScoredContinuation]) -> list[float]:
     """Of each row's ending, a token. Padded on the left, so that all endings end in the same place."""
     device = next(model.parameters()).device
     was_training, longest = model.training, max(len(row.ending) for row in rows)
@@ -244,7 +244,7 @@ def mean_log_probabilities(model: nn.Module, rows: Sequence[Scored]) -> list[flo
     return [float(said_BK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
 
 
-def _rows(path: Path) -> Iterator[Question]:
+def _read_jsonl(path: Path) -> Iterator[Question]:
     try:
         text = path.read_text(encoding=UTF8)
     except UnicodeDecodeError as error:
@@ -252,8 +252,8 @@ def _rows(path: Path) -> Iterator[Question]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
-        row = _object(line, f"{path}, line {number}")
-        lacking = _lacking(row)
+        row = _json_object(line, f"{path}, line {number}")
+        lacking = _invalid_reason(row)
         if lacking:
             raise ConfigError(
                 f"{path}, line {number}: not a question: {lacking}",
@@ -266,7 +266,7 @@ def _rows(path: Path) -> Iterator[Question]:
         yield question
 
 
-def _lacking(row: dict[str, Any]) -> str | None:
+def _invalid_reason(row: dict[str, Any]) -> str | None:
     """What keeps it from being a question; nothing: it is one."""
     absent = [name for name in ("prompt", "answer") if row.get(name) is None]
     if absent:
@@ -282,7 +282,7 @@ def _lacking(row: dict[str, Any]) -> str | None:
     return None if asked else "its prompt is neither words nor messages that end with a user's"
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         row = parsed_json(line)
     except json.JSONDecodeError as error:

@@ -21,7 +21,7 @@ from joulelab import lookup
 from joulelab.errors import DependencyMissing, JoulelabError
 
 # For metrics whose standard error has no formula (BLEU, F1); the harness's default of 100,000 takes minutes.
-_BOOTSTRAPS = 1_000
+_BOOTSTRAP_ITERATIONS = 1_000
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def harness_figures(
 ) -> list[TaskFigure]:
     """All metrics of the named tasks; `folder` holds task files of one's own, beside those the package brings."""
     harness, kinds = import_harness()
-    with _silent() as said:
-        manager = _manager(kinds["manager"], tasks, folder)
+    with _capture_output() as said:
+        manager = _task_manager(kinds["manager"], tasks, folder)
         wrapped = kinds["model"](pretrained=model, tokenizer=tokenizer, batch_size=batch_size, device=str(device))
         try:
             found: Any = harness.simple_evaluate(
@@ -64,7 +64,7 @@ def harness_figures(
                 tasks=list(tasks),
                 task_manager=manager,
                 limit=limit,
-                bootstrap_iters=_BOOTSTRAPS,
+                bootstrap_iters=_BOOTSTRAP_ITERATIONS,
                 log_samples=True,
             )
         except Exception as error:
@@ -79,8 +79,8 @@ def harness_figures(
 def require_tasks(tasks: Sequence[str], folder: Path | None) -> None:
     """That the harness knows them, before anything is trained that they are to be asked of."""
     _, kinds = import_harness()
-    with _silent():
-        _manager(kinds["manager"], tasks, folder)
+    with _capture_output():
+        _task_manager(kinds["manager"], tasks, folder)
 
 
 def _figures(found: Mapping[str, Any]) -> Iterator[TaskFigure]:
@@ -112,18 +112,18 @@ def _scores(samples: Sequence[Mapping[str, Any]], metric: str, chosen: str) -> d
     return {str(sample["doc_id"]): float(sample[metric]) for sample in own}
 
 
-def _manager(kind: Any, tasks: Sequence[str], folder: Path | None) -> Any:
+def _task_manager(kind: Any, tasks: Sequence[str], folder: Path | None) -> Any:
     """Of one's own task files alone where they are all that is asked for: the package's thousands take a while."""
     if folder is not None:
         own = kind(include_path=str(folder), include_defaults=False)
         if set(tasks) <= set(own.all_tasks):
             return own
     whole = kind(include_path=None if folder is None else str(folder))
-    _require(tasks, whole.all_tasks)
+    _require_known(tasks, whole.all_tasks)
     return whole
 
 
-def _require(tasks: Sequence[str], known: Sequence[str]) -> None:
+def _require_known(tasks: Sequence[str], known: Sequence[str]) -> None:
     for task in tasks:
         if task not in known:
             raise lookup.unknown("task of lm-evaluation-harness", task, known, "or set quality.harness_folder")
@@ -142,7 +142,7 @@ def import_harness() -> tuple[Any, dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _silent() -> Iterator[io.StringIO]:
+def _capture_output() -> Iterator[io.StringIO]:
     said, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -22,7 +22,7 @@ from joulelab.errors import ConfigError
 from joulelab.train.optim import autocast
 
 B = TypeVar("B", bound=TrainingBatch)
-_SPREAD = 0.01
+_SMOOTHING = 0.01
 """Share of a guess by frequency that is spread over all words, so that one never seen in training is not impossible."""
 
 
@@ -48,7 +48,7 @@ def token_loss(
 ) -> TokenLoss:
     """Mean over the first epoch of `batches`: the same tokens for whoever is asked. `loss_of` gives sum and count."""
     loss_sum, count = torch.zeros((), dtype=torch.float64), 0
-    with _as_it_was(model, device), autocast(precision, device):
+    with _evaluation_mode(model, device), autocast(precision, device):
         for index in range(batches.batches_per_epoch):
             batch = batches.at(0, index).to(device)
             found, tokens = loss_of(batch)
@@ -63,7 +63,7 @@ def unigram_loss(
     """Cross-entropy of guessing every token by how often it was seen in training: what a model must beat to know more
     than frequencies. `asked_V` says how readily a token of each kind is asked for, where that is not alike."""
     expected_V = counts_V.astype(np.float64) if asked_V is None else counts_V * asked_V
-    guess_V = (1 - _SPREAD) * expected_V / expected_V.sum() + _SPREAD / len(counts_V)
+    guess_V = (1 - _SMOOTHING) * expected_V / expected_V.sum() + _SMOOTHING / len(counts_V)
     return float(-np.log(guess_V[targets]).mean())
 
 
@@ -77,7 +77,7 @@ def no_better_than_guessing(loss: float, by_frequency: float) -> str | None:
     )
 
 
-def _as_it_was(model: nn.Module, device: torch.device) -> ExitStack:
+def _evaluation_mode(model: nn.Module, device: torch.device) -> ExitStack:
     """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
     stack = ExitStack()
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
@@ -93,7 +93,7 @@ def _as_it_was(model: nn.Module, device: torch.device) -> ExitStack:
 # Shapes: B rows, T tokens, N places that are asked about, C places of a chunk, D hidden, V vocabulary.
 
 
-FIGURES, WRITTEN = "held_out.json", "written.npy"
+FIGURES, PREDICTED = "held_out.json", "written.npy"
 
 
 class RowsInOrder:
@@ -112,7 +112,7 @@ class RowsInOrder:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
+class HeldOutPredictions:
     loss: float
     """Nats a token."""
     tokens: int
@@ -126,7 +126,7 @@ class HeldOut:
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700.0))
 
-    def agreement(self, other: HeldOut) -> float:
+    def agreement(self, other: HeldOutPredictions) -> float:
         """Share of places at which both would have written the same token."""
         if len(self.written) != len(other.written):
             raise ConfigError("two models were asked about different tokens, so nothing can be said of agreement")
@@ -135,12 +135,12 @@ class HeldOut:
     def save(self, folder: Path) -> None:
         figures = {"loss": self.loss, "tokens": self.tokens, "right": self.right}
         (folder / FIGURES).write_text(json.dumps(figures) + "\n", encoding="utf-8")
-        np.save(folder / WRITTEN, self.written.astype(np.int32))
+        np.save(folder / PREDICTED, self.written.astype(np.int32))
 
     @classmethod
-    def load(cls, folder: Path) -> HeldOut:
+    def load(cls, folder: Path) -> HeldOutPredictions:
         figures = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
-        written = np.load(folder / WRITTEN, allow_pickle=False).astype(np.int64)
+        written = np.load(folder / PREDICTED, allow_pickle=False).astype(np.int64)
         return cls(written=written, **figures)
 
 
@@ -156,7 +156,7 @@ def held_out_tokens(
     precision: str,
     words: int,
     tick: Callable[[Any], None] = lambda batch: None,
-) -> HeldOut:
+) -> HeldOutPredictions:
     """`hidden_of` gives hidden_BTD of a batch. Rows of the vocabulary beyond `words` are padding and say nothing."""
     said: list[NDArray[np.int64]] = []
     right = 0
@@ -178,4 +178,4 @@ def held_out_tokens(
         return loss, len(asked_N)
 
     found = token_loss(model, RowsInOrder(packed, batch_size), loss_of, device, precision, tick)
-    return HeldOut(found.mean, found.tokens, np.concatenate(said), right)
+    return HeldOutPredictions(found.mean, found.tokens, np.concatenate(said), right)

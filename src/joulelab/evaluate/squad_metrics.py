@@ -85,7 +85,7 @@ class Candidates:
 def find_candidates(windows: Sequence[ScoredWindow], context: str, limits: SearchLimits) -> Candidates:
     found = [
         Candidate(context[start:end], score, start, end)
-        for window, allowed in zip(windows, best_places(windows), strict=True)
+        for window, allowed in zip(windows, most_context(windows), strict=True)
         for score, start, end in _spans(window, allowed, limits)
     ]
     best: dict[str, Candidate] = {}
@@ -96,7 +96,7 @@ def find_candidates(windows: Sequence[ScoredWindow], context: str, limits: Searc
     return Candidates(tuple(best.values())[: limits.n_best_size], null_score)
 
 
-def best_places(windows: Sequence[ScoredWindow]) -> list[NDArray[np.bool_]]:
+def most_context(windows: Sequence[ScoredWindow]) -> list[NDArray[np.bool_]]:
     """For each window, which of its context tokens have more context here than in any other window."""
     parts = [(window.first_token, window.context.stop - window.context.start) for window in windows]
     tokens = max(first + length for first, length in parts)
@@ -112,14 +112,14 @@ def _spans(window: ScoredWindow, allowed: NDArray[np.bool_], limits: SearchLimit
     """Score and characters of the pairs out of the n best starts and the n best ends."""
     part = window.context
     start, end, characters = window.start[part], window.end[part], window.characters[part]
-    begins = _highest(np.where(allowed, start, -np.inf), limits.n_best_size)
+    begins = _top_indices(np.where(allowed, start, -np.inf), limits.n_best_size)
     for first in (int(place) for place in begins if allowed[place]):
-        for last in map(int, _highest(end, limits.n_best_size)):
+        for last in map(int, _top_indices(end, limits.n_best_size)):
             if first <= last < first + limits.max_answer_length:
                 yield float(start[first]) + float(end[last]), int(characters[first, 0]), int(characters[last, 1])
 
 
-def _highest(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+def _top_indices(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     return np.argsort(-values, kind="stable")[:count].astype(np.int64)
 
 

@@ -43,7 +43,7 @@ def require_weights(name: str, model: str) -> None:
         raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")
 
 
-def positions_of(model: str) -> int | None:
+def max_positions(model: str) -> int | None:
     """Of a sample, folder or hub id, by its config.json; None where there is no such file here, as with GGUF."""
     place = sources.parse(model)
     folder = hub.cached_folder(model, "config.json") if place.kind == "hub" else place.path
@@ -66,12 +66,12 @@ def require_positions(model: str, limit: int | None, lengths: Sequence[int]) -> 
 # How many threads of the CPU an inference gets where nobody says so.
 
 
-WISH = "OMP_NUM_THREADS"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def default_thread_count() -> int:
     """What the variable that all of OpenMP obeys says, for its outermost level; else every core we may use."""
-    said = os.environ.get(WISH, "").split(",")[0].strip()
+    said = os.environ.get(THREADS_VARIABLE, "").split(",")[0].strip()
     return min(int(said), usable_cores()) if said.isdecimal() and int(said) > 0 else usable_cores()
 
 
@@ -282,4 +282,4 @@ class InferSpec(RunSpec):
             require_weights(self.weights_from, self.model)
         if self.kind == "pretrained":
             lengths = (self.prompt_tokens + self.new_tokens,) if self.generate else self.seq_lengths
-            require_positions(self.model, positions_of(self.model), lengths)
+            require_positions(self.model, max_positions(self.model), lengths)

@@ -19,24 +19,24 @@ from torch import Tensor
 
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.config import Case, InferSpec
-from joulelab.infer.energy import Turn, per_inference
-from joulelab.infer.generation.cache import set_back
-from joulelab.infer.recipes import autocast_of, captured, cast_model, inference
+from joulelab.infer.energy import ItemWindow, energy_per_item
+from joulelab.infer.generation.cache import rewind_cache
+from joulelab.infer.recipes import autocast_context, capture_cuda_graph, cast_model, inference_context
 from joulelab.infer.timing import (
-    Ended,
     Latency,
     Round,
+    StopReason,
     machine_state,
     row_values,
     run_round,
     run_until_ci,
-    stopped_words,
+    stop_reason_text,
 )
-from joulelab.infer.workload import allocated_bytes, explained, load_architecture, row_memory_bytes
+from joulelab.infer.workload import allocated_bytes, explain_out_of_memory, load_architecture, row_memory_bytes
 from joulelab.runs.context import RunContext
-from joulelab.train.devices import device_of
-from joulelab.train.stats.step_energy import reader_of
-from joulelab.train.zoo_pipeline import start_memory_peak
+from joulelab.train.devices import resolve_device
+from joulelab.train.stats.step_energy import energy_reader
+from joulelab.train.zoo_pipeline import reset_peak_memory
 from joulelab.zoo.pretrained import import_transformers, seeded_init
 
 _BLOCK = 64
@@ -72,13 +72,13 @@ class Decoder:
 
     def prefill(self) -> None:
         """Read the prompts and choose the first token of each response."""
-        set_back(self._cache, 0)
+        rewind_cache(self._cache, 0)
         self._read(self._prompts_BT, self._prompt_places_BT)
         self._place_B1.fill_(self.prompt_tokens)
 
     def begin_again(self) -> None:
         """Back to the end of the prompt, with some token to go on from: which one makes no difference to the work."""
-        set_back(self._cache, self.prompt_tokens)
+        rewind_cache(self._cache, self.prompt_tokens)
         self._place_B1.fill_(self.prompt_tokens)
 
     def decode(self) -> None:
@@ -109,7 +109,7 @@ class Decoder:
 
     def _graphed(self) -> Callable[[], Any]:
         self.begin_again()
-        return captured(self._step)
+        return capture_cuda_graph(self._step)
 
     def _tokens(self, steps: int) -> list[int]:
         """What a few steps after the prompt say."""
@@ -150,19 +150,19 @@ PARTS = ("prefill", "decode", "infer")
 
 
 def run_generation(run: RunContext, spec: InferSpec) -> None:
-    device = device_of(spec.device, run)
+    device = resolve_device(spec.device, run)
     with run.stage(PREPARE, role="setup", activity="load"):
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
         if not model.can_generate() or model.config.is_encoder_decoder:
             raise ConfigError(f"{spec.model} is no causal language model", "generate with one such as sample:smollm2")
         model.eval().requires_grad_(False).to(device)
-    parts: list[_Part] = []
+    parts: list[_GenerationPhase] = []
     for dtype in spec.dtypes:
         own = copy.deepcopy(model) if len(spec.dtypes) > 1 else model  # casting cannot be undone
         for case in _cases(spec, dtype, device):
             parts += _measure(run, spec, own, case, device)
-    _tell(run, spec, parts, device)
+    _record_results(run, spec, parts, device)
 
 
 def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
@@ -171,7 +171,7 @@ def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
 
 
 @dataclass
-class _Part:
+class _GenerationPhase:
     """Prefill, decode or whole responses of a row."""
 
     name: str
@@ -181,14 +181,14 @@ class _Part:
     """Generated in a call for one prompt."""
     memory_bytes: int
     rounds: list[Round] = field(default_factory=list)
-    ended: Ended = ""
+    ended: StopReason = ""
 
     @property
     def stage(self) -> str:
         return f"{self.name}.{self.case.stage.removeprefix('infer.')}"
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[ItemWindow]:
         return [(found.window, self.case.batch_size * found.calls) for found in self.rounds]
 
     @property
@@ -196,34 +196,37 @@ class _Part:
         return sum(found.duration_s for found in self.rounds)
 
 
-def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_Part]:
+def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_GenerationPhase]:
     ready = run.stage(PREPARE, again=True, role="setup", activity="load")
-    with ready, inference(case.dtype), explained(case, device):
+    with ready, inference_context(case.dtype), explain_out_of_memory(case, device):
         run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
         cast_model(model, case.dtype)
         gc.collect()  # the last row's cache, which its captured step holds on to in a ring
         before = allocated_bytes(device)
-        start_memory_peak(device)
+        reset_peak_memory(device)
         with seeded_init(spec.seed):
             prompts = torch.randint(0, model.config.vocab_size, (case.batch_size, spec.prompt_tokens))
-        with autocast_of(case.dtype, device):
+        with autocast_context(case.dtype, device):
             decoder = Decoder(model, prompts.to(device), spec.new_tokens)
             decoder.prepare(case.mode)
             decoder.response()
         memory_bytes = row_memory_bytes(model, device, before)
     work = (
         (decoder.prefill, 0),
-        (_again_and_decode(decoder), spec.new_tokens - 1),
+        (_rewind_and_decode(decoder), spec.new_tokens - 1),
         (decoder.response, spec.new_tokens),
     )
-    parts = [_Part(name, case, call, tokens, memory_bytes) for name, (call, tokens) in zip(PARTS, work, strict=True)]
+    parts = [
+        _GenerationPhase(name, case, call, tokens, memory_bytes)
+        for name, (call, tokens) in zip(PARTS, work, strict=True)
+    ]
 
-    def one_round(part: _Part, seconds: float) -> None:
+    def one_round(part: _GenerationPhase, seconds: float) -> None:
         with (
             run.stage(part.stage, again=True, role="inference", activity="generate") as stage,
-            inference(case.dtype),
-            autocast_of(case.dtype, device),
-            explained(case, device),
+            inference_context(case.dtype),
+            autocast_context(case.dtype, device),
+            explain_out_of_memory(case, device),
         ):
             before = part.rounds[-1] if part.rounds else None
             part.rounds.append(run_round(part.call, seconds, spec.usable_threads, before))
@@ -235,15 +238,15 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
             one_round(part, spec.min_run_time_s / spec.rounds)
     run_until_ci(parts, run.meter, spec, device.type, one_round)
     for part in parts:
-        part.call = _measured  # the decoder and its cache go
+        part.call = _released  # the decoder and its cache go
     return parts
 
 
-def _measured() -> None:
+def _released() -> None:
     raise AssertionError("this row was measured already")
 
 
-def _again_and_decode(decoder: Decoder) -> Callable[[], None]:
+def _rewind_and_decode(decoder: Decoder) -> Callable[[], None]:
     def call() -> None:
         decoder.begin_again()
         decoder.decode()
@@ -251,10 +254,10 @@ def _again_and_decode(decoder: Decoder) -> Callable[[], None]:
     return call
 
 
-def _tell(run: RunContext, spec: InferSpec, parts: list[_Part], device: torch.device) -> None:
-    read = reader_of(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
+def _record_results(run: RunContext, spec: InferSpec, parts: list[_GenerationPhase], device: torch.device) -> None:
+    read = energy_reader(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
     for part in parts:
-        energy, why_not = per_inference(part.turns, read)
+        energy, why_not = energy_per_item(part.turns, read)
         item = "response" if part.name == "infer" else part.name
         values = row_values(part.case, item, part.case.batch_size, Latency.of(part.rounds), part.rounds, read)
         values |= {
@@ -266,7 +269,7 @@ def _tell(run: RunContext, spec: InferSpec, parts: list[_Part], device: torch.de
             "memory_bytes": part.memory_bytes,
             "device": device.type,
             "threads": spec.usable_threads,
-            "stopped": stopped_words(part, spec),
+            "stopped": stop_reason_text(part, spec),
             "state": machine_state(run.meter.trace_path, [found.window for found in part.rounds]),
         }
         run.meter.event("tracker", stage=part.stage, name=TRACKER, values=values)

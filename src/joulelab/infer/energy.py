@@ -18,15 +18,15 @@ from joulelab.runs.attempt_data import IdlePower
 from joulelab.stats import mean_t
 
 Window = tuple[int, int]
-Turn = tuple[Window, int]
+ItemWindow = tuple[Window, int]
 """A window and the items in it."""
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 # Ten refreshes of a GPU's counter.
-PIECE_S = 1.0
+SEGMENT_S = 1.0
 _NS = 1e9
 
 
-class PerInference(Frozen):
+class ItemEnergy(Frozen):
     """Of one item: an image, a sequence, a token."""
 
     gross_j: float
@@ -69,7 +69,7 @@ class PerInference(Frozen):
             sources=self.sources,
         )
 
-    def above(self, idle: IdlePower) -> PerInference:
+    def above(self, idle: IdlePower) -> ItemEnergy:
         """With its net joules: less the idle power over the time of one item."""
         item_s = self.gross_j / self.power_w if self.power_w else 0.0
         return self.model_copy(
@@ -81,7 +81,7 @@ class PerInference(Frozen):
         )
 
 
-def per_inference(turns: Sequence[Turn], read: Reader) -> tuple[PerInference | None, str]:
+def energy_per_item(turns: Sequence[ItemWindow], read: Reader) -> tuple[ItemEnergy | None, str]:
     """The gross joules of an item, or why there are none."""
     windows, items = [window for window, _ in turns], sum(count for _, count in turns)
     figure = read(windows)
@@ -90,14 +90,14 @@ def per_inference(turns: Sequence[Turn], read: Reader) -> tuple[PerInference | N
     duration_s = sum(end - begin for begin, end in windows) / _NS
     power_w = figure.mean_power_w(duration_s) or 0.0
     own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
-    relative = max(own, _spread_of_seconds(windows, read), _spread_of_turns(turns, read))
+    relative = max(own, _spread_of_segments(windows, read), _spread_of_windows(turns, read))
     if figure.coverage < COVERED and not any(error.name == "missing time" for error in figure.errors):
         # no limit of the device is known: unseen time may have taken nothing, or twice as much
         relative = math.hypot(relative, (1 - figure.coverage) / max(figure.coverage, 1e-9))
     item_s = duration_s / items
     gross_j = power_w * item_s
     half_j = relative * gross_j
-    found = PerInference(
+    found = ItemEnergy(
         gross_j=gross_j,
         gross_half_width_j=half_j,
         power_w=power_w,
@@ -109,12 +109,12 @@ def per_inference(turns: Sequence[Turn], read: Reader) -> tuple[PerInference | N
     return found, ""
 
 
-def _spread_of_seconds(windows: Sequence[Window], read: Reader) -> float:
-    return _spread([mean_power_w(piece, read) for window in windows for piece in pieces(window)])
+def _spread_of_segments(windows: Sequence[Window], read: Reader) -> float:
+    return _spread([mean_power_w(piece, read) for window in windows for piece in split_window(window)])
 
 
-def _spread_of_turns(turns: Sequence[Turn], read: Reader) -> float:
-    return _spread([joules_per_item(turn, read) for turn in turns if pieces(turn[0])])
+def _spread_of_windows(turns: Sequence[ItemWindow], read: Reader) -> float:
+    return _spread([item_energy_j(turn, read) for turn in turns if split_window(turn[0])])
 
 
 def _spread(found: Sequence[float | None]) -> float:
@@ -126,9 +126,9 @@ def _spread(found: Sequence[float | None]) -> float:
     return (interval.high - interval.value) / abs(interval.value) if interval.value else 0.0
 
 
-def pieces(window: Window) -> list[Window]:
+def split_window(window: Window) -> list[Window]:
     """Equal pieces of at least a second."""
-    count = int((window[1] - window[0]) / _NS / PIECE_S)
+    count = int((window[1] - window[0]) / _NS / SEGMENT_S)
     edges = [window[0] + (window[1] - window[0]) * number // max(count, 1) for number in range(count + 1)]
     return list(pairwise(edges))
 
@@ -141,7 +141,7 @@ def mean_power_w(window: Window, read: Reader) -> float | None:
     return figure.energy_j / ((window[1] - window[0]) / _NS)
 
 
-def joules_per_item(turn: Turn, read: Reader) -> float | None:
+def item_energy_j(turn: ItemWindow, read: Reader) -> float | None:
     """None where the trace does not cover the window."""
     (begin, end), items = turn
     power_w = mean_power_w((begin, end), read)

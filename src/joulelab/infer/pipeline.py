@@ -15,33 +15,33 @@ import torch
 from joulelab.data.inputs import input_bill
 from joulelab.infer.config import Case, InferSpec
 from joulelab.infer.decoding import run_generation
-from joulelab.infer.energy import Turn, per_inference
-from joulelab.infer.recipes import RECIPES, Recipe, choose, inference, prepare_call, tried_part
+from joulelab.infer.energy import ItemWindow, energy_per_item
+from joulelab.infer.recipes import RECIPES, Recipe, autotune, inference_context, prepare_call, trial_scope
 from joulelab.infer.timing import (
-    Ended,
     Latency,
     Round,
+    StopReason,
     machine_state,
-    mfu_of,
+    model_flops_utilization,
     row_values,
     run_round,
     run_until_ci,
-    stopped_words,
-    waited_for,
+    stop_reason_text,
+    synchronized_latency,
 )
 from joulelab.infer.workload import (
     InferenceWorkload,
     ModelCache,
     allocated_bytes,
-    explained,
+    explain_out_of_memory,
     forward_flops,
-    require_room,
+    require_memory,
     row_memory_bytes,
 )
 from joulelab.runs.context import RunContext
-from joulelab.train.devices import device_of
-from joulelab.train.stats.step_energy import reader_of
-from joulelab.train.zoo_pipeline import start_memory_peak
+from joulelab.train.devices import resolve_device
+from joulelab.train.stats.step_energy import energy_reader
+from joulelab.train.zoo_pipeline import reset_peak_memory
 
 PREPARE = "model.prepare"
 TRACKER = "inference"
@@ -74,10 +74,10 @@ class _Row:
     """Words on what the recipe was chosen from."""
     rounds: list[Round] = field(default_factory=list)
     waited_s: float = 0.0
-    ended: Ended = ""
+    ended: StopReason = ""
 
     @property
-    def turns(self) -> list[Turn]:
+    def turns(self) -> list[ItemWindow]:
         return [(found.window, found.calls * self.subject.items) for found in self.rounds]
 
     @property
@@ -93,25 +93,25 @@ class _InferencePipeline:
     def __init__(self, run: RunContext, spec: InferSpec) -> None:
         self.run = run
         self.spec = spec
-        self.device = device_of(spec.device, self.run)
+        self.device = resolve_device(spec.device, self.run)
         self.shelf = ModelCache(spec, self.device)
         self.rows: list[_Row] = []
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
     def make_ready(self, case: Case) -> _Row:
         ready = self.run.stage(PREPARE, again=True, role="setup", activity="load")
-        with ready, explained(case, self.device):
+        with ready, explain_out_of_memory(case, self.device):
             self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
-            require_room(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
+            require_memory(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
             subject = self.shelf.subject(case)
             if subject.item == "image":  # of a folder or hub id it shows only now that it is no model of text
                 case = replace(case, tokens=0)
             self._count_flops(case, subject)
             before = allocated_bytes(self.device)
-            with inference(case.dtype):
+            with inference_context(case.dtype):
                 recipe, chosen_from = self._recipe(case, subject)
                 call = prepare_call(subject.model, subject.inputs, recipe, case.dtype, self.device)
-                start_memory_peak(self.device)
+                reset_peak_memory(self.device)
                 call()
             self._wait()
             memory_bytes = row_memory_bytes(subject.model, self.device, before)
@@ -120,7 +120,7 @@ class _InferencePipeline:
     def _recipe(self, case: Case, subject: InferenceWorkload) -> tuple[Recipe, str]:
         if case.mode != "fastest":
             return RECIPES[case.mode], ""
-        recipe, tried = choose(
+        recipe, tried = autotune(
             subject.model,
             subject.inputs,
             case.dtype,
@@ -130,7 +130,7 @@ class _InferencePipeline:
         )
         values = {"chosen": recipe.described(), "tried": [str(found) for found in tried]}
         self.run.meter.event("tracker", stage=case.stage, name="recipes", values=values)
-        part = tried_part(subject.model)
+        part = trial_scope(subject.model)
         return recipe, f", the quickest of {len(tried)} recipes tried" + (f" on {part}" if part else "")
 
     def _count_flops(self, case: Case, subject: InferenceWorkload) -> None:
@@ -146,27 +146,27 @@ class _InferencePipeline:
                 self._round(row, seconds)
         run_until_ci(rows, self.run.meter, self.spec, self.device.type, self._round)
         for row in rows:
-            with inference(row.case.dtype):
-                row.waited_s = waited_for(row.call, self.device)
-            row.call = _done
+            with inference_context(row.case.dtype):
+                row.waited_s = synchronized_latency(row.call, self.device)
+            row.call = _released
         self.rows += rows
 
     def _round(self, row: _Row, seconds: float) -> None:
         device, dtype = self.device, row.case.dtype
         measured = self.run.stage(row.case.stage, again=True, role="inference", activity="infer")
-        with measured as stage, inference(dtype), explained(row.case, device):
+        with measured as stage, inference_context(dtype), explain_out_of_memory(row.case, device):
             before = row.rounds[-1] if row.rounds else None
             row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
             stage.count(samples=row.items)
 
     def tell(self) -> None:
         """The figures, once the trace covers the last window."""
-        read = reader_of(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows), self.device.type)
+        read = energy_reader(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows), self.device.type)
         for row in self.rows:
-            energy, why_not = per_inference(row.turns, read)
+            energy, why_not = energy_per_item(row.turns, read)
             latency = Latency.of(row.rounds)
             flops, how = self._flops[(row.case.batch_size, row.case.tokens, row.case.norm)]
-            mfu, no_mfu = mfu_of(flops, how, row.items / row.seconds, row.case.dtype, self.device)
+            mfu, no_mfu = model_flops_utilization(flops, how, row.items / row.seconds, row.case.dtype, self.device)
             values = row_values(row.case, row.subject.item, row.subject.items, latency, row.rounds, read)
             values |= {
                 "waited_s": row.waited_s,
@@ -180,7 +180,7 @@ class _InferencePipeline:
                 "chosen_from": row.chosen_from,
                 "threads": self.spec.usable_threads,
                 "device": self.device.type,
-                "stopped": stopped_words(row, self.spec),
+                "stopped": stop_reason_text(row, self.spec),
                 "notes": list(row.subject.notes),
                 "state": machine_state(self.run.meter.trace_path, [found.window for found in row.rounds]),
             }
@@ -191,5 +191,5 @@ class _InferencePipeline:
             torch.cuda.synchronize(self.device)
 
 
-def _done() -> None:
+def _released() -> None:
     raise AssertionError("this row was measured already, and its model let go")

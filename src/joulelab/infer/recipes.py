@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark import Timer
 
-from joulelab.train.optim import matrix_products
+from joulelab.train.optim import float32_matmul_precision
 from joulelab.zoo.norms.encoders import Encoder
 
 # Kernels that are launched together: what a call does on the GPU, recorded once and replayed from then on.
@@ -27,7 +27,7 @@ from joulelab.zoo.norms.encoders import Encoder
 _WARM_UP_CALLS = 3
 
 
-def captured(run: Callable[[], Any]) -> Callable[[], Any]:
+def capture_cuda_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     """`run` as one CUDA graph, whose output every replay writes over.
 
     It is called a few times before; what it changes, the caller sets back. All it reads must stay where it is: the
@@ -56,11 +56,11 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any]:
 # `bf16` and `fp16` are weights and inputs that were cast once. `fp32` is fp32: no tf32 in matrix products.
 
 
-_TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def cast_model(model: nn.Module, dtype: str) -> nn.Module:
-    return model.to(_TORCH[dtype]) if dtype in _TORCH else model
+    return model.to(_TORCH_DTYPES[dtype]) if dtype in _TORCH_DTYPES else model
 
 
 def cast_inputs(inputs: Sequence[Any], dtype: str) -> tuple[Any, ...]:
@@ -68,35 +68,35 @@ def cast_inputs(inputs: Sequence[Any], dtype: str) -> tuple[Any, ...]:
 
     def cast(value: Any) -> Any:
         floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(_TORCH[dtype]) if floats and dtype in _TORCH else value
+        return value.to(_TORCH_DTYPES[dtype]) if floats and dtype in _TORCH_DTYPES else value
 
     return tuple(cast(value) for value in inputs)
 
 
-def autocast_of(dtype: str, device: torch.device) -> AbstractContextManager[object]:
+def autocast_context(dtype: str, device: torch.device) -> AbstractContextManager[object]:
     """To be entered in every call: outside of it torch would keep the casted weights from call to call."""
-    kind = _TORCH.get(dtype.removeprefix("autocast-")) if dtype.startswith("autocast-") else None
+    kind = _TORCH_DTYPES.get(dtype.removeprefix("autocast-")) if dtype.startswith("autocast-") else None
     return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
 
 
 @contextmanager
-def inference(dtype: str) -> Iterator[None]:
+def inference_context(dtype: str) -> Iterator[None]:
     """Around everything of one measurement: no gradients, and tf32 only where it was asked for.
 
     Products in bf16 and fp16 are not touched by the switch for fp32.
     """
-    with matrix_products("fp32" if dtype == "fp32" else "tf32"), torch.inference_mode():
+    with float32_matmul_precision("fp32" if dtype == "fp32" else "tf32"), torch.inference_mode():
         yield
 
 
-def peak_name(dtype: str) -> str:
+def peak_precision(dtype: str) -> str:
     """The row of the data sheet whose peak applies."""
     return dtype.removeprefix("autocast-")
 
 
 Call = Callable[[], Any]
 # one process may measure dozens of models, dtypes and shapes that share their code
-_VARIANTS = 512
+_RECOMPILE_LIMIT = 512
 _ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -141,28 +141,28 @@ def prepare_call(model: nn.Module, inputs: Sequence[Any], recipe: Recipe, dtype:
     """
 
     def eager(*arguments: Any) -> Any:
-        with autocast_of(dtype, device):
+        with autocast_context(dtype, device):
             return model(*arguments)
 
-    run = _compiled(model, eager, recipe, dtype) if recipe.compiled else eager
-    with _attention(recipe.attention):
+    run = _compile(model, eager, recipe, dtype) if recipe.compiled else eager
+    with _attention_backend(recipe.attention):
         if recipe.graph:
-            return Graphed(run, inputs)
+            return CudaGraphCall(run, inputs)
         for _ in range(_WARM_UP_CALLS):
             run(*inputs)
     if not recipe.attention:
         return lambda: run(*inputs)
 
     def call() -> Any:
-        with _attention(recipe.attention):
+        with _attention_backend(recipe.attention):
             return run(*inputs)
 
     return call
 
 
-def _compiled(model: nn.Module, eager: Callable[..., Any], recipe: Recipe, dtype: str) -> Callable[..., Any]:
+def _compile(model: nn.Module, eager: Callable[..., Any], recipe: Recipe, dtype: str) -> Callable[..., Any]:
     config: Any = torch._dynamo.config
-    config.recompile_limit = config.accumulated_recompile_limit = _VARIANTS
+    config.recompile_limit = config.accumulated_recompile_limit = _RECOMPILE_LIMIT
     options = None if recipe.compile_mode else {"triton.cudagraphs": False, **recipe.options}
     # without autocast the model itself is compiled, so that nothing of ours stands between two calls
     target: Any = eager if dtype.startswith("autocast-") else model
@@ -170,11 +170,11 @@ def _compiled(model: nn.Module, eager: Callable[..., Any], recipe: Recipe, dtype
     return run  # type: ignore[no-any-return]
 
 
-def _attention(name: str) -> AbstractContextManager[None]:
+def _attention_backend(name: str) -> AbstractContextManager[None]:
     return sdpa_kernel(_ATTENTION[name]) if name else nullcontext()
 
 
-class Graphed:
+class CudaGraphCall:
     """A forward pass captured as one CUDA graph; each call copies the inputs into its buffers and launches it."""
 
     def __init__(self, run: Callable[..., Any], inputs: Sequence[Any]) -> None:
@@ -182,7 +182,7 @@ class Graphed:
         self._buffers = [value.clone() for value in self._inputs]
         buffers = iter(self._buffers)
         arguments = [next(buffers) if isinstance(value, torch.Tensor) else value for value in inputs]
-        self._replay = captured(lambda: run(*arguments))
+        self._replay = capture_cuda_graph(lambda: run(*arguments))
 
     def __call__(self) -> Any:
         for buffer, value in zip(self._buffers, self._inputs, strict=True):
@@ -190,7 +190,7 @@ class Graphed:
         return self._replay()
 
 
-def shallow(model: nn.Module, layers: int) -> nn.Module:
+def truncate_layers(model: nn.Module, layers: int) -> nn.Module:
     """A copy with fewer blocks, on which a recipe can be tried in seconds; and without a head, behind which two classes
     are two numbers, too few to tell rounding from a wrong kernel."""
     made = copy.deepcopy(model)
@@ -206,20 +206,20 @@ def shallow(model: nn.Module, layers: int) -> nn.Module:
 # result.
 
 
-_TRIED_LAYERS = 3
-_TRY_S = 0.25
+_TRIAL_LAYERS = 3
+_TRIAL_S = 0.25
 # bf16 has 8 bits: three layers of it are off by 1 to 2 %, and a wrong kernel by everything
 _ALLOWED_ERROR = 0.05
 
 ATTENTION = ("flash", "cudnn", "efficient")
-TUNED: dict[str, Any] = {"max_autotune_gemm": True, "autotune_num_choices_displayed": 0}
-EXTRAS: tuple[dict[str, Any], ...] = (
+TUNE_OPTIONS: dict[str, Any] = {"max_autotune_gemm": True, "autotune_num_choices_displayed": 0}
+EXTRA_TUNE_OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_autotune_pointwise": True, "coordinate_descent_tuning": True},
     {"triton.enable_persistent_tma_matmul": True},
     {"triton.enable_pdl": True},  # a kernel may start while the one before it ends
 )
 # below this a difference between two tries is noise
-_WORTH = 0.99
+_MIN_SPEEDUP = 0.99
 CPU_RECIPES = (
     Recipe("eager"),
     Recipe("compiled", compiled=True),
@@ -241,7 +241,7 @@ class Trial:
         return f"{self.recipe.described()}{self.on and ' on '}{self.on}: {result}"
 
 
-def choose(
+def autotune(
     model: nn.Module,
     inputs: Sequence[Any],
     dtype: str,
@@ -250,35 +250,35 @@ def choose(
     tune: bool = False,
 ) -> tuple[Recipe, list[Trial]]:
     """The quickest recipe for this model and these inputs, and all that were tried; `tune`: matrix kernels too."""
-    small = shallow(model, _TRIED_LAYERS) if isinstance(model, Encoder) else model
-    part = tried_part(model)
-    expected = _tensor(prepare_call(small, inputs, RECIPES["eager"], dtype, device)()).float()
+    small = truncate_layers(model, _TRIAL_LAYERS) if isinstance(model, Encoder) else model
+    part = trial_scope(model)
+    expected = _first_tensor(prepare_call(small, inputs, RECIPES["eager"], dtype, device)()).float()
     found: list[Trial] = []
 
     def attempt(recipe: Recipe) -> float:
-        found.append(replace(_try(small, inputs, recipe, dtype, device, expected), on=part))
+        found.append(replace(_run_trial(small, inputs, recipe, dtype, device, expected), on=part))
         tell(found[-1])
-        return _seconds(found[-1])
+        return _trial_seconds(found[-1])
 
     if device.type == "cuda":
-        _attempt_on_gpu(attempt, tune, is_short=isinstance(model, Encoder))
+        _run_gpu_trials(attempt, tune, is_short=isinstance(model, Encoder))
     else:
         for recipe in CPU_RECIPES:
             attempt(recipe)
-    return replace(min(found, key=_seconds).recipe, name="fastest"), found
+    return replace(min(found, key=_trial_seconds).recipe, name="fastest"), found
 
 
-def tried_part(model: nn.Module) -> str:
+def trial_scope(model: nn.Module) -> str:
     """`3 of 12 layers`: its times are not those of the whole model."""
     layers = len(model.blocks) if isinstance(model, Encoder) else 0
-    return f"{_TRIED_LAYERS} of {layers} layers" if layers > _TRIED_LAYERS else ""
+    return f"{_TRIAL_LAYERS} of {layers} layers" if layers > _TRIAL_LAYERS else ""
 
 
-def _seconds(tried: Trial) -> float:
+def _trial_seconds(tried: Trial) -> float:
     return float("inf") if tried.seconds is None else tried.seconds
 
 
-def _attempt_on_gpu(attempt: Callable[[Recipe], float], tune: bool, is_short: bool) -> None:
+def _run_gpu_trials(attempt: Callable[[Recipe], float], tune: bool, is_short: bool) -> None:
     """First the attention, which can be judged without compiling; then the compiler's options with that attention.
 
     A model that cannot be shortened takes minutes to compile, and is spared the finer ones.
@@ -295,37 +295,37 @@ def _attempt_on_gpu(attempt: Callable[[Recipe], float], tune: bool, is_short: bo
     compiled({})
     if not tune:
         return
-    tuned = compiled(TUNED)
+    tuned = compiled(TUNE_OPTIONS)
     if not is_short:
         return
-    helped = [extra for extra in EXTRAS if compiled({**TUNED, **extra}) < _WORTH * tuned]
+    helped = [extra for extra in EXTRA_TUNE_OPTIONS if compiled({**TUNE_OPTIONS, **extra}) < _MIN_SPEEDUP * tuned]
     if len(helped) > 1:
-        compiled({**TUNED, **{name: value for extra in helped for name, value in extra.items()}})
+        compiled({**TUNE_OPTIONS, **{name: value for extra in helped for name, value in extra.items()}})
 
 
-def _try(
+def _run_trial(
     model: nn.Module, inputs: Sequence[Any], recipe: Recipe, dtype: str, device: torch.device, expected: Tensor
 ) -> Trial:
     try:
         call = prepare_call(model, inputs, recipe, dtype, device)
-        error = distance(_tensor(call()), expected)
+        error = relative_error(_first_tensor(call()), expected)
         if not error < _ALLOWED_ERROR:
             return Trial(recipe, None, f"its result is off by {100 * error:.1f} %")
         threads = torch.get_num_threads()
         timer = Timer("call()", globals={"call": call}, num_threads=threads)
-        return Trial(recipe, timer.blocked_autorange(min_run_time=_TRY_S).median)
+        return Trial(recipe, timer.blocked_autorange(min_run_time=_TRIAL_S).median)
     except Exception as error:  # a kernel this card or this torch does not have is a candidate less, nothing more
         return Trial(recipe, None, (str(error) or type(error).__name__).splitlines()[0][:160])
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
     """Relative to the length of the whole output, so that single numbers near 0 do not count."""
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def _tensor(output: Any) -> Tensor:
+def _first_tensor(output: Any) -> Tensor:
     """The first tensor of what a model returns."""
     if isinstance(output, Tensor):
         return output
     values = output.values() if hasattr(output, "values") else output
-    return next(_tensor(value) for value in values if isinstance(value, Tensor | tuple | list))
+    return next(_first_tensor(value) for value in values if isinstance(value, Tensor | tuple | list))

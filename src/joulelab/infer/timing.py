@@ -19,19 +19,19 @@ import torch
 from torch.utils.benchmark import Timer
 
 from joulelab.infer.config import Case, InferSpec
-from joulelab.infer.energy import PIECE_S, Reader, Turn, mean_power_w, per_inference
-from joulelab.infer.recipes import peak_name
+from joulelab.infer.energy import SEGMENT_S, ItemWindow, Reader, energy_per_item, mean_power_w
+from joulelab.infer.recipes import peak_precision
 from joulelab.meter.health import load_health, throttle_shares
 from joulelab.meter.session import Meter
 from joulelab.train.devices import peak_flops
-from joulelab.train.stats.hooks import waiter
-from joulelab.train.stats.step_energy import reader_of, why_no_joules
+from joulelab.train.stats.hooks import device_synchronizer
+from joulelab.train.stats.step_energy import energy_reader, missing_energy_reason
 
 Call = Callable[[], Any]
-_WAITED_CALLS = 100
+_SYNC_CALLS = 100
 # torch calls twice to warm up before it times a block; only beside many calls that is nothing
 _LARGE_BLOCK = 100
-_WAITED_S = 1.0
+_SYNC_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,18 @@ class Latency:
 
 def run_round(call: Call, min_run_time_s: float, threads: int, before: Round | None = None) -> Round:
     """`before`: an earlier round of the same call, whose blocks had the right size; looking for it takes a second."""
-    counted = _Counted(call)
+    counted = _CountedCall(call)
     timer = Timer("call()", globals={"call": counted}, num_threads=threads)
     begin_ns = time.monotonic_ns()
     if before is None or before.calls_per_block < _LARGE_BLOCK:
         found = timer.blocked_autorange(min_run_time=min_run_time_s)
         times, size = tuple(found.times), found.number_per_run
     else:
-        times, size = _blocks(timer, min_run_time_s, before.calls_per_block), before.calls_per_block
+        times, size = _time_blocks(timer, min_run_time_s, before.calls_per_block), before.calls_per_block
     return Round(begin_ns, time.monotonic_ns(), counted.calls, times, size)
 
 
-def _blocks(timer: Timer, min_run_time_s: float, size: int) -> tuple[float, ...]:
+def _time_blocks(timer: Timer, min_run_time_s: float, size: int) -> tuple[float, ...]:
     """What blocked autorange does once it knows the size."""
     times: list[float] = []
     while size * sum(times) < min_run_time_s:
@@ -96,7 +96,7 @@ def _blocks(timer: Timer, min_run_time_s: float, size: int) -> tuple[float, ...]
     return tuple(times)
 
 
-class _Counted:
+class _CountedCall:
     def __init__(self, call: Call) -> None:
         self._call = call
         self.calls = 0
@@ -106,11 +106,11 @@ class _Counted:
         self._call()
 
 
-def waited_for(call: Call, device: torch.device) -> float:
+def synchronized_latency(call: Call, device: torch.device) -> float:
     """Median seconds of a call whose result the host waits for before it starts the next one."""
-    wait = waiter(device)
+    wait = device_synchronizer(device)
     times: list[float] = []
-    while len(times) < _WAITED_CALLS and sum(times) < _WAITED_S:
+    while len(times) < _SYNC_CALLS and sum(times) < _SYNC_S:
         begin = time.perf_counter()
         call()
         wait()
@@ -122,26 +122,26 @@ def waited_for(call: Call, device: torch.device) -> float:
 
 
 # With fewer pieces than this their spread says nothing.
-_FEWEST_PIECES = 3
+_MIN_SEGMENTS = 3
 
 
-Ended = Literal["", "no joules", "tight", "limit"]
+StopReason = Literal["", "no joules", "tight", "limit"]
 """Why a row was not run longer, where an interval was asked for."""
 
 
-class Timed(Protocol):
+class MeasuredRow(Protocol):
     """Whatever is run in rounds."""
 
-    ended: Ended
+    ended: StopReason
 
     @property
-    def turns(self) -> list[Turn]: ...
+    def turns(self) -> list[ItemWindow]: ...
 
     @property
     def seconds(self) -> float: ...
 
 
-T = TypeVar("T", bound=Timed)
+T = TypeVar("T", bound=MeasuredRow)
 
 
 def run_until_ci(
@@ -150,28 +150,28 @@ def run_until_ci(
     """`go_on` runs a row for so many seconds more. Rows take turns as before, as long as they are open."""
     if spec.target_ci is None:
         return
-    if why_no_joules(meter, device) is not None:
+    if missing_energy_reason(meter, device) is not None:
         for row in rows:
             row.ended = "no joules"
         return
-    seconds, still_open = max(spec.min_run_time_s / spec.rounds, PIECE_S), list(rows)
+    seconds, still_open = max(spec.min_run_time_s / spec.rounds, SEGMENT_S), list(rows)
     while still_open:
-        read = reader_of(meter, 0, device)  # what the trace covers by now; waiting would let the card cool down
+        read = energy_reader(meter, 0, device)  # what the trace covers by now; waiting would let the card cool down
         for row in still_open:
-            row.ended = _why_enough(row, read, spec.target_ci, spec.limit_s)
+            row.ended = _stop_reason(row, read, spec.target_ci, spec.limit_s)
         still_open = [row for row in still_open if not row.ended]
         for row in still_open:
             go_on(row, seconds)
 
 
-def _why_enough(row: Timed, read: Reader, target: float, limit_s: float) -> Ended:
-    found, _ = per_inference(row.turns, read)
-    if found is not None and row.seconds >= _FEWEST_PIECES * PIECE_S and found.relative <= target:
+def _stop_reason(row: MeasuredRow, read: Reader, target: float, limit_s: float) -> StopReason:
+    found, _ = energy_per_item(row.turns, read)
+    if found is not None and row.seconds >= _MIN_SEGMENTS * SEGMENT_S and found.relative <= target:
         return "tight"
     return "limit" if row.seconds >= limit_s else ""
 
 
-def stopped_words(row: Timed, spec: InferSpec) -> str:
+def stop_reason_text(row: MeasuredRow, spec: InferSpec) -> str:
     """Without the interval itself: the trace ran late while it was decided, and the table has the final one."""
     asked = f"{100 * (spec.target_ci or 0):g} %"
     return {
@@ -228,7 +228,7 @@ def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, 
     }
 
 
-def mfu_of(
+def model_flops_utilization(
     flops: float | None, how: str, items_per_s: float, dtype: str, device: torch.device
 ) -> tuple[float | None, str]:
     """Share of the data sheet's peak, or why it is not known."""
@@ -237,7 +237,7 @@ def mfu_of(
     if flops is None:
         return None, f"FLOPs {how}"
     name = torch.cuda.get_device_name(device)
-    peak = peak_flops(name, peak_name(dtype))
+    peak = peak_flops(name, peak_precision(dtype))
     if peak is None:
         return None, f"no peak of the {name} in {dtype} is known here (train/devices.py)"
     return flops * items_per_s / peak, ""

@@ -26,9 +26,9 @@ from joulelab.units import size_text
 from joulelab.zoo.cost import FlopCounter
 from joulelab.zoo.norms.encoder_shapes import SHAPES
 from joulelab.zoo.norms.encoders import Encoder, build, make_inputs
-from joulelab.zoo.norms.pretrained_encoders import lean, load_published
+from joulelab.zoo.norms.pretrained_encoders import fold_for_inference, load_published
 from joulelab.zoo.objective import Objective, prepare
-from joulelab.zoo.pretrained import explained_load, import_transformers, load_causal_lm, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_causal_lm, load_pretrained, seeded_init
 from joulelab.zoo.registry import WorkloadRequest, find_model
 
 
@@ -55,7 +55,7 @@ class ModelCache:
         make = {"encoder": self._encoder, "zoo": self._from_zoo, "pretrained": self._pretrained}[self._spec.kind]
         found = make(case)
         inputs = tuple(value.to(self._device) for value in found.inputs)
-        return replace(found, inputs=_cast(inputs, case.dtype))
+        return replace(found, inputs=_cast_batch(inputs, case.dtype))
 
     def _ready(self, key: tuple[Any, ...], dtype: str, make: Callable[[], nn.Module]) -> nn.Module:
         if key not in self._models:
@@ -69,7 +69,7 @@ class ModelCache:
             model = build(shape, case.norm, spec.seed)
             if spec.weights:
                 load_published(model, spec.weights)
-            return lean(model) if fastest else model
+            return fold_for_inference(model) if fastest else model
 
         model = self._ready((case.dtype, case.norm, fastest), case.dtype, make)
         inputs = (make_inputs(shape, case.batch_size, case.tokens),)
@@ -99,11 +99,13 @@ class ModelCache:
         loaded = self._loaded
         name, value, item = _pretrained_input(self._spec, loaded, case)
         keep = len(self._spec.dtypes) > 1
-        model = self._ready((case.dtype,), case.dtype, lambda: _ByName(copy.deepcopy(loaded) if keep else loaded, name))
+        model = self._ready(
+            (case.dtype,), case.dtype, lambda: _NamedInput(copy.deepcopy(loaded) if keep else loaded, name)
+        )
         return InferenceWorkload(model, (value,), case.batch_size, item)
 
 
-def _cast(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
+def _cast_batch(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
     """Also inside a batch of the zoo's."""
     return tuple(
         replace(value, tensors=dict(zip(value.tensors, cast_inputs(list(value.tensors.values()), dtype), strict=True)))
@@ -139,7 +141,7 @@ class _ForwardWithLoss(nn.Module):
         return self._objective(self.model, batch, lambda name: nullcontext()).loss_sum
 
 
-class _ByName(nn.Module):
+class _NamedInput(nn.Module):
     """A model of transformers that takes its input by name."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -158,9 +160,9 @@ def load_architecture(name: str) -> nn.Module:
     if path is not None and path.suffix.lower() == ".gguf":
         return load_causal_lm(name)
     transformers = import_transformers()
-    config: Any = explained_load(transformers.AutoConfig, name)
+    config: Any = load_pretrained(transformers.AutoConfig, name)
     kinds = [getattr(transformers, kind, None) for kind in config.architectures or []]
-    return explained_load(next((kind for kind in kinds if kind), transformers.AutoModel), name)
+    return load_pretrained(next((kind for kind in kinds if kind), transformers.AutoModel), name)
 
 
 def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[str, Tensor, str]:
@@ -226,19 +228,19 @@ def weight_bytes(model: nn.Module) -> int:
 # times that.
 
 
-_HINT = "ask for a smaller batch, a shorter sequence or 16-bit weights"
+_SMALLER_HINT = "ask for a smaller batch, a shorter sequence or 16-bit weights"
 _LARGE_BATCH = 64
 
 
 @contextmanager
-def explained(case: Case, device: torch.device) -> Iterator[None]:
+def explain_out_of_memory(case: Case, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         place = "GPU's memory" if device.type == "cuda" else "memory"
-        raise OutOfMemory(f"{_row(case)} does not fit into the {place}", _HINT) from error
+        raise OutOfMemory(f"{_row_name(case)} does not fit into the {place}", _SMALLER_HINT) from error
 
 
 def allocated_bytes(device: torch.device) -> int:
@@ -252,16 +254,16 @@ def row_memory_bytes(model: nn.Module, device: torch.device, before: int) -> int
     return weight_bytes(model) + peak - before if device.type == "cuda" else peak
 
 
-def require_room(case: Case, device: torch.device, one_item: Callable[[], InferenceWorkload]) -> None:
+def require_memory(case: Case, device: torch.device, one_item: Callable[[], InferenceWorkload]) -> None:
     if device.type == "cuda" or case.batch_size < _LARGE_BATCH:
         return
     needed = case.batch_size * item_bytes(one_item())
     memory = psutil.virtual_memory()
-    words = f"{_row(case)} needs at least {size_text(needed)} of memory"
+    words = f"{_row_name(case)} needs at least {size_text(needed)} of memory"
     if needed > memory.total:
-        raise ConfigError(f"{words}, and this machine has {size_text(memory.total)}", _HINT)
+        raise ConfigError(f"{words}, and this machine has {size_text(memory.total)}", _SMALLER_HINT)
     if needed > memory.available:
-        raise OutOfMemory(f"{words}, and {size_text(memory.available)} are free", _HINT)
+        raise OutOfMemory(f"{words}, and {size_text(memory.available)} are free", _SMALLER_HINT)
 
 
 def item_bytes(subject: InferenceWorkload) -> int:
@@ -289,5 +291,5 @@ class _LargestOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         return result
 
 
-def _row(case: Case) -> str:
+def _row_name(case: Case) -> str:
     return case.stage.removeprefix("infer.")

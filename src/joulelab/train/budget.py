@@ -36,12 +36,12 @@ class Position:
         return replace(self, step=self.step + 1, samples=self.samples + samples, tokens=self.tokens + tokens)
 
 
-LOOK_EVERY_S = 1.0
-LOOK_SHARE = 0.1
+READ_EVERY_S = 1.0
+READ_FRACTION_OF_REST = 0.1
 """Of the time that is left, at most, between two looks: a budget is not passed by a second's worth."""
-SMALLEST = 1e-3
+MIN_FRACTION = 1e-3
 """Share that counts as spent while neither clock nor meter has advanced."""
-Look = tuple[int, float]
+BudgetReading = tuple[int, float]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Budget:
     energy_j: Callable[[], float | None] = lambda: None
     """Joules that the job has used so far, from any origin; None where no sensor reports."""
     note: Callable[[int, float], None] = lambda step, fraction: None
-    replayed: Sequence[Look] | None = None
+    replayed: Sequence[BudgetReading] | None = None
     """Looks of an earlier run, in the order of their steps."""
     clock_s: Callable[[], float] = time.monotonic
     overshoot_j: float = 0.0
@@ -118,7 +118,7 @@ class Budget:
             shares.append((position.tokens + min(position.tokens + tokens, limit)) / 2 / limit)
         if self._is_looked_at:
             reached = self._seen + (position.step + 0.5 - self._seen_at) * self._per_step
-            shares.append(min(max(reached, SMALLEST), (1 + self._seen_below_1) / 2))
+            shares.append(min(max(reached, MIN_FRACTION), (1 + self._seen_below_1) / 2))
         return min(1.0, max(shares))
 
     @property
@@ -146,7 +146,7 @@ class Budget:
         share = max(self._seen, max(value / limit for value, limit in shares if limit))
         # closer and closer to the end, where every step counts; every step while nothing is known yet
         left_s = spent["time_s"] * (1 - share) / share if share > 0 else 0.0
-        self._look_every_s = min(LOOK_EVERY_S, LOOK_SHARE * left_s)
+        self._look_every_s = min(READ_EVERY_S, READ_FRACTION_OF_REST * left_s)
         return share
 
     def see(self, position: Position, seen: float) -> None:
@@ -228,23 +228,23 @@ class EarlyStopping:
 # A budget in joules needs somebody who tells joules: asked before anything is spent, and again by the loop.
 
 
-_PATIENCE_S = 3.0
+_READING_TIMEOUT_S = 3.0
 """A recorder that has just been started needs a moment for its first reading."""
 
 
-def require_joules(run: RunContext, *trainings: TrainingConfig | None, energy_j: float | None = None) -> None:
+def require_energy_reading(run: RunContext, *trainings: TrainingConfig | None, energy_j: float | None = None) -> None:
     """That the joule budgets of these trainings, or one of `energy_j` for each of them, can be kept here.
 
     The stages before a training may take hours, and all of them are in vain where its budget cannot be kept.
     """
     for config in trainings:
         if config is not None and (energy_j is not None or config.max_energy_j is not None):
-            joules_so_far(run, run.meter.live(), config)
+            wait_for_energy_reading(run, run.meter.live(), config)
 
 
-def joules_so_far(run: RunContext, live: LiveEnergy, config: TrainingConfig) -> float:
+def wait_for_energy_reading(run: RunContext, live: LiveEnergy, config: TrainingConfig) -> float:
     """What the sensors that count towards a budget have told; where there are none, the run ends here."""
-    patience_s = max(_PATIENCE_S, 2 * run.spec.energy.sample_interval_s)
+    patience_s = max(_READING_TIMEOUT_S, 2 * run.spec.energy.sample_interval_s)
     begun_s = time.monotonic()
     while (told_j := live.read_now(config.budget_counts_estimates)) is None:
         if time.monotonic() - begun_s > patience_s:

@@ -14,21 +14,21 @@ from collections.abc import Callable
 
 # Large enough to fill any current card; 3 x 8192^2 in bf16 is 0.4 GB.
 SIDE = 8192
-KEPT_IN_FLIGHT = 8
+PRODUCTS_PER_STEP = 8
 
 
 def main() -> None:
     seconds = float(sys.argv[1])
     what, step, settle = _gpu_load() or _cpu_load()
-    _say(load=what, begin_ns=time.monotonic_ns())
+    _print_json(load=what, begin_ns=time.monotonic_ns())
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         step()
     settle()
-    _say(end_ns=time.monotonic_ns())
+    _print_json(end_ns=time.monotonic_ns())
 
 
-def _say(**fields: object) -> None:
+def _print_json(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
@@ -51,16 +51,16 @@ def _gpu_load() -> tuple[str, Callable[[], object], Callable[[], object]] | None
     def step() -> None:
         """Products are only queued, so one thread keeps every card busy."""
         for (a, b), out in zip(factors, products, strict=True):
-            for _ in range(KEPT_IN_FLIGHT):
+            for _ in range(PRODUCTS_PER_STEP):
                 torch.mm(a, b, out=out)
         settle()  # bounds how long the load goes on after its end
 
     step()
     what = f"torch {torch.__version__}, {SIDE} x {SIDE} products in {str(kind).removeprefix('torch.')}"
-    return f"{what} on {_counted([torch.cuda.get_device_name(card) for card in cards])}", step, settle
+    return f"{what} on {_count_names([torch.cuda.get_device_name(card) for card in cards])}", step, settle
 
 
-def _counted(names: list[str]) -> str:
+def _count_names(names: list[str]) -> str:
     return ", ".join(f"{names.count(name)} x {name}" if len(names) > 1 else name for name in dict.fromkeys(names))
 
 

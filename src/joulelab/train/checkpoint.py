@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from joulelab.train.budget import Position
 
 KEEP = 2
-Light = dict[str, Any]
+LoopState = dict[str, Any]
 """Everything but weights and optimiser: random states, tallies, budgets."""
 
 
 @dataclass(frozen=True)
-class Heavy:
+class ModelState:
     """What is large: the modules and their optimiser."""
 
     trained: nn.Module
@@ -33,10 +33,10 @@ class Heavy:
 
 
 class Checkpoints(Protocol):
-    def save(self, position: Position, heavy: Heavy, light: Light, wait: bool) -> None:
+    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
         """Takes a copy and returns; with `wait` only after it is safe on the disk."""
 
-    def load(self, heavy: Heavy) -> tuple[Position, Light] | None:
+    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
         """Fill the modules and the optimiser from the newest complete checkpoint, if there is one."""
 
     def finish(self) -> None:
@@ -55,7 +55,7 @@ class CheckpointFolder:
         self._writing: Future[None] | None = None
         self._buffers: dict[str, Tensor] = {}
 
-    def save(self, position: Position, heavy: Heavy, light: Light, wait: bool) -> None:
+    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
         self.finish()  # the buffers are free again, and an earlier failure is told
         state = {"trained": heavy.trained.state_dict(), "optimizer": heavy.optimizer.state_dict(), "light": light}
         copied = self._copy(state)
@@ -63,7 +63,7 @@ class CheckpointFolder:
         if wait:
             self.finish()
 
-    def load(self, heavy: Heavy) -> tuple[Position, Light] | None:
+    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
         self.finish()
         files = self._files()
         if not files:

@@ -13,7 +13,7 @@ from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.context import RunContext
 
 
-def device_of(name: str, run: RunContext) -> torch.device:
+def resolve_device(name: str, run: RunContext) -> torch.device:
     """`auto`, `cpu` or `cuda`, started and noted in the run; a GPU that is not there is told before anything is loaded.
 
     Starting a device takes a second, once in a process; it is start-up, whichever stage asks first.
@@ -24,21 +24,21 @@ def device_of(name: str, run: RunContext) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     run.note_device(name)
     device, begin_ns = torch.device(name), clock.now().mono_ns
-    if _start(device):
+    if _start_device(device):
         run.note_setup(STARTUP, begin_ns, clock.now().mono_ns)
     return device
 
 
-_started: set[torch.device] = set()
+_started_devices: set[torch.device] = set()
 
 
-def _start(device: torch.device) -> bool:
+def _start_device(device: torch.device) -> bool:
     """Create the CUDA context and load the libraries of matrix products; whether this call did so."""
-    if device.type != "cuda" or device in _started:
+    if device.type != "cuda" or device in _started_devices:
         return False
     square = torch.ones(256, 256, device=device)
     (square @ square).sum().item()
-    _started.add(device)
+    _started_devices.add(device)
     return True
 
 
@@ -46,13 +46,13 @@ def _start(device: torch.device) -> bool:
 
 
 # what torch's allocator for the host says, and what it says where the size itself is too large a number
-_REFUSALS = ("DefaultCPUAllocator", "size calculation overflowed")
+_HOST_MEMORY_ERRORS = ("DefaultCPUAllocator", "size calculation overflowed")
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _HOST_MEMORY_ERRORS)
 
 
 # What a GPU can do at most, by its vendor's data sheet, for the share of it that a training uses (MFU).
@@ -65,25 +65,25 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 _TERA = 1e12
 
 
-def _card(fp32: float, tf32: float | None, half: float | None) -> Mapping[str, float | None]:
+def _dense_tflops(fp32: float, tf32: float | None, half: float | None) -> Mapping[str, float | None]:
     return {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
 
 
 # Words of the name the driver tells -> TFLOP/s; the first row that fits counts, special forms above plain ones.
 # Sources: NVIDIA's data sheets of the B200 (HGX), H200, H100, A100, V100, L40S, L4, A40, A10 and T4.
 _PEAKS: tuple[tuple[str, Mapping[str, float | None]], ...] = (
-    ("B200", _card(75.0, 1125.0, 2250.0)),
-    ("H200 NVL", _card(60.0, 417.5, 835.5)),
-    ("H200", _card(67.0, 494.7, 989.4)),
-    ("GH200", _card(67.0, 494.7, 989.4)),
-    ("H100 NVL", _card(60.0, 417.5, 835.5)),
-    ("H100 PCIe", _card(51.0, 378.0, 756.0)),
-    ("H100", _card(67.0, 494.7, 989.4)),
-    ("A100", _card(19.5, 156.0, 312.0)),
-    ("L40S", _card(91.6, 183.0, 362.0)),
-    ("L4", _card(30.3, 60.0, 121.0)),
-    ("A40", _card(37.4, 74.8, 149.7)),
-    ("A10", _card(31.2, 62.5, 125.0)),
+    ("B200", _dense_tflops(75.0, 1125.0, 2250.0)),
+    ("H200 NVL", _dense_tflops(60.0, 417.5, 835.5)),
+    ("H200", _dense_tflops(67.0, 494.7, 989.4)),
+    ("GH200", _dense_tflops(67.0, 494.7, 989.4)),
+    ("H100 NVL", _dense_tflops(60.0, 417.5, 835.5)),
+    ("H100 PCIe", _dense_tflops(51.0, 378.0, 756.0)),
+    ("H100", _dense_tflops(67.0, 494.7, 989.4)),
+    ("A100", _dense_tflops(19.5, 156.0, 312.0)),
+    ("L40S", _dense_tflops(91.6, 183.0, 362.0)),
+    ("L4", _dense_tflops(30.3, 60.0, 121.0)),
+    ("A40", _dense_tflops(37.4, 74.8, 149.7)),
+    ("A10", _dense_tflops(31.2, 62.5, 125.0)),
     ("V100 PCIE", {"fp32": 14.0, "fp16": 112.0}),  # no tf32 or bf16 in this generation
     ("V100", {"fp32": 15.7, "fp16": 125.0}),
     ("T4", {"fp32": 8.1, "fp16": 65.0}),

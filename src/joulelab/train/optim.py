@@ -39,7 +39,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Losses are sums, not means: the scale that keeps a mean's gradients inside fp16 is smaller by the count of terms.
-_SCALE_OF_A_MEAN = 2.0**16
+_MEAN_LOSS_SCALE = 2.0**16
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -48,7 +48,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 @contextmanager
-def matrix_products(precision: str) -> Iterator[None]:
+def float32_matmul_precision(precision: str) -> Iterator[None]:
     """tf32 for fp32 matrix products and convolutions, or not; as it was afterwards."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     tf32 = precision != "fp32"
@@ -63,7 +63,7 @@ def matrix_products(precision: str) -> Iterator[None]:
 
 def make_scaler(precision: str, device: torch.device, count: int) -> torch.amp.GradScaler:
     """Scales the loss so that fp16 gradients do not vanish; passes everything through for the other precisions."""
-    scale = _SCALE_OF_A_MEAN / 2 ** max(0, count.bit_length() - 1)
+    scale = _MEAN_LOSS_SCALE / 2 ** max(0, count.bit_length() - 1)
     return torch.amp.GradScaler(device.type, init_scale=scale, enabled=precision == "fp16")
 
 
@@ -72,16 +72,16 @@ def make_scaler(precision: str, device: torch.device, count: int) -> torch.amp.G
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The members of every list of equal modules, the outermost lists only."""
-    return list(_walk(model))
+    return list(_find_blocks(model))
 
 
-def _walk(module: nn.Module) -> Iterator[nn.Module]:
+def _find_blocks(module: nn.Module) -> Iterator[nn.Module]:
     for child in module.children():
         members = list(child.children()) if isinstance(child, nn.ModuleList | nn.Sequential) else []
         if len(members) > 1 and len({type(member) for member in members}) == 1 and any(members[0].children()):
             yield from members
         else:
-            yield from _walk(child)
+            yield from _find_blocks(child)
 
 
 def checkpoint_activations(model: nn.Module) -> int:
@@ -100,10 +100,10 @@ def checkpoint_activations(model: nn.Module) -> int:
 
 OFF, DEFAULT, BLOCKS = "off", "default", "blocks"
 # all blocks share the code of nn.Module's call; every kind, shape and mode of one is a variant of it
-_VARIANTS = 64
+_RECOMPILE_LIMIT = 64
 
 
-def mode_of(setting: str) -> str | None:
+def torch_compile_mode(setting: str) -> str | None:
     """torch.compile's own name for it."""
     return None if setting == DEFAULT else setting
 
@@ -112,9 +112,9 @@ def compile_in_place(model: nn.Module, setting: str) -> None:
     """The module stays what it is, by name and by type; only its calls are compiled."""
     if setting == OFF:
         return
-    _let_setuptools_in()
+    _use_stdlib_distutils()
     if setting != BLOCKS:
-        model.compile(mode=mode_of(setting))
+        model.compile(mode=torch_compile_mode(setting))
         return
     blocks = repeated_blocks(model)
     if not blocks:
@@ -122,13 +122,13 @@ def compile_in_place(model: nn.Module, setting: str) -> None:
             f"compile 'blocks': {type(model).__name__} has no list of equal layers", "use compile 'default'"
         )
     config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, _VARIANTS)
+    config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
     for block in blocks:
         block.compile()
 
 
 @contextmanager
-def compilation_marks(
+def track_compilations(
     setting: str,
     note: Callable[[str, int, int], None],
     paused: Callable[[], AbstractContextManager[object]] = nullcontext,
@@ -143,7 +143,7 @@ def compilation_marks(
     if setting == OFF:
         yield
         return
-    _let_setuptools_in()
+    _use_stdlib_distutils()
     from torch._dynamo.callback import callback_handler  # imports the compiler, which takes seconds
 
     begin_ns = 0
@@ -167,7 +167,7 @@ def compilation_marks(
         callback_handler.remove_end_callback(end)
 
 
-def _let_setuptools_in() -> None:
+def _use_stdlib_distutils() -> None:
     """torch's compiler imports setuptools, which before Python 3.12 swaps distutils for its own
     and fails where that was imported already. The compiler needs neither."""
     if sys.version_info < (3, 12):

@@ -52,7 +52,7 @@ class Ranks:
         self.sum([0.0])
 
 
-ALONE = Ranks()
+SINGLE_RANK = Ranks()
 
 
 def started_by_torchrun() -> bool:
@@ -60,9 +60,9 @@ def started_by_torchrun() -> bool:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def process_group() -> Iterator[Ranks]:
     """This process's place among those torchrun started, for as long as they work together."""
-    ranks = join()
+    ranks = init_ranks()
     try:
         yield ranks
     finally:
@@ -70,7 +70,7 @@ def joined() -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def join() -> Ranks:
+def init_ranks() -> Ranks:
     """This process's place among those torchrun started."""
     if not started_by_torchrun():
         return Ranks()
@@ -83,7 +83,7 @@ def join() -> Ranks:
     return ranks
 
 
-def kind_of(config: TrainingConfig, ranks: Ranks) -> str:
+def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
     if config.parallel in ("ddp", "fsdp") and ranks.world == 1:
         raise ConfigError(
             f"parallel={config.parallel} needs several ranks and there is one",
@@ -99,12 +99,12 @@ def kind_of(config: TrainingConfig, ranks: Ranks) -> str:
     return "ddp" if config.parallel == "auto" and ranks.world > 1 else config.parallel
 
 
-def copy_on_ranks(model: nn.Module, device: torch.device) -> nn.Module:
+def wrap_ddp(model: nn.Module, device: torch.device) -> nn.Module:
     places: Any = [device] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=places, gradient_as_bucket_view=True)
 
 
-def share_gradients(called: nn.Module, now: bool) -> None:
+def set_gradient_sync(called: nn.Module, now: bool) -> None:
     """Gradients travel with the last micro-batch of a step only; set before its forward pass."""
     if isinstance(called, DistributedDataParallel):
         called.require_backward_grad_sync = now

@@ -21,12 +21,12 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from joulelab.train.budget import Position
-from joulelab.train.checkpoint import KEEP, Heavy, Light
+from joulelab.train.checkpoint import KEEP, LoopState, ModelState
 from joulelab.train.optim import repeated_blocks
 from joulelab.train.parallel import Ranks
 
 
-def shard(modules: Iterable[nn.Module]) -> None:
+def shard_modules(modules: Iterable[nn.Module]) -> None:
     """In place, before the optimiser is made: what it holds is then sharded too."""
     for module in modules:
         for parameter in module.parameters():
@@ -38,7 +38,7 @@ def shard(modules: Iterable[nn.Module]) -> None:
         fully_shard(module, reshard_after_forward=None if trained else True)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor] | None:
+def gather_weights(model: nn.Module) -> dict[str, Tensor] | None:
     """Of a model in shards, gathered on the CPU of the first rank; None for a model that has all of itself."""
     if not isinstance(model, FSDPModule):
         return None
@@ -65,22 +65,22 @@ class ShardedCheckpoints:
         self._group = dist.new_group(backend="gloo")
         self._writing: Any = None
 
-    def save(self, position: Position, heavy: Heavy, light: Light, wait: bool) -> None:
+    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
         self.finish()
         folder = self.folder / f"step-{position.step:09d}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"position": asdict(position), "light": light}, self._own_file(folder))
         self._ranks.barrier()
-        state = _state_of(heavy)
+        state = _state_dicts(heavy)
         self._writing = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         if wait:
             self.finish()
 
-    def load(self, heavy: Heavy) -> tuple[Position, Light] | None:
+    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
         folders = self._complete()
         if not folders:
             return None
-        state = _state_of(heavy)
+        state = _state_dicts(heavy)
         dcp.load(state, checkpoint_id=folders[-1], process_group=self._group)  # type: ignore[attr-defined]
         set_state_dict(
             heavy.trained,
@@ -116,6 +116,6 @@ class ShardedCheckpoints:
         return sorted(path.parent for path in self.folder.glob(f"step-*/{_COMPLETE}"))
 
 
-def _state_of(heavy: Heavy) -> dict[str, Any]:
+def _state_dicts(heavy: ModelState) -> dict[str, Any]:
     model, optimizer = get_state_dict(heavy.trained, heavy.optimizer, options=_OPTIONS)
     return {"trained": model, "optimizer": optimizer}

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.errors import EndedBySignal, NonFiniteLoss
 from joulelab.train import parallel
-from joulelab.train.budget import Budget, EarlyStopping, Look, Position
-from joulelab.train.checkpoint import Checkpoints, Heavy, Light
+from joulelab.train.budget import Budget, BudgetReading, EarlyStopping, Position
+from joulelab.train.checkpoint import Checkpoints, LoopState, ModelState
 from joulelab.train.config import TrainingConfig
 from joulelab.train.optim import (
     BLOCKS,
@@ -34,13 +34,13 @@ from joulelab.train.optim import (
     autocast,
     checkpoint_activations,
     compile_in_place,
+    float32_matmul_precision,
     make_optimizer,
     make_scaler,
-    matrix_products,
-    mode_of,
     repeated_blocks,
+    torch_compile_mode,
 )
-from joulelab.train.parallel import ALONE, Ranks
+from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.train.stats.hooks import TrainerStats
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
@@ -79,9 +79,9 @@ class TrainerCallbacks:
     energy_j: Callable[[], float | None] = lambda: None
     """Joules that the job has used so far, from any origin; None where no sensor reports."""
     budget_look: Callable[[int, float], None] = lambda step, fraction: None
-    replayed_looks: Sequence[Look] | None = None
+    replayed_looks: Sequence[BudgetReading] | None = None
     warn: Callable[[str], None] = lambda text: None
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
 
 
 # Loss and its parts since the last look, summed on the device: looking at them makes the host wait.
@@ -122,7 +122,7 @@ class RunningLoss:
 # A fraction, not a step number: a budget of joules or minutes has no last step that anyone knows in advance.
 
 
-def rate_factor(schedule: str, fraction: float, warmup_share: float) -> float:
+def learning_rate_factor(schedule: str, fraction: float, warmup_share: float) -> float:
     """Factor on the peak rate: up to 1 over the warm-up, then as the schedule says until the budget is spent."""
     if fraction < warmup_share:
         return fraction / warmup_share
@@ -141,7 +141,7 @@ def rate_factor(schedule: str, fraction: float, warmup_share: float) -> float:
 B = TypeVar("B", bound=TrainingBatch)
 
 
-class _Ready(NamedTuple):
+class _PreparedBatch(NamedTuple):
     batch: Any
     copied: torch.cuda.Event | None
 
@@ -152,7 +152,7 @@ class Prefetcher(Generic[B]):
     def __init__(self, source: BatchSource[B], device: torch.device, ahead: int, stride: int = 1) -> None:
         self._source, self._device, self._ahead, self._stride = source, device, ahead, stride
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="joulelab-input") if ahead else None
-        self._queue: deque[tuple[int, Future[_Ready]]] = deque()
+        self._queue: deque[tuple[int, Future[_PreparedBatch]]] = deque()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def take(self, number: int) -> B:
@@ -167,7 +167,7 @@ class Prefetcher(Generic[B]):
         if ready.copied is not None:
             stream = torch.cuda.current_stream(self._device)
             stream.wait_event(ready.copied)
-            for tensor in _tensors(ready.batch):
+            for tensor in _cuda_tensors(ready.batch):
                 tensor.record_stream(stream)  # not to be overwritten by a later batch while a kernel still reads it
         batch: B = ready.batch
         return batch
@@ -186,17 +186,17 @@ class Prefetcher(Generic[B]):
         epoch, index = divmod(number, self._source.batches_per_epoch)
         return self._source.at(epoch, index)
 
-    def _make(self, number: int) -> _Ready:
+    def _make(self, number: int) -> _PreparedBatch:
         batch = self._batch(number)
         if self._stream is None:
-            return _Ready(batch.to(self._device), None)
+            return _PreparedBatch(batch.to(self._device), None)
         pin = getattr(batch, "pin_memory", None)
         with torch.cuda.stream(self._stream):
             moved = (pin() if pin else batch).to(self._device)
-            return _Ready(moved, self._stream.record_event())
+            return _PreparedBatch(moved, self._stream.record_event())
 
 
-def _tensors(batch: object) -> Iterator[Tensor]:
+def _cuda_tensors(batch: object) -> Iterator[Tensor]:
     for value in vars(batch).values():
         if isinstance(value, Tensor) and value.is_cuda:
             yield value
@@ -258,7 +258,7 @@ class Trainer(ABC, Generic[B]):
         self.resume()
         self.trained.train()
         loss = math.nan
-        with matrix_products(self.config.precision):
+        with float32_matmul_precision(self.config.precision):
             self.budget.start()
             self.stats.start_train()
             began = self.position
@@ -433,8 +433,8 @@ class Trainer(ABC, Generic[B]):
             self.around.advance(self.position)
 
     @property
-    def _heavy(self) -> Heavy:
-        return Heavy(self.trained, self.optimizer)
+    def _heavy(self) -> ModelState:
+        return ModelState(self.trained, self.optimizer)
 
     def state(self) -> dict[str, Any]:
         """All that training changes, by reference; `position` apart."""
@@ -449,7 +449,7 @@ class Trainer(ABC, Generic[B]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.load_light_state(state["light"])
 
-    def light_state(self) -> Light:
+    def light_state(self) -> LoopState:
         return {
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
@@ -458,7 +458,7 @@ class Trainer(ABC, Generic[B]):
             "early_stopping": self.early_stopping.state(),
         }
 
-    def load_light_state(self, light: Light) -> None:
+    def load_light_state(self, light: LoopState) -> None:
         torch.set_rng_state(light["rng"].cpu())
         if light["cuda_rng"] is not None:
             torch.cuda.set_rng_state(light["cuda_rng"].cpu(), self.device)
@@ -469,7 +469,7 @@ class Trainer(ABC, Generic[B]):
     def _set_learning_rate(self, tokens: int) -> None:
         """For the step under way, of so many tokens."""
         fraction = self.budget.fraction_amid(self.position, tokens)
-        factor = rate_factor(self.config.schedule, fraction, self.config.warmup_share)
+        factor = learning_rate_factor(self.config.schedule, fraction, self.config.warmup_share)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor
 
@@ -480,21 +480,21 @@ class Trainer(ABC, Generic[B]):
 # How a micro-batch goes forward and backward and how the optimiser steps: on one device, or on many by DDP or FSDP.
 
 
-_NEVER_ZERO = 1e-6
+_CLIP_EPS = 1e-6
 
 
 class SimpleTrainer(Trainer[B]):
     def set_up(self) -> torch.optim.Optimizer:
-        self.parallel = parallel.kind_of(self.config, self.ranks)
+        self.parallel = parallel.parallel_mode(self.config, self.ranks)
         self.scaler: Any = None
         self.last_of_step = True
         if self.config.activation_checkpointing:
             checkpoint_activations(self.model)
         if self.parallel == "fsdp":
-            from joulelab.train.sharding_fsdp import shard
+            from joulelab.train.sharding_fsdp import shard_modules
 
-            shard(self.trained.values())
-        self.called = parallel.copy_on_ranks(self.model, self.device) if self.parallel == "ddp" else self.model
+            shard_modules(self.trained.values())
+        self.called = parallel.wrap_ddp(self.model, self.device) if self.parallel == "ddp" else self.model
         self._compute = self._computation()
         return make_optimizer(self.trained.parameters(), self.config)
 
@@ -502,7 +502,7 @@ class SimpleTrainer(Trainer[B]):
         """The objective over the model, compiled where asked: as one graph where it is one, else the model alone, or
         only its blocks."""
         objective, called = self.objective, self.called
-        setting, mode = self.config.compile, mode_of(self.config.compile)
+        setting, mode = self.config.compile, torch_compile_mode(self.config.compile)
         for module in objective.modules().values():
             if setting != BLOCKS or repeated_blocks(module):  # a connector has none
                 compile_in_place(module, setting)
@@ -516,7 +516,7 @@ class SimpleTrainer(Trainer[B]):
         return lambda batch: objective(compiled, batch, self.mark_part)
 
     def forward(self, batch: B) -> ObjectiveOutput:
-        parallel.share_gradients(self.called, now=self.last_of_step)
+        parallel.set_gradient_sync(self.called, now=self.last_of_step)
         with autocast(self.config.precision, self.device):
             return self._compute(batch)
 
@@ -549,15 +549,15 @@ class SimpleTrainer(Trainer[B]):
         if self.config.clip_norm is None:
             return of_mean
         length = of_mean * nn.utils.get_total_norm(gradients, foreach=True)
-        return of_mean * torch.clamp(self.config.clip_norm / (length + _NEVER_ZERO), max=1.0)
+        return of_mean * torch.clamp(self.config.clip_norm / (length + _CLIP_EPS), max=1.0)
 
     def _beside_the_model(self) -> list[nn.Parameter]:
         return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]
 
-    def light_state(self) -> Light:
+    def light_state(self) -> LoopState:
         return {**super().light_state(), "scaler": self.scaler.state_dict() if self.scaler is not None else None}
 
-    def load_light_state(self, light: Light) -> None:
+    def load_light_state(self, light: LoopState) -> None:
         super().load_light_state(light)
         if light["scaler"] is not None:
             self.scaler = make_scaler(self.config.precision, self.device, 1)

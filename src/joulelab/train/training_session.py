@@ -20,12 +20,12 @@ from joulelab.runs.execute import current_rank
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Result
 from joulelab.runs.store import find_folder
-from joulelab.train.budget import Look, Position, joules_so_far
+from joulelab.train.budget import BudgetReading, Position, wait_for_energy_reading
 from joulelab.train.checkpoint import CheckpointFolder, Checkpoints
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.train.devices import is_out_of_memory
-from joulelab.train.optim import compilation_marks
-from joulelab.train.parallel import ALONE, Ranks
+from joulelab.train.optim import track_compilations
+from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.train.stats.hooks import MeterStats, StatsList, TrackerContext, load_tracker
 from joulelab.train.trainer import SimpleTrainer, StepReport, TrainerCallbacks
 from joulelab.units import energy_text
@@ -60,7 +60,7 @@ class TrainingJob:
     evaluate_stage: str = ""
     evaluate_activity: str = "evaluate"
     """`validate` where that stage holds only evaluations during training."""
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
     loss_name: str = ""
     """What the loss is made of, for whoever watches: the numbers of two objectives are not to be compared."""
 
@@ -91,8 +91,8 @@ class _Session:
     def train(self) -> TrainingOutcome:
         run, task = self.run, self.task
         torch.manual_seed(task.seed + task.ranks.rank)
-        compiling = compilation_marks(task.config.compile, run.note_setup, self._budget_paused)
-        with self._rows(), compiling, self._training_stage() as stage, _explained(task):
+        compiling = track_compilations(task.config.compile, run.note_setup, self._budget_paused)
+        with self._rows(), compiling, self._training_stage() as stage, _explain_out_of_memory(task):
             self.began_ns = clock.now().mono_ns
             trainer = self.trainer = self._trainer(stage)
             trainer.stats.attach(self._bench(trainer))
@@ -207,15 +207,15 @@ class _Session:
         if config.max_energy_j is None:
             return lambda: None
         live = self.run.meter.live()
-        joules_so_far(self.run, live, config)
+        wait_for_energy_reading(self.run, live, config)
         return lambda: live.read_now(config.budget_counts_estimates)
 
-    def _replayed(self) -> list[Look] | None:
+    def _replayed(self) -> list[BudgetReading] | None:
         name = self.task.config.replay_budget_of
         if name is None:
             return None
         folder = find_folder(self.run.store, name)
-        looks = _looks(read_lines(RunPaths(folder).metrics), self.task.stage)
+        looks = _budget_readings(read_lines(RunPaths(folder).metrics), self.task.stage)
         if not looks:
             raise ConfigError(
                 f"{folder.name} noted no budget of time or joules for {self.task.stage}",
@@ -244,7 +244,7 @@ class _Session:
         self.telemetry.step(position.step)
 
 
-def _looks(lines: Iterable[dict[str, Any]], stage: str) -> list[Look]:
+def _budget_readings(lines: Iterable[dict[str, Any]], stage: str) -> list[BudgetReading]:
     found = {
         line["step"]: line["budget_fraction"]
         for line in lines
@@ -253,7 +253,7 @@ def _looks(lines: Iterable[dict[str, Any]], stage: str) -> list[Look]:
     return sorted(found.items())
 
 
-class _explained:  # noqa: N801  # reads as a word in a `with`
+class _explain_out_of_memory:  # noqa: N801  # reads as a word in a `with`
     """Out of memory is the user's to fix, so the error names ways to fix it."""
 
     def __init__(self, task: TrainingJob) -> None:

@@ -27,7 +27,7 @@ from joulelab.zoo.registry import (
 
 PUBLISHED = "published"
 BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budget_of")
-LINES_OF_METRICS = 10
+METRIC_LINES = 10
 
 
 class TrainSpec(TrainingRunSpec):
@@ -70,8 +70,8 @@ class TrainSpec(TrainingRunSpec):
         entry = find_model(name)
         size = entry.sizes.get(settings.get("size") or entry.default_size)
         own = {"batch_size": size.batch_size} if size else {}
-        training = own | _derived(training) | training | _placed_trackers(training)
-        return {"name": entry.name} | dict(settings) | {"model": _from_anywhere(name), "training": training}
+        training = own | _derived_defaults(training) | training | _absolute_trackers(training)
+        return {"name": entry.name} | dict(settings) | {"model": _absolute(name), "training": training}
 
     @property
     def entry(self) -> ZooEntry:
@@ -103,24 +103,24 @@ class TrainSpec(TrainingRunSpec):
             raise UsageError("device=cuda, and there is no NVIDIA GPU here", "leave it out, or write --device cpu")
 
 
-def _from_anywhere(name: str) -> str:
+def _absolute(name: str) -> str:
     """A file by its full path, so that a run can be resumed and repeated in another folder."""
     return str(Path(name).expanduser().absolute()) if is_file(name) else name
 
 
-def _placed_trackers(training: Mapping[str, Any]) -> dict[str, Any]:
+def _absolute_trackers(training: Mapping[str, Any]) -> dict[str, Any]:
     stats = training.get("stats")
-    return {"stats": [_from_anywhere(str(name)) for name in stats]} if isinstance(stats, list) else {}
+    return {"stats": [_absolute(str(name)) for name in stats]} if isinstance(stats, list) else {}
 
 
-def _derived(training: Mapping[str, Any]) -> dict[str, Any]:
+def _derived_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
     """A budget that was named stands in place of the one epoch; a short training still gets some lines of metrics."""
     found: dict[str, Any] = {}
     if any(training.get(name) is not None for name in BUDGETS):
         found["epochs"] = None
     steps = training.get("max_steps")
     if isinstance(steps, int) and steps > 0:
-        found["log_every_steps"] = min(LINES_OF_METRICS, max(1, steps // LINES_OF_METRICS))
+        found["log_every_steps"] = min(METRIC_LINES, max(1, steps // METRIC_LINES))
     return found
 
 

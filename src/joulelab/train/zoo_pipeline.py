@@ -25,12 +25,12 @@ from joulelab.meter.trace import read_lines
 from joulelab.runs.artifacts import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
-from joulelab.train.devices import device_of, peak_flops
+from joulelab.train.devices import peak_flops, resolve_device
 from joulelab.train.optim import autocast
-from joulelab.train.parallel import Ranks, joined
+from joulelab.train.parallel import Ranks, process_group
 from joulelab.train.training_session import TrainingJob, train_in_run
 from joulelab.train.zoo_config import PUBLISHED, TrainSpec
-from joulelab.zoo.cost import PaperCost, paper_cost
+from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import Workload, count_parameters, prepare
 from joulelab.zoo.pretrained import load_weights, save_weights
 from joulelab.zoo.registry import SYNTHETIC, is_file
@@ -56,7 +56,9 @@ def _typical_rate(lines: Sequence[dict[str, Any]]) -> float | None:
     return statistics.median(rates) if rates else None
 
 
-def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str, gpus: int) -> tuple[float | None, str]:
+def model_flops_utilization(
+    cost: ModelCost, speed: Speed, gpu_name: str, precision: str, gpus: int
+) -> tuple[float | None, str]:
     """Model FLOPs utilisation: FLOPs on paper per second over the data sheet's peak; or why it is not known."""
     peak = peak_flops(gpu_name, precision)
     if peak is None:
@@ -68,14 +70,14 @@ def share_of_peak(cost: PaperCost, speed: Speed, gpu_name: str, precision: str, 
     return cost.training_flops * speed.items_per_s / (gpus * peak), ""
 
 
-def numbers_of(model: nn.Module, precision: str) -> str:
+def matmul_precision(model: nn.Module, precision: str) -> str:
     """What its matrix products are computed in: weights kept in half precision need no autocast to be."""
     kept = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     largest = max(model.parameters(), key=lambda parameter: parameter.numel())
     return kept.get(largest.dtype, precision)
 
 
-def start_memory_peak(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -99,7 +101,7 @@ def held_out_loss(workload: Workload, batches: int, device: torch.device, precis
     source = workload.validation
     assert source is not None
     loss_sum, count = torch.zeros((), device=device), 0
-    with _as_it_was(workload, device), autocast(precision, device):
+    with _evaluation_mode(workload, device), autocast(precision, device):
         for index in range(min(batches, source.batches_per_epoch)):
             batch = source.at(0, index).to(device)
             output = workload.objective(workload.model, batch, lambda name: nullcontext())
@@ -108,7 +110,7 @@ def held_out_loss(workload: Workload, batches: int, device: torch.device, precis
     return float(loss_sum) / max(1, count)
 
 
-def _as_it_was(workload: Workload, device: torch.device) -> ExitStack:
+def _evaluation_mode(workload: Workload, device: torch.device) -> ExitStack:
     """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
     stack = ExitStack()
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
@@ -122,7 +124,7 @@ PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 
 
 def run_train(run: RunContext) -> None:
-    with joined() as ranks:
+    with process_group() as ranks:
         lab = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
         if lab.spec.save_model:
             lab.final_model()
@@ -139,13 +141,13 @@ class _TrainPipeline:
         self.run = run
         self.spec = spec
         self.ranks = ranks
-        self.device = device_of(spec.device, self.run)
+        self.device = resolve_device(spec.device, self.run)
 
     @cached_property
     def workload(self) -> Workload:
         """Model, data and objective, on the device; and what the model should cost, on paper."""
         with self.run.stage(PREPARE, role="setup", activity="load"):
-            self.cost: PaperCost = paper_cost(self.spec.request)
+            self.cost: ModelCost = model_cost(self.spec.request)
             workload = prepare(self.spec.request)
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
@@ -156,7 +158,7 @@ class _TrainPipeline:
     def train(self) -> None:
         """The one place where the loop is entered."""
         workload = self.workload
-        start_memory_peak(self.device)
+        reset_peak_memory(self.device)
         looks = workload.validation is not None and self.spec.evaluate_batches > 0
         train_in_run(
             self.run,
@@ -200,9 +202,9 @@ class _TrainPipeline:
     def _whole_weights(self) -> dict[str, Tensor] | None:
         if self.ranks.world == 1:
             return None
-        from joulelab.train.sharding_fsdp import whole_weights  # seconds to import
+        from joulelab.train.sharding_fsdp import gather_weights  # seconds to import
 
-        return whole_weights(self.workload.model)
+        return gather_weights(self.workload.model)
 
     def evaluate(self) -> None:
         if self.workload.validation is None or self.spec.evaluate_batches == 0:
@@ -235,7 +237,7 @@ class _TrainPipeline:
             f"{TRAIN}.first_loss": speed.first_loss,
             f"{TRAIN}.items_per_s": speed.items_per_s,
         }
-        mfu, why_not = self._mfu(speed, numbers_of(model, self.spec.training.precision))
+        mfu, why_not = self._mfu(speed, matmul_precision(model, self.spec.training.precision))
         for name, value in {**found, f"{TRAIN}.mfu": mfu}.items():
             if value is not None:
                 self.run.result(name, Result(value=float(value)))
@@ -247,7 +249,7 @@ class _TrainPipeline:
         if self.device.type != "cuda":
             return None, "no peak is known for a CPU"
         name = torch.cuda.get_device_name(self.device)
-        return share_of_peak(self.cost, speed, name, numbers, self.ranks.world)
+        return model_flops_utilization(self.cost, speed, name, numbers, self.ranks.world)
 
     def _parents(self) -> list[Bill]:
         """Bills of the weights to start from and of the dataset."""

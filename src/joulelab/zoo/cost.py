@@ -36,14 +36,14 @@ aten: Any = torch.ops.aten
 class FlopCounter(FlopCounterMode):
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping={aten.convolution_backward: _convolution_backward})
-        self.mod_tracker: Any = _Nowhere()
+        self.mod_tracker: Any = _NullModuleTracker()
 
     @property
     def flops(self) -> int:
         return int(self.get_total_flops())
 
 
-class _Nowhere:
+class _NullModuleTracker:
     """In place of torch's note of which module is at work, which trips over models with a backward pass of their own
     (Reformer's reversible layers); a sum needs no names."""
 
@@ -64,7 +64,7 @@ def _convolution_backward(
     return sum(map(bool, wanted[:2])) * forward
 
 
-class Answered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+class AssumedBooleans(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """A question put to numbers that are not there ("is any attention global?") has one answer, given in advance."""
 
     def __init__(self, answer: bool) -> None:
@@ -79,13 +79,13 @@ class Answered(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 # A batch of one has no statistics over the batch, and no neighbour within it, which some losses look at.
 ITEMS = 2
 # Graphs and molecules differ in size: their mean needs more of them.
-ITEMS_OF_VARYING_SIZE = 16
-REALLY_RUN_BELOW = 50_000_000
+ITEMS_IF_SIZES_VARY = 16
+REAL_RUN_MAX_PARAMETERS = 50_000_000
 """Parameters of a model that a CPU runs once within seconds."""
 
 
 @dataclass(frozen=True)
-class PaperCost:
+class ModelCost:
     parameters: int
     """That training changes."""
     others: int
@@ -100,21 +100,21 @@ class PaperCost:
     """How the FLOPs were counted, or why they could not be."""
 
 
-Way = Callable[[WorkloadRequest], PaperCost]
+CountingMethod = Callable[[WorkloadRequest], ModelCost]
 
 
-def paper_cost(request: WorkloadRequest) -> PaperCost:
+def model_cost(request: WorkloadRequest) -> ModelCost:
     """Of the request's size and input shape; its dataset and weights make no difference."""
     varying = request.entry.family in ("graphs", "molecules")
-    items = ITEMS_OF_VARYING_SIZE if varying else ITEMS
+    items = ITEMS_IF_SIZES_VARY if varying else ITEMS
     asked = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
-    ways: list[tuple[Way, str]] = [
-        (partial(_made_of_nothing, answer=False), "fake tensors"),
-        (partial(_made_of_nothing, answer=True), "fake tensors"),  # "do these fit together?"
-        (_made_of_fakes, "fake tensors"),
+    ways: list[tuple[CountingMethod, str]] = [
+        (partial(_count_on_meta, answer=False), "fake tensors"),
+        (partial(_count_on_meta, answer=True), "fake tensors"),  # "do these fit together?"
+        (_count_on_fake_tensors, "fake tensors"),
     ]
-    if request.size.parameters < REALLY_RUN_BELOW:
-        ways.append((_real, f"a batch of {items}"))
+    if request.size.parameters < REAL_RUN_MAX_PARAMETERS:
+        ways.append((_count_on_real_batch, f"a batch of {items}"))
     reasons = []
     for way, how in ways:
         try:
@@ -123,10 +123,10 @@ def paper_cost(request: WorkloadRequest) -> PaperCost:
             raise
         except Exception as error:  # whatever a model does with numbers that are not there
             reasons.append(f"{type(error).__name__}: {(str(error) or 'no text').splitlines()[0]}"[:120])
-    return PaperCost(request.size.parameters, 0, 0, how=f"the model looks at its numbers while it runs ({reasons[0]})")
+    return ModelCost(request.size.parameters, 0, 0, how=f"the model looks at its numbers while it runs ({reasons[0]})")
 
 
-def _made_of_nothing(request: WorkloadRequest, answer: bool) -> PaperCost:
+def _count_on_meta(request: WorkloadRequest, answer: bool) -> ModelCost:
     """Built without memory, then given fake memory: a constructor may still look at numbers of its own."""
     with torch.device("meta"):
         workload = prepare(request)
@@ -136,21 +136,21 @@ def _made_of_nothing(request: WorkloadRequest, answer: bool) -> PaperCost:
         for module in _modules(workload):
             module.to_empty(device="cpu").eval()  # with numbers that are not there, no layer is left out at random
     batch = _first_batch(workload)
-    with fake, Answered(answer):
-        return _counted(workload, batch, cost)
+    with fake, AssumedBooleans(answer):
+        return _count_flops(workload, batch, cost)
 
 
-def _made_of_fakes(request: WorkloadRequest) -> PaperCost:
+def _count_on_fake_tensors(request: WorkloadRequest) -> ModelCost:
     """For data that comes out of tensors of its own."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         workload = prepare(request)
-        return _counted(workload, _first_batch(workload), _sizes(workload))
+        return _count_flops(workload, _first_batch(workload), _sizes(workload))
 
 
-def _real(request: WorkloadRequest) -> PaperCost:
+def _count_on_real_batch(request: WorkloadRequest) -> ModelCost:
     workload = prepare(request)
-    return _counted(workload, _first_batch(workload), _sizes(workload))
+    return _count_flops(workload, _first_batch(workload), _sizes(workload))
 
 
 def _first_batch(workload: Workload) -> Any:
@@ -161,17 +161,17 @@ def _modules(workload: Workload) -> list[nn.Module]:
     return [workload.model, *workload.objective.modules().values()]
 
 
-def _sizes(workload: Workload) -> PaperCost:
+def _sizes(workload: Workload) -> ModelCost:
     parameters = [p for module in _modules(workload) for p in module.parameters()]
     trained = [p for p in parameters if p.requires_grad]
-    return PaperCost(
+    return ModelCost(
         parameters=count_parameters(workload.model),
         others=sum(p.numel() for p in parameters if not p.requires_grad),
         factored=sum(p.numel() if p.ndim < 2 else p.numel() // p.shape[-1] + p.numel() // p.shape[-2] for p in trained),
     )
 
 
-def _counted(workload: Workload, batch: Any, cost: PaperCost) -> PaperCost:
+def _count_flops(workload: Workload, batch: Any, cost: ModelCost) -> ModelCost:
     # the fused kernels of a CPU are not among those the counter knows; the plain products they stand for are
     with sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
         output = workload.objective(workload.model, batch, lambda name: nullcontext())
@@ -180,14 +180,14 @@ def _counted(workload: Workload, batch: Any, cost: PaperCost) -> PaperCost:
     return replace(cost, forward_flops=forward / batch.samples, training_flops=counter.flops / batch.samples)
 
 
-STATE_BYTES: dict[str, Callable[[PaperCost], int]] = {
+STATE_BYTES: dict[str, Callable[[ModelCost], int]] = {
     "adamw": lambda cost: 8 * cost.parameters,  # two moments in fp32
     "sgd": lambda cost: 4 * cost.parameters,  # momentum in fp32
     "adafactor": lambda cost: 4 * cost.factored,  # row and column means of the second moment
 }
 
 
-def training_bytes(cost: PaperCost, precision: str, optimizer: str) -> dict[str, int]:
+def training_bytes(cost: ModelCost, precision: str, optimizer: str) -> dict[str, int]:
     """What lies on the device whatever the batch: weights and gradients stay fp32, autocast adds a 16-bit copy."""
     copies = 2 * (cost.parameters + cost.others) if precision in ("bf16", "fp16") else 0
     return {
@@ -198,9 +198,9 @@ def training_bytes(cost: PaperCost, precision: str, optimizer: str) -> dict[str,
     }
 
 
-def told(request: WorkloadRequest) -> dict[str, Any]:
+def cost_summary(request: WorkloadRequest) -> dict[str, Any]:
     """The cost as plain values, with the bytes of every precision and optimiser."""
-    cost = paper_cost(request)
+    cost = model_cost(request)
     rows = [(precision, optimizer) for precision in ("fp32", "bf16") for optimizer in STATE_BYTES]
     parts = [training_bytes(cost, precision, optimizer) for precision, optimizer in rows] if cost.factored else []
     return {

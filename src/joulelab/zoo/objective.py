@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from joulelab.data.batches import BatchSource, TrainingBatch
-from joulelab.zoo.pretrained import explained_load, import_transformers, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_pretrained, seeded_init
 from joulelab.zoo.registry import WorkloadRequest, require_packages
 
 PhaseMaker = Callable[[str], AbstractContextManager[None]]
@@ -94,7 +94,7 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def on_meta(make: Any) -> nn.Module:
+def build_on_meta(make: Any) -> nn.Module:
     """Build without memory, to count and to cost on paper."""
     with torch.device("meta"):
         model: nn.Module = make()
@@ -112,7 +112,7 @@ def build(request: WorkloadRequest, **settings: Any) -> nn.Module:
     kind: Any = getattr(import_transformers(), request.entry.architecture)
     if request.weights:
         place = request.size.hub_id if request.weights == PUBLISHED else request.weights
-        return explained_load(kind, place).train()
+        return load_pretrained(kind, place).train()
     config = make_config(request, **settings)
     with seeded_init(request.seed):
         model: nn.Module = kind(config)

@@ -30,7 +30,7 @@ from joulelab.zoo.registry import WorkloadRequest
 
 
 @contextmanager
-def quick_gguf() -> Iterator[None]:
+def fast_gguf_reader() -> Iterator[None]:
     """Where the package is not installed nothing is changed, and whoever loads says so."""
     try:
         gguf: Any = importlib.import_module("gguf")
@@ -38,14 +38,14 @@ def quick_gguf() -> Iterator[None]:
         yield
         return
     reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = _over_a_plain_array(reader), cache(name_map)
+    gguf.GGUFReader, gguf.get_tensor_name_map = _plain_array_reader(reader), cache(name_map)
     try:
         yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = reader, name_map
 
 
-def _over_a_plain_array(reader: Any) -> Any:
+def _plain_array_reader(reader: Any) -> Any:
     import numpy as np
 
     class PlainReader(reader):  # type: ignore[misc]
@@ -66,7 +66,7 @@ _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ModelLocation:
     """Where transformers should look: a folder or hub id, and the GGUF file in it where the weights are in one."""
 
     written: str  # as the user wrote it
@@ -80,7 +80,7 @@ class _Place:
 
 
 def load_tokenizer(name: str) -> Any:
-    place = _place(name)
+    place = _locate_model(name)
     if place.gguf_file:  # taken out of the file once for all members of a comparison: that takes seconds
         state = (Path(place.folder_or_id) / place.gguf_file).stat()
         return copy.deepcopy(_tokenizer_in_gguf(place, state.st_mtime_ns, state.st_size))
@@ -88,13 +88,13 @@ def load_tokenizer(name: str) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _tokenizer_in_gguf(place: _Place, modified_ns: int, size_bytes: int) -> Any:
+def _tokenizer_in_gguf(place: _ModelLocation, modified_ns: int, size_bytes: int) -> Any:
     return _read_tokenizer(place)
 
 
-def _read_tokenizer(place: _Place) -> Any:
+def _read_tokenizer(place: _ModelLocation) -> Any:
     transformers = import_transformers()
-    with quiet(transformers), _explained(place), quick_gguf():
+    with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
         return transformers.AutoTokenizer.from_pretrained(place.folder_or_id, **place.arguments)
 
 
@@ -102,11 +102,11 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
     """An encoder with a classification head; a head that is missing, or of another size, is drawn from the seed."""
     if num_labels < 2:
         raise ConfigError(f"a classifier of {num_labels} classes was asked for; expected 2 or more", "check the labels")
-    place = _place(name)
+    place = _locate_model(name)
     if place.gguf_file:  # known without the seconds it takes to read one
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
-    with quiet(transformers), _explained(place), seeded_init(seed):
+    with quiet_transformers(transformers), _explain_load_errors(place), seeded_init(seed):
         config = transformers.AutoConfig.from_pretrained(place.folder_or_id, num_labels=num_labels)
         _refuse_causal_lm(place, config.architectures or [])
         model: torch.nn.Module = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -116,20 +116,20 @@ def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
 
 
 def load_causal_lm(name: str) -> torch.nn.Module:
-    place = _place(name)
+    place = _locate_model(name)
     transformers = import_transformers()
-    with quiet(transformers), _explained(place), quick_gguf():
+    with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
         if place.gguf_file:
-            return _dequantised(transformers, place)
+            return _dequantize_gguf(transformers, place)
         model: torch.nn.Module = transformers.AutoModelForCausalLM.from_pretrained(place.folder_or_id)
     return model
 
 
 def causal_lm_config(name: str) -> Any:
     """The shape of a causal language model, without its weights; what is none is refused."""
-    place = _place(name)
+    place = _locate_model(name)
     transformers = import_transformers()
-    with quiet(transformers), _explained(place), quick_gguf():
+    with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
         config = transformers.AutoConfig.from_pretrained(place.folder_or_id, **place.arguments)
     named = config.architectures or []
     if named and not any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in named):
@@ -141,10 +141,10 @@ def causal_lm_config(name: str) -> Any:
     return config
 
 
-def explained_load(kind: Any, name: str) -> torch.nn.Module:
+def load_pretrained(kind: Any, name: str) -> torch.nn.Module:
     """`kind.from_pretrained` on what the user named, with its failures told in our words."""
-    place = _place(name)
-    with quiet(import_transformers()), _explained(place):
+    place = _locate_model(name)
+    with quiet_transformers(import_transformers()), _explain_load_errors(place):
         model: torch.nn.Module = kind.from_pretrained(place.folder_or_id)
     return model
 
@@ -158,13 +158,13 @@ def weights_identity(name: str) -> str:
 def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
     """In Hugging Face format, so that any tool can load it from the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet(import_transformers()), _saving_on_every_rank(model):
+    with quiet_transformers(import_transformers()), _save_on_every_rank(model):
         model.save_pretrained(folder)  # type: ignore[operator]
         tokenizer.save_pretrained(folder)
 
 
 @contextmanager
-def _saving_on_every_rank(model: Any) -> Iterator[None]:
+def _save_on_every_rank(model: Any) -> Iterator[None]:
     """Newer versions of transformers save on the first rank alone; ours have a folder of their own each."""
     model.__dict__["should_save_on_this_rank"] = lambda *ignored, **also_ignored: True
     try:
@@ -183,7 +183,7 @@ def import_transformers() -> Any:
     return transformers
 
 
-def import_models() -> None:
+def import_model_classes() -> None:
     """Before a stage loads the first model: importing what all models need takes longer than loading a small one, and
     would stand on the bill of the teacher, whom only the first of its students has to ask."""
     _ = import_transformers().PreTrainedModel
@@ -198,23 +198,23 @@ def seeded_init(seed: int) -> Iterator[None]:
         yield
 
 
-def _place(name: str) -> _Place:
+def _locate_model(name: str) -> _ModelLocation:
     source = sources.parse(name)
     if source.path is None:
-        return _Place(name, source.name, hint=sources.hub_hint(source.name))
+        return _ModelLocation(name, source.name, hint=sources.hub_hint(source.name))
     if source.kind == "sample" and samples.find(source.name).kind == "labeled-text":
         raise ConfigError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
     if source.path.is_dir():
-        return _Place(name, str(source.path))
+        return _ModelLocation(name, str(source.path))
     if source.path.suffix.lower() == ".gguf":
-        return _Place(name, str(source.path.parent), source.path.name)
+        return _ModelLocation(name, str(source.path.parent), source.path.name)
     raise ConfigError(
         f"{source.path.absolute()} is not a model that we can load",
         "name a folder in Hugging Face format, a .gguf file, a hub id or a sample",
     )
 
 
-def _refuse_causal_lm(place: _Place, architectures: Sequence[str]) -> None:
+def _refuse_causal_lm(place: _ModelLocation, architectures: Sequence[str]) -> None:
     if any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in architectures):
         raise ConfigError(
             f"{place.written} is a causal language model; a classifier needs an encoder",
@@ -222,7 +222,7 @@ def _refuse_causal_lm(place: _Place, architectures: Sequence[str]) -> None:
         )
 
 
-def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
+def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Module:
     """The GGUF file's weights as ordinary float32 parameters of an ordinary model.
 
     `from_pretrained(gguf_file=...)` wants accelerate installed and gives a model marked as quantised, which
@@ -253,7 +253,7 @@ def _dequantised(transformers: Any, place: _Place) -> torch.nn.Module:
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
+def quiet_transformers(transformers: Any) -> Iterator[None]:
     """Without progress bars and load reports: a fresh head is what we asked for, not a warning."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -268,7 +268,7 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(place: _Place) -> Iterator[None]:
+def _explain_load_errors(place: _ModelLocation) -> Iterator[None]:
     """Transformers says "no such model", "no network" and "no config.json" with the same two classes."""
     try:
         yield
@@ -290,7 +290,7 @@ WEIGHTS = "model.safetensors"
 def save_weights(model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     """`weights` are the model's whole ones, for a model that holds only a share of each itself."""
     if hasattr(model, "save_pretrained"):
-        with quiet(import_transformers()):
+        with quiet_transformers(import_transformers()):
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         return
     from safetensors.torch import save_file, save_model
@@ -305,7 +305,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """Into a model of the same shape."""
     if hasattr(model, "save_pretrained"):
         kind: Any = type(model)
-        with quiet(import_transformers()):
+        with quiet_transformers(import_transformers()):
             model.load_state_dict(kind.from_pretrained(folder).state_dict())
         return
     from safetensors.torch import load_model
@@ -316,7 +316,7 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 # Models that nobody publishes weights of: always drawn from the request's seed.
 
 
-def randomly_initialized(request: WorkloadRequest, make: Callable[[], nn.Module]) -> nn.Module:
+def build_randomly_initialized(request: WorkloadRequest, make: Callable[[], nn.Module]) -> nn.Module:
     if request.weights:
         raise ConfigError(
             f"{request.entry.name} cannot start from '{request.weights}'",

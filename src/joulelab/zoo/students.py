@@ -27,7 +27,7 @@ _LAYERS_OF = {
 
 def take_layers(model: torch.nn.Module, layers: Sequence[int], seed: int) -> torch.nn.Module:
     """A classifier on the CPU with only these layers of `model`, in this order; its head is drawn from the seed."""
-    place = _place_of_layers(model)
+    place = _layers_path(model)
     encoder: Any = model.base_model
     teacher_layers: Any = encoder.get_submodule(place)
     _check(layers, len(teacher_layers))
@@ -35,11 +35,11 @@ def take_layers(model: torch.nn.Module, layers: Sequence[int], seed: int) -> tor
     config.num_hidden_layers = len(layers)  # type: ignore[union-attr]
     with seeded_init(seed):
         student: Any = import_transformers().AutoModelForSequenceClassification.from_config(config)
-    _copy(encoder, student.base_model, place, layers)
+    _copy_layers(encoder, student.base_model, place, layers)
     return student.eval()  # type: ignore[no-any-return]
 
 
-def _copy(teacher: Any, student: Any, place: str, layers: Sequence[int]) -> None:
+def _copy_layers(teacher: Any, student: Any, place: str, layers: Sequence[int]) -> None:
     """Embeddings, pooler and the chosen layers, under the numbers they have in the student."""
     weights = {name: value for name, value in teacher.state_dict().items() if not name.startswith(place + ".")}
     for number, layer in enumerate(layers):
@@ -50,7 +50,7 @@ def _copy(teacher: Any, student: Any, place: str, layers: Sequence[int]) -> None
     student.load_state_dict({name: value for name, value in weights.items() if name in own}, strict=True)
 
 
-def _place_of_layers(model: torch.nn.Module) -> str:
+def _layers_path(model: torch.nn.Module) -> str:
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind not in _LAYERS_OF:
         raise ConfigError(
@@ -115,16 +115,16 @@ def extract_student(
     Without `vocab_transform` the dense layer between the last hidden state and the vocabulary is drawn from the seed;
     GPT-2 has none.
     """
-    kind = _kind(teacher_model)
-    check_layers(layers, layers_of(teacher_model))
-    weights = _chosen(teacher_model.state_dict(), kind, layers, vocab_transform)
+    kind = _model_type(teacher_model)
+    check_layers(layers, layer_count(teacher_model))
+    weights = _select_weights(teacher_model.state_dict(), kind, layers, vocab_transform)
     with seeded_init(seed):
-        student = _empty_student(teacher_model, kind, len(layers))
-    _fill(student, _as_distilbert(weights) if kind == "bert" else weights, vocab_transform)
+        student = _make_student(teacher_model, kind, len(layers))
+    _load_student(student, _to_distilbert_names(weights) if kind == "bert" else weights, vocab_transform)
     return student.eval()
 
 
-def layers_of(teacher_model: torch.nn.Module) -> int:
+def layer_count(teacher_model: torch.nn.Module) -> int:
     config: Any = teacher_model.config
     return int(config.num_hidden_layers)
 
@@ -146,7 +146,7 @@ def check_layers(layers: Sequence[int], count: int) -> None:
         )
 
 
-def _kind(model: torch.nn.Module) -> str:
+def _model_type(model: torch.nn.Module) -> str:
     kind = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     if kind not in _LAYER_PREFIXES:
         raise ConfigError(
@@ -159,7 +159,7 @@ def _kind(model: torch.nn.Module) -> str:
     return str(kind)
 
 
-def _chosen(
+def _select_weights(
     weights: Mapping[str, Tensor], kind: str, layers: Sequence[int], vocab_transform: bool
 ) -> dict[str, Tensor]:
     """Under the teacher's names, the layers renumbered."""
@@ -175,7 +175,7 @@ def _chosen(
     return chosen
 
 
-def _as_distilbert(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _to_distilbert_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whatever DistilBERT has no place for (pooler, next-sentence head, token types) is left out."""
     renamed = {}
     for name, value in weights.items():
@@ -198,7 +198,7 @@ def _new_module_name(module: str) -> str | None:
     return f"distilbert.transformer.layer.{number}.{_LAYER_NAMES[inner]}"
 
 
-def _empty_student(teacher: torch.nn.Module, kind: str, layers: int) -> torch.nn.Module:
+def _make_student(teacher: torch.nn.Module, kind: str, layers: int) -> torch.nn.Module:
     config: Any = copy.deepcopy(teacher.config)
     if kind == "bert":
         transformers = import_transformers()
@@ -226,7 +226,7 @@ def _distilbert_config(transformers: Any, bert: Any, layers: int) -> Any:
     )
 
 
-def _fill(student: torch.nn.Module, weights: Mapping[str, Tensor], vocab_transform: bool) -> None:
+def _load_student(student: torch.nn.Module, weights: Mapping[str, Tensor], vocab_transform: bool) -> None:
     """Everything has to find its place; only the transform may be the student's own."""
     loaded = student.load_state_dict(dict(weights), strict=False)
     own = () if vocab_transform else ("vocab_transform.", "vocab_layer_norm.", "lm_head.dense.", "lm_head.layer_norm.")

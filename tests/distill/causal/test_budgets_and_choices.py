@@ -279,7 +279,7 @@ def test_what_is_asked_at_the_end_is_looked_at_before_anything_is_spent(lab, tmp
 
 def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, monkeypatch):
     """No sensor here, and estimates do not count; layers and models that are none."""
-    monkeypatch.setattr(joule_budget, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(joule_budget, "_READING_TIMEOUT_S", 0.3)
     encoder = tmp_path / "encoder"
     transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12, vocab_size=9)).save_pretrained(
         encoder

@@ -7,8 +7,8 @@ import pytest
 
 from joulelab.report.compare import break_even_report
 from joulelab.report.compare.break_even_report import LossCurve, student_costs
-from joulelab.report.energy_sums import NOT_METERED
 from joulelab.report.compare.method_rows import compare
+from joulelab.report.energy_sums import NOT_METERED
 from joulelab.report.tables.comparison_tables import comparison_grids, language_grid
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord

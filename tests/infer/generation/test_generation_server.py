@@ -14,7 +14,13 @@ from tiny_lm import make_model, make_tokenizer
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.completions import generate_into
 from joulelab.infer.generation.engine import TransformersGenerator
-from joulelab.infer.generation.server import Endpoint, ServerGenerator, judge_listeners, place_of, unmetered_gpus
+from joulelab.infer.generation.server import (
+    Endpoint,
+    ServerGenerator,
+    classify_listeners,
+    locate_server,
+    unmetered_gpus,
+)
 from joulelab.infer.generation.settings import GenerationSettings
 
 PROMPTS = ["w1 w2 w3", "w7 w8 w9 w1 w2", [{"role": "user", "content": "w5 w6"}], "w4"]
@@ -83,14 +89,14 @@ def test_a_server_of_this_machine_is_in_its_meter(served):
     ],
 )
 def test_a_server_that_is_not_here_is_not_in_the_meter(address, told):
-    place = place_of(address)
+    place = locate_server(address)
     assert not place.here
     assert told in place.reason
 
 
 def test_a_tunnel_is_not_the_server():
-    assert not judge_listeners(8000, {17: "ssh"}).here
-    assert judge_listeners(8000, {17: "python3", None: ""}).here
+    assert not classify_listeners(8000, {17: "ssh"}).here
+    assert classify_listeners(8000, {17: "python3", None: ""}).here
 
 
 def test_a_gpu_of_the_server_that_nobody_meters_is_named(monkeypatch):

@@ -19,14 +19,14 @@ from joulelab.distill.preferences.candidates import Candidates
 from joulelab.distill.runner import RemainingWork, ShardedWork, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import (
+    GenerationProgress,
     Generator,
-    Progress,
     Prompt,
     completion_key,
     encode_prompt,
     generate_into,
-    own_batches,
     read_completions,
+    shard_batches,
     with_chain_of_thought,
     write_completions,
 )
@@ -142,7 +142,7 @@ class _Answering:
             if own:
                 self._note_gap(reports[0])
             write_json(place / REPORT, reports[0])
-            return RemainingWork(None, _counts(Progress.of(own.values())) if own else {})
+            return RemainingWork(None, _counts(GenerationProgress.of(own.values())) if own else {})
         generator = make_generator(self.bench, self.voice, self.prompts)
         gap = generator.energy_gap or (unseen(self.bench) if served else None)
         report = {"generator": generator.identity, "energy_gap": gap}
@@ -152,7 +152,7 @@ class _Answering:
 
     def _own_keys(self, generator: str, share: Shard) -> list[str]:
         keys = [self._key(generator, prompt) for prompt in self.prompts]
-        batches = own_batches(keys, self.prompts, self.bench.spec.teacher.batch_size, share)
+        batches = shard_batches(keys, self.prompts, self.bench.spec.teacher.batch_size, share)
         return [keys[at] for batch in batches for at in batch]
 
     def _key(self, generator: str, prompt: Prompt) -> str:
@@ -168,7 +168,7 @@ class _Answering:
     def _ask(self, place: Path, share: Shard, others: Sequence[Path], generator: Generator, stage: Stage) -> None:
         run = self.bench.run
 
-        def tick(so_far: Progress) -> None:
+        def tick(so_far: GenerationProgress) -> None:
             stage.count(**_counts(so_far))
             run.progress.advance(so_far.prompts, f"{so_far.generated_tokens:,} tokens")
             run.stop.check()
@@ -185,7 +185,7 @@ class _Answering:
             keyed = {key: prompt for key, prompt in keyed.items() if key in found}
         write_completions(folder / ANSWERS, list(keyed), list(keyed.values()), found)
         gap = next((report["energy_gap"] for report in reports if report["energy_gap"]), None)
-        counted = vars(Progress.of(found[key] for key in keyed))
+        counted = vars(GenerationProgress.of(found[key] for key in keyed))
         write_json(folder / REPORT, {**counted, "generator": generator, "energy_gap": gap})
 
 
@@ -201,7 +201,7 @@ def _logs(folders: Sequence[Path]) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.glob("answers*.jsonl"))]
 
 
-def _counts(so_far: Progress) -> dict[str, int]:
+def _counts(so_far: GenerationProgress) -> dict[str, int]:
     """Tokens that were written; reading the prompts is what they took, and J per token is told of them alone."""
     return {"samples": so_far.answers, "tokens": so_far.generated_tokens}
 
@@ -231,7 +231,7 @@ def candidate_batches(bench: Bench, answers: Artifact) -> list[list[Candidates]]
     found = _keyed_candidates(bench, answers)
     keys, prompts = [key for key, _ in found], [one.prompt for _, one in found]
     share = ALL if bench.share is None or PART in answers.bill.artefact.kind else bench.share
-    batches = own_batches(keys, prompts, bench.spec.teacher.batch_size, share)
+    batches = shard_batches(keys, prompts, bench.spec.teacher.batch_size, share)
     return [[found[at][1] for at in batch] for batch in batches]
 
 

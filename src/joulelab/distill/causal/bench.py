@@ -20,8 +20,8 @@ from joulelab.infer.generation.completions import Prompt
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
 from joulelab.runs.sharding import Shard
-from joulelab.train.devices import device_of
-from joulelab.train.parallel import ALONE, Ranks
+from joulelab.train.devices import resolve_device
+from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
 Split = Literal["train", "test"]
@@ -33,7 +33,7 @@ TEST: Literal["test"] = "test"
 class Bench:
     run: RunContext
     spec: CausalSpec
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_RANK
     prompts: list[tuple[Prompt, str | None]] = field(default_factory=list)
     """Found once for the stages that generate, judge and choose: all texts go through the tokenizer for it."""
     guessing: dict[str, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Bench:
 
     @cached_property
     def device(self) -> torch.device:
-        return device_of(self.spec.device, self.run)
+        return resolve_device(self.spec.device, self.run)
 
     @cached_property
     def tokenizer(self) -> Any:

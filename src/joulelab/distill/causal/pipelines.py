@@ -46,9 +46,9 @@ from joulelab.distill.causal.students import (
 from joulelab.distill.causal.synthetic_set import synthetic_documents
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
-from joulelab.train.budget import require_joules
-from joulelab.train.parallel import joined
-from joulelab.zoo.pretrained import import_models
+from joulelab.train.budget import require_energy_reading
+from joulelab.train.parallel import process_group
+from joulelab.zoo.pretrained import import_model_classes
 
 Story = Callable[[Bench, Artifact], None]
 
@@ -74,12 +74,12 @@ def run_self(run: RunContext) -> None:
 
 
 def _run(run: RunContext, story: Story) -> None:
-    with joined() as ranks:
+    with process_group() as ranks:
         bench = Bench(run, cast(CausalSpec, run.spec), ranks)
         _require_what_comes(bench)
         data = tokenised(bench)
         if bench.spec.until != "data":
-            import_models()
+            import_model_classes()
         if bench.spec.until == "student":
             story(bench, data)
         else:
@@ -94,7 +94,7 @@ def _require_what_comes(bench: Bench) -> None:
         require_questions(bench)
     if spec.until == "student":
         trainings = (spec.training, spec.start) if spec.pipeline in ("dpo", "self") else (spec.training,)
-        require_joules(bench.run, *trainings, energy_j=spec.budget.energy_j)
+        require_energy_reading(bench.run, *trainings, energy_j=spec.budget.energy_j)
     if spec.teacher.server is not None and spec.quality.against_teacher is None:
         bench.run.progress.say(
             f"the teacher's quality is not told: {spec.teacher.server} speaks in its place, and whether it serves "

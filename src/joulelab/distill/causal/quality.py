@@ -23,14 +23,14 @@ from joulelab.distill.causal.bench import TEST, TRAIN, Bench
 from joulelab.distill.causal.heads import head_of
 from joulelab.distill.runner import progress_counter
 from joulelab.errors import ConfigError
-from joulelab.evaluate.exact_answers import chance_level, read_questions, right_answers
+from joulelab.evaluate.exact_answers import chance_level, grade_answers, read_questions
 from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harness, require_tasks
-from joulelab.evaluate.language import HeldOut, held_out_tokens, no_better_than_guessing, unigram_loss
+from joulelab.evaluate.language import HeldOutPredictions, held_out_tokens, no_better_than_guessing, unigram_loss
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.record import Result
 from joulelab.runs.storage import read_json, write_json
-from joulelab.train.optim import matrix_products
+from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
@@ -39,7 +39,7 @@ _TOKENS_AT_A_TIME = 2**22  # a multiple of 8, as the marks of eight tokens share
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    held_out: HeldOut
+    held_out: HeldOutPredictions
     right: tuple[bool, ...]
     """Answer by answer; empty where no such task was asked for."""
     tasks: tuple[TaskFigure, ...]
@@ -55,7 +55,7 @@ class Examined:
     def load(cls, folder: Path) -> Examined:
         tasks, answers = read_json(folder / HARNESS)["tasks"], read_json(folder / ANSWERS)
         return cls(
-            HeldOut.load(folder),
+            HeldOutPredictions.load(folder),
             tuple(answers["right"]),
             tuple(TaskFigure(**figure) for figure in tasks),
             answers.get("chance"),
@@ -93,7 +93,7 @@ def examined(
             import_harness()  # importing it is no part of the bill
         precision = "fp32" if who == "teacher" else bench.spec.training.precision
         examining = bench.run.stage(f"{who}.evaluate", role=who, activity="evaluate")
-        with examining as stage, matrix_products(precision):
+        with examining as stage, float32_matmul_precision(precision):
             model = load()  # in the stage: whoever finds the answers inherits what loading took
             held_out = _held_out(bench, model, bench.rows(data, TEST), precision)
             stage.count(tokens=held_out.tokens)
@@ -102,7 +102,7 @@ def examined(
         tasks: tuple[TaskFigure, ...] = ()
         if bench.spec.quality.answers or bench.spec.quality.harness_tasks:
             answering = bench.run.stage(f"{who}.tasks-evaluate", role=who, activity="evaluate")
-            with answering as stage, matrix_products(precision):
+            with answering as stage, float32_matmul_precision(precision):
                 right, chance = _answers(bench, model, stage)
                 tasks = _harness(bench, model)
         Examined(held_out, right, tasks, chance).save(folder)
@@ -160,7 +160,7 @@ def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[tuple[bool, 
         return (), None
     chat = bool(getattr(bench.tokenizer, "chat_template", None))
     questions = read_questions(quality.answers, quality.answer_items, chat)
-    right = right_answers(
+    right = grade_answers(
         model, bench.tokenizer, questions,
         batch_size=bench.spec.eval_batch_size, max_new_tokens=quality.answer_tokens,
         tick=progress_counter(bench.run, stage),
@@ -180,7 +180,7 @@ def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
     return tuple(figures)
 
 
-def _held_out(bench: Bench, model: nn.Module, rows: PackedRows, precision: str) -> HeldOut:
+def _held_out(bench: Bench, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:
     attention = use_packed_attention(model)
 
     def hidden_of(batch: CausalBatch) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from joulelab.distill.classify.config import ClassifySpec, CnnConfig, StudentConfig
 from joulelab.errors import ConfigError
 from joulelab.train.optim import compile_in_place
-from joulelab.zoo.pretrained import explained_load, import_transformers, load_classifier, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_classifier, load_pretrained, seeded_init
 from joulelab.zoo.students import take_layers
 
 _EMBEDDINGS = ("embeddings", "embedder")
@@ -104,7 +104,7 @@ def require_layers(spec: ClassifySpec) -> None:
 
 def _without_weights(source: str, depth: int | None = None) -> Any:
     transformers = import_transformers()
-    config: Any = explained_load(transformers.AutoConfig, source)
+    config: Any = load_pretrained(transformers.AutoConfig, source)
     if depth is not None:
         config.num_hidden_layers = depth
     with torch.device("meta"):

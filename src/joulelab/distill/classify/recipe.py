@@ -55,11 +55,11 @@ from joulelab.distill.classify.objective import (
 )
 from joulelab.distill.runner import Inputs, Runner, StageSpec, run_recipe
 from joulelab.errors import ConfigError
-from joulelab.evaluate.classification import Predictions, load_predictions, predict, predict_images, quality
+from joulelab.evaluate.classification import Predictions, load_predictions, predict, predict_images, quality_results
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.train.config import TrainingConfig
-from joulelab.train.optim import autocast, matrix_products
+from joulelab.train.optim import autocast, float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.zoo.objective import Objective
 from joulelab.zoo.pretrained import load_classifier, load_tokenizer, load_weights, save_hf, save_weights, seeded_init
@@ -306,7 +306,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         distill, precision, dataset = self.spec.distill, self.spec.training.precision, data.split("train")
 
         def work(folder: Path, stage: Stage) -> None:
-            with matrix_products(precision), autocast(precision, self.runner.device):
+            with float32_matmul_precision(precision), autocast(precision, self.runner.device):
                 model = freeze_teacher(teacher.load(), self.runner.device, precision)
                 write_cache(
                     folder, model, dataset,
@@ -512,7 +512,7 @@ class EpochValidation:
 
     def __call__(self, point: EvaluationPoint) -> float:
         predicted = self.predict()
-        figures = quality(predicted, self.teacher)
+        figures = quality_results(predicted, self.teacher)
         epoch = point.step / self.steps_per_epoch
         numbers = {name: figure.value for name, figure in figures.items()}
         self.run.log(point.step, stage=self.stage, epoch=round(epoch, 3), loss=predicted.loss(), **numbers)
@@ -552,7 +552,7 @@ def predictions_name(role: str, split: str) -> str:
 
 
 def report_quality(run: RunContext, role: str, predicted: Predictions, teacher: Predictions | None = None) -> None:
-    figures = quality(predicted, teacher)
+    figures = quality_results(predicted, teacher)
     for name, figure in figures.items():
         run.result(f"{role}.{name}", figure)
     text = f"{role} accuracy {100 * figures['accuracy'].value:.1f} % on {len(predicted.labels)} held-out samples"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from joulelab import lookup
 from joulelab.distill.distilbert.config import LmStudent
 from joulelab.errors import ConfigError
-from joulelab.zoo.pretrained import explained_load, import_transformers, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_pretrained, seeded_init
 from joulelab.zoo.students import extract_student
 from joulelab.zoo.tasks.token_rows import use_unpadded_attention
 
@@ -41,7 +41,7 @@ def load_lm(name: str, kind: str, seed: int = 0) -> nn.Module:
     causal = kind == "gpt2"
     loader = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     with seeded_init(seed):
-        model = explained_load(loader, name)
+        model = load_pretrained(loader, name)
     found = str(model.config.model_type)  # type: ignore[union-attr]
     if found != kind:
         raise ConfigError(f"{name} is a model of type '{found}'; expected '{kind}'", "correct its type in the settings")

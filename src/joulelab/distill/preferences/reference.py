@@ -22,7 +22,7 @@ from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.errors import JoulelabError
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.sharding import ALL, Shard
-from joulelab.train.optim import autocast, matrix_products
+from joulelab.train.optim import autocast, float32_matmul_precision
 
 
 class ReferenceLogs:
@@ -88,7 +88,7 @@ def write_reference(
         for some in _batches(pairs, batch_size, share):
             batch = layout.batch(some)
             if any(one not in known for one in some):
-                with matrix_products(precision), autocast(precision, device):
+                with float32_matmul_precision(precision), autocast(precision, device):
                     asked = model if called is None else called
                     logs_P2 = answer_log_probabilities(asked, model, batch.to(device), how).tolist()
                 said = [(one, *logs) for one, logs in zip(some, logs_P2, strict=True) if one not in known]

@@ -38,14 +38,14 @@ from joulelab.runs.artifacts import BILL, CONTENTS, Artifact
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.storage import read_json, write_json
 from joulelab.zoo.pretrained import (
-    explained_load,
     import_transformers,
+    load_pretrained,
     load_tokenizer,
     save_hf,
     seeded_init,
     weights_identity,
 )
-from joulelab.zoo.students import TEACHER_CLASSES, default_layers, extract_student, layers_of
+from joulelab.zoo.students import TEACHER_CLASSES, default_layers, extract_student, layer_count
 
 _DUMP, _DUMP_COUNTS, _STORE, _COUNTS = "dump.txt", "counts.json", "tokens", "token_counts.npy"
 _REVIEWS, _REVIEW_ROWS = "reviews", "rows.json"
@@ -149,7 +149,7 @@ def run_extract_student(run: RunContext) -> None:
 
     def write(folder: Path, stage: Stage) -> None:
         model = _load_teacher(runner)
-        layers = spec.layers if spec.layers is not None else default_layers(layers_of(model))
+        layers = spec.layers if spec.layers is not None else default_layers(layer_count(model))
         student = extract_student(model, layers, spec.vocab_transform, spec.seed)
         save_hf(student, load_tokenizer(spec.model_name), folder)
 
@@ -166,7 +166,7 @@ def run_extract_student(run: RunContext) -> None:
 def _load_teacher(runner: Runner[ExtractStudentSpec]) -> Any:
     spec, transformers = runner.spec, import_transformers()
     name = spec.model_name
-    config: Any = explained_load(transformers.AutoConfig, name)
+    config: Any = load_pretrained(transformers.AutoConfig, name)
     kind = config.model_type
     if kind not in TEACHER_CLASSES or spec.model_type not in (None, kind):
         expected = spec.model_type or ", ".join(TEACHER_CLASSES)
@@ -174,7 +174,7 @@ def _load_teacher(runner: Runner[ExtractStudentSpec]) -> Any:
     if not any(name.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for name in config.architectures or ()):
         runner.run.warn(f"{name} has no language head: the student's head is randomly initialized and must be trained")
     with seeded_init(spec.seed):
-        return explained_load(getattr(transformers, TEACHER_CLASSES[kind]), name)
+        return load_pretrained(getattr(transformers, TEACHER_CLASSES[kind]), name)
 
 
 def run_prepare_reviews(run: RunContext) -> None:

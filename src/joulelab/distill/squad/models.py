@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from joulelab.errors import ConfigError
-from joulelab.zoo.pretrained import explained_load, import_transformers, load_tokenizer, seeded_init
+from joulelab.zoo.pretrained import import_transformers, load_pretrained, load_tokenizer, seeded_init
 
 _HEAD = "qa_outputs."
 
@@ -21,7 +21,7 @@ def load_qa_model(name: str, seed: int, require_head: bool = False) -> nn.Module
     """An encoder with a head for start and end; a missing head is initialized from the seed, or refused."""
     loader = _Loader()
     with seeded_init(seed):
-        model = explained_load(loader, name)
+        model = load_pretrained(loader, name)
     if loader.missing and require_head:
         raise ConfigError(
             f"{name} was never trained to answer questions: its head ({', '.join(loader.missing)}) is missing",

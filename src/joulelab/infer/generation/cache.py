@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from joulelab.infer.recipes import captured
+from joulelab.infer.recipes import capture_cuda_graph
 
 _BLOCK = 64
 
@@ -60,7 +60,7 @@ class GrowingCacheDecoder:
     """Prompts are read once for all their answers; rows that are done leave the batch."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._arguments = model, _accepted(model)
+        self._model, self._arguments = model, _forward_arguments(model)
 
     def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
         from transformers import DynamicCache
@@ -126,8 +126,8 @@ class StaticCacheDecoder:
         self._mask_RT[:, : mask_RT.shape[1]] = mask_RT
         if self._step is None:
             self._read(ids_RT, positions_RT)  # the cache gets its place with the first tokens it keeps
-            self._step = captured(self._read_one)
-        set_back(self._cache, 0)
+            self._step = capture_cuda_graph(self._read_one)
+        rewind_cache(self._cache, 0)
         self._place_R1.copy_(mask_RT.sum(-1, keepdim=True))
         return self._read(ids_RT, positions_RT)[: self._live]
 
@@ -161,7 +161,7 @@ class StaticCacheDecoder:
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
 
-def set_back(cache: Any, place: int) -> None:
+def rewind_cache(cache: Any, place: int) -> None:
     """Let a cache of fixed size go on from there. What lies behind is hidden until it is written over."""
     for layer in cache.layers:
         length = getattr(layer, "cumulative_length", None)
@@ -171,13 +171,17 @@ def set_back(cache: Any, place: int) -> None:
             layer.cumulative_length = place
 
 
-def takes_fixed_shapes(model: Any) -> bool:
+def supports_static_cache(model: Any) -> bool:
     """Plain attention over all that came before, and the arguments a fixed reader needs."""
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
-    return set(kinds) == {"full_attention"} and {"attention_mask", "position_ids", "logits_to_keep"} <= _accepted(model)
+    return set(kinds) == {"full_attention"} and {
+        "attention_mask",
+        "position_ids",
+        "logits_to_keep",
+    } <= _forward_arguments(model)
 
 
-def _accepted(model: Any) -> set[str]:
+def _forward_arguments(model: Any) -> set[str]:
     """Arguments of the model's forward, whatever was put around it: a wrapper that passes everything on names none, and
     a mask that is left out on that account would let every row look at its padding."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -106,7 +106,7 @@ def completion_key(identity: str, settings: GenerationSettings, prompt: Prompt) 
 
 
 @dataclass(frozen=True)
-class Progress:
+class GenerationProgress:
     """So far, earlier attempts included: what a stage counts."""
 
     prompts: int
@@ -116,7 +116,7 @@ class Progress:
     generated_tokens: int
 
     @classmethod
-    def of(cls, answers: Iterable[Sequence[Completion]]) -> Progress:
+    def of(cls, answers: Iterable[Sequence[Completion]]) -> GenerationProgress:
         every = list(answers)
         return cls(
             prompts=len(every),
@@ -125,9 +125,9 @@ class Progress:
             generated_tokens=sum(one.tokens for some in every for one in some),
         )
 
-    def plus(self, answers: Sequence[Completion]) -> Progress:
-        one = Progress.of([answers])
-        return Progress(
+    def plus(self, answers: Sequence[Completion]) -> GenerationProgress:
+        one = GenerationProgress.of([answers])
+        return GenerationProgress(
             self.prompts + 1,
             self.answers + one.answers,
             self.prompt_tokens + one.prompt_tokens,
@@ -157,7 +157,9 @@ def write_completions(
     path.unlink(missing_ok=True)
     file = LineFile(path)
     try:
-        file.append(*(_line(keys[at], prompts[at], found[keys[at]]) for batch in cut(keys, prompts, 1) for at in batch))
+        file.append(
+            *(_line(keys[at], prompts[at], found[keys[at]]) for batch in make_batches(keys, prompts, 1) for at in batch)
+        )
         file.sync()
     finally:
         file.close()
@@ -167,7 +169,7 @@ def generate_into(
     path: Path,
     generator: Generator,
     prompts: Sequence[Prompt],
-    tick: Callable[[Progress], None] = lambda so_far: None,
+    tick: Callable[[GenerationProgress], None] = lambda so_far: None,
     *,
     share: Shard = ALL,
     at_once: int | None = None,
@@ -181,9 +183,9 @@ def generate_into(
     the files of `others` is left to them.
     """
     keys = [completion_key(generator.identity, generator.settings, prompt) for prompt in prompts]
-    ours = own_batches(keys, prompts, at_once or generator.prompts_at_once, share)
+    ours = shard_batches(keys, prompts, at_once or generator.prompts_at_once, share)
     found, told = read_completions(path), read_completions(*others)
-    so_far = Progress.of(found[keys[at]] for batch in ours for at in batch if keys[at] in found)
+    so_far = GenerationProgress.of(found[keys[at]] for batch in ours for at in batch if keys[at] in found)
     tick(so_far)
     there = found.keys() | told.keys()
     pending = [at for batch in ours if any(keys[at] not in there for at in batch) for at in batch]
@@ -205,15 +207,15 @@ def generate_into(
     return [both[key] for key in keys if key in mine]
 
 
-def own_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int, share: Shard) -> list[list[int]]:
-    batches = cut(keys, prompts, at_once)
+def shard_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int, share: Shard) -> list[list[int]]:
+    batches = make_batches(keys, prompts, at_once)
     return [batches[place] for place in share.units([keys[batch[0]] for batch in batches])]
 
 
-def cut(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
+def make_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
     """Numbers of prompts, batch after batch, short ones first; a prompt that stands twice is asked once."""
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    order = sorted(first.values(), key=lambda number: (_length(prompts[number]), keys[number]))
+    order = sorted(first.values(), key=lambda number: (_prompt_length(prompts[number]), keys[number]))
     return [order[start : start + at_once] for start in range(0, len(order), at_once)]
 
 
@@ -221,7 +223,7 @@ def _line(key: str, prompt: Prompt, answers: Sequence[Completion]) -> dict[str, 
     return {"key": key, "prompt": as_messages(prompt) or prompt, "answers": [answer.to_json() for answer in answers]}
 
 
-def _length(prompt: Prompt) -> int:
+def _prompt_length(prompt: Prompt) -> int:
     messages = as_messages(prompt)
     return len(prompt) if messages is None else sum(len(message["content"]) for message in messages)
 
@@ -293,7 +295,7 @@ def answer_ids(tokenizer: Any, prompt: Prompt, text: str, finished: bool) -> lis
     return [*ids, closing_id(tokenizer, prompt)] if finished else ids
 
 
-def cut_at_stop(text: str, stops: Sequence[str]) -> str:
+def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
     """Up to where the first of the stop texts begins."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else text

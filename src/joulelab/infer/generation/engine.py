@@ -18,10 +18,17 @@ from joulelab.infer.generation.cache import (
     GrowingCacheDecoder,
     PaddedPrompts,
     StaticCacheDecoder,
-    takes_fixed_shapes,
+    supports_static_cache,
 )
-from joulelab.infer.generation.completions import Completion, FinishReason, Prompt, cut_at_stop, encode_prompt, end_ids
-from joulelab.infer.generation.sampler import StopTexts, choose, own_numbers
+from joulelab.infer.generation.completions import (
+    Completion,
+    FinishReason,
+    Prompt,
+    encode_prompt,
+    end_ids,
+    truncate_at_stop,
+)
+from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 
 # One batch of prompts decoded token by token; every row ends on its own, and rows that are done cost nothing more.
@@ -29,18 +36,18 @@ from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 # Shapes: R rows, one for each answer of each prompt.
 
 
-Ends = Callable[[list[int]], bool]
+StopCheck = Callable[[list[int]], bool]
 
 
 @dataclass
-class Draft:
+class PartialCompletion:
     """An answer in the making."""
 
     ids: list[int] = field(default_factory=list)
     log_probability_sum: float = 0.0
     finish_reason: FinishReason | None = None
 
-    def take(self, token: int, log_probability: float, ends: Ends, limit: int) -> None:
+    def take(self, token: int, log_probability: float, ends: StopCheck, limit: int) -> None:
         self.ids.append(token)
         self.log_probability_sum += log_probability
         if ends(self.ids):
@@ -50,23 +57,23 @@ class Draft:
 
 
 @torch.no_grad()
-def decode(
+def decode_batch(
     reader: CachedDecoder,
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
-    ends: Ends,
+    ends: StopCheck,
     device: torch.device,
     words: int | None = None,
-) -> list[Draft]:
+) -> list[PartialCompletion]:
     """Greedy or sampled, `settings.n` drafts for each prompt, in order. Rows of the vocabulary beyond `words` are
     padding, and no token."""
-    drafts = [Draft() for _ in range(len(prompts) * settings.n)]
-    numbers_SR = _numbers(prompts, settings, device)
+    drafts = [PartialCompletion() for _ in range(len(prompts) * settings.n)]
+    numbers_SR = _random_numbers(prompts, settings, device)
     rows = list(range(len(drafts)))  # whose tokens the reader's rows are
     logits_RV = reader.begin(PaddedPrompts.of(prompts, device), settings.n)
     for step in range(settings.max_new_tokens):
         numbers_R = None if numbers_SR is None else numbers_SR[step, rows]
-        tokens_R, logs_R = choose(logits_RV[:, :words], settings, numbers_R)
+        tokens_R, logs_R = sample_tokens(logits_RV[:, :words], settings, numbers_R)
         for row, token, log_probability in zip(rows, tokens_R.tolist(), logs_R.tolist(), strict=True):
             if drafts[row].finish_reason is None:
                 drafts[row].take(token, log_probability, ends, settings.max_new_tokens)
@@ -82,12 +89,12 @@ def decode(
     return drafts
 
 
-def _numbers(
+def _random_numbers(
     prompts: Sequence[Sequence[int]], settings: GenerationSettings, device: torch.device
 ) -> torch.Tensor | None:
     if not settings.do_sample:
         return None
-    rows = [own_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
+    rows = [answer_random_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
     return torch.from_numpy(np.stack(rows, axis=1)).to(device)
 
 
@@ -95,31 +102,31 @@ def _numbers(
 
 
 @torch.no_grad()
-def search(
+def beam_search(
     model: Any,
     prompts: Sequence[Sequence[int]],
     settings: GenerationSettings,
     end_ids: Sequence[int],
-    ends: Ends,
+    ends: StopCheck,
     device: torch.device,
     words: int,
-) -> list[Draft]:
+) -> list[PartialCompletion]:
     """The `settings.n` best beams of each prompt, best first; of the vocabulary's first `words` rows."""
     padded = PaddedPrompts.of(prompts, device)
     begin = padded.ids_PT.shape[1]
     found = model.generate(
         input_ids=padded.ids_PT,
         attention_mask=padded.mask_PT,
-        generation_config=_configuration(settings, end_ids, range(words, model.config.vocab_size)),
-        stopping_criteria=[_stops(ends, begin)] if settings.stop else None,
+        generation_config=_beam_config(settings, end_ids, range(words, model.config.vocab_size)),
+        stopping_criteria=[_stopping_criteria(ends, begin)] if settings.stop else None,
     )
     told = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices, normalize_logits=False)
     steps_used = (found.beam_indices >= 0).sum(-1).tolist()
     rows = zip(found.sequences[:, begin:].tolist(), told.tolist(), steps_used, strict=True)
-    return [_draft(ids[:used], logs[:used], settings) for ids, logs, used in rows]
+    return [_beam_completion(ids[:used], logs[:used], settings) for ids, logs, used in rows]
 
 
-def _configuration(settings: GenerationSettings, end_ids: Sequence[int], padding: Sequence[int]) -> Any:
+def _beam_config(settings: GenerationSettings, end_ids: Sequence[int], padding: Sequence[int]) -> Any:
     from transformers import GenerationConfig
 
     return GenerationConfig(
@@ -135,7 +142,7 @@ def _configuration(settings: GenerationSettings, end_ids: Sequence[int], padding
     )
 
 
-def _stops(ends: Ends, begin: int) -> Any:
+def _stopping_criteria(ends: StopCheck, begin: int) -> Any:
     """Beam by beam; transformers' own stop texts do not work with every tokenizer."""
 
     def criteria(ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
@@ -144,13 +151,13 @@ def _stops(ends: Ends, begin: int) -> Any:
     return criteria
 
 
-def _draft(ids: list[int], logs: list[float], settings: GenerationSettings) -> Draft:
+def _beam_completion(ids: list[int], logs: list[float], settings: GenerationSettings) -> PartialCompletion:
     """A beam ends with its closing token or with a stop text; one that used all its tokens may have been cut off."""
-    return Draft(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
+    return PartialCompletion(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
 
 
 # Capturing a step takes a second or two, and a step of a small model saves some 20 ms by it; rows that are done stay.
-_FIXED_PAYS_FROM_STEPS = 200
+_STATIC_CACHE_MIN_STEPS = 200
 
 
 class TransformersGenerator:
@@ -187,25 +194,25 @@ class TransformersGenerator:
         reader = self._reader([encode_prompt(self._tokenizer, prompt) for prompt in self._whole] or encoded)
         for start in range(0, len(encoded), self.prompts_at_once):
             batch = encoded[start : start + self.prompts_at_once]
-            with self._still(), _explained(self.prompts_at_once):
+            with self._still(), _explain_out_of_memory(self.prompts_at_once):
                 drafts = self._drafts(reader, batch)
             for number, prompt in enumerate(batch):
                 own = drafts[number * self.settings.n : (number + 1) * self.settings.n]
                 yield [self._answer(draft, len(prompt)) for draft in own]
 
-    def _drafts(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[Draft]:
+    def _drafts(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
         if reader is None:
-            return search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
-        return decode(reader, batch, self.settings, self._ends, self._device, self._words)
+            return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
+        return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
 
     def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | None:
         if self.settings.num_beams > 1:
             return None
         batches = -(-len(encoded) // self.prompts_at_once)
-        pays = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _FIXED_PAYS_FROM_STEPS
-        if self._cache == "growing" or (self._cache == "auto" and not (pays and takes_fixed_shapes(self._model))):
+        pays = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _STATIC_CACHE_MIN_STEPS
+        if self._cache == "growing" or (self._cache == "auto" and not (pays and supports_static_cache(self._model))):
             return GrowingCacheDecoder(self._model)
-        if not takes_fixed_shapes(self._model):
+        if not supports_static_cache(self._model):
             raise ConfigError(
                 f"{type(self._model).__name__} does not attend to all that came before, so its cache has no fixed size",
                 "use cache='growing'",
@@ -217,8 +224,8 @@ class TransformersGenerator:
     def _ends(self, ids: list[int]) -> bool:
         return ids[-1] in self._end_ids or self._stops.reached(ids)
 
-    def _answer(self, draft: Draft, prompt_tokens: int) -> Completion:
-        text = cut_at_stop(self._tokenizer.decode(draft.ids, skip_special_tokens=True), self.settings.stop)
+    def _answer(self, draft: PartialCompletion, prompt_tokens: int) -> Completion:
+        text = truncate_at_stop(self._tokenizer.decode(draft.ids, skip_special_tokens=True), self.settings.stop)
         reason = draft.finish_reason or ("stop" if self._ends(draft.ids) else "length")
         return Completion(text, tuple(draft.ids), reason, len(draft.ids), draft.log_probability_sum, prompt_tokens)
 
@@ -244,7 +251,7 @@ class TransformersGenerator:
 
 
 @contextmanager
-def _explained(batch_size: int) -> Iterator[None]:
+def _explain_out_of_memory(batch_size: int) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:

@@ -20,54 +20,54 @@ from torch import Tensor
 from joulelab.infer.generation.settings import GenerationSettings
 
 # nearly always enough for 95 % of the next word's chances
-_LIKELIEST = 512
+_TOP_CANDIDATES = 512
 
 
-def own_numbers(settings: GenerationSettings, prompt_ids: Sequence[int], answer: int) -> NDArray[np.float64]:
+def answer_random_numbers(settings: GenerationSettings, prompt_ids: Sequence[int], answer: int) -> NDArray[np.float64]:
     """In [0, 1), one for each token the answer may have."""
     text = f"{settings.seed}:{answer}:{','.join(map(str, prompt_ids))}"
     entropy = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     return np.random.default_rng(entropy).random(settings.max_new_tokens)
 
 
-def choose(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor | None) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens, and their log-probabilities by the model itself (temperature 1, nothing filtered)."""
     own_RV = torch.log_softmax(logits_RV.float(), -1)
-    tokens_R = own_RV.argmax(-1) if numbers_R is None else _draw(own_RV, settings, numbers_R)
+    tokens_R = own_RV.argmax(-1) if numbers_R is None else _sample(own_RV, settings, numbers_R)
     return tokens_R, own_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
 
 
-def _draw(own_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
+def _sample(own_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
     scores_RV = own_RV / settings.temperature
-    few_will_do = settings.top_k <= _LIKELIEST if settings.top_k else settings.top_p < 1
-    if not few_will_do or scores_RV.shape[-1] <= _LIKELIEST:
-        return _draw_from_all(scores_RV, settings, numbers_R)
-    tokens_R, is_sure_R = _draw_from_likeliest(scores_RV, settings, numbers_R)
+    few_will_do = settings.top_k <= _TOP_CANDIDATES if settings.top_k else settings.top_p < 1
+    if not few_will_do or scores_RV.shape[-1] <= _TOP_CANDIDATES:
+        return _sample_from_all(scores_RV, settings, numbers_R)
+    tokens_R, is_sure_R = _sample_from_top(scores_RV, settings, numbers_R)
     unsure_U = (~is_sure_R).nonzero().squeeze(-1)
     if len(unsure_U):
-        tokens_R[unsure_U] = _draw_from_all(scores_RV[unsure_U], settings, numbers_R[unsure_U])
+        tokens_R[unsure_U] = _sample_from_all(scores_RV[unsure_U], settings, numbers_R[unsure_U])
     return tokens_R
 
 
-def _draw_from_all(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
+def _sample_from_all(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
     sorted_RV, order_RV = scores_RV.sort(dim=-1, descending=True, stable=True)
-    return _at_mark(_inside(sorted_RV, scores_RV.logsumexp(-1), settings), order_RV, numbers_R)
+    return _inverse_cdf(_filtered_probabilities(sorted_RV, scores_RV.logsumexp(-1), settings), order_RV, numbers_R)
 
 
-def _draw_from_likeliest(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
+def _sample_from_top(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens, and whether all words would have given the same. Sorting all takes longer than a small model's step."""
-    scores_RK, order_RK = scores_RV.topk(_LIKELIEST, dim=-1)
+    scores_RK, order_RK = scores_RV.topk(_TOP_CANDIDATES, dim=-1)
     # among equals the lower number comes first, as with all words
     order_RK, by_number_RK = order_RK.sort(dim=-1)
     scores_RK, place_RK = scores_RK.gather(-1, by_number_RK).sort(dim=-1, descending=True, stable=True)
     order_RK = order_RK.gather(-1, place_RK)
-    inside_RK = _inside(scores_RK, scores_RV.logsumexp(-1), settings)
+    inside_RK = _filtered_probabilities(scores_RK, scores_RV.logsumexp(-1), settings)
     # of those that are as likely as the last one some were left out perhaps: none of them may be inside
     is_sure_R = ((inside_RK == 0) | (scores_RK > scores_RK[:, -1:])).all(-1)
-    return _at_mark(inside_RK, order_RK, numbers_R), is_sure_R
+    return _inverse_cdf(inside_RK, order_RK, numbers_R), is_sure_R
 
 
-def _inside(scores_RK: Tensor, total_R: Tensor, settings: GenerationSettings) -> Tensor:
+def _filtered_probabilities(scores_RK: Tensor, total_R: Tensor, settings: GenerationSettings) -> Tensor:
     """Chances of the likeliest words, 0 of those outside top_k and top_p; `total_R`: log of the sum over all words."""
     chances_RK = (scores_RK.double() - total_R[:, None]).exp()
     if settings.top_k:
@@ -78,7 +78,7 @@ def _inside(scores_RK: Tensor, total_R: Tensor, settings: GenerationSettings) ->
     return chances_RK.masked_fill(outside_RK, 0.0) if settings.top_p < 1 else chances_RK
 
 
-def _at_mark(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
+def _inverse_cdf(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
     summed_RK = inside_RK.cumsum(-1)
     mark_R1 = numbers_R[:, None] * summed_RK[:, -1:]
     # a mark rounded up to the whole sum would fall behind the last token that can be drawn
@@ -94,7 +94,7 @@ def _at_mark(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
 
 
 # what a tokenizer writes for bytes that are no whole character
-_PIECE_OF_A_CHARACTER = "\ufffd"
+_INCOMPLETE_CHARACTER = "\ufffd"
 
 
 class StopTexts:
@@ -120,7 +120,7 @@ class StopTexts:
         known = self._completing.get(token)
         if known is None:
             text = self._text([token])
-            known = _PIECE_OF_A_CHARACTER in text or not self._last_characters.isdisjoint(text)
+            known = _INCOMPLETE_CHARACTER in text or not self._last_characters.isdisjoint(text)
             self._completing[token] = known
         return known
 

@@ -35,11 +35,11 @@ from joulelab.meter.sensors.nvml import permitted_cards
 
 
 FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
-_EVERYWHERE = ("0.0.0.0", "::", "*")
+_ANY_ADDRESS = ("0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True)
-class ServerPlace:
+class ServerLocation:
     here: bool
     reason: str
     """What was seen, in words."""
@@ -47,7 +47,7 @@ class ServerPlace:
     """Who listens, as far as this user may see."""
 
 
-def address_of(base_url: str) -> tuple[str, int]:
+def server_address(base_url: str) -> tuple[str, int]:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"'{base_url}' is no address of a server", "for example http://localhost:8000/v1")
@@ -57,28 +57,28 @@ def address_of(base_url: str) -> tuple[str, int]:
         raise ConfigError(f"'{base_url}': {error}", "for example http://localhost:8000/v1") from None
 
 
-def place_of(base_url: str) -> ServerPlace:
-    host, port = address_of(base_url)
+def locate_server(base_url: str) -> ServerLocation:
+    host, port = server_address(base_url)
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError as error:
-        return ServerPlace(False, f"{host} cannot be resolved here: {error}")
+        return ServerLocation(False, f"{host} cannot be resolved here: {error}")
     strange = found - _own_addresses()
     if strange:
-        return ServerPlace(False, f"{host} is {', '.join(sorted(strange))}, which is no address of this machine")
-    return judge_listeners(port, _listeners(port, found))
+        return ServerLocation(False, f"{host} is {', '.join(sorted(strange))}, which is no address of this machine")
+    return classify_listeners(port, _listeners(port, found))
 
 
-def judge_listeners(port: int, names: dict[int | None, str]) -> ServerPlace:
+def classify_listeners(port: int, names: dict[int | None, str]) -> ServerLocation:
     """`names` of those who listen at the port, by process id; None stands for processes this user may not see."""
     pids = tuple(pid for pid in names if pid is not None)
     if not names:
-        return ServerPlace(False, f"no process of this machine listens at port {port}")
+        return ServerLocation(False, f"no process of this machine listens at port {port}")
     forwarding = sorted(set(names.values()) & FORWARDERS)
     if forwarding:
-        return ServerPlace(False, f"{', '.join(forwarding)} listens at port {port} and passes the work on", pids)
+        return ServerLocation(False, f"{', '.join(forwarding)} listens at port {port} and passes the work on", pids)
     who = ", ".join(sorted(f"{name} (pid {pid})" for pid, name in names.items() if pid is not None))
-    return ServerPlace(True, f"{who or 'a process of another user'} listens at port {port} of this machine", pids)
+    return ServerLocation(True, f"{who or 'a process of another user'} listens at port {port} of this machine", pids)
 
 
 def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None) -> list[str]:
@@ -86,7 +86,7 @@ def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None
 
     `wanted` is `energy.gpus`.
     """
-    nvml = nvml or _binding()
+    nvml = nvml or _import_pynvml()
     if nvml is None or not pids:
         return []
     try:
@@ -100,7 +100,7 @@ def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None
         return [
             card.uuid
             for card, handle in handles.items()
-            if card not in metered and server & {int(one.pid) for one in _computing(nvml, handle)}
+            if card not in metered and server & {int(one.pid) for one in _compute_processes(nvml, handle)}
         ]
     finally:
         nvml.nvmlShutdown()
@@ -117,7 +117,7 @@ def _listeners(port: int, addresses: Collection[str]) -> dict[int | None, str]:
         where = connection.laddr
         if connection.status != psutil.CONN_LISTEN or not where or where.port != port:
             continue
-        if where.ip in addresses or where.ip in _EVERYWHERE:
+        if where.ip in addresses or where.ip in _ANY_ADDRESS:
             names[connection.pid] = _name(connection.pid)
     return names
 
@@ -140,14 +140,14 @@ def _with_children(pids: Iterable[int]) -> set[int]:
     return found
 
 
-def _computing(nvml: Any, handle: Any) -> list[Any]:
+def _compute_processes(nvml: Any, handle: Any) -> list[Any]:
     try:
         return list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
         return []
 
 
-def _binding() -> Any:
+def _import_pynvml() -> Any:
     try:
         import pynvml
     except ImportError:
@@ -158,8 +158,8 @@ def _binding() -> Any:
 # One question to a server that speaks the OpenAI protocol, over plain HTTP: body out, answer in, failures in words.
 
 
-_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-_WORTH_ANOTHER_TRY = {408, 425, 429, 500, 502, 503, 504}
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Endpoint:
                 f"no server answers at {self.base_url}: {error}",
                 f"start it first; `curl {self.base_url.rstrip('/')}/models` must work from here",
             ) from error
-        except (_Passing, JoulelabError):
+        except (_TemporaryFailure, JoulelabError):
             return
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Endpoint:
         for attempt in range(1, self.tries + 1):
             try:
                 return self._send(path, body)
-            except _Passing as error:
+            except _TemporaryFailure as error:
                 if attempt == self.tries:
                     raise JoulelabError(
                         f"{self.base_url}{path} failed {self.tries} times: {error}",
@@ -210,35 +210,35 @@ class Endpoint:
                 found = json.loads(response.read())
         except urllib.error.HTTPError as error:
             text = f"HTTP {error.code}: {error.read(2000).decode(errors='replace').strip()[:300]}"
-            if error.code in _WORTH_ANOTHER_TRY:
-                raise _Passing(text) from error
+            if error.code in _RETRY_STATUS:
+                raise _TemporaryFailure(text) from error
             raise JoulelabError(
                 f"{self.base_url}{path} refused a request: {text}", "check the model's name, the key and the settings"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise _Unreachable(str(error) or type(error).__name__) from error
         except ValueError as error:
-            raise JoulelabError(f"{self.base_url}{path} did not reply with JSON: {error}", _PROTOCOL) from error
+            raise JoulelabError(f"{self.base_url}{path} did not reply with JSON: {error}", _PROTOCOL_HINT) from error
         if not isinstance(found, dict):
-            raise JoulelabError(f"{self.base_url}{path} replied with {found!r:.100}", _PROTOCOL)
+            raise JoulelabError(f"{self.base_url}{path} replied with {found!r:.100}", _PROTOCOL_HINT)
         return found
 
     def _opener(self) -> urllib.request.OpenerDirector:
         """Clusters set a proxy for the outside, and it must not be asked for this machine itself."""
         host = urllib.parse.urlsplit(self.base_url).hostname
-        direct = [urllib.request.ProxyHandler({})] if host in _THIS_MACHINE else []
+        direct = [urllib.request.ProxyHandler({})] if host in _LOOPBACK else []
         return urllib.request.build_opener(*direct)
 
 
-class _Passing(Exception):
+class _TemporaryFailure(Exception):
     """A failure that may be over in a moment."""
 
 
-class _Unreachable(_Passing):
+class _Unreachable(_TemporaryFailure):
     """Not even a refusal came back."""
 
 
-_PROTOCOL = "the address must be of an OpenAI-compatible server and end in /v1"
+_PROTOCOL_HINT = "the address must be of an OpenAI-compatible server and end in /v1"
 
 
 def request_body(
@@ -268,7 +268,7 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
             raise ValueError(f"{tokens} tokens")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise JoulelabError(
-            f"the server's reply has no {_lacking(reply)}: {json.dumps(reply)[:200]}",
+            f"the server's reply has no {_missing_field(reply)}: {json.dumps(reply)[:200]}",
             "we need choices and usage.completion_tokens: joules per token without tokens would be a guess",
         ) from error
     told = choice.get("finish_reason")
@@ -278,7 +278,7 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
     return Completion(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
 
 
-def _lacking(reply: object) -> str:
+def _missing_field(reply: object) -> str:
     """What of an answer is not there, by the name it has in the protocol."""
     choices = reply.get("choices") if isinstance(reply, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -325,11 +325,11 @@ class ServerGenerator:
         self._model, self._extra = model, dict(extra or {})
         asked = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
         self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{asked}"
-        address_of(self._endpoint.base_url)
+        server_address(self._endpoint.base_url)
         self._endpoint.require_answer()
-        self.place = ServerPlace(bool(on_this_node), "the settings say so")
+        self.place = ServerLocation(bool(on_this_node), "the settings say so")
         if on_this_node is None:
-            self.place = place_of(self._endpoint.base_url)
+            self.place = locate_server(self._endpoint.base_url)
         self._metered_gpus = metered_gpus
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.infer.energy import PerInference
+from joulelab.infer.energy import ItemEnergy
 from joulelab.meter.figures import COVERED, amount_text, coverage_text, relative_text, uncertainty_note
 from joulelab.meter.health import CoreUse, most_contended
 from joulelab.report.tables.grid import Grid, make_grid
@@ -27,7 +27,7 @@ TRACKER, GENERATION = "inference", "generation"
 class InferenceRow:
     stage: str
     values: Mapping[str, Any]
-    energy: PerInference | None
+    energy: ItemEnergy | None
     core_use: CoreUse | None = None
     """Who used the CPU cores in its windows; None where nobody looked."""
 
@@ -106,10 +106,10 @@ def _of_the_cpu(record: RunRecord, baselines: Sequence[IdleBaseline]) -> list[Id
     return found
 
 
-def _with_net(values: Mapping[str, Any], record: RunRecord) -> PerInference | None:
+def _with_net(values: Mapping[str, Any], record: RunRecord) -> ItemEnergy | None:
     if values["energy"] is None:
         return None
-    found = PerInference.model_validate(values["energy"])
+    found = ItemEnergy.model_validate(values["energy"])
     if found.gain_error_rel is None and record.totals:  # of a record older than this field
         known = record.totals.cpu_estimate if found.estimated else record.totals.figure
         found = found.model_copy(update={"gain_error_rel": known.gain_error_rel})
@@ -207,7 +207,7 @@ def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
 # How the figures of an inference read in tables.
 
 
-def energy_cell(energy: PerInference | None, items: float = 1.0, net: bool = False) -> str:
+def energy_cell(energy: ItemEnergy | None, items: float = 1.0, net: bool = False) -> str:
     """Energy of one item: `213 mJ ±0.8 %`; with the coverage where readings are missing, which the interval covers."""
     if energy is None:
         return NOTHING if net else "missing"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from joulelab.infer.energy import PerInference
+from joulelab.infer.energy import ItemEnergy
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import (
     GENERATION,
@@ -168,7 +168,7 @@ def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
     return make_grid("Joules of generation", titles, cells, note)
 
 
-def _power(energy: PerInference | None) -> str:
+def _power(energy: ItemEnergy | None) -> str:
     return "missing" if energy is None else three_digits(energy.power_w)
 
 

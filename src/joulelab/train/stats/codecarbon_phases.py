@@ -21,7 +21,7 @@ from typing import Any
 from joulelab.errors import DependencyMissing
 from joulelab.meter.importers.emissions_csv import ENERGIES, energies_j
 from joulelab.trackers.codecarbon import offline_tracker
-from joulelab.train.stats.hooks import CsvFile, LossFile, TrackerContext, TrainerStats, fresh_path, waiter
+from joulelab.train.stats.hooks import CsvFile, LossFile, TrackerContext, TrainerStats, device_synchronizer, unused_path
 from joulelab.train.stats.phase_times import STEP_PHASES
 from joulelab.train.stats.step_energy import INTERRUPTIONS
 from joulelab.units import energy_text, percent_text
@@ -37,7 +37,7 @@ from joulelab.units import energy_text, percent_text
 CONSTANT_REL = 0.02
 
 
-class Readings:
+class PhaseReadings:
     """Of one phase; sums only, so a long training costs nothing more."""
 
     def __init__(self) -> None:
@@ -71,11 +71,11 @@ class Readings:
     @property
     def spread(self) -> float:
         """Standard deviation over mean of the joules."""
-        return _spread(self._energy_j, self._energy_squared, self.count)
+        return _relative_spread(self._energy_j, self._energy_squared, self.count)
 
     @property
     def is_duration_times_constant(self) -> bool:
-        return self._gpu_j == 0 and _spread(self._power_w, self._power_squared, self.count) < CONSTANT_REL
+        return self._gpu_j == 0 and _relative_spread(self._power_w, self._power_squared, self.count) < CONSTANT_REL
 
     def text(self, phase: str) -> str:
         mean_ms = 1000 * self._duration_s / max(1, self.count)
@@ -97,13 +97,13 @@ class Readings:
         }
 
 
-def _spread(total: float, squares: float, count: int) -> float:
+def _relative_spread(total: float, squares: float, count: int) -> float:
     mean = total / max(1, count)
     variance = squares / max(1, count) - mean**2
     return math.sqrt(max(0.0, variance)) / mean if mean else 0.0
 
 
-_LEVELS = {"train": "run", "step": "steps", **dict.fromkeys((*STEP_PHASES, *INTERRUPTIONS), "substeps")}
+_LEVEL_OF_PHASE = {"train": "run", "step": "steps", **dict.fromkeys((*STEP_PHASES, *INTERRUPTIONS), "substeps")}
 BETWEEN_STEPS = ("train", *INTERRUPTIONS)
 # Its thread's interval; tasks are measured at their edges, so this serves the run's total alone.
 INTERVAL_S = 1.0
@@ -115,15 +115,15 @@ class CodeCarbonStats(TrainerStats):
             raise DependencyMissing(
                 "the tracker `codecarbon` needs CodeCarbon, not installed here", 'pip install "joulelab[codecarbon]"'
             )
-        self._levels: dict[str, _Level] = {}
+        self._levels: dict[str, _LevelTracker] = {}
         self._losses = LossFile(None)
         self._problem = ""
         self._step = 0
-        self.readings: dict[str, Readings] = {}
+        self.readings: dict[str, PhaseReadings] = {}
 
     def attach(self, bench: TrackerContext) -> None:
         self._bench = bench
-        self._wait = waiter(bench.device)
+        self._wait = device_synchronizer(bench.device)
         if os.environ.get("LOCAL_RANK", "0") != "0":  # it counts the whole node: once is enough
             self._problem = "another rank of this node has it"
             return
@@ -131,7 +131,7 @@ class CodeCarbonStats(TrainerStats):
         self._losses = LossFile(folder)
         tag = f"rank{os.environ.get('RANK', '0')}"
         try:
-            self._levels = {level: _Level(level, tag, folder) for level in ("run", "steps", "substeps")}
+            self._levels = {level: _LevelTracker(level, tag, folder) for level in ("run", "steps", "substeps")}
         except Exception as error:
             self._give_up(error)
 
@@ -140,7 +140,7 @@ class CodeCarbonStats(TrainerStats):
         super().start_train()
 
     def start(self, phase: str) -> None:
-        level = self._levels.get(_LEVELS[phase])
+        level = self._levels.get(_LEVEL_OF_PHASE[phase])
         if level is not None and not self._problem:
             self._wait()
             try:
@@ -149,7 +149,7 @@ class CodeCarbonStats(TrainerStats):
                 self._give_up(error)
 
     def stop(self, phase: str) -> None:
-        level = self._levels.get(_LEVELS[phase])
+        level = self._levels.get(_LEVEL_OF_PHASE[phase])
         if level is not None and not self._problem:
             self._wait()
             try:
@@ -162,7 +162,7 @@ class CodeCarbonStats(TrainerStats):
         self._problem = f"it failed ({type(error).__name__}: {error})"
 
     def _take(self, phase: str, row: dict[str, float]) -> None:
-        self.readings.setdefault(phase, Readings()).add(row["duration_s"], row["energy_j"], row["gpu_j"])
+        self.readings.setdefault(phase, PhaseReadings()).add(row["duration_s"], row["energy_j"], row["gpu_j"])
 
     def log_loss(self, loss: float) -> None:
         self._losses.add(loss)
@@ -182,7 +182,7 @@ class CodeCarbonStats(TrainerStats):
         return "\n".join(["codecarbon, its own figures; what a reading of one phase is worth:", *lines])
 
 
-class _Level:
+class _LevelTracker:
     """One of CodeCarbon's trackers with its table: of the run, of steps, or of phases."""
 
     def __init__(self, level: str, tag: str, folder: Path | None) -> None:
@@ -193,7 +193,7 @@ class _Level:
         self._whole_run = level == "run"
         self._begun_s = 0.0
         names = ("step", "phase", "duration_s", *ENERGIES)
-        self._table = None if folder is None else CsvFile(fresh_path(folder, f"{level}_{tag}", ".csv"), names)
+        self._table = None if folder is None else CsvFile(unused_path(folder, f"{level}_{tag}", ".csv"), names)
         if not self._whole_run:  # the first task looks for the hardware, for a second: not in the first step
             self._tracker.start_task("first")
             self._tracker.stop_task()

@@ -129,8 +129,8 @@ class StatsList(TrainerStats):
 
     def __init__(self, members: Sequence[TrainerStats]) -> None:
         self._members = tuple(members)
-        self._starts = {phase: _hooks(members, f"start_{phase}") for phase in PHASES}
-        self._stops = {phase: _hooks(members[::-1], f"stop_{phase}") for phase in PHASES}
+        self._starts = {phase: _bound_hooks(members, f"start_{phase}") for phase in PHASES}
+        self._stops = {phase: _bound_hooks(members[::-1], f"stop_{phase}") for phase in PHASES}
 
     def attach(self, bench: TrackerContext) -> None:
         for member in self._members:
@@ -156,7 +156,7 @@ class StatsList(TrainerStats):
         return "\n\n".join(text for member in self._members if (text := member.log_stats()))
 
 
-def _hooks(members: Sequence[TrainerStats], name: str) -> list[Callable[[], None]]:
+def _bound_hooks(members: Sequence[TrainerStats], name: str) -> list[Callable[[], None]]:
     return [getattr(member, name) for member in members]
 
 
@@ -169,14 +169,14 @@ GUIDE = "docs/add-a-tracker.md shows a whole one"
 def load_tracker(name: str) -> TrainerStats:
     """The tracker behind `simple`, or the only one in `./my_tracker.py`."""
     if is_file(name):
-        return _made(name, _only_tracker(Path(name).expanduser()))
+        return _instantiate(name, _only_tracker(Path(name).expanduser()))
     if name not in lookup.TRAINER_STATS.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown trainer stats '{name}'", f"for your own file write ./{name}.py")
     tracker: TrainerStats = lookup.TRAINER_STATS.resolve(name)()
     return tracker
 
 
-def _made(name: str, kind: type[TrainerStats]) -> TrainerStats:
+def _instantiate(name: str, kind: type[TrainerStats]) -> TrainerStats:
     try:
         return kind()
     except TypeError as error:
@@ -221,7 +221,7 @@ class MeterStats(TrainerStats):
 # its queue each time; on models that are bound by launches or by the loader that has cost 30 % and more.
 
 
-def waiter(device: torch.device) -> Callable[[], None]:
+def device_synchronizer(device: torch.device) -> Callable[[], None]:
     """Call it to wait until the device has done all it was given; a CPU is never behind."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
@@ -230,7 +230,7 @@ class NoOpSyncStats(TrainerStats):
     """Waits for the device at the begin and the end of every phase."""
 
     def attach(self, bench: TrackerContext) -> None:
-        self._wait = waiter(bench.device)
+        self._wait = device_synchronizer(bench.device)
 
     def start(self, phase: str) -> None:
         self._wait()
@@ -242,7 +242,7 @@ class NoOpSyncStats(TrainerStats):
 # Files of trackers: beside those of an earlier attempt or another stage, never over them.
 
 
-def fresh_path(folder: Path, stem: str, suffix: str) -> Path:
+def unused_path(folder: Path, stem: str, suffix: str) -> Path:
     """`phases.csv`, or `phases_2.csv` where that is taken; made at once, as ranks may ask at the same moment."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
@@ -278,7 +278,7 @@ class LossFile:
     """`losses.csv`: the step and the mean loss since the line before."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = None if folder is None else CsvFile(fresh_path(folder, "losses", ".csv"), ("step", "loss"))
+        self._file = None if folder is None else CsvFile(unused_path(folder, "losses", ".csv"), ("step", "loss"))
         self.step = 0
 
     def add(self, loss: float) -> None:

@@ -48,14 +48,14 @@ if TYPE_CHECKING:
 # what came before it has then been done, and nothing after it.
 
 
-class _Reached(Exception):  # the wanted end, no error
+class _PartReached(Exception):  # the wanted end, no error
     pass
 
 
-def parts_of(trainer: Trainer[Any], batch: Any) -> tuple[str, ...]:
+def forward_parts(trainer: Trainer[Any], batch: Any) -> tuple[str, ...]:
     """In the order in which they run; none where there is nothing to tell apart."""
     seen: list[str] = []
-    with _marking(trainer, seen.append):
+    with _on_part_end(trainer, seen.append):
         trainer.forward(batch)
     return tuple(seen) if len(seen) > 1 and len(set(seen)) == len(seen) else ()
 
@@ -65,14 +65,14 @@ def forward_until(trainer: Trainer[Any], part: str, batch: Any) -> None:
 
     def stop_there(name: str) -> None:
         if name == part:
-            raise _Reached
+            raise _PartReached
 
-    with _marking(trainer, stop_there), suppress(_Reached):
+    with _on_part_end(trainer, stop_there), suppress(_PartReached):
         trainer.forward(batch)
 
 
 @contextmanager
-def _marking(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterator[None]:
+def _on_part_end(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterator[None]:
     """Tell of the end of every outermost part; inner ones belong to theirs."""
     depth = 0
 
@@ -99,7 +99,7 @@ LOOPS = ("forward", "forward+backward", "forward+backward+optimiser_step", "step
 """The last of a round; before them come those of the forward pass's parts."""
 LEAD_OUT_S = 0.1
 # A step of many seconds needs fewer windows: each of them is long already.
-LONGEST_S = 180.0
+MAX_ISOLATION_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class LoopWindow:
         return asdict(self)
 
 
-_begin_captured_round: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
+_mark_cuda_graph_step: Callable[[], None] = torch.compiler.cudagraph_mark_step_begin
 
 
 class Isolation:
@@ -152,7 +152,7 @@ class Isolation:
         self._stop_the_learning()
         kept = [[self._trainer.next_batch() for _ in range(self._accumulate)] for _ in range(self._plan.kept_steps)]
         self._kept = itertools.cycle(kept)
-        parts = parts_of(self._trainer, kept[0][0])
+        parts = forward_parts(self._trainer, kept[0][0])
         loops = (*parts[:-1], *LOOPS)
         self._part_of = dict(zip(loops, parts, strict=False))  # the last part ends where the forward pass does
         seconds = {loop: self._seconds(loop) for loop in loops}
@@ -195,7 +195,7 @@ class Isolation:
     def _rounds(self, seconds: dict[str, float]) -> int:
         extra_s = self._plan.settle_s + LEAD_OUT_S
         round_s = sum(max(self._plan.window_s + extra_s, 3 * each_s) for each_s in seconds.values())
-        return max(2, min(self._plan.rounds, int(LONGEST_S / round_s)))
+        return max(2, min(self._plan.rounds, int(MAX_ISOLATION_S / round_s)))
 
     def _window(self, loop: str, number: int, each_s: float) -> LoopWindow:
         repetitions = self._times(self._plan.window_s, each_s)
@@ -221,7 +221,7 @@ class Isolation:
             batch = trainer.next_batch() if ready is None else ready[number]
             trainer.last_of_step = number == self._accumulate - 1
             if self._captured and loop not in LOOPS[1:]:
-                _begin_captured_round()
+                _mark_cuda_graph_step()
             if loop not in LOOPS:
                 forward_until(trainer, loop, batch)
                 continue
@@ -260,12 +260,12 @@ Undo = Callable[[], None]
 class Snapshot:
     def __init__(self, trainer: Trainer[Any]) -> None:
         self._undo: list[Undo] = [
-            *(_keep_tensor(tensor) for tensor in _tensors(trainer)),
-            *(_keep_gradient(parameter) for parameter in trainer.trained.parameters()),
-            _keep_optimizer(trainer.optimizer),
-            _keep_scaler(trainer),
-            _keep_position(trainer),
-            _keep_random(trainer.device),
+            *(_save_tensor(tensor) for tensor in _tensors(trainer)),
+            *(_save_gradient(parameter) for parameter in trainer.trained.parameters()),
+            _save_optimizer(trainer.optimizer),
+            _save_scaler(trainer),
+            _save_position(trainer),
+            _save_random_state(trainer.device),
         ]
 
     @torch.no_grad()
@@ -285,7 +285,7 @@ def _local(tensor: Tensor) -> Tensor:
     return part
 
 
-def _keep_tensor(tensor: Tensor) -> Undo:
+def _save_tensor(tensor: Tensor) -> Undo:
     copy = _local(tensor.detach()).to("cpu", copy=True)
 
     def undo() -> None:
@@ -294,11 +294,11 @@ def _keep_tensor(tensor: Tensor) -> Undo:
     return undo
 
 
-def _keep_gradient(parameter: Tensor) -> Undo:
+def _save_gradient(parameter: Tensor) -> Undo:
     gradient = parameter.grad
     if gradient is None:
         return lambda: setattr(parameter, "grad", None)
-    fill = _keep_tensor(gradient)
+    fill = _save_tensor(gradient)
 
     def undo() -> None:
         fill()
@@ -307,11 +307,11 @@ def _keep_gradient(parameter: Tensor) -> Undo:
     return undo
 
 
-def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
+def _save_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
     groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
-    rates = [_kept_value(group["lr"]) for group in optimizer.param_groups]
+    rates = [_save_value(group["lr"]) for group in optimizer.param_groups]
     state = {
-        parameter: {name: _kept_value(value) for name, value in values.items()}
+        parameter: {name: _save_value(value) for name, value in values.items()}
         for parameter, values in optimizer.state.items()
     }
 
@@ -327,11 +327,11 @@ def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
     return undo
 
 
-def _kept_value(value: Any) -> Callable[[], Any]:
+def _save_value(value: Any) -> Callable[[], Any]:
     """A function that gives the value back as it is now; a tensor is the same one, filled again."""
     if not isinstance(value, Tensor):
         return lambda: value
-    fill = _keep_tensor(value)
+    fill = _save_tensor(value)
 
     def give() -> Tensor:
         fill()
@@ -340,7 +340,7 @@ def _kept_value(value: Any) -> Callable[[], Any]:
     return give
 
 
-def _keep_scaler(trainer: Trainer[Any]) -> Undo:
+def _save_scaler(trainer: Trainer[Any]) -> Undo:
     scaler = getattr(trainer, "scaler", None)
     if scaler is None:
         return lambda: None
@@ -348,12 +348,12 @@ def _keep_scaler(trainer: Trainer[Any]) -> Undo:
     return lambda: scaler.load_state_dict(state)
 
 
-def _keep_position(trainer: Trainer[Any]) -> Undo:
+def _save_position(trainer: Trainer[Any]) -> Undo:
     position = trainer.position
     return lambda: trainer.rewind(position)
 
 
-def _keep_random(device: torch.device) -> Undo:
+def _save_random_state(device: torch.device) -> Undo:
     of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
     of_cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else []
 
@@ -376,11 +376,11 @@ def _keep_random(device: torch.device) -> Undo:
 
 # Phases by the loop that adds them: a phase is its own loop less the one before. The input's comes first in a step.
 LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
-LEAST_COVERAGE = 0.95
+MIN_COVERAGE = 0.95
 
 
 @dataclass(frozen=True)
-class _Turn:
+class _LoopEnergy:
     """One loop in one round, per optimiser step."""
 
     energy_j: float
@@ -388,11 +388,11 @@ class _Turn:
     duration_s: float
 
 
-Rounds = list[dict[str, _Turn]]
+Rounds = list[dict[str, _LoopEnergy]]
 
 
 @dataclass(frozen=True)
-class Isolated:
+class IsolatedEnergy:
     phases: dict[str, PerStep]
     """They add up to `step`."""
     parts: dict[str, PerStep]
@@ -403,23 +403,23 @@ class Isolated:
     """Of all windows together: method, sources, gain error."""
 
 
-def split(windows: Sequence[LoopWindow], read: Reader) -> Isolated | None:
+def isolated_energy(windows: Sequence[LoopWindow], read: Reader) -> IsolatedEnergy | None:
     """None where the trace does not cover a single whole round."""
-    rounds = _whole_rounds(windows, read)
+    rounds = _complete_rounds(windows, read)
     if not rounds:
         return None
-    phases = _ladder(rounds, LOOP_OF_PHASE)
+    phases = _consecutive_differences(rounds, LOOP_OF_PHASE)
     order = ("input", "forward", "backward", "optimiser_step")
-    return Isolated(
+    return IsolatedEnergy(
         phases={phase: phases[phase] for phase in order},
-        parts=_ladder(rounds, {window.part: window.loop for window in windows if window.part}),
+        parts=_consecutive_differences(rounds, {window.part: window.loop for window in windows if window.part}),
         step=_difference(rounds, "step", None),
         rounds=len(rounds),
         figure=read([(window.begin_ns, window.end_ns) for window in windows]),
     )
 
 
-def _ladder(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
+def _consecutive_differences(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
     """Each by how much its loop takes more than the one before."""
     befores = [None, *loop_of.values()]
     return {
@@ -427,15 +427,15 @@ def _ladder(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
     }
 
 
-def _whole_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
-    rounds: dict[int, dict[str, _Turn]] = {}
+def _complete_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
+    rounds: dict[int, dict[str, _LoopEnergy]] = {}
     loops = len({window.loop for window in windows})
     for window in windows:
         figure = read([(window.begin_ns, window.end_ns)])
-        if figure.energy_j is None or figure.coverage < LEAST_COVERAGE:
+        if figure.energy_j is None or figure.coverage < MIN_COVERAGE:
             continue
         scale = window.repetitions * figure.coverage
-        turn = _Turn(
+        turn = _LoopEnergy(
             figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
         )
         rounds.setdefault(window.round, {})[window.loop] = turn
@@ -443,7 +443,7 @@ def _whole_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
 
 
 def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:
-    nothing = _Turn(0.0, 0.0, 0.0)
+    nothing = _LoopEnergy(0.0, 0.0, 0.0)
     pairs = [(turns[loop], turns[before] if before else nothing) for turns in rounds]
     energies_j = [more.energy_j - less.energy_j for more, less in pairs]
     spread = mean_t(energies_j)

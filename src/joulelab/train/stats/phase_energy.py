@@ -18,38 +18,38 @@ from typing import Any
 from joulelab.clock import NS
 from joulelab.errors import EndedBySignal
 from joulelab.meter.figures import COVERED, EnergyFigure, amount_text, coverage_text, gain_text, method_text
-from joulelab.train.stats.hooks import TrackerContext, TrainerStats, waiter
-from joulelab.train.stats.isolated import Isolated, Isolation, LoopPlan, LoopWindow, Snapshot, split
+from joulelab.train.stats.hooks import TrackerContext, TrainerStats, device_synchronizer
+from joulelab.train.stats.isolated import IsolatedEnergy, Isolation, LoopPlan, LoopWindow, Snapshot, isolated_energy
 from joulelab.train.stats.phase_times import PhaseTimes
 from joulelab.train.stats.step_energy import (
     INTERRUPTIONS,
     CleanWindow,
     CleanWindows,
-    Found,
     LongPhases,
     PerStep,
     Reader,
+    StepEnergy,
     TimeSpan,
-    agrees,
-    as_values,
-    by_time,
     energy_per_step,
-    reader_of,
-    why_no_joules,
+    energy_reader,
+    missing_energy_reason,
+    time_shares,
+    to_record,
+    within_intervals,
 )
 from joulelab.units import duration_text, energy_text, percent_text, power_text
 
 # What the `energy` tracker found: as a table and sentences for people, and as values for the record.
 
 
-HEAD = f"{'phase':<18}{'energy per step':>20}{'power':>10}{'share':>9}  method"
+TABLE_HEADER = f"{'phase':<18}{'energy per step':>20}{'power':>10}{'share':>9}  method"
 
 
 @dataclass(frozen=True)
-class EnergyFindings:
-    step: Found
+class PhaseEnergyReport:
+    step: StepEnergy
     long_phases: Mapping[str, PerStep]
-    isolated: Isolated | None
+    isolated: IsolatedEnergy | None
     not_isolated: str
     """Why there is no isolation, where there is none."""
     time_shares: Mapping[str, PerStep]
@@ -60,7 +60,7 @@ class EnergyFindings:
     def text(self) -> str:
         if self.step.step is None and self.isolated is None:
             return f"energy per phase: missing. {self.step.problem}"
-        lines = [f"energy per phase ({self.sensor}), one optimiser step", HEAD, *self._rows(), *self._remarks()]
+        lines = [f"energy per phase ({self.sensor}), one optimiser step", TABLE_HEADER, *self._rows(), *self._remarks()]
         return "\n".join(lines)
 
     @property
@@ -112,7 +112,7 @@ class EnergyFindings:
             return None
         isolated, direct = self.isolated.step, self.step.step
         difference = isolated.energy_j / direct.energy_j - 1 if direct.energy_j else 0.0
-        if agrees(isolated, direct):
+        if within_intervals(isolated, direct):
             return f"The isolated step agrees with undisturbed training ({100 * difference:+.1f} %, within intervals)."
         return (
             f"The isolated step differs from undisturbed training by {100 * difference:+.1f} %, more than the "
@@ -127,22 +127,22 @@ class EnergyFindings:
             "direct": {
                 "steps": self.step.steps,
                 "duration_s": self.step.duration_s,
-                "step": as_values(step) if step else None,
-                "phases": {phase: as_values(row) for phase, row in self.long_phases.items()},
+                "step": to_record(step) if step else None,
+                "phases": {phase: to_record(row) for phase, row in self.long_phases.items()},
             },
             "isolated": {
                 "problem": self.not_isolated or None,
                 "rounds": isolated.rounds if isolated else 0,
-                "step": as_values(isolated.step) if isolated else None,
-                "phases": {phase: as_values(row) for phase, row in isolated.phases.items()} if isolated else {},
-                "parts": {part: as_values(row) for part, row in isolated.parts.items()} if isolated else {},
-                "agrees": agrees(isolated.step, step) if isolated and step else None,
+                "step": to_record(isolated.step) if isolated else None,
+                "phases": {phase: to_record(row) for phase, row in isolated.phases.items()} if isolated else {},
+                "parts": {part: to_record(row) for part, row in isolated.parts.items()} if isolated else {},
+                "agrees": within_intervals(isolated.step, step) if isolated and step else None,
                 "verdict": self.verdict(),
                 "stage": self.aside_stage,
                 "duration_s": self.aside_s,
                 "energy_j": self.aside_j,
             },
-            "time-share": {"phases": {phase: as_values(row) for phase, row in self.time_shares.items()}},
+            "time-share": {"phases": {phase: to_record(row) for phase, row in self.time_shares.items()}},
         }
 
 
@@ -155,7 +155,7 @@ def row_text(phase: str, row: PerStep, whole: PerStep, sensed: EnergyFigure) -> 
     return f"{phase:<18}{energy:>20}{power:>10}{share:>9}  {row.method}"
 
 
-ASKED_TO_STOP = "the run was asked to stop meanwhile"
+STOP_REQUESTED = "the run was asked to stop meanwhile"
 
 
 class EnergyStats(TrainerStats):
@@ -176,7 +176,7 @@ class EnergyStats(TrainerStats):
 
     def attach(self, bench: TrackerContext) -> None:
         self._bench = bench
-        self._wait = waiter(bench.device)
+        self._wait = device_synchronizer(bench.device)
         self._times = PhaseTimes(bench.device)
         self._stretches = CleanWindows(self._now_ns)
         self._long = LongPhases(self._wait, self._now_ns)
@@ -220,7 +220,7 @@ class EnergyStats(TrainerStats):
 
     def _isolate(self) -> None:
         bench = self._bench
-        self._not_isolated = why_no_joules(bench.meter, bench.device.type) or ""
+        self._not_isolated = missing_energy_reason(bench.meter, bench.device.type) or ""
         # ranks repeat together or not at all; one with a sensor is enough
         if not bench.trainer.ranks.sum([not self._not_isolated])[0]:
             return
@@ -232,7 +232,7 @@ class EnergyStats(TrainerStats):
                     self._take_apart()
                     self._aside = (begin_ns, self._now_ns())
             except EndedBySignal:  # raised on entering, before anything was done
-                self._not_isolated = ASKED_TO_STOP
+                self._not_isolated = STOP_REQUESTED
 
     def _take_apart(self) -> None:
         """A measurement that fails must not end hours of training; one that cannot be undone must."""
@@ -241,7 +241,7 @@ class EnergyStats(TrainerStats):
         try:
             self._windows = Isolation(bench.trainer, self.plan, self._now_ns, self._wait).run()
         except EndedBySignal:  # nothing is lost: the loop looks for itself right after this, and saves before it leaves
-            self._not_isolated = ASKED_TO_STOP
+            self._not_isolated = STOP_REQUESTED
         except Exception as error:
             self._not_isolated = f"{type(error).__name__}: {error}"
             bench.say(f"energy: the step could not be taken apart ({self._not_isolated})")
@@ -253,26 +253,26 @@ class EnergyStats(TrainerStats):
     def log_stats(self) -> str:
         self._wait()
         self._times.harvest()
-        read = reader_of(self._bench.meter, self._last_ns(), self._bench.device.type)
+        read = energy_reader(self._bench.meter, self._last_ns(), self._bench.device.type)
         found = self._findings(read)
         self._bench.result("energy", found.values())
         return found.text()
 
-    def _findings(self, read: Reader) -> EnergyFindings:
+    def _findings(self, read: Reader) -> PhaseEnergyReport:
         step = energy_per_step(self._pieces(), read)
-        return EnergyFindings(
+        return PhaseEnergyReport(
             step=step,
             long_phases=self._long.energy(read),
             isolated=self._isolated(read),
             not_isolated=self._not_isolated,
-            time_shares=by_time(step.step, self._times.shares()) if step.step else {},
+            time_shares=time_shares(step.step, self._times.shares()) if step.step else {},
             aside_stage=f"{self._bench.stage}.phases",
             aside_s=(self._aside[1] - self._aside[0]) / NS if self._aside else None,
             aside_j=read([self._aside]).energy_j if self._aside else None,
         )
 
-    def _isolated(self, read: Reader) -> Isolated | None:
-        found = split(self._windows, read) if self._windows else None
+    def _isolated(self, read: Reader) -> IsolatedEnergy | None:
+        found = isolated_energy(self._windows, read) if self._windows else None
         if self._windows and found is None:
             self._not_isolated = "the trace has no whole round of its windows"
         return found
@@ -299,7 +299,7 @@ class AveragedEnergyStats(TrainerStats):
 
     def attach(self, bench: TrackerContext) -> None:
         self._bench = bench
-        self._wait = waiter(bench.device)
+        self._wait = device_synchronizer(bench.device)
         self._times = PhaseTimes(bench.device)
         self._stretches = CleanWindows(self._now_ns)
 
@@ -333,8 +333,8 @@ class AveragedEnergyStats(TrainerStats):
         self._times.harvest()
         pieces = self._stretches.pieces
         until_ns = max((window[1] for piece in pieces for window in piece.windows), default=0)
-        found = energy_per_step(pieces, reader_of(self._bench.meter, until_ns, self._bench.device.type))
-        phases = by_time(found.step, self._times.shares()) if found.step else {}
+        found = energy_per_step(pieces, energy_reader(self._bench.meter, until_ns, self._bench.device.type))
+        phases = time_shares(found.step, self._times.shares()) if found.step else {}
         self._bench.result(
             "averaged-energy",
             {
@@ -342,16 +342,16 @@ class AveragedEnergyStats(TrainerStats):
                 "steps": found.steps,
                 "duration_s": found.duration_s,
                 "figure": found.figure.model_dump(),
-                "step": as_values(found.step) if found.step else None,
-                "phases": {phase: as_values(row) for phase, row in phases.items()},
+                "step": to_record(found.step) if found.step else None,
+                "phases": {phase: to_record(row) for phase, row in phases.items()},
             },
         )
-        return _text(found, phases)
+        return _averaged_text(found, phases)
 
 
-def _text(found: Found, phases: dict[str, PerStep]) -> str:
+def _averaged_text(found: StepEnergy, phases: dict[str, PerStep]) -> str:
     if found.step is None:
         return f"averaged energy: missing. {found.problem}"
     steps = f"{found.steps} steps in {duration_text(found.duration_s)}"
     rows = [row_text(phase, row, found.step, found.figure) for phase, row in {"step": found.step, **phases}.items()]
-    return "\n".join([f"averaged energy ({method_text(found.figure)}) over {steps}", HEAD, *rows])
+    return "\n".join([f"averaged energy ({method_text(found.figure)}) over {steps}", TABLE_HEADER, *rows])

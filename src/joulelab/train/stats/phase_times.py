@@ -11,7 +11,15 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from joulelab.train.stats.hooks import PHASES, CsvFile, LossFile, TrackerContext, TrainerStats, fresh_path, waiter
+from joulelab.train.stats.hooks import (
+    PHASES,
+    CsvFile,
+    LossFile,
+    TrackerContext,
+    TrainerStats,
+    device_synchronizer,
+    unused_path,
+)
 
 # How long phases take, without waiting for the device.
 #
@@ -21,10 +29,10 @@ from joulelab.train.stats.hooks import PHASES, CsvFile, LossFile, TrackerContext
 
 
 # Far more than a device ever lies behind; a phase beyond it goes untimed instead of filling the memory.
-MOST_PENDING = 4096
+MAX_PENDING = 4096
 
 
-class Timed(NamedTuple):
+class PhaseTiming(NamedTuple):
     phase: str
     host_s: float
     device_s: float | None
@@ -43,7 +51,7 @@ class PhaseClock(Protocol):
 
     def stop(self, phase: str) -> None: ...
 
-    def harvest(self) -> list[Timed]:
+    def harvest(self) -> list[PhaseTiming]:
         """What has become known since the last call."""
 
 
@@ -55,7 +63,7 @@ class HostClock:
     def __init__(self) -> None:
         self.untimed = 0
         self._begun: dict[str, float] = {}
-        self._done: list[Timed] = []
+        self._done: list[PhaseTiming] = []
 
     def start(self, phase: str) -> None:
         self._begun[phase] = time.perf_counter()
@@ -64,9 +72,9 @@ class HostClock:
         now = time.perf_counter()
         begun = self._begun.pop(phase, None)
         if begun is not None:
-            self._done.append(Timed(phase, now - begun, None))
+            self._done.append(PhaseTiming(phase, now - begun, None))
 
-    def harvest(self) -> list[Timed]:
+    def harvest(self) -> list[PhaseTiming]:
         done, self._done = self._done, []
         return done
 
@@ -95,7 +103,7 @@ class CudaClock:
         begun = self._begun.pop(phase, None)
         if begun is None:
             return
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self.untimed += 1
             self._free.append(begun[1])
             return
@@ -103,11 +111,11 @@ class CudaClock:
         end.record()
         self._pending.append(_Pending(phase, now - begun[0], begun[1], end))
 
-    def harvest(self) -> list[Timed]:
+    def harvest(self) -> list[PhaseTiming]:
         done = []
         while self._pending and self._pending[0].end.query():
             phase, host_s, begin, end = self._pending.popleft()
-            done.append(Timed(phase, host_s, begin.elapsed_time(end) / 1000))
+            done.append(PhaseTiming(phase, host_s, begin.elapsed_time(end) / 1000))
             self._free += (begin, end)
         return done
 
@@ -161,7 +169,7 @@ class PhaseTimes:
 
 
 # Exact up to this many. Beyond it a uniform sample: its p99 lies between the true p98.7 and p99.3, 19 times of 20.
-KEPT = 4096
+RESERVOIR_SIZE = 4096
 
 
 class Durations:
@@ -176,9 +184,9 @@ class Durations:
         self.count += 1
         self.sum_s += duration_s
         self.max_s = max(self.max_s, duration_s)
-        if len(self._kept) < KEPT:
+        if len(self._kept) < RESERVOIR_SIZE:
             self._kept.append(duration_s)
-        elif (place := int(self._random.random() * self.count)) < KEPT:
+        elif (place := int(self._random.random() * self.count)) < RESERVOIR_SIZE:
             self._kept[place] = duration_s
 
     @property
@@ -187,10 +195,10 @@ class Durations:
 
     def quantiles_s(self, *shares: float) -> list[float]:
         ordered = sorted(self._kept)
-        return [_between(ordered, share * (len(ordered) - 1)) for share in shares]
+        return [_interpolate(ordered, share * (len(ordered) - 1)) for share in shares]
 
 
-def _between(ordered: list[float], place: float) -> float:
+def _interpolate(ordered: list[float], place: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
@@ -236,7 +244,7 @@ class SimpleStats(TrainerStats):
         for timed in self._clock.harvest():
             self._take(timed)
 
-    def _take(self, timed: Timed) -> None:
+    def _take(self, timed: PhaseTiming) -> None:
         self._row(timed.phase, "host").add(timed.host_s)
         if timed.device_s is not None:
             self._row(timed.phase, "device").add(timed.device_s)
@@ -249,14 +257,14 @@ class SimpleStats(TrainerStats):
 
     def log_stats(self) -> str:
         if self._bench is not None:
-            waiter(self._bench.device)()  # training is over: the last events may be waited for
+            device_synchronizer(self._bench.device)()  # training is over: the last events may be waited for
         self.log_step(self._losses.step)
         self._losses.close()
         rows = self._rows()
         if self._bench is not None:
             self._bench.result("simple", {"phases": rows, "untimed": self._clock.untimed})
         if (folder := self._folder()) is not None:
-            _write(folder, rows)
+            _write_tables(folder, rows)
         return self._table(rows)
 
     def _folder(self) -> Path | None:
@@ -266,7 +274,7 @@ class SimpleStats(TrainerStats):
     def _rows(self) -> list[dict[str, Any]]:
         """As the loop runs through them, the device's clock first."""
         order = sorted(self._times.items(), key=lambda item: (PHASES.index(item[0][0]), item[0][1]))
-        return [_numbers(phase, clock, times) for (phase, clock), times in order]
+        return [_row_values(phase, clock, times) for (phase, clock), times in order]
 
     def _table(self, rows: list[dict[str, Any]]) -> str:
         heads = ("mean", *QUANTILES, "max")
@@ -281,17 +289,17 @@ class SimpleStats(TrainerStats):
         return "\n".join(lines)
 
 
-def _numbers(phase: str, clock: str, times: Durations) -> dict[str, Any]:
+def _row_values(phase: str, clock: str, times: Durations) -> dict[str, Any]:
     quantiles = dict(zip(QUANTILES, times.quantiles_s(*QUANTILES.values()), strict=True))
     numbers = {"mean": times.mean_s, **quantiles, "max": times.max_s}
     rounded = {f"{name}_s": round(value, 9) for name, value in numbers.items()}
     return {"phase": phase, "clock": clock, "count": times.count, **rounded}
 
 
-def _write(folder: Path, rows: list[dict[str, Any]]) -> None:
-    table = CsvFile(fresh_path(folder, "phases", ".csv"), _COLUMNS)
+def _write_tables(folder: Path, rows: list[dict[str, Any]]) -> None:
+    table = CsvFile(unused_path(folder, "phases", ".csv"), _COLUMNS)
     for row in rows:
         table.add(row[name] for name in _COLUMNS)
     table.close()
     text = json.dumps({"units": "seconds", "phases": rows}, indent=1)
-    fresh_path(folder, "phases", ".json").write_text(text + "\n", encoding="utf-8")
+    unused_path(folder, "phases", ".json").write_text(text + "\n", encoding="utf-8")

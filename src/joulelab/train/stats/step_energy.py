@@ -26,19 +26,19 @@ from joulelab.stats import mean_t
 
 
 # The recorder reads the driver's buffer every 0.5 to 2 s and the buffer itself runs late.
-LAG_NS = int(2.2 * NS)
-PATIENCE_S = 6.0
+TRACE_LAG_NS = int(2.2 * NS)
+TRACE_TIMEOUT_S = 6.0
 NO_METER = missing("this training runs without a meter", "train inside a run: `joulelab train`")
 
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 
 
-def reader_of(meter: Meter | None, until_ns: int, device: str) -> Reader:
+def energy_reader(meter: Meter | None, until_ns: int, device: str) -> Reader:
     """A function from windows to the joules of work on `device`, after waiting until the trace covers them."""
     if meter is None:
         return lambda windows: NO_METER
     path = meter.trace_path
-    wait_for_trace(path, until_ns + LAG_NS)
+    wait_for_trace(path, until_ns + TRACE_LAG_NS)
     trace = load_trace(path)
     # the trace has no readings of CodeCarbon's
     policy = work_policy("gpu_only" if meter.policy == "gpu_only" else "measured", device)
@@ -51,7 +51,7 @@ def reader_of(meter: Meter | None, until_ns: int, device: str) -> Reader:
     return read
 
 
-def why_no_joules(meter: Meter | None, device: str) -> str | None:
+def missing_energy_reason(meter: Meter | None, device: str) -> str | None:
     """The reason where no sensor, and no estimate, will ever measure work on `device` here."""
     if meter is None:
         return NO_METER.reason
@@ -59,16 +59,16 @@ def why_no_joules(meter: Meter | None, device: str) -> str | None:
     sensors = [series for series in trace.devices if series.counted and series.component in COMPONENTS]
     if any(device != "cpu" or meter.policy == "gpu_only" or series.component != "gpu" for series in sensors):
         return None
-    return reader_of(meter, 0, device)([(trace.first_ns, trace.last_ns + 1)]).reason
+    return energy_reader(meter, 0, device)([(trace.first_ns, trace.last_ns + 1)]).reason
 
 
 def wait_for_trace(trace: Path, moment_ns: int) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while last_stamp_ns(trace) < moment_ns and time.monotonic() < end_s:
+    end_s = time.monotonic() + TRACE_TIMEOUT_S
+    while last_timestamp_ns(trace) < moment_ns and time.monotonic() < end_s:
         time.sleep(0.05)
 
 
-def last_stamp_ns(trace: Path, tail_bytes: int = 1 << 16) -> int:
+def last_timestamp_ns(trace: Path, tail_bytes: int = 1 << 16) -> int:
     """When the newest whole line was written, without reading the others."""
     try:
         with trace.open("rb") as file:
@@ -98,8 +98,8 @@ INTERRUPTIONS = ("checkpoint", "aside")
 # Longer than a line of metrics takes, shorter than anything worth setting apart.
 PAUSE_NS = NS // 10
 # Long against the sensor's refresh (100 ms), so that pieces can be compared with one another.
-PIECE_NS = 5 * NS
-MOST_PIECES = 64
+WINDOW_NS = 5 * NS
+MAX_WINDOWS = 64
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CleanWindows:
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self.pieces: list[CleanWindow] = []
         self._now_ns = now_ns
-        self._piece_ns = PIECE_NS
+        self._piece_ns = WINDOW_NS
         self._begin_ns: int | None = None
         self._last_ns = 0
         self._steps = 0
@@ -148,18 +148,18 @@ class CleanWindows:
         """What comes next is not training."""
         if self._begin_ns is not None and self._steps and self._last_ns > self._begin_ns:
             self.pieces.append(CleanWindow(((self._begin_ns, self._last_ns),), self._steps))
-            if len(self.pieces) > MOST_PIECES:
+            if len(self.pieces) > MAX_WINDOWS:
                 self._merge()
         self._begin_ns, self._steps = None, 0
 
     def _merge(self) -> None:
         pairs = zip(self.pieces[::2], self.pieces[1::2], strict=False)
         odd = self.pieces[-1:] if len(self.pieces) % 2 else []
-        self.pieces = [*(_joined(a, b) for a, b in pairs), *odd]
+        self.pieces = [*(_merge_windows(a, b) for a, b in pairs), *odd]
         self._piece_ns *= 2
 
 
-def _joined(a: CleanWindow, b: CleanWindow) -> CleanWindow:
+def _merge_windows(a: CleanWindow, b: CleanWindow) -> CleanWindow:
     if a.windows[-1][1] == b.windows[0][0]:
         seam = (a.windows[-1][0], b.windows[0][1])
         return CleanWindow((*a.windows[:-1], seam, *b.windows[1:]), a.steps + b.steps)
@@ -167,7 +167,7 @@ def _joined(a: CleanWindow, b: CleanWindow) -> CleanWindow:
 
 
 # Ten refreshes of a GPU's counter: shorter windows err by several per cent.
-SHORTEST_S = 1.0
+MIN_DURATION_S = 1.0
 
 
 class PerStep(Frozen):
@@ -186,7 +186,7 @@ class PerStep(Frozen):
         return self.energy_j / self.duration_s if self.duration_s > 1e-6 else None
 
 
-class Found(Frozen):
+class StepEnergy(Frozen):
     """What the trace says of some steps; without joules there is the reason."""
 
     step: PerStep | None
@@ -201,15 +201,15 @@ class Found(Frozen):
             return None
         if self.figure.energy_j is None:
             return f"{self.figure.reason}" + (f" ({self.figure.fix})" if self.figure.fix else "")
-        return f"{self.duration_s:.1f} s of undisturbed training are too short; the sensors need {SHORTEST_S:g} s"
+        return f"{self.duration_s:.1f} s of undisturbed training are too short; the sensors need {MIN_DURATION_S:g} s"
 
 
-def energy_per_step(pieces: Sequence[CleanWindow], read: Reader) -> Found:
+def energy_per_step(pieces: Sequence[CleanWindow], read: Reader) -> StepEnergy:
     windows = [window for piece in pieces for window in piece.windows]
     steps, duration_s = sum(piece.steps for piece in pieces), sum(piece.duration_s for piece in pieces)
     figure = read(windows)
-    if figure.energy_j is None or duration_s < SHORTEST_S:
-        return Found(step=None, steps=steps, duration_s=duration_s, figure=figure)
+    if figure.energy_j is None or duration_s < MIN_DURATION_S:
+        return StepEnergy(step=None, steps=steps, duration_s=duration_s, figure=figure)
     # a window's unseen part is taken to be as the seen one
     seen = max(figure.coverage, 1e-9)
     half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(pieces, read))
@@ -219,12 +219,12 @@ def energy_per_step(pieces: Sequence[CleanWindow], read: Reader) -> Found:
         half_width_j=half_width_j / seen,
         duration_s=duration_s / steps,
     )
-    return Found(step=per_step, steps=steps, duration_s=duration_s, figure=figure)
+    return StepEnergy(step=per_step, steps=steps, duration_s=duration_s, figure=figure)
 
 
 def _spread(pieces: Sequence[CleanWindow], read: Reader) -> float:
     """Half-width from how the pieces differ: it contains the meter's noise, and what the training itself varies."""
-    long = [piece for piece in pieces if piece.duration_s >= SHORTEST_S]
+    long = [piece for piece in pieces if piece.duration_s >= MIN_DURATION_S]
     figures = [(piece, read(piece.windows)) for piece in long]
     values = [(figure.energy_j or 0.0) / piece.steps for piece, figure in figures if figure.coverage > 0.98]
     if len(values) < 3:
@@ -233,7 +233,7 @@ def _spread(pieces: Sequence[CleanWindow], read: Reader) -> float:
     return interval.high - interval.value
 
 
-def by_time(step: PerStep, shares: Mapping[str, float]) -> dict[str, PerStep]:
+def time_shares(step: PerStep, shares: Mapping[str, float]) -> dict[str, PerStep]:
     return {
         phase: PerStep(
             method="time-share",
@@ -245,11 +245,11 @@ def by_time(step: PerStep, shares: Mapping[str, float]) -> dict[str, PerStep]:
     }
 
 
-def agrees(a: PerStep, b: PerStep) -> bool:
+def within_intervals(a: PerStep, b: PerStep) -> bool:
     return abs(a.energy_j - b.energy_j) <= math.hypot(a.half_width_j, b.half_width_j)
 
 
-def as_values(row: PerStep) -> dict[str, Any]:
+def to_record(row: PerStep) -> dict[str, Any]:
     return {**row.model_dump(), "power_w": row.power_w}
 
 
@@ -259,7 +259,7 @@ def as_values(row: PerStep) -> dict[str, Any]:
 # in the phase's own length. Shorter phases are never waited for.
 
 
-MOST_WINDOWS = 256
+MAX_PHASE_WINDOWS = 256
 
 
 class LongPhases:
@@ -274,11 +274,11 @@ class LongPhases:
         """From here on the phases that are long enough are noted."""
         for phase, seconds in per_step_s.items():
             times = 1 if phase == "optimiser_step" else accumulate
-            if seconds / times >= SHORTEST_S:
+            if seconds / times >= MIN_DURATION_S:
                 self._times_per_step[phase] = times
 
     def start(self, phase: str) -> None:
-        if phase in self._times_per_step and len(self._windows.get(phase, ())) < MOST_WINDOWS:
+        if phase in self._times_per_step and len(self._windows.get(phase, ())) < MAX_PHASE_WINDOWS:
             self._wait()
             self._begun_ns[phase] = self._now_ns()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from joulelab.train.stats.hooks import TrackerContext, TrainerStats, fresh_path
+from joulelab.train.stats.hooks import TrackerContext, TrainerStats, unused_path
 
 TOP = 12
 
@@ -58,7 +58,7 @@ class TorchProfilerStats(TrainerStats):
         by = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
         self._table = profiler.key_averages().table(sort_by=by, row_limit=TOP, max_name_column_width=48)
         if self._bench.folder is not None:
-            self._trace = fresh_path(self._bench.folder / "torch-profiler", "trace", ".json.gz")
+            self._trace = unused_path(self._bench.folder / "torch-profiler", "trace", ".json.gz")
             profiler.export_chrome_trace(str(self._trace))
 
     def log_stats(self) -> str:

@@ -62,14 +62,14 @@ FRAGMENTS = (
 )
 
 
-def ports_of(smiles: str) -> int:
+def port_count(smiles: str) -> int:
     return smiles.count("*")
 
 
-LEAST_QED = 1e-4  # no molecule has less, and the logarithm of 0 would end the training
+MIN_QED = 1e-4  # no molecule has less, and the logarithm of 0 would end the training
 
 
-class Joined(NamedTuple):
+class TreeNode(NamedTuple):
     """One fragment of a tree, on the host."""
 
     kind: int
@@ -78,43 +78,43 @@ class Joined(NamedTuple):
     own_port: int
 
 
-Tree = tuple[Joined, ...]
+Tree = tuple[TreeNode, ...]
 
 
-class Chemist:
+class MoleculeScorer:
     def __init__(self, fragments: Sequence[str]) -> None:
         self._fragments = [Chem.MolFromSmiles(smiles) for smiles in fragments]
 
     def qed(self, tree: Tree) -> float:
         qed: Any = QED.qed
-        return max(LEAST_QED, float(qed(self.molecule(tree))))
+        return max(MIN_QED, float(qed(self.molecule(tree))))
 
-    def molecule(self, tree: Sequence[Joined]) -> Any:
+    def molecule(self, tree: Sequence[TreeNode]) -> Any:
         return assemble(self._fragments, tree)
 
 
-_hired: list[Chemist] = []
+_worker_scorer: list[MoleculeScorer] = []
 """Of this worker process."""
 
 
-def hire(fragments: Sequence[str]) -> None:
+def init_worker(fragments: Sequence[str]) -> None:
     """In a new worker process; it ends when the training does, also where that was killed."""
-    _hired[:] = [Chemist(fragments)]
-    threading.Thread(target=_leave_with_the_parent, daemon=True).start()
+    _worker_scorer[:] = [MoleculeScorer(fragments)]
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _leave_with_the_parent() -> None:
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(0)
 
 
-def hired_qed(tree: Tree) -> float:
-    return _hired[0].qed(tree)
+def worker_qed(tree: Tree) -> float:
+    return _worker_scorer[0].qed(tree)
 
 
-def assemble(fragments: Sequence[Any], tree: Sequence[Joined]) -> Any:
+def assemble(fragments: Sequence[Any], tree: Sequence[TreeNode]) -> Any:
     """The molecule, checked by RDKit: used ports become bonds, open ones hydrogens."""
     whole, ports = Chem.RWMol(), []
     for node in tree:
@@ -126,7 +126,7 @@ def assemble(fragments: Sequence[Any], tree: Sequence[Joined]) -> Any:
         if node.parent != ABSENT:
             one, other = ports[node.parent][node.parent_port], ports[place][node.own_port]
             used |= {one, other}
-            whole.AddBond(_held_by(whole, one), _held_by(whole, other), Chem.BondType.SINGLE)
+            whole.AddBond(_attachment_atom(whole, one), _attachment_atom(whole, other), Chem.BondType.SINGLE)
     whole.BeginBatchEdit()
     for port in (port for group in ports for port in group):
         if port in used:
@@ -137,7 +137,7 @@ def assemble(fragments: Sequence[Any], tree: Sequence[Joined]) -> Any:
     return Chem.RemoveHs(whole.GetMol())
 
 
-def _held_by(whole: Any, port: int) -> int:
+def _attachment_atom(whole: Any, port: int) -> int:
     """The atom that the port stands at."""
     index: int = whole.GetAtomWithIdx(port).GetNeighbors()[0].GetIdx()
     return index

@@ -87,9 +87,9 @@ class TreeBuilding:
         place_S, port_S, joint_S = self._growth(action_S)
         kind_S, own_port_S = torch.where(grows_S1, joint_J2[joint_S], ABSENT).unbind(1)
         kind_S = torch.where(grows_S1[:, 0], kind_S, action_S - 1)
-        new_SN = _at(trees.size, self.most) & (action_S != STOP)[:, None]
-        bonded_SN1 = (new_SN & grows_S1)[:, :, None], (_at(place_S, self.most) & grows_S1)[:, :, None]
-        ports_S1A = _at(own_port_S, self.most_ports)[:, None], _at(port_S, self.most_ports)[:, None]
+        new_SN = _one_hot(trees.size, self.most) & (action_S != STOP)[:, None]
+        bonded_SN1 = (new_SN & grows_S1)[:, :, None], (_one_hot(place_S, self.most) & grows_S1)[:, :, None]
+        ports_S1A = _one_hot(own_port_S, self.most_ports)[:, None], _one_hot(port_S, self.most_ports)[:, None]
         return Trees(
             fragment=torch.where(new_SN, kind_S[:, None], trees.fragment),
             parent=torch.where(new_SN & grows_S1, place_S[:, None], trees.parent),
@@ -121,12 +121,12 @@ class TreeBuilding:
         return -leaf_SN.sum(1).clamp(min=1).log()
 
 
-def _at(index_S: Tensor, places: int) -> Tensor:
+def _one_hot(index_S: Tensor, places: int) -> Tensor:
     """[S, places]: whether it is the place."""
     return torch.arange(places, device=index_S.device) == index_S[:, None]
 
 
-NONE, SELF, BESIDE, BONDED = 0, 1, 2, 3
+NONE, SELF, VIRTUAL, BONDED = 0, 1, 2, 3
 LOG_Z_PARTS = 256
 """log Z is a sum of so many numbers: Adam moves each by the learning rate, so that it learns faster than the rest. It
 has far to go, and published settings give it a higher rate for that reason."""
@@ -173,7 +173,7 @@ def relations_of(trees: Trees, ports: int) -> Tensor:
     up_SNN = torch.where(is_parent_SNN, BONDED + bond_SN1, NONE)
     down_SNN = torch.where(is_parent_SNN, BONDED + ports**2 + bond_SN1, NONE).transpose(1, 2)
     within_SNN = up_SNN + down_SNN + SELF * torch.eye(places, dtype=torch.long, device=place_N.device)
-    beside_SN = torch.where(trees.fragment != ABSENT, BESIDE, NONE)
+    beside_SN = torch.where(trees.fragment != ABSENT, VIRTUAL, NONE)
     whole_SNM = torch.cat([beside_SN[:, :, None], within_SNN], dim=2)
     first_S1M = functional.pad(beside_SN, (1, 0), value=SELF)[:, None]
     return torch.cat([first_S1M, whole_SNM], dim=1)
@@ -216,7 +216,7 @@ class Layer(nn.Module):
 # Legend: B trajectories, T steps, X actions.
 
 
-SMALLEST = 1e-20
+_MIN_UNIFORM = 1e-20
 """A drawn 0 would make noise of minus infinity, and its action illegal."""
 
 
@@ -236,7 +236,7 @@ class RolloutBatch:
     def to(self, device: torch.device) -> RolloutBatch:
         shape = (self.samples, self.steps, self.actions)
         uniform_BTX = torch.rand(shape, generator=generator_on(device, self.seed), device=device)
-        gumbel_BTX = uniform_BTX.clamp_(min=SMALLEST).log_().neg_().log_().neg_()
+        gumbel_BTX = uniform_BTX.clamp_(min=_MIN_UNIFORM).log_().neg_().log_().neg_()
         return RolloutBatch(*shape, self.seed, gumbel_BTX)
 
 
@@ -256,7 +256,7 @@ class Rollouts:
         return RolloutBatch(self._batch_size, self._building.most, self._building.actions, int(draw >> np.uint64(1)))
 
 
-class Path(NamedTuple):
+class Trajectory(NamedTuple):
     """Steps first; a trajectory that has stopped stays where it is and takes no part any more."""
 
     before: Trees
@@ -271,25 +271,25 @@ class Path(NamedTuple):
 
 
 @torch.no_grad()
-def roll_out(model: nn.Module, building: TreeBuilding, noise_BTX: Tensor) -> Path:
+def roll_out(model: nn.Module, building: TreeBuilding, noise_BTX: Tensor) -> Trajectory:
     trees = building.empty(len(noise_BTX), noise_BTX.device)
     going_B = torch.ones(len(noise_BTX), dtype=torch.bool, device=noise_BTX.device)
     states, actions, decided = [trees], [], []
     for noise_BX in noise_BTX.unbind(1):
-        scores_BX = mask(model(trees).logits, building.legal(trees)) + noise_BX
+        scores_BX = mask_illegal(model(trees).logits, building.legal(trees)) + noise_BX
         action_B = torch.where(going_B, scores_BX.argmax(1), STOP)
         trees = building.apply(trees, action_B)
         decided.append(going_B)
         going_B = going_B & (action_B != STOP)
         states.append(trees)
         actions.append(action_B)
-    return Path(_joined(states[:-1]), torch.stack(actions), torch.stack(decided), _joined(states[1:]), trees)
+    return Trajectory(_concat(states[:-1]), torch.stack(actions), torch.stack(decided), _concat(states[1:]), trees)
 
 
-def mask(logits: Tensor, legal: Tensor) -> Tensor:
+def mask_illegal(logits: Tensor, legal: Tensor) -> Tensor:
     return logits.masked_fill(~legal, float("-inf"))
 
 
-def _joined(states: list[Trees]) -> Trees:
+def _concat(states: list[Trees]) -> Trees:
     columns: Any = zip(*states, strict=True)
     return Trees(*(torch.cat(column) for column in columns))

@@ -109,7 +109,7 @@ class Encoder(nn.Module):
         return self.norm(x_BTW[:, 0])  # type: ignore[no-any-return]
 
 
-def draw_weights(model: nn.Module) -> None:
+def init_weights(model: nn.Module) -> None:
     """Small normal weights, as both papers have them; norms start as no change."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -137,7 +137,7 @@ class Bert(Encoder):
         self.embedding_norm = nn.LayerNorm(self.width, eps=shape.eps) if shape.norm == "post-ln" else nn.Identity()
         self.pooler = nn.Linear(self.width, shape.inner)
         self.head = nn.Linear(shape.inner, shape.classes)
-        draw_weights(self)
+        init_weights(self)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         first = self.first_token(self.embed(ids_BT))
@@ -163,7 +163,7 @@ class Deit(Encoder):
         self.class_token = nn.Parameter(torch.zeros(1, 1, self.width))
         self.positions = nn.Parameter(torch.zeros(1, shape.patches + 1, self.width))
         self.head = nn.Linear(self.width, shape.classes)
-        draw_weights(self)
+        init_weights(self)
         nn.init.trunc_normal_(self.positions, std=0.02)
         nn.init.trunc_normal_(self.class_token, std=0.02)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from joulelab.errors import ConfigError
 from joulelab.zoo.norms.encoders import Bert, Block, Deit, Encoder
-from joulelab.zoo.pretrained import explained_load, import_transformers
+from joulelab.zoo.pretrained import import_transformers, load_pretrained
 
 PUBLISHED = "published"
 
@@ -22,11 +22,11 @@ def load_published(model: Encoder, name: str) -> None:
     transformers = import_transformers()
     place = model.shape.hub_id if name == PUBLISHED else name
     kinds = (transformers.ViTForImageClassification, transformers.BertForSequenceClassification)
-    source = explained_load(kinds[isinstance(model, Bert)], place)
+    source = load_pretrained(kinds[isinstance(model, Bert)], place)
     config: Any = source.config
     _require("width", config.hidden_size, model.shape.width, place)
     _require("layers", config.num_hidden_layers, model.shape.layers, place)
-    take_weights(model, source.state_dict())
+    copy_published_weights(model, source.state_dict())
 
 
 def _require(what: str, found: int, wanted: int, place: str) -> None:
@@ -35,7 +35,7 @@ def _require(what: str, found: int, wanted: int, place: str) -> None:
 
 
 @torch.no_grad()
-def take_weights(model: Encoder, state: Mapping[str, Tensor]) -> None:
+def copy_published_weights(model: Encoder, state: Mapping[str, Tensor]) -> None:
     """From the state of transformers' ViT or BERT with a classifying head."""
     published = "pre-ln" if isinstance(model, Deit) else "post-ln"
     if model.shape.norm != published:
@@ -131,23 +131,23 @@ def _bert_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def to_pre_rms(model: Encoder) -> Encoder:
     """The same function by RMSNorm, of the same width."""
-    return _moved(model, "pre-rms", model.width)
+    return _convert_norm(model, "pre-rms", model.width)
 
 
 @torch.no_grad()
 def to_pre_crms(model: Encoder) -> Encoder:
     """The same function by CRMSNorm, narrower by one."""
-    return _moved(model, "pre-crms", model.width - 1)
+    return _convert_norm(model, "pre-crms", model.width - 1)
 
 
 @torch.no_grad()
-def lean(model: Encoder) -> Encoder:
+def fold_for_inference(model: Encoder) -> Encoder:
     """The same function for inference: scales and shifts of the norms inside the matrices that follow them, and no
     token of the last block but the one that the head reads."""
     made = copy.deepcopy(model)
     made.first_only = True
     if model.shape.norm != "post-ln":  # there the residual stream reads the norm's output too
-        _absorb_norms(made, keep_scale=False)
+        _fold_norm_scales(made, keep_scale=False)
         for norm, _ in _branches(made):
             for name in ("weight", "bias"):
                 if hasattr(norm, name):
@@ -155,14 +155,14 @@ def lean(model: Encoder) -> Encoder:
     return made
 
 
-def _moved(model: Encoder, norm: Any, width: int) -> Encoder:
+def _convert_norm(model: Encoder, norm: Any, width: int) -> Encoder:
     if model.shape.norm != "pre-ln":
         raise ConfigError(f"only a pre-LN encoder can be converted; this one is {model.shape.norm}")
     source = copy.deepcopy(model)
-    _absorb_norms(source, keep_scale=norm == "pre-rms")
-    _take_means_out(source)
+    _fold_norm_scales(source, keep_scale=norm == "pre-rms")
+    _center_residual_stream(source)
     made = type(model)(replace(model.shape, norm=norm), width).to(model.blocks[0].out.weight)  # type: ignore[union-attr, arg-type]
-    _copy(source, made, width)
+    _copy_narrowed(source, made, width)
     return made.eval()
 
 
@@ -175,7 +175,7 @@ def _branches(model: Encoder) -> Iterator[tuple[nn.Module, nn.Linear]]:
     yield model.norm, model.pooler if isinstance(model, Bert) else model.head  # type: ignore[misc]
 
 
-def _absorb_norms(model: Encoder, keep_scale: bool) -> None:
+def _fold_norm_scales(model: Encoder, keep_scale: bool) -> None:
     for norm, matrix in _branches(model):
         if isinstance(norm, nn.LayerNorm):
             matrix.bias.add_(matrix.weight @ norm.bias)
@@ -186,13 +186,13 @@ def _absorb_norms(model: Encoder, keep_scale: bool) -> None:
             scale.fill_(1)
 
 
-def _take_means_out(model: Encoder) -> None:
+def _center_residual_stream(model: Encoder) -> None:
     """Of all that is added to the residual stream; the last axis of each is the stream's."""
-    for added in _added(model):
+    for added in _residual_contributions(model):
         added -= added.mean(-1, keepdim=True)
 
 
-def _added(model: Encoder) -> Iterator[Tensor]:
+def _residual_contributions(model: Encoder) -> Iterator[Tensor]:
     for block in model.blocks:
         assert isinstance(block, Block)
         for matrix in (block.out, block.down):
@@ -204,7 +204,7 @@ def _added(model: Encoder) -> Iterator[Tensor]:
         yield from (model.words.weight, model.positions.weight, model.segments.weight)
 
 
-def _copy(source: Encoder, target: Encoder, width: int) -> None:
+def _copy_narrowed(source: Encoder, target: Encoder, width: int) -> None:
     """Weights by name; where the target is narrower, rows of the left-out number go, and columns give theirs away."""
     state = dict(source.state_dict())
     narrow = width < source.width

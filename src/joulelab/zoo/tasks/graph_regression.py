@@ -21,10 +21,10 @@ from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
 from joulelab.data.synthetic import SyntheticMolecules
 from joulelab.zoo.graph_networks import DimeNet, Edges, Pna, Triplets, edges_within, triplets_of
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
-from joulelab.zoo.pretrained import randomly_initialized
+from joulelab.zoo.pretrained import build_randomly_initialized
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 
-SURVEYED = 10_000
+STATISTICS_MOLECULES = 10_000
 """Training molecules, the first ones, behind the mean, spread and degrees that the training is scaled by."""
 HELD_OUT = 2_000
 Inputs = Callable[[MoleculeGraph], Mapping[str, Tensor]]
@@ -33,16 +33,16 @@ Predict = Callable[[nn.Module, TensorBatch], Tensor]
 
 def prepare_pna(request: WorkloadRequest) -> Workload:
     train, validation = open_molecules(request, with_positions=False)
-    survey = train.molecules(train.rows[:SURVEYED])
+    survey = train.molecules(train.rows[:STATISTICS_MOLECULES])
     degrees = torch.from_numpy(degree_histogram(survey))
-    model = randomly_initialized(request, lambda: Pna(degrees=degrees, **request.size.settings))
+    model = build_randomly_initialized(request, lambda: Pna(degrees=degrees, **request.size.settings))
     return _workload(request, model, predict_by_bonds, bonds_only, (train, validation), Scale.of(survey))
 
 
 def prepare_dimenet(request: WorkloadRequest) -> Workload:
     train, validation = open_molecules(request, with_positions=True)
-    scale = Scale.of(train.molecules(train.rows[:SURVEYED]))
-    model = randomly_initialized(request, lambda: DimeNet(**request.size.settings))
+    scale = Scale.of(train.molecules(train.rows[:STATISTICS_MOLECULES]))
+    model = build_randomly_initialized(request, lambda: DimeNet(**request.size.settings))
     geometry = partial(positions_and_angles, cutoff=request.size.settings["cutoff"])
     return _workload(request, model, predict_by_angles, geometry, (train, validation), scale)
 

@@ -56,12 +56,12 @@ def open_questions(request: WorkloadRequest, model: Any, objective: Objective[Te
     answers = [[*row, chosen.vocabulary.end_id] for row in encoded(found.answers)]
     _require_fit(questions, request.shape["prompt"] - 1, "prompt", path.name)
     _require_fit(answers, request.shape["answer"], "answer", path.name)
-    _require_plain([*questions, *answers], int(config.image_token_index), path.name)
+    _require_no_image_token([*questions, *answers], int(config.image_token_index), path.name)
     rows = request.wanted_split.rows(len(questions))
     kept = len(rows) - max(1, round(HELD_OUT_SHARE * len(rows)))
     if not kept:
         raise ConfigError(f"{path} has one question; expected two or more, as one is held out")
-    made = _Rows(request, found, questions, answers, config)
+    made = _QuestionBatches(request, found, questions, answers, config)
     return Workload(model, objective, made.of(rows[:kept]), made.of(rows[kept:]), notes=(chosen.note,))
 
 
@@ -74,7 +74,7 @@ def _require_fit(rows: Sequence[list[int]], most: int, what: str, name: str) -> 
         )
 
 
-def _require_plain(rows: Sequence[list[int]], image_id: int, name: str) -> None:
+def _require_no_image_token(rows: Sequence[list[int]], image_id: int, name: str) -> None:
     if any(image_id in row for row in rows):
         raise ConfigError(
             f"a text of {name} holds the token that stands for the image ({image_id})",
@@ -82,7 +82,7 @@ def _require_plain(rows: Sequence[list[int]], image_id: int, name: str) -> None:
         )
 
 
-class _Rows:
+class _QuestionBatches:
     def __init__(
         self,
         request: WorkloadRequest,

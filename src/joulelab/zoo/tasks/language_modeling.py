@@ -19,9 +19,9 @@ from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks.token_rows import (
     TokenRows,
-    drop_no_layers,
+    disable_layerdrop,
     open_rows,
-    require_room,
+    require_positions,
     summed_cross_entropy,
     use_unpadded_attention,
 )
@@ -30,9 +30,9 @@ from joulelab.zoo.tasks.token_rows import (
 def prepare(request: WorkloadRequest) -> Workload:
     model: Any = objective.build(request)
     use_unpadded_attention(model)
-    drop_no_layers(model)
+    disable_layerdrop(model)
     tokens = request.shape["tokens"]
-    require_room(request, model.config, tokens)
+    require_positions(request, model.config, tokens)
     # one more than the model reads, so that its last position has a target too
     data = open_rows(request, model.config, tokens + 1)
     held_out = _batches(request, data.held_out) if data.held_out else None
@@ -81,7 +81,7 @@ def prepare_infilling(request: WorkloadRequest) -> Workload:
     """As BART is trained: each span becomes one mask, and the target is the whole text."""
     model: Any = objective.build(request)
     tokens, begin_id = request.shape["tokens"], int(model.config.bos_token_id)
-    require_room(request, model.config, tokens)
+    require_positions(request, model.config, tokens)
     plan = plan_infilling(tokens - 2)  # a begin and an end stand around it
     return _prepare(request, model, plan.text, 0, lambda v: lambda ids, draw: infill(ids, plan, v, begin_id, draw))
 
@@ -99,7 +99,7 @@ def corrupt_spans(ids_BR: Ids, plan: SpanPlan, vocabulary: Vocabulary, draw: int
     inputs = collapse(ids_BR, gone_BR, sentinels_S)
     # seen from the targets it is the kept text that shrinks to sentinels: one before each span, as the text starts kept
     targets = collapse(ids_BR, ~gone_BR, sentinels_S)
-    return _closed(inputs, vocabulary.end_id), _closed(targets, vocabulary.end_id)
+    return _append_end(inputs, vocabulary.end_id), _append_end(targets, vocabulary.end_id)
 
 
 def infill(ids_BR: Ids, plan: SpanPlan, vocabulary: Vocabulary, begin_id: int, draw: int) -> tuple[Ids, Ids]:
@@ -108,10 +108,10 @@ def infill(ids_BR: Ids, plan: SpanPlan, vocabulary: Vocabulary, begin_id: int, d
     inputs = collapse(ids_BR, draw_spans(len(ids_BR), plan, draw), np.full(plan.spans, vocabulary.mask_id))
     begin_B1 = np.full((len(ids_BR), 1), begin_id)
     inputs, targets = np.hstack([begin_B1, inputs]), np.hstack([begin_B1, ids_BR])
-    return _closed(inputs, vocabulary.end_id), _closed(targets, vocabulary.end_id)
+    return _append_end(inputs, vocabulary.end_id), _append_end(targets, vocabulary.end_id)
 
 
-def _closed(ids: Ids, end_id: int) -> Ids:
+def _append_end(ids: Ids, end_id: int) -> Ids:
     return np.hstack([ids, np.full((len(ids), 1), end_id)])
 
 
@@ -119,7 +119,7 @@ def _prepare(
     request: WorkloadRequest, model: Any, text_tokens: int, sentinels: int, make: Callable[[Vocabulary], Denoising]
 ) -> Workload:
     use_unpadded_attention(model)
-    drop_no_layers(model)
+    disable_layerdrop(model)
     data = open_rows(request, model.config, text_tokens, sentinels)
     denoising, start_id = make(data.vocabulary), int(model.config.decoder_start_token_id)
     train, held_out = (

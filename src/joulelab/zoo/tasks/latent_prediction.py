@@ -21,7 +21,14 @@ from joulelab.errors import ConfigError
 from joulelab.zoo import objective
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
-from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, pick, ranked_patches, then, through_time
+from joulelab.zoo.tasks.masked_patches import (
+    MovingAverage,
+    Tensors,
+    chain_expand,
+    gather_tokens,
+    ranked_patches,
+    repeat_over_time,
+)
 from joulelab.zoo.tasks.self_supervised_recipes import PredictionRecipe
 
 # V-JEPA 2's encoder and predictor, on chosen patches only.
@@ -43,8 +50,8 @@ class ClipEncoder(nn.Module):
         """[B, K, D]: features of the patches at these places, from these alone; of all where none are named."""
         tokens_BKD = self.vit.embeddings(clips_BTCHW)
         if places_BK is not None:
-            tokens_BKD = pick(tokens_BKD, places_BK)
-        normed: Tensor = self.vit.layernorm(_through(self.vit.layer, tokens_BKD, places_BK))
+            tokens_BKD = gather_tokens(tokens_BKD, places_BK)
+        normed: Tensor = self.vit.layernorm(_apply_layers(self.vit.layer, tokens_BKD, places_BK))
         return normed
 
 
@@ -58,7 +65,9 @@ class LatentPredictor(nn.Module):
         embeddings = self.narrow.embeddings
         seen = embeddings.predictor_embeddings(seen_BKD)
         asked = embeddings.mask_tokens[kind].to(seen.dtype).expand(*hidden_BM.shape, -1)
-        tokens = _through(self.narrow.layer, torch.cat([seen, asked], dim=1), torch.cat([places_BK, hidden_BM], dim=1))
+        tokens = _apply_layers(
+            self.narrow.layer, torch.cat([seen, asked], dim=1), torch.cat([places_BK, hidden_BM], dim=1)
+        )
         predicted: Tensor = self.narrow.proj(self.narrow.layernorm(tokens[:, places_BK.shape[1] :]))
         return predicted
 
@@ -77,7 +86,7 @@ class LatentPredictionNet(nn.Module):
         ]
 
 
-def _through(layers: nn.ModuleList, tokens: Tensor, places: Tensor | None) -> Tensor:
+def _apply_layers(layers: nn.ModuleList, tokens: Tensor, places: Tensor | None) -> Tensor:
     for layer in layers:
         tokens = layer(tokens, places)[0]  # the second is attention weights, for those who ask
     return tokens
@@ -92,8 +101,8 @@ def prepare(request: WorkloadRequest) -> Workload:
         raise refuse_dataset(request)
     recipe: PredictionRecipe = request.entry.options[request.size_name or request.entry.default_size]
     vjepa2: Any = objective.build(request, crop_size=request.shape["side"], frames_per_clip=request.shape["frames"])
-    hiding = _Hiding(request, recipe, vjepa2.config.patch_size, vjepa2.config.tubelet_size)
-    _tell_the_grid(vjepa2, hiding.grid)
+    hiding = _MaskSampler(request, recipe, vjepa2.config.patch_size, vjepa2.config.tubelet_size)
+    _set_grid_size(vjepa2, hiding.grid)
     model = LatentPredictionNet(vjepa2).train()
     train, held_out = hiding.batches(request.split), hiding.batches("validation")
     return Workload(model, LatentPrediction(model, recipe), train, held_out)
@@ -112,7 +121,7 @@ class LatentPrediction:
             targets_BND = functional.layer_norm(whole_BND, whole_BND.shape[-1:])
         with phase("forward.student"):
             predicted = model(batch["clips"], visible, hidden)
-            misses = [clip_distance(p, pick(targets_BND, h)) for p, h in zip(predicted, hidden, strict=True)]
+            misses = [clip_distance(p, gather_tokens(targets_BND, h)) for p, h in zip(predicted, hidden, strict=True)]
         return ObjectiveOutput(torch.stack(misses).mean(0).sum(), batch.count)
 
     def modules(self) -> Mapping[str, nn.Module]:
@@ -127,7 +136,7 @@ def clip_distance(predicted_BMD: Tensor, targets_BMD: Tensor) -> Tensor:
     return (predicted_BMD.float() - targets_BMD.float()).abs().mean(dim=(1, 2))
 
 
-def _tell_the_grid(vjepa2: Any, grid: int) -> None:
+def _set_grid_size(vjepa2: Any, grid: int) -> None:
     """Positions are rotations, not a table, and fit any clip; all that loaded weights recall is the grid they had."""
     for module in vjepa2.modules():
         if hasattr(module, "grid_size"):
@@ -135,7 +144,7 @@ def _tell_the_grid(vjepa2: Any, grid: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Hiding:
+class _MaskSampler:
     """Which patches of a clip are seen and which are to be predicted: the same in all of its frames."""
 
     request: WorkloadRequest
@@ -156,7 +165,7 @@ class _Hiding:
         clips = SyntheticClips(self.request.shape["frames"], self.request.shape["side"], parse_split(split))
 
         def make(rows: Rows, draw: int) -> TensorBatch:
-            return then(clips.batch(rows, draw), partial(self._hide, draw=draw))
+            return chain_expand(clips.batch(rows, draw), partial(self._hide, draw=draw))
 
         return ShuffledRows(clips.rows, self.request.rows_per_batch, self.request.seed, make)
 
@@ -168,6 +177,6 @@ class _Hiding:
         for kind, (share, blobs) in enumerate(zip(self.recipe.visible_shares, self.recipe.blobs, strict=True)):
             ranked = ranked_patches(len(clips), self.grid, blobs, generator)
             seen = max(1, round(share * patches))
-            found[f"visible{kind}"] = through_time(ranked[:, :seen], frames, patches)
-            found[f"hidden{kind}"] = through_time(ranked[:, seen:], frames, patches)
+            found[f"visible{kind}"] = repeat_over_time(ranked[:, :seen], frames, patches)
+            found[f"hidden{kind}"] = repeat_over_time(ranked[:, seen:], frames, patches)
         return found

@@ -21,7 +21,7 @@ from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks.token_rows import (
     TokenRows,
     open_rows,
-    require_room,
+    require_positions,
     summed_cross_entropy,
     use_unpadded_attention,
 )
@@ -32,9 +32,9 @@ def prepare(request: WorkloadRequest) -> Workload:
     parameters that this task never reaches; `settings`, what a length of input asks of the architecture."""
     options, tokens = request.entry.options, request.shape["tokens"]
     fitting = options["settings"](request.size.settings, tokens) if "settings" in options else {}
-    model: Any = at_positions(objective.build(request, **fitting), options["head"])
+    model: Any = add_logits_at_positions(objective.build(request, **fitting), options["head"])
     use_unpadded_attention(model)
-    require_room(request, model.config, tokens)
+    require_positions(request, model.config, tokens)
     model.config.use_cache = False
     # A parameter without a gradient would keep ranks waiting for it.
     for name, parameter in model.named_parameters():
@@ -51,7 +51,7 @@ def masked_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
     return ObjectiveOutput(summed_cross_entropy(logits_BKV, batch["targets"]), batch.count)
 
 
-class AtPositions(nn.Module):
+class LogitsAtPositions(nn.Module):
     """Mixed into a masked language model of transformers: `model(ids, positions=...)` gives logits there alone.
 
     At 15 % of the positions the projection to the vocabulary, its logits and their gradient cost 15 %.
@@ -70,10 +70,10 @@ class AtPositions(nn.Module):
         return features_BK
 
 
-def at_positions(model: nn.Module, head: tuple[str, ...]) -> nn.Module:
+def add_logits_at_positions(model: nn.Module, head: tuple[str, ...]) -> nn.Module:
     """The same model under the same class name with the same parameters: it saves, loads and shards as before."""
     kind = type(model)
-    model.__class__ = type(kind.__name__, (AtPositions, kind), {"head_modules": head})
+    model.__class__ = type(kind.__name__, (LogitsAtPositions, kind), {"head_modules": head})
     return model
 
 
@@ -100,7 +100,7 @@ def _batches(request: WorkloadRequest, source: TokenRows, vocabulary: Vocabulary
 # Shapes: B rows, H heads, T tokens in N blocks of Q tokens, R random blocks of each, D features of a head.
 
 
-_PLANNED_IN_THE_PAPER = (1024, 3072, 4096)
+_PAPER_LENGTHS = (1024, 3072, 4096)
 
 
 def prepare_block_sparse(request: WorkloadRequest) -> Workload:
@@ -112,15 +112,15 @@ def prepare_block_sparse(request: WorkloadRequest) -> Workload:
 def fuse_block_sparse(model: nn.Module, tokens: int) -> None:
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
-    fused = type("FusedBlockSparseAttention", (FusedBlocks, BigBirdBlockSparseAttention), {})
+    fused = type("FusedBlockSparseAttention", (FusedBlockSparse, BigBirdBlockSparseAttention), {})
     for module in model.modules():
         if isinstance(module, BigBirdBlockSparseAttention):
-            module.register_buffer("random_blocks", _draw_blocks(module, tokens), persistent=False)
+            module.register_buffer("random_blocks", _sample_random_blocks(module, tokens), persistent=False)
             module.__class__ = fused
             module.tokens = tokens
 
 
-class FusedBlocks(nn.Module):
+class FusedBlockSparse(nn.Module):
     """Mixed into BigBird's attention, for rows of one length without padding."""
 
     tokens: int
@@ -138,8 +138,8 @@ class FusedBlocks(nn.Module):
         query_BHNQD, key_BHNQD, value_BHNQD = (self._blocks(project(hidden_states)) for project in modules)
         parts = zip(
             (query_BHNQD[:, :, part] for part in _PARTS),
-            _seen(key_BHNQD, chosen_HNR),
-            _seen(value_BHNQD, chosen_HNR),
+            _visible_blocks(key_BHNQD, chosen_HNR),
+            _visible_blocks(value_BHNQD, chosen_HNR),
             strict=True,
         )
         context_BHNQD = torch.cat([_attend(query, key, value) for query, key, value in parts], dim=2)
@@ -157,7 +157,7 @@ _PARTS = (slice(0, 1), slice(1, 2), slice(2, -2), slice(-2, -1), slice(-1, None)
 """Blocks of queries that see alike: the first, the second, all in the middle, the last but one, the last."""
 
 
-def _seen(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
+def _visible_blocks(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
     """What each part of the queries sees of the keys (or values), [B, H, blocks of the part, tokens seen, D]."""
     heads_H11 = torch.arange(len(chosen_HNR), device=chosen_HNR.device)[:, None, None]
     random = blocks_BHNQD[:, heads_H11, chosen_HNR].flatten(3, 4)
@@ -182,14 +182,14 @@ def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return context.view(query.shape)
 
 
-def _draw_blocks(attention: Any, tokens: int) -> Tensor:
+def _sample_random_blocks(attention: Any, tokens: int) -> Tensor:
     """The blocks that transformers draws for this layer at every step, drawn once. It seeds numpy's own generator to
     do so, which is given back as it was."""
     block, count, longest = attention.block_size, attention.num_random_blocks, attention.max_seqlen
     before = np.random.get_state()
     np.random.seed(attention.seed)
     try:
-        if tokens in _PLANNED_IN_THE_PAPER:
+        if tokens in _PAPER_LENGTHS:
             draw = attention._bigbird_block_rand_mask
             drawn = [
                 draw(longest, longest, block, block, count, last_idx=1024)[: tokens // block - 2]
@@ -224,7 +224,7 @@ def fuse_sliding_window(model: nn.Module, tokens: int) -> None:
     """Where the length is one of whole windows; at others transformers pads, and keeps its own attention."""
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-    fused = type("FusedWindowAttention", (FusedWindow, LongformerSelfAttention), {})
+    fused = type("FusedWindowAttention", (FusedSlidingWindow, LongformerSelfAttention), {})
     for module in model.modules():
         if isinstance(module, LongformerSelfAttention) and tokens % (2 * module.one_sided_attn_window_size) == 0:
             window = module.one_sided_attn_window_size
@@ -233,7 +233,7 @@ def fuse_sliding_window(model: nn.Module, tokens: int) -> None:
             module.tokens = tokens
 
 
-class FusedWindow(nn.Module):
+class FusedSlidingWindow(nn.Module):
     """Mixed into Longformer's attention, for rows of one length without padding."""
 
     tokens: int
@@ -251,8 +251,8 @@ class FusedWindow(nn.Module):
         rows = len(query)
         context = functional.scaled_dot_product_attention(
             query.flatten(0, 1),
-            _with_neighbours(key).flatten(0, 1),
-            _with_neighbours(value).flatten(0, 1),
+            _with_neighbors(key).flatten(0, 1),
+            _with_neighbors(value).flatten(0, 1),
             attn_mask=self.visible.expand(rows, *self.visible.shape).flatten(0, 1),
             dropout_p=self.dropout if self.training else 0.0,
         )
@@ -266,7 +266,7 @@ class FusedWindow(nn.Module):
         return split.transpose(2, 3)
 
 
-def _with_neighbours(blocks_BNHWD: Tensor) -> Tensor:
+def _with_neighbors(blocks_BNHWD: Tensor) -> Tensor:
     """Each block between the one before and the one after, [B, N, H, 3 W, D]; zeros stand beyond the ends."""
     padded = functional.pad(blocks_BNHWD, (0, 0, 0, 0, 0, 0, 1, 1))
     return torch.cat([padded[:, :-2], blocks_BNHWD, padded[:, 2:]], dim=3)

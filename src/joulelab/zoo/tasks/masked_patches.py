@@ -27,13 +27,13 @@ def ranked_patches(images: int, grid: int, blobs: int, generator: torch.Generato
     return smooth.flatten(1).argsort(dim=1)
 
 
-def through_time(patches_BK: Tensor, frames: int, patches_per_frame: int) -> Tensor:
+def repeat_over_time(patches_BK: Tensor, frames: int, patches_per_frame: int) -> Tensor:
     """[B, F * K]: the same patches in every frame, numbered through the clip."""
     starts_F = torch.arange(frames, device=patches_BK.device) * patches_per_frame
     return (starts_F[None, :, None] + patches_BK[:, None, :]).flatten(1)
 
 
-def pick(tokens_BND: Tensor, places_BK: Tensor) -> Tensor:
+def gather_tokens(tokens_BND: Tensor, places_BK: Tensor) -> Tensor:
     """[B, K, D]: the tokens at these places of each row."""
     return tokens_BND.gather(1, places_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1]))
 
@@ -52,13 +52,13 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        _give_back_shards(self.module)
+        _reshard(self.module)
         ours: list[Tensor] = list(self.module.parameters())
         theirs: list[Tensor] = list(self._followed.parameters())
         torch._foreach_lerp_(ours, theirs, 1 - self._momentum)
 
 
-def _give_back_shards(module: nn.Module) -> None:
+def _reshard(module: nn.Module) -> None:
     """FSDP leaves a module's weights gathered until its backward pass, which a copy that is not trained never has."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -71,7 +71,7 @@ def _give_back_shards(module: nn.Module) -> None:
 Tensors = Mapping[str, Tensor]
 
 
-def then(batch: TensorBatch, more: Callable[[Tensors], Tensors]) -> TensorBatch:
+def chain_expand(batch: TensorBatch, more: Callable[[Tensors], Tensors]) -> TensorBatch:
     """The batch, with one more step after what it already becomes."""
     first = batch.expand
     return replace(batch, expand=more if first is None else lambda tensors: more(first(tensors)))

@@ -23,7 +23,7 @@ from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
 from joulelab.zoo.pretrained import seeded_init
 from joulelab.zoo.registry import WorkloadRequest
 from joulelab.zoo.tasks.image_classification import Images, open_images
-from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, pick, ranked_patches, then
+from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, chain_expand, gather_tokens, ranked_patches
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
 
 # The three terms of DINOv2, and how a teacher's scores become targets. Sums over images, in fp32.
@@ -34,7 +34,7 @@ from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
 
 # shapes: S samples (crops or patches), P prototypes, G global crops and L local crops of B images, D features
 SINKHORN_ROUNDS = 3
-_TINY = 1e-8
+_EPS = 1e-8
 
 
 @torch.no_grad()
@@ -79,8 +79,8 @@ def koleo(features_BD: Tensor) -> Tensor:
         with torch.no_grad():
             likeness_BB = places_BD @ places_BD.T
             nearest_B = likeness_BB.fill_diagonal_(-2.0).argmax(dim=1)
-        distances_B = functional.pairwise_distance(places_BD, places_BD.index_select(0, nearest_B), eps=_TINY)
-        return -torch.log(distances_B + _TINY).sum()
+        distances_B = functional.pairwise_distance(places_BD, places_BD.index_select(0, nearest_B), eps=_EPS)
+        return -torch.log(distances_B + _EPS).sum()
 
 
 def _cross_entropy(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -122,7 +122,7 @@ class PrototypeHead(nn.Module):
         return functional.linear(narrowed, functional.normalize(self.prototypes, dim=-1))
 
 
-class DistilledNet(nn.Module):
+class SelfDistillationNet(nn.Module):
     def __init__(self, backbone: Any, recipe: DistillationRecipe) -> None:
         super().__init__()
         self.backbone = backbone
@@ -140,13 +140,13 @@ class DistilledNet(nn.Module):
         seen = features_RD
         if local_crops is not None:
             seen = torch.cat([features_RD, self._tokens(local_crops, skipped_share)[:, 0]])
-        hidden_SD = pick(tokens_RND[: len(hidden_BK), 1:], hidden_BK).flatten(0, 1)
+        hidden_SD = gather_tokens(tokens_RND[: len(hidden_BK), 1:], hidden_BK).flatten(0, 1)
         return Scores(features_RD, self.crop_head(seen), self.patch_head(hidden_SD))
 
     def _tokens(self, crops: Tensor, skipped_share: float, mask_RP: Tensor | None = None) -> Tensor:
         tokens_RND = self.backbone.embeddings(crops, bool_masked_pos=mask_RP)
         for layer in self.backbone.encoder.layer:
-            tokens_RND = _on_some(layer, tokens_RND, skipped_share)
+            tokens_RND = _stochastic_depth(layer, tokens_RND, skipped_share)
         normed: Tensor = self.backbone.layernorm(tokens_RND)
         return normed
 
@@ -162,7 +162,7 @@ def _as_mask(hidden_BK: Tensor, crops: int, patches: int) -> Tensor:
     return nowhere.index_put((rows[:, None], hidden_BK), everywhere)
 
 
-def _on_some(layer: nn.Module, tokens_RND: Tensor, skipped_share: float) -> Tensor:
+def _stochastic_depth(layer: nn.Module, tokens_RND: Tensor, skipped_share: float) -> Tensor:
     """The layer on a random part of the rows, always as many; what it adds is scaled up, so that its mean is kept."""
     rows = len(tokens_RND)
     kept = max(1, round(rows * (1 - skipped_share)))
@@ -224,23 +224,23 @@ OWN_STREAM = 1 << 16  # crops are drawn apart from the noise of synthetic images
 
 def prepare(request: WorkloadRequest) -> Workload:
     recipe: DistillationRecipe = request.entry.options[request.size_name or request.entry.default_size]
-    cutting = _Cutting(request, recipe)
+    cutting = _CropPipeline(request, recipe)
     side = round(cutting.global_side * MARGIN)
     train, held_out = open_images(request, side, SYNTHETIC_CLASSES, augment=False, center_share=1.0)
     student = build(request, recipe)
     return Workload(student, SelfDistillation(student, recipe), cutting.batches(train), cutting.batches(held_out))
 
 
-def build(request: WorkloadRequest, recipe: DistillationRecipe) -> DistilledNet:
+def build(request: WorkloadRequest, recipe: DistillationRecipe) -> SelfDistillationNet:
     backbone = objective.build(request, image_size=request.shape["side"])
     with seeded_init(request.seed):
-        return DistilledNet(backbone, recipe).train()
+        return SelfDistillationNet(backbone, recipe).train()
 
 
 class SelfDistillation:
     """DINO, iBOT and KoLeo, each by its name in the loss's parts."""
 
-    def __init__(self, student: DistilledNet, recipe: DistillationRecipe) -> None:
+    def __init__(self, student: SelfDistillationNet, recipe: DistillationRecipe) -> None:
         self._recipe = recipe
         self._teacher = MovingAverage(student, recipe.momentum)
 
@@ -275,7 +275,7 @@ class SelfDistillation:
 
 
 @dataclass(frozen=True)
-class _Cutting:
+class _CropPipeline:
     """From images to crops and hidden patches, on the device."""
 
     request: WorkloadRequest
@@ -299,7 +299,7 @@ class _Cutting:
 
     def batches(self, images: Images) -> ShuffledRows:
         def make(rows: Rows, draw: int) -> TensorBatch:
-            return then(images.batch(rows, draw), partial(self._cut, draw=draw))
+            return chain_expand(images.batch(rows, draw), partial(self._cut, draw=draw))
 
         return ShuffledRows(images.rows, self.request.rows_per_batch, self.request.seed, make)
 

@@ -39,24 +39,30 @@ class ChosenTokenizer:
 
 def choose_tokenizer(request: WorkloadRequest, config: Any, sentinels: int) -> ChosenTokenizer:
     if request.tokenizer:
-        return _pretrained(request.tokenizer, load_tokenizer(request.tokenizer), config)
+        return _pretrained_tokenizer(request.tokenizer, load_tokenizer(request.tokenizer), config)
     published = request.size.hub_id
     if request.weights and request.weights != PUBLISHED:
-        found = _tried(request.weights)
-        return _pretrained(request.weights, found, config) if found else _bytes(config, sentinels, request.weights)
+        found = _try_tokenizer(request.weights)
+        return (
+            _pretrained_tokenizer(request.weights, found, config)
+            if found
+            else _byte_tokenizer(config, sentinels, request.weights)
+        )
     place = hub.cached_folder(published, "tokenizer_config.json") if published else None
-    found = _tried(str(place)) if place else _tried(published) if published and hub.reachable() else None
-    return _pretrained(published, found, config) if found else _bytes(config, sentinels, published)
+    found = (
+        _try_tokenizer(str(place)) if place else _try_tokenizer(published) if published and hub.reachable() else None
+    )
+    return _pretrained_tokenizer(published, found, config) if found else _byte_tokenizer(config, sentinels, published)
 
 
-def _tried(name: str) -> Any | None:
+def _try_tokenizer(name: str) -> Any | None:
     try:
         return load_tokenizer(name)
     except NotFoundError:
         return None
 
 
-def _bytes(config: Any, sentinels: int, missed: str) -> ChosenTokenizer:
+def _byte_tokenizer(config: Any, sentinels: int, missed: str) -> ChosenTokenizer:
     size = int(config.vocab_size)
     if size - sentinels < IDS_NEEDED:
         raise ConfigError(
@@ -68,7 +74,7 @@ def _bytes(config: Any, sentinels: int, missed: str) -> ChosenTokenizer:
     return ChosenTokenizer(Encoding("bytes", encode_bytes, vocabulary.end_id, size), vocabulary, note)
 
 
-def _pretrained(name: str, tokenizer: Any, config: Any) -> ChosenTokenizer:
+def _pretrained_tokenizer(name: str, tokenizer: Any, config: Any) -> ChosenTokenizer:
     size = int(config.vocab_size)
     if len(tokenizer) > size:
         raise ConfigError(
@@ -123,13 +129,13 @@ class LanguageRows:
 def open_rows(request: WorkloadRequest, config: Any, tokens: int, sentinels: int = 0) -> LanguageRows:
     """Rows of `tokens` ids for a model of this configuration; `sentinels` ids are kept free of text for the task."""
     if request.dataset != SYNTHETIC:
-        return _from_text(request, config, tokens, sentinels)
+        return _text_rows(request, config, tokens, sentinels)
     vocabulary = own_vocabulary(int(config.vocab_size), end_of_text(config), sentinels)
-    train, held_out = (_synthetic(vocabulary, tokens, split) for split in (request.wanted_split, VALIDATION))
+    train, held_out = (_synthetic_rows(vocabulary, tokens, split) for split in (request.wanted_split, VALIDATION))
     return LanguageRows(train, held_out, vocabulary)
 
 
-def _synthetic(vocabulary: Vocabulary, tokens: int, split: Split) -> TokenRows:
+def _synthetic_rows(vocabulary: Vocabulary, tokens: int, split: Split) -> TokenRows:
     if split.name not in SYNTHETIC_SIZES:
         raise lookup.unknown("split of the synthetic set", split.name, SYNTHETIC_SIZES)
     # splits differ in their seed, so that no sequence is in two of them
@@ -138,14 +144,14 @@ def _synthetic(vocabulary: Vocabulary, tokens: int, split: Split) -> TokenRows:
     return TokenRows(split.rows(SYNTHETIC_SIZES[split.name]), text.sequences)
 
 
-def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: int) -> LanguageRows:
+def _text_rows(request: WorkloadRequest, config: Any, tokens: int, sentinels: int) -> LanguageRows:
     documents, split = open_documents(request.dataset), request.wanted_split
     chosen = choose_tokenizer(request, config, sentinels)
-    train = _packed(documents, split, chosen.encoding, tokens)
+    train = _packed_rows(documents, split, chosen.encoding, tokens)
     held_out: TokenRows | None
     if VALIDATION.name in documents.source.splits() and split.name != VALIDATION.name:
         few = f"validation[:{SYNTHETIC_SIZES['validation']}]"
-        held_out = _packed(documents, parse_split(few), chosen.encoding, tokens)
+        held_out = _packed_rows(documents, parse_split(few), chosen.encoding, tokens)
     else:
         train, held_out = _hold_out(train)
     notes = [chosen.note]
@@ -156,7 +162,7 @@ def _from_text(request: WorkloadRequest, config: Any, tokens: int, sentinels: in
     return LanguageRows(train, held_out, chosen.vocabulary, tuple(notes))
 
 
-def _packed(documents: Documents, split: Split, encoding: Encoding, tokens: int) -> TokenRows:
+def _packed_rows(documents: Documents, split: Split, encoding: Encoding, tokens: int) -> TokenRows:
     line = pack(documents, split, encoding)
     count = len(line) // tokens
     if not count:
@@ -185,7 +191,7 @@ def summed_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")
 
 
-def require_room(request: WorkloadRequest, config: Any, tokens: int) -> None:
+def require_positions(request: WorkloadRequest, config: Any, tokens: int) -> None:
     """A position that was never embedded would be an index error deep inside the model, or on a GPU a dead context."""
     request.require_positions(getattr(config, "max_position_embeddings", None), tokens)
 
@@ -219,7 +225,7 @@ def _attend(
     return attended
 
 
-def drop_no_layers(model: nn.Module) -> None:
+def disable_layerdrop(model: nn.Module) -> None:
     """OPT and BART draw a number for every layer to decide whether to skip it, with a chance of 0. Reading that number
     cuts a compiled model into pieces, so their stacks of layers are told that they are not in training."""
     stacks: list[Any] = [module for module in model.modules() if getattr(module, "layerdrop", None) == 0.0]

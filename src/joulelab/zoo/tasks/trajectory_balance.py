@@ -1,51 +1,110 @@
-"""Trajectory balance: a policy learns to build molecules as often as their reward says (Malkin et al., 2022).
+"""What the molecules of finished trees are worth. Importing this imports RDKit.
 
-    loss = (log Z + sum of log P_forward - log reward - sum of log P_backward)^2, for every trajectory
-
-It is 0 for all trajectories exactly where each tree of fragments comes up in proportion to its reward. The trajectories
-are the policy's own, built first without gradients; then all their decisions are looked at in one forward pass.
-
-Legend: B trajectories, T decisions of each.
+The reward is QED (Bickerton et al., 2012), how much a molecule looks like a drug, between 0 and 1, to the power beta.
+The host computes it, in milliseconds each and mostly under Python's lock. Worker processes share that where there are
+cores for them, and what was seen before is remembered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
-from joulelab.zoo.gflownet.fragment_molecules import FRAGMENTS, ports_of
+from joulelab.meter.sensors.cpu import usable_cores
+from joulelab.zoo.gflownet.fragment_molecules import (
+    ABSENT,
+    FRAGMENTS,
+    MoleculeScorer,
+    Tree,
+    TreeNode,
+    init_worker,
+    port_count,
+    worker_qed,
+)
 from joulelab.zoo.gflownet.gflownet_policy import (
     Decision,
-    Path,
     Policy,
     RolloutBatch,
     Rollouts,
+    Trajectory,
     TreeBuilding,
     Trees,
-    mask,
+    mask_illegal,
     roll_out,
 )
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker, Workload
-from joulelab.zoo.pretrained import randomly_initialized
+from joulelab.zoo.pretrained import build_randomly_initialized
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
+
+MAX_CACHED = 1_000_000
+_MAX_WORKERS = 16
+
+
+class QedReward:
+    def __init__(self, fragments: Sequence[str], beta: float, workers: int | None = None) -> None:
+        """`workers` are processes; fewer than two: none, the work is done here."""
+        self._chemist, self._beta = MoleculeScorer(fragments), beta
+        self._known: dict[Tree, float] = {}
+        workers = min(_MAX_WORKERS, usable_cores() - 2) if workers is None else workers
+        self._pool = self._hire(fragments, workers) if workers > 1 else None
+
+    def qed(self, trees: Trees) -> Tensor:
+        """[S], on the host."""
+        asked = trees_to_host(trees)
+        unknown = list(dict.fromkeys(tree for tree in asked if tree not in self._known))
+        if len(self._known) + len(unknown) > MAX_CACHED:
+            self._known = {tree: self._known[tree] for tree in asked if tree in self._known}
+        found = self._pool.map(worker_qed, unknown) if self._pool else map(self._chemist.qed, unknown)
+        self._known.update(zip(unknown, found, strict=True))
+        return torch.tensor([self._known[tree] for tree in asked])
+
+    def log_reward(self, qed_S: Tensor) -> Tensor:
+        return self._beta * qed_S.log()
+
+    def molecule(self, tree: Sequence[TreeNode]) -> Any:
+        return self._chemist.molecule(tree)
+
+    @staticmethod
+    def _hire(fragments: Sequence[str], workers: int) -> ProcessPoolExecutor:
+        # spawned, not forked: a fork of a process with CUDA and threads may hang
+        fresh = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(workers, mp_context=fresh, initializer=init_worker, initargs=(tuple(fragments),))
+
+
+def trees_to_host(trees: Trees) -> list[Tree]:
+    columns = torch.stack([trees.fragment, trees.parent, trees.parent_port, trees.own_port], dim=-1)
+    return [tuple(TreeNode(*row) for row in tree if row[0] != ABSENT) for tree in columns.tolist()]
+
+
+# Trajectory balance: a policy learns to build molecules as often as their reward says (Malkin et al., 2022).
+#
+#     loss = (log Z + sum of log P_forward - log reward - sum of log P_backward)^2, for every trajectory
+#
+# It is 0 for all trajectories exactly where each tree of fragments comes up in proportion to its reward. The
+# trajectories are the policy's own, built first without gradients; then all their decisions are looked at in one
+# forward pass.
+#
+# Legend: B trajectories, T decisions of each.
+
 
 SPLITS_APART = 1_000_003
 """Between the seeds of two splits."""
 
 
 def prepare(request: WorkloadRequest) -> Workload:
-    from joulelab.zoo.gflownet.chemistry import QedReward
 
     if request.dataset != SYNTHETIC:
         raise refuse_dataset(request)
     settings = dict(request.size.settings)
     fragments, beta = FRAGMENTS[: settings.pop("kinds")], settings.pop("beta")
-    building = TreeBuilding([ports_of(smiles) for smiles in fragments], request.shape["fragments"])
-    model = randomly_initialized(request, lambda: Policy(building, **settings))
+    building = TreeBuilding([port_count(smiles) for smiles in fragments], request.shape["fragments"])
+    model = build_randomly_initialized(request, lambda: Policy(building, **settings))
     train, held_out = (_rollouts(request, building, split) for split in (request.wanted_split, Split("validation")))
     return Workload(model, TrajectoryBalance(building, QedReward(fragments, beta)), train, held_out)
 
@@ -90,18 +149,18 @@ class TrajectoryBalance:
         pass
 
 
-def summed_log_forward(logits: Tensor, path: Path, building: TreeBuilding) -> Tensor:
+def summed_log_forward(logits: Tensor, path: Trajectory, building: TreeBuilding) -> Tensor:
     """[B]: of all decisions of a trajectory, of which the policy gives the logits."""
-    log_shares = mask(logits, building.legal(path.before)).log_softmax(-1)
+    log_shares = mask_illegal(logits, building.legal(path.before)).log_softmax(-1)
     chosen_TB = log_shares.gather(1, path.action.flatten()[:, None]).view_as(path.action)
     return torch.where(path.decided, chosen_TB, 0.0).sum(0)
 
 
-def summed_log_backward(path: Path, building: TreeBuilding) -> Tensor:
+def summed_log_backward(path: Trajectory, building: TreeBuilding) -> Tensor:
     """[B]: of undoing them; a stop is undone in one way only."""
     undone_TB = building.log_backward(path.after).view_as(path.action)
     return torch.where(path.action != 0, undone_TB, 0.0).sum(0)
 
 
-def visited_fragments(path: Path) -> Tensor:
+def visited_fragments(path: Trajectory) -> Tensor:
     return torch.where(path.decided, path.before.size.view_as(path.action), 0).sum() + path.final.size.sum()
