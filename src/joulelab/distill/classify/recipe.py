@@ -19,7 +19,7 @@ import numpy as np
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.batches import BatchStream, ShuffledRows
+from joulelab.data.batches import BatchSource, BatchStream, ShuffledRows
 from joulelab.distill.classify.config import ClassifySpec, CnnConfig, DistillConfig, FitnetsImagesSpec
 from joulelab.distill.classify.data import (
     ImageSplits,
@@ -118,45 +118,75 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
 
     training: TrainingConfig
     hint: TrainingConfig | None
+    validates: bool
+    """After every epoch."""
     student_settings: set[str]
     """Settings that decide the student, besides its data and teacher."""
+    make_connector: Callable[[int, int, bool], nn.Module]
+    """(student's width, teacher's width, with a norm) -> connector."""
 
     def build(self, data: DataT) -> nn.Module:
         """The student as it starts, on the device."""
-        raise NotImplementedError
-
-    def connector(self, student_width: int, teacher_width: int) -> nn.Module:
-        raise NotImplementedError
-
-    def forward_from(self, layer: int) -> ForwardAdapter:
-        raise NotImplementedError
-
-    def load_student(self, data: DataT, student: Artifact) -> nn.Module:
-        raise NotImplementedError
-
-    def save(self, model: nn.Module, folder: Path) -> None:
         raise NotImplementedError
 
     def pretrained(self) -> Sequence[Bill]:
         """Bills of the student's first weights."""
         return []
 
+    def save(self, model: nn.Module, folder: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, data: DataT, student: Artifact) -> nn.Module:
+        raise NotImplementedError
+
+    def forward_from(self, layer: int) -> ForwardAdapter:
+        raise NotImplementedError
+
     def signal(self, data: DataT, teacher: Teacher) -> TeacherSignal:
         raise NotImplementedError
 
-    def job(
-        self, data: DataT, role: str, model: nn.Module, objective: Objective[Any], config: TrainingConfig, seed: int
-    ) -> TrainingJob:
+    def batches(self, data: DataT, batch_size: int, seed: int) -> BatchSource[Any]:
         raise NotImplementedError
 
-    def validated(self, data: DataT, job: TrainingJob, teacher: Predictions | None = None) -> TrainingJob:
-        """The job with an evaluation after every epoch."""
+    def validation(self, data: DataT, job: TrainingJob) -> tuple[Callable[[], Predictions], int]:
+        """How the model is evaluated on the validation samples, and their tokens."""
         raise NotImplementedError
 
     def predictions(
         self, data: DataT, role: str, split: str, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
     ) -> Predictions:
         raise NotImplementedError
+
+    # training
+
+    def job(
+        self,
+        data: DataT,
+        role: str,
+        model: nn.Module,
+        objective: Objective[Any],
+        config: TrainingConfig,
+        seed: int,
+        name: str = "train",
+    ) -> TrainingJob:
+        batches = self.batches(data, config.batch_size, seed)
+        return TrainingJob(f"{role}.{name}", role, model, batches, objective, config, seed)
+
+    def validated(self, data: DataT, job: TrainingJob, teacher: Predictions | None = None) -> TrainingJob:
+        """The job with evaluations on the validation samples, in the stage `<role>.validate`."""
+        steps_per_epoch = -(-job.batches.batches_per_epoch // job.config.accumulate)
+        every = job.config.evaluate_every_steps or (steps_per_epoch if self.validates else None)
+        if every is None:
+            return job
+        predict_held_out, tokens = self.validation(data, job)
+        stage = f"{job.role}.validate"
+        return replace(
+            job,
+            config=job.config.model_copy(update={"evaluate_every_steps": every}),
+            evaluate=EpochValidation(self.runner.run, stage, predict_held_out, tokens, steps_per_epoch, teacher),
+            evaluate_stage=stage,
+            evaluate_activity="validate",
+        )
 
     # the student
 
@@ -190,8 +220,7 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
             layer = hidden_index(model, self.spec.distill.s_layer, "distill.s_layer")
             objective = HintObjective(self.spec.distill, self.forward_from(layer), signal.source, connector)
             with truncated_body(model, layer) as body:
-                job = self.job(data, "student", body, objective, hint, self.spec.seed)
-                self.runner.train(replace(job, stage="student.hint"))
+                self.runner.train(self.job(data, "student", body, objective, hint, self.spec.seed, "hint"))
             save_weights(model, folder)
             save_connector(connector, folder)
 
@@ -210,7 +239,7 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
             return model, None
         width = hidden_width(model, hidden_index(model, distill.s_layer, "distill.s_layer"))
         with seeded_init(self.spec.seed):
-            connector = self.connector(width, signal.width).to(self.runner.device)
+            connector = self.make_connector(width, signal.width, distill.feat_ln).to(self.runner.device)
         if hinted is not None:
             load_weights(model, hinted.folder)
             load_connector(connector, hinted.folder)
@@ -222,16 +251,18 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
     # evaluation
 
     def evaluate(self, data: DataT, student: Artifact, teacher: Teacher | None) -> None:
-        predicted = self.predictions(data, "student", "test", lambda: self.load_student(data, student), student.bill)
+        predicted = self.predictions(data, "student", "test", lambda: self.load(data, student), student.bill)
         report_quality(self.runner.run, "student", predicted, teacher.test if teacher else None)
 
 
 class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
     student_settings = {"student", "distill", "training", "seed"}
+    make_connector = staticmethod(make_connector)
 
     def __init__(self, runner: Runner[ClassifySpec]) -> None:
         super().__init__(runner)
         self.training, self.hint = self.spec.training, self.spec.student.hint
+        self.validates = self.spec.validate_every_epoch
 
     def check(self) -> None:
         require_layers(self.spec)
@@ -258,12 +289,13 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         return self._with_cache(data, Teacher(name, bill, load, test, validation))
 
     def _trained_teacher(self, data: Texts) -> Teacher:
-        config, validates = self.spec.teacher, self.spec.validate_every_epoch
+        config, validates = self.spec.teacher, self.validates
 
         def job() -> TrainingJob:
             model = load_classifier(config.model, num_labels=data.classes, seed=config.seed).to(self.runner.device)
             objective = ClassifyObjective(LABELS_ONLY, self.forward_from(-1))
-            return self.validated(data, self.job(data, "teacher", model, objective, config.training, config.seed))
+            job = self.job(data, "teacher", model, objective, config.training, config.seed)
+            return self.validated(data, job)
 
         trained = self.runner.train_model(
             "teacher", job, lambda model, folder: save_hf(model, load_tokenizer(config.model), folder),
@@ -347,39 +379,27 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
             return []
         return [self.runner.input_bill("pretrained student layers", self.spec.student.model, "model", role="student")]
 
-    def connector(self, student_width: int, teacher_width: int) -> nn.Module:
-        return make_connector(student_width, teacher_width, self.spec.distill.feat_ln)
-
     def forward_from(self, layer: int) -> ForwardAdapter:
         return TextForward(layer, self.spec.distill.feat_pool)
 
     def save(self, model: nn.Module, folder: Path) -> None:
         save_hf(model, load_tokenizer(self.spec.student.model), folder)
 
-    def load_student(self, data: Texts, student: Artifact) -> nn.Module:
+    def load(self, data: Texts, student: Artifact) -> nn.Module:
         return self._loader(data, str(student.folder))()
 
-    def job(
-        self, data: Texts, role: str, model: nn.Module, objective: Objective[Any], config: TrainingConfig, seed: int
-    ) -> TrainingJob:
-        batches = BatchStream(data.split("train"), config.batch_size, seed)
-        return TrainingJob(f"{role}.train", role, model, batches, objective, config, seed)
+    def batches(self, data: Texts, batch_size: int, seed: int) -> BatchSource[Any]:
+        return BatchStream(data.split("train"), batch_size, seed)
 
-    def validated(self, data: Texts, job: TrainingJob, teacher: Predictions | None = None) -> TrainingJob:
-        held_out = data.split("validation")
+    def validation(self, data: Texts, job: TrainingJob) -> tuple[Callable[[], Predictions], int]:
+        held_out, size, device = data.split("validation"), self.spec.eval_batch_size, self.runner.device
 
         def predict_held_out() -> Predictions:
-            with autocast(job.config.precision, self.runner.device):
+            with autocast(job.config.precision, device):
                 # not interruptible: the loop checks for a stop afterwards, where it can save a checkpoint
-                return predict(
-                    job.model, held_out, self.spec.eval_batch_size, self.runner.device, lambda samples, tokens: None
-                )
+                return predict(job.model, held_out, size, device, lambda samples, tokens: None)
 
-        every_epoch = self.spec.validate_every_epoch
-        return validate_epochs(
-            self.runner.run, job, predict_held_out,
-            every_epoch=every_epoch, tokens=held_out.tokens_total, teacher=teacher,
-        )  # fmt: skip
+        return predict_held_out, held_out.tokens_total
 
     def predictions(
         self, data: Texts, role: str, split: str, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
@@ -401,10 +421,11 @@ class ImageRecipe(_ClassificationRecipe[FitnetsImagesSpec, ImageSplits]):
     """FitNets on feature maps of CNNs, which a 1x1 convolution maps to the teacher's channels."""
 
     student_settings = {"data", "student", "hint", "distill", "seed"}
+    make_connector = staticmethod(make_regressor)
 
     def __init__(self, runner: Runner[FitnetsImagesSpec]) -> None:
         super().__init__(runner)
-        self.training, self.hint = self.spec.student.training, self.spec.hint
+        self.training, self.hint, self.validates = self.spec.student.training, self.spec.hint, True
 
     def check(self) -> None:
         pass
@@ -441,35 +462,21 @@ class ImageRecipe(_ClassificationRecipe[FitnetsImagesSpec, ImageSplits]):
     def build(self, data: ImageSplits) -> nn.Module:
         return self._build(self.spec.student, data, self.spec.seed)
 
-    def connector(self, student_width: int, teacher_width: int) -> nn.Module:
-        return make_regressor(student_width, teacher_width, self.spec.distill.feat_ln)
-
     def forward_from(self, layer: int) -> ForwardAdapter:
         return ImageForward(layer)
 
     def save(self, model: nn.Module, folder: Path) -> None:
         save_weights(model, folder)
 
-    def load_student(self, data: ImageSplits, student: Artifact) -> nn.Module:
+    def load(self, data: ImageSplits, student: Artifact) -> nn.Module:
         return self._load(self.spec.student, data, student, seed=0)
 
-    def job(
-        self,
-        data: ImageSplits,
-        role: str,
-        model: nn.Module,
-        objective: Objective[Any],
-        config: TrainingConfig,
-        seed: int,
-    ) -> TrainingJob:
-        batches = ShuffledRows(data.train.rows, config.batch_size, seed, data.train.batch)
-        return TrainingJob(f"{role}.train", role, model, batches, objective, config, seed)
+    def batches(self, data: ImageSplits, batch_size: int, seed: int) -> BatchSource[Any]:
+        return ShuffledRows(data.train.rows, batch_size, seed, data.train.batch)
 
-    def validated(self, data: ImageSplits, job: TrainingJob, teacher: Predictions | None = None) -> TrainingJob:
+    def validation(self, data: ImageSplits, job: TrainingJob) -> tuple[Callable[[], Predictions], int]:
         held_out = data.split("validation")
-        return validate_epochs(
-            self.runner.run, job, lambda: predict_images(job.model, held_out, self.runner.device), every_epoch=True
-        )
+        return lambda: predict_images(job.model, held_out, self.runner.device), 0
 
     def predictions(
         self, data: ImageSplits, role: str, split: str, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
@@ -520,30 +527,6 @@ class EpochValidation:
         samples = len(predicted.labels)
         point.stage.count(samples=point.evaluations * samples, tokens=point.evaluations * self.tokens)
         return predicted.loss()
-
-
-def validate_epochs(
-    run: RunContext,
-    job: TrainingJob,
-    predict_held_out: Callable[[], Predictions],
-    *,
-    every_epoch: bool,
-    tokens: int = 0,
-    teacher: Predictions | None = None,
-) -> TrainingJob:
-    """The job with evaluations during training, in the stage `<role>.validate`."""
-    stage = f"{job.role}.validate"
-    steps_per_epoch = -(-job.batches.batches_per_epoch // job.config.accumulate)
-    every = job.config.evaluate_every_steps or (steps_per_epoch if every_epoch else None)
-    if every is None:
-        return job
-    return replace(
-        job,
-        config=job.config.model_copy(update={"evaluate_every_steps": every}),
-        evaluate=EpochValidation(run, stage, predict_held_out, tokens, steps_per_epoch, teacher),
-        evaluate_stage=stage,
-        evaluate_activity="validate",
-    )
 
 
 def predictions_name(role: str, split: str) -> str:
