@@ -38,14 +38,12 @@ from torch import nn
 from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.encoding import DocumentList, EncodedDocument
 from joulelab.data.chat.packing import PackedRows, pack, training_batches
-from joulelab.distill.causal.heads import head_of, open_for_loss
-from joulelab.distill.causal.models import draw
-from joulelab.distill.causal.objectives import TokenObjective
-from joulelab.distill.causal.shapes import SHAPES, Shape
-from joulelab.distill.logit_cache.batches import TaughtBatches
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.teaching import LiveTeacher, write_cache
+from joulelab.distill.causal.config import SHAPES, Shape
+from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight, random_student
+from joulelab.distill.causal.objective import TokenObjective
+from joulelab.distill.logit_cache.cache_store import LogitCache
+from joulelab.distill.logit_cache.kd_loss import KdLoss
+from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches, LiveTeacher, write_cache
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
@@ -79,7 +77,7 @@ def make_model(shape: Shape, words: int, device: torch.device, dtype: torch.dtyp
     try:
         with device:
             torch.manual_seed(seed)
-            return open_for_loss(draw(shape, words, WORDS_TAKEN, seed)).to(device)
+            return expose_hidden_states(random_student(shape, words, WORDS_TAKEN, seed)).to(device)
     finally:
         torch.set_default_dtype(usual)
 
@@ -138,7 +136,7 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
     said: Callable[[Any], Any] | None = None
     if way == "kd-cache":
         assert cache is not None
-        batches, said = TaughtBatches(batches, cache), lambda batch: batch.targets
+        batches, said = DistillationBatches(batches, cache), lambda batch: batch.targets
     elif way == "kd-live":
         said = stand.teacher().targets
     objective = TokenObjective(student, attention, loss, said)
@@ -168,7 +166,7 @@ def equality(device: torch.device) -> dict[str, float]:
     plain = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), reduction="sum")
     exact = torch.autograd.grad(plain, list(student.parameters()))
     hidden = student(**attention.inputs(batch), hidden_only=True)
-    sums = KdLoss(1.0, chunk=32)(hidden, head_of(student), None, batch.labels, count=batch.count)
+    sums = KdLoss(1.0, chunk=32)(hidden, lm_head_weight(student), None, batch.labels, count=batch.count)
     own = torch.autograd.grad(sums.loss, list(student.parameters()))
     apart = torch.stack([(a - b).norm() for a, b in zip(own, exact, strict=True)]).norm()
     length = torch.stack([b.norm() for b in exact]).norm()

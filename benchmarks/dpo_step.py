@@ -37,14 +37,10 @@ from pacing import Window, forget_peak, free, undisturbed, wait, warm_up
 from torch import nn
 
 from joulelab.data.batches import TensorBatch
-from joulelab.distill.causal.heads import open_for_loss
-from joulelab.distill.preferences.losses import dpo_loss, margins
-from joulelab.distill.preferences.objective import PreferenceObjective
-from joulelab.distill.preferences.pair_batches import PairBatches
-from joulelab.distill.preferences.pair_rows import PairRows
-from joulelab.distill.preferences.pairs import Pair
+from joulelab.distill.causal.models import expose_hidden_states
+from joulelab.distill.preferences.pairs import Pair, PairBatches, PairLayout
+from joulelab.distill.preferences.preference_loss import PreferenceObjective, TargetLogProbabilities, dpo_loss, margins
 from joulelab.distill.preferences.reference import write_reference
-from joulelab.distill.preferences.target_log_probabilities import Projecting
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace
@@ -203,7 +199,7 @@ def make_model(shape: Shape, device: torch.device) -> nn.Module:
     config = transformers.LlamaConfig(tie_word_embeddings=True, max_position_embeddings=positions, **shape.model)
     with device:
         model: nn.Module = transformers.LlamaForCausalLM(config)
-    return open_for_loss(model)
+    return expose_hidden_states(model)
 
 
 def make_trainer(
@@ -211,8 +207,8 @@ def make_trainer(
 ) -> tuple[SimpleTrainer[TensorBatch], Window | None]:
     """With the time in which the reference's figures were made, where the way has such a pass."""
     model, pairs = make_model(shape, device), RandomPairs(shape)
-    how = Projecting(way.chunk, compile_mode=way.compiled)
-    rows = PairRows(shared_prompt=way.shares_prompt)
+    how = TargetLogProbabilities(way.chunk, compile_mode=way.compiled)
+    rows = PairLayout(shared_prompt=way.shares_prompt)
     objective: Any
     reference, window = None, None
     if way.name == "live":
@@ -223,7 +219,13 @@ def make_trainer(
             compile_in_place(model, BLOCKS)
         elif way.compiled != OFF:
             called = torch.compile(model)
-        arguments = {"batch_size": shape.pairs, "how": how, "precision": way.precision, "rows": rows, "called": called}
+        arguments: dict[str, Any] = {
+            "batch_size": shape.pairs,
+            "log_probabilities": how,
+            "precision": way.precision,
+            "layout": rows,
+            "called": called,
+        }
         warm = FirstPairs(pairs, 3 * shape.pairs)
         write_reference(folder / "warm.jsonl", "start", model, warm, **arguments)
         wait(device)
@@ -272,13 +274,13 @@ def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:
             parameter.add_(0.05 * parameter.std() * torch.randn_like(parameter))
     pairs = RandomPairs(shape)
     some = [pairs.pair(number) for number in range(2)]
-    apart = PairRows(shared_prompt=False).batch(some).to(device)
-    shared = PairRows().batch(some).to(device)
+    apart = PairLayout(shared_prompt=False).batch(some).to(device)
+    shared = PairLayout().batch(some).to(device)
     with float32_matmul_precision("fp32"):
         exact = PlainObjective(live)(model, apart, None).loss_sum
         expected = torch.autograd.grad(exact, list(model.parameters()))
     found: dict[str, float] = {}
-    objective = PreferenceObjective(model, "dpo", BETA, Projecting(way.chunk), live_reference=live)
+    objective = PreferenceObjective(model, "dpo", BETA, TargetLogProbabilities(way.chunk), live_reference=live)
     for precision in dict.fromkeys(("fp32", way.precision)):
         with float32_matmul_precision(precision), autocast(precision, device):
             loss = objective(model, shared, torch.profiler.record_function).loss_sum

@@ -29,14 +29,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from joulelab.distill.logit_cache.keys import Piece, row_key
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.manifest import CacheManifest
-from joulelab.distill.logit_cache.packing import encode
-from joulelab.distill.logit_cache.picking import pick, starts_of
-from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.targets import CachedTargets, DenseTargets, TeacherHead, sparse_targets
-from joulelab.distill.logit_cache.writer import CacheWriter, keep_head
+from joulelab.distill.logit_cache.cache_store import CacheWriter, LogitCache, save_head
+from joulelab.distill.logit_cache.codecs import CacheManifest
+from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss, TeacherHead, sparse_targets
+from joulelab.distill.logit_cache.target_encoding import (
+    DocumentSpan,
+    document_key,
+    encode_targets,
+    sampling_offsets,
+    select_targets,
+)
 
 CODECS = "rs50,hybrid32,topk50-renorm,topk50-ghost,topk50-gold,topk100-ghost,hidden"
 EARLIER_BYTES_PER_TOKEN = 1608
@@ -83,10 +85,10 @@ def drawn_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
 @torch.no_grad()
 def real_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
     from joulelab.data.labeled_text import load
-    from joulelab.distill.causal.heads import head_of, open_for_loss
+    from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight
     from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
 
-    model = open_for_loss(load_causal_lm(options.teacher)).to(device).eval()
+    model = expose_hidden_states(load_causal_lm(options.teacher)).to(device).eval()
     tokenizer = load_tokenizer(options.teacher)
     states: list[Tensor] = []
     for text in load("sample:reviews").texts:
@@ -94,14 +96,15 @@ def real_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
         states.append(model(ids, hidden_only=True)[0])
         if sum(map(len, states)) >= options.tokens:
             break
-    return Shape(torch.cat(states)[: options.tokens], head_of(model).detach(), options.teacher)
+    return Shape(torch.cat(states)[: options.tokens], lm_head_weight(model).detach(), options.teacher)
 
 
-def pieces_of(tokens: int) -> list[Piece]:
+def pieces_of(tokens: int) -> list[DocumentSpan]:
     bounds = range(0, tokens, ROW)
-    keys = [row_key(np.arange(start, start + ROW)) for start in bounds]
+    keys = [document_key(np.arange(start, start + ROW)) for start in bounds]
     return [
-        Piece(key, 0, start, start + ROW, min(ROW, tokens - start)) for key, start in zip(keys, bounds, strict=True)
+        DocumentSpan(key, 0, start, start + ROW, min(ROW, tokens - start))
+        for key, start in zip(keys, bounds, strict=True)
     ]
 
 
@@ -119,7 +122,7 @@ def manifest_of(codec: str, shape: Shape) -> CacheManifest:
 def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace) -> Found:
     manifest, device = manifest_of(codec, shape), shape.hidden_NE.device
     pieces, tokens = pieces_of(len(shape.hidden_NE)), len(shape.hidden_NE)
-    starts_N = torch.from_numpy(starts_of(pieces, 0)).to(device)
+    starts_N = torch.from_numpy(sampling_offsets(pieces, 0)).to(device)
 
     def picked() -> dict[str, Tensor]:
         if manifest.how.is_exact:
@@ -128,7 +131,7 @@ def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace)
         for at in range(0, tokens, options.chunk):
             rows = slice(at, at + options.chunk)
             logits_CV = F.linear(shape.hidden_NE[rows], shape.head_VE)
-            parts.append(pick(manifest.how, logits_CV, shape.words, 1.0, starts_N[rows]))
+            parts.append(select_targets(manifest.how, logits_CV, shape.words, 1.0, starts_N[rows]))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     pick_s, kept = timed(picked, device, options.repeats)
@@ -139,9 +142,9 @@ def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace)
 
     def write() -> float:
         targets = [piece.targets for piece in pieces]
-        encoded = encode(manifest.how, arrays, manifest.layout.record_bytes, targets)
+        encoded = encode_targets(manifest.how, arrays, manifest.layout.record_bytes, targets)
         if manifest.how.is_exact:
-            keep_head(folder, shape.head_VE)
+            save_head(folder, shape.head_VE)
         with CacheWriter(folder, manifest) as writer:
             writer.add([piece.key for piece in pieces], encoded)
         return float(encoded.counts_N.mean()) + manifest.how.top
@@ -214,9 +217,10 @@ def bias(manifest: CacheManifest, shape: Shape, options: argparse.Namespace) -> 
 
 def mean_gradient(manifest: CacheManifest, teacher_MV: Tensor, own_V: Tensor, spread_M: Tensor) -> Tensor:
     picked = {
-        name: value.cpu().numpy() for name, value in pick(manifest.how, teacher_MV, len(own_V), 1.0, spread_M).items()
+        name: value.cpu().numpy()
+        for name, value in select_targets(manifest.how, teacher_MV, len(own_V), 1.0, spread_M).items()
     }
-    encoded = encode(manifest.how, picked, manifest.layout.record_bytes, [len(spread_M)])
+    encoded = encode_targets(manifest.how, picked, manifest.layout.record_bytes, [len(spread_M)])
     said = sparse_targets(
         manifest.how, torch.from_numpy(encoded.fixed_NF.copy()), torch.from_numpy(encoded.records_RS.copy())
     )

@@ -12,7 +12,7 @@ from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of,
 from joulelab.cluster.plan import Member, plan, read_steps, require_ranks, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
 from joulelab.cluster.submission import again, dry_text, made_shares, seeds_of, submit_plan
-from joulelab.distill.teacher_shares import split_works
+from joulelab.distill.causal.phases import shard_specs
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, queue_members
@@ -148,9 +148,9 @@ def test_conda_and_setup_lines_come_in_their_order():
 
 def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_the_other():
     specs = [check(merge(read_experiment(name), {"seed": seed})) for seed in (0, 1) for name in ("sft-tiny", "kd-tiny")]
-    (shares,) = split_works(specs, 4)
+    (shares,) = shard_specs(specs, 4)
     assert [(spec.name, spec.shard, spec.until) for spec in shares][1] == ("kd-tiny-teacher-1-of-4", "1/4", "teacher")
-    works = split_works([*specs, *(check(read_experiment(name)) for name in ("synthetic-tiny", "dpo-tiny"))], 2)
+    works = shard_specs([*specs, *(check(read_experiment(name)) for name in ("synthetic-tiny", "dpo-tiny"))], 2)
     assert [work[0].pipeline for work in works] == ["kd", "synthetic", "dpo"]
     shared = [[STORE / spec.name for spec in work] for work in works]
     jobs = plan(MEMBERS, usual_steps(specs, shards=2), report_on=GROUP, shares=shared)
@@ -160,7 +160,7 @@ def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_
 
 
 def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_again(tmp_path):
-    works, home = split_works([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
+    works, home = shard_specs([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
     (first,) = made_shares(tmp_path, works, home)
     assert [home_of(folder).resolve() for folder in first] == [home.resolve()] * 2
     runs = tuple(folder.name for folder in first)
@@ -172,7 +172,7 @@ def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_a
 def test_shards_are_refused_where_there_is_nothing_to_split():
     for name, text in (("sft-tiny", "no teacher"), ("self-tiny", "trained first"), ("demo-kd", "in one go")):
         with pytest.raises(UsageError, match=text):
-            split_works([check(read_experiment(name))], 4)
+            shard_specs([check(read_experiment(name))], 4)
     with pytest.raises(UsageError, match="--steps leaves it out"):
         require_shards(4, ("data", "students"))
 

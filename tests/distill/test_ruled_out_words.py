@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from joulelab.distill.chunked import TermWeights, chunk_terms
-from joulelab.distill.logit_cache.codecs import codec_named
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.picking import pick, weigh
-from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
+from joulelab.distill.logit_cache.codecs import get_codec
+from joulelab.distill.logit_cache.kd_loss import DenseTargets, KdLoss, TeacherHead
+from joulelab.distill.logit_cache.target_encoding import select_targets, teacher_probabilities
 from joulelab.distill.losses import DIVERGENCES, logit_mse_sum, response_kl_sum, soft_target_kl_sum, teacher_log_softmax
 from joulelab.distill.squad.objective import span_kl_sum
 
@@ -97,10 +96,10 @@ def test_hidden_states_and_a_head_whose_bias_rules_words_out(divergence):
 def test_what_a_cache_keeps(codec):
     """`topk8` keeps more words than the seven that are left."""
     _, teacher = both()
-    picked = pick(codec_named(codec), teacher, WORDS, 1.0, torch.rand(ROWS))
+    picked = select_targets(get_codec(codec), teacher, WORDS, 1.0, torch.rand(ROWS))
     assert all(kept.isfinite().all() for kept in picked.values())
     if "drawn" in picked:
         assert not set(picked["drawn"].flatten().tolist()) & set(RULED_OUT)
-    _, entropy = weigh(teacher, WORDS, 1.0, True)
+    _, entropy = teacher_probabilities(teacher, WORDS, 1.0, True)
     p = F.softmax(teacher[:, KEPT], -1)
     torch.testing.assert_close(entropy, -(p * p.log()).sum(-1))

@@ -162,7 +162,7 @@ def rehearsed(experiment: str) -> str:
 
 def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> list[str]:
     """As `key.path=value`; what the user writes comes after them and wins."""
-    from joulelab.distill.causal.data_scripts import settings_of
+    from joulelab.distill.causal.phases import data_script_settings
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import parse_overrides, read_layers
 
@@ -171,7 +171,7 @@ def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> l
         named = ", ".join(dict.fromkeys(str(member["experiment"]) for member in settings["members"]))
         raise UsageError(f"{experiment} is a group; a data script is a step of one experiment", f"name one of {named}")
     pipeline = str(parse_overrides(overrides).get("pipeline", settings.get("pipeline")))
-    asked = settings_of(script, str(settings["name"]), overrides, pipeline)
+    asked = data_script_settings(script, str(settings["name"]), overrides, pipeline)
     users = _USERS.get(script)
     if users and pipeline not in users:
         raise UsageError(

@@ -197,9 +197,9 @@ def start(
     else:
         spec = check(merge(read_experiment(experiment), changes))
         if share is not None:
-            from joulelab.distill.teacher_shares import share_spec
+            from joulelab.distill.causal.phases import shard_spec
 
-            spec, part = share_spec(spec, share), None
+            spec, part = shard_spec(spec, share), None
         start_run(store, spec, dry_run, as_json, run_dir, part)
 
 

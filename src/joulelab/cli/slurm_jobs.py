@@ -100,7 +100,7 @@ def submit(
     from joulelab.cluster.plan import plan, read_steps, require_kept_model, require_ranks, require_shards, usual_steps
     from joulelab.cluster.script import check_activation
     from joulelab.cluster.submission import dry_text, submit_plan
-    from joulelab.distill.teacher_shares import split_works
+    from joulelab.distill.causal.phases import shard_specs
     from joulelab.runs.paths import require_no_runs
     from joulelab.runs.store import store_root
 
@@ -117,7 +117,7 @@ def submit(
         wanted = chosen(experiment, overrides or [], array, repeats, both)
     wanted_steps = read_steps(steps) if steps else usual_steps(wanted.specs, both, shards)
     require_shards(shards, wanted_steps)
-    works = split_works(wanted.specs, shards) if shards > 1 else []
+    works = shard_specs(wanted.specs, shards) if shards > 1 else []
     for spec in wanted.specs:
         require_ranks(spec, settings.nodes, settings.ranks)
         require_kept_model(spec, wanted_steps)

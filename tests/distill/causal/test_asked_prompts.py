@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_llama import make_tokenizer
 
-from joulelab.distill.causal import answers
+from joulelab.distill.causal import teacher
 from joulelab.infer.generation.cache import StaticCacheDecoder
 
 
@@ -14,7 +14,7 @@ def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished,
         raise AssertionError("the prompts were asked and answered already")
 
     store = finished["dpo"][1].folder.parent
-    monkeypatch.setattr(answers, "asked_prompts", unwanted)
+    monkeypatch.setattr(teacher, "training_prompts", unwanted)
     for name in ("synthetic", "dpo"):
         record, _ = lab.run(store, name, label=name, seed=2, training={"evaluate_every_steps": 4})
         assert record.status == "done"
@@ -23,7 +23,7 @@ def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished,
 @pytest.mark.parametrize("text", ["w1 " * 500, "w1", "\n" + " " * 400 + "w2 w3 " * 30, "x" * 5000 + " w4" * 9])
 def test_the_first_tokens_are_those_of_the_whole_text(text):
     tokenizer = make_tokenizer()
-    assert answers._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
+    assert teacher._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
 
 
 def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path, monkeypatch):
@@ -42,13 +42,13 @@ def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path
 @pytest.mark.parametrize("change", [{"generation": {"prompts": 8}}, {"preferences": {"tie_margin": 0.01}}])
 def test_prompts_are_looked_for_once_and_within_the_stage_that_needs_them(lab, finished, monkeypatch, change):
     """All texts go through the tokenizer for it, which is most of what making pairs takes."""
-    found, inside = answers._found_prompts, []
+    found, inside = teacher._find_prompts, []
 
     def watched(bench):
         inside.append([stage.name for stage in bench.run._open])
         return found(bench)
 
-    monkeypatch.setattr(answers, "_found_prompts", watched)
+    monkeypatch.setattr(teacher, "_find_prompts", watched)
     store = finished["dpo"][1].folder.parent
     record, _ = lab.run(store, "dpo", until="preferences", **change)
     assert record.status == "done" and record.stage("data.preferences")

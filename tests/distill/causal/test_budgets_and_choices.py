@@ -9,8 +9,9 @@ import transformers
 
 from joulelab.cli.console import BarProgress, PlainProgress
 from joulelab.cli.options import budget_settings, parse_budget, script_settings
-from joulelab.distill.causal import budgets, generators, quality
-from joulelab.distill.causal.data_scripts import DATA_SCRIPTS, settings_of
+from joulelab.distill.causal import quality, students
+from joulelab.distill.causal import teacher as teacher_module
+from joulelab.distill.causal.phases import DATA_SCRIPTS, data_script_settings
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.evaluate.harness import TaskFigure
 from joulelab.meter.figures import EnergyFigure, missing
@@ -78,14 +79,14 @@ def test_all_that_is_taken_off_a_budget_is_told_and_the_way_out_is_of_what_took_
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
     spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
     run = SimpleNamespace(result=lambda *ignored: None, progress=SimpleNamespace(say=said.append))
-    budgets._tell(SimpleNamespace(spec=spec, run=run), budgets.Allowance(None, 2.5), 4.75, 4.75, 10)
+    students._report_budget(SimpleNamespace(spec=spec, run=run), students.RemainingBudget(None, 2.5), 4.75, 4.75, 10)
     assert said == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
     with pytest.raises(ConfigError, match=r": the teacher took 13\.0 J$") as refused:
-        budgets._require_some(spec, budgets.Allowance(None, -1.0), 13.0, 0.0)
+        students._require_budget_left(spec, students.RemainingBudget(None, -1.0), 13.0, 0.0)
     assert "counts_teacher=false" in refused.value.hint
     budget.counts_teacher = False
     with pytest.raises(ConfigError, match=r": the SFT student took 13\.0 J$") as refused:
-        budgets._require_some(spec, budgets.Allowance(None, -1.0), 9.0, 13.0)
+        students._require_budget_left(spec, students.RemainingBudget(None, -1.0), 9.0, 13.0)
     assert "budget.start_share" in refused.value.hint and "teacher" not in refused.value.hint
 
 
@@ -168,20 +169,19 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
 def test_a_server_on_this_machine_is_in_what_sensors_measure_and_in_no_estimate_of_our_cpu_time(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
     bench = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
-    assert (generators.unseen(bench) is None) is seen
+    assert (teacher_module.server_energy_gap(bench) is None) is seen
 
 
 def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
     import torch
 
     from joulelab.distill.causal.config import CausalStudent
-    from joulelab.distill.causal.heads import head_of
-    from joulelab.distill.causal.models import make_student
+    from joulelab.distill.causal.models import lm_head_weight, make_student
     from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
 
     teacher, tokenizer = load_causal_lm(str(lab.teacher)), load_tokenizer(str(lab.teacher))
     student = make_student(CausalStudent(size="nano", teacher_embeddings=True), teacher, tokenizer, seed=0)
-    own, said = head_of(student).detach(), head_of(teacher).detach()
+    own, said = lm_head_weight(student).detach(), lm_head_weight(teacher).detach()
     alike = torch.corrcoef(torch.stack([torch.pdist(own), torch.pdist(said - said.mean(0))]))[0, 1]
     assert alike > 0.9  # words that were far apart still are
 
@@ -197,20 +197,20 @@ def test_a_step_by_itself_is_found_by_whoever_needs_it(lab, finished, until, mad
 
 
 def test_a_local_copy_of_a_published_set_has_no_subset(tmp_path):
-    hub = settings_of("codeforces_preprocess_dataset", "kd-tiny", ["data.source=someone/copy"])
+    hub = data_script_settings("codeforces_preprocess_dataset", "kd-tiny", ["data.source=someone/copy"])
     assert "data.subset=solutions_py_decontaminated" in hub
-    local = settings_of("codeforces_preprocess_dataset", "kd-tiny", [f"data.source={tmp_path}"])
+    local = data_script_settings("codeforces_preprocess_dataset", "kd-tiny", [f"data.source={tmp_path}"])
     assert [setting for setting in local if "subset" in setting] == ["data.subset=all"]
 
 
 def test_data_scripts_are_settings_of_an_experiment():
-    assert settings_of("logit_caching", "kd-tiny") == ["name=kd-tiny-logit_caching", "until=logits"]
+    assert data_script_settings("logit_caching", "kd-tiny") == ["name=kd-tiny-logit_caching", "until=logits"]
     with pytest.raises(NotFoundError, match="did you mean 'logit_caching'"):
-        settings_of("logit_cache", "kd-tiny")
+        data_script_settings("logit_cache", "kd-tiny")
     with pytest.raises(UsageError, match="demo-kd has the pipeline classify"):
         script_settings("logit_caching", "demo-kd", [])
     for script in DATA_SCRIPTS:
-        changes = parse_overrides(settings_of(script, "kd-tiny"))
+        changes = parse_overrides(data_script_settings(script, "kd-tiny"))
         check(merge(load_spec("kd-tiny").model_dump(mode="json"), changes))
 
 
@@ -233,7 +233,7 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
     [
         (["student.size=11m"], "is none of nano"),
         (["student.model=x/y"], "exactly one of model, layers, size"),
-        (["distill.divergence=jsd"], "needs the teacher's whole distribution"),
+        (["distill.divergence=jsd"], "needs the teacher's full distribution"),
         (["distill.codec=rs-50"], "rs-50"),
         (["data.row_length=64"], "a document has to fit into a row"),
         (["training.max_tokens=5"], "budget.tokens"),
@@ -350,12 +350,12 @@ def test_joules_that_nobody_measured_are_missing_and_not_0():
     figures = {"gpu": missing("none"), "cpu_estimate": EnergyFigure(energy_j=1.0, method="estimated")}
     done = Ancestor(key="a", name="logits", kind="x", made_by="r", stages=("teacher.logits",), energy=figures)
     bench = SimpleNamespace(spec=spec)
-    assert budgets._joules(bench, [done], "teacher") is None
-    assert budgets._joules(bench, [done], "student") == 0.0
-    assert budgets._left_j(spec, None, 1.0) == 4.0
+    assert students._lineage_energy_j(bench, [done], "teacher") is None
+    assert students._lineage_energy_j(bench, [done], "student") == 0.0
+    assert students._energy_left_j(spec, None, 1.0) == 4.0
     spec.budget.counts_teacher = True
     with pytest.raises(ConfigError, match=r"joules of the teacher .* nobody measured"):
-        budgets._left_j(spec, None, 1.0)
+        students._energy_left_j(spec, None, 1.0)
 
 
 def test_a_student_s_model_that_teaches_is_taken_off_the_budget_as_teacher():
@@ -368,8 +368,8 @@ def test_a_student_s_model_that_teaches_is_taken_off_the_budget_as_teacher():
     bench = SimpleNamespace(spec=spec)
     for used_as, teacher_j, start_j in ((None, 0.0, 3.0), ("student", 0.0, 3.0), ("teacher", 3.0, 0.0)):
         lineage = [made.model_copy(update={"used_as": used_as})]
-        assert budgets._joules(bench, lineage, "teacher") == teacher_j
-        assert budgets._joules(bench, lineage, "student") == start_j
+        assert students._lineage_energy_j(bench, lineage, "teacher") == teacher_j
+        assert students._lineage_energy_j(bench, lineage, "student") == start_j
 
 
 def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):

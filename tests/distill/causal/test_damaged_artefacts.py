@@ -2,8 +2,7 @@
 
 import pytest
 
-from joulelab.distill.logit_cache.shards import shard_files
-from joulelab.distill.logit_cache.writer import USUAL_PACE
+from joulelab.distill.logit_cache.cache_store import DEFAULT_FLUSH, shard_files
 from joulelab.errors import JoulelabError
 from joulelab.runs import artifacts
 from joulelab.runs.execute import execute
@@ -41,7 +40,7 @@ def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_t
         written[place] ^= 1
     shard.write_bytes(written)
     paths = lab.paths(tmp_path, "kd", **SHORT)
-    with pytest.raises(JoulelabError, match=r"damaged.*it was set aside as") as told:
+    with pytest.raises(JoulelabError, match=r"corrupted.*it was renamed to") as told:
         execute(paths, lab.listening)
     assert "joulelab run --resume" in told.value.hint
     record = execute(paths, lab.listening)
@@ -50,7 +49,7 @@ def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_t
 
 
 def test_of_a_damaged_share_only_what_is_damaged_is_asked_again(lab, tmp_path, monkeypatch):
-    monkeypatch.setitem(vars(USUAL_PACE), "seconds", 0.0)  # a shard for every batch
+    monkeypatch.setitem(vars(DEFAULT_FLUSH), "seconds", 0.0)  # a shard for every batch
     _, paths = lab.run(tmp_path, "kd", until="logits", shard="0/2", **SHORT)
     first, *others = shard_files(paths.artifacts / "logits-0-of-2")
     assert others

@@ -114,7 +114,7 @@ def test_kill_9_in_the_middle_of_training_loses_neither_joules_nor_steps(lab, fi
     paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     program = (
         "import os, signal, sys\n"
-        "from joulelab.runs.context import Stage\nfrom joulelab.runs.context import Silent\n"
+        "from joulelab.runs.context import SilentProgress, Stage\n"
         "from joulelab.runs.execute import execute\n"
         "from joulelab.runs.paths import RunPaths\n"
         "from pathlib import Path\n"
@@ -125,7 +125,7 @@ def test_kill_9_in_the_middle_of_training_loses_neither_joules_nor_steps(lab, fi
         "        seen.append(1)\n"
         "        if len(seen) == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
         "Stage.count = killing\n"
-        "execute(RunPaths(Path(sys.argv[1])), Silent())\n"
+        "execute(RunPaths(Path(sys.argv[1])), SilentProgress())\n"
     )
     killed = subprocess.run([sys.executable, "-c", program, str(paths.folder)], check=False, env={**os.environ})
     assert killed.returncode == -signal.SIGKILL

@@ -102,7 +102,9 @@ def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
     assert charged[better] < whole[better]
     start = LossCurve.of(comparison.row("self").runs[0])
     paid = {ancestor.name: ancestor for ancestor in finished["self"][0].inherited}["sft-student"]
-    assert start.before_j == pytest.approx((paid.work or paid.energy)["cpu_estimate"].energy_j)  # setup is in no comparison
+    assert start.before_j == pytest.approx(
+        (paid.work or paid.energy)["cpu_estimate"].energy_j
+    )  # setup is in no comparison
     own = [finished["dpo"][0].stage(f"student.{name}").best.energy_j for name in ("sft", "sft-validate", "reference")]
     assert LossCurve.of(comparison.row("dpo").runs[0]).before_j == pytest.approx(sum(own))
     assert start.before_j == pytest.approx(sum(own[:2]))

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from joulelab.distill.causal.bench import Bench
-from joulelab.distill.logit_cache.manifest import read_manifest
-from joulelab.distill.logit_cache.shards import open_shard, read_entry, shard_files
+from joulelab.distill.causal.context import CausalContext
+from joulelab.distill.logit_cache.cache_store import open_shard, read_entry, shard_files
+from joulelab.distill.logit_cache.codecs import read_manifest
 from joulelab.errors import ConfigError
 from joulelab.report.compare.method_rows import compared_runs, make_row
 from joulelab.runs.artifacts import read_bill, with_parts
@@ -138,7 +138,7 @@ def test_a_share_that_was_killed_goes_on(lab, tmp_path, monkeypatch):
 
 
 def test_a_share_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(Bench, "load_teacher", None)  # three batches of prompts, ten shares
+    monkeypatch.setattr(CausalContext, "load_teacher", None)  # three batches of prompts, ten shares
     record, _ = lab.run(tmp_path, "dpo", until="preferences", shard="9/10")
     assert record.status == "done"
     assert [len(record.made), record.stage("teacher.generate").samples] == [3, None]

@@ -4,21 +4,21 @@ import json
 
 import pytest
 
-from joulelab.distill.causal.bench import Bench
-from joulelab.distill.causal.learning import Distillation, Preferences
+from joulelab.distill.causal.config import Distillation, Preferences
+from joulelab.distill.causal.context import CausalContext
 from joulelab.evaluate.exact_answers import Question, chance_level
 from joulelab.report.compare.quality import common_measure
 
 
 def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monkeypatch):
     """Else its joules are nobody's, and the second student does not inherit them."""
-    load, inside = Bench.load_teacher, []
+    load, inside = CausalContext.load_teacher, []
 
     def watched(bench):
         inside.append(tuple(stage.name for stage in bench.run._open))
         return load(bench)
 
-    monkeypatch.setattr(Bench, "load_teacher", watched)
+    monkeypatch.setattr(CausalContext, "load_teacher", watched)
     lab.run(tmp_path, "kd", until="teacher")
     lab.run(tmp_path, "dpo", until="preferences", shard="0/2", preferences={"judge": "rubric"})
     assert inside == [("teacher.evaluate",), ("teacher.logits",), ("teacher.generate",), ("teacher.judge",)]

@@ -4,13 +4,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from joulelab.distill.logit_cache.keys import row_key
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.manifest import CacheManifest
-from joulelab.distill.logit_cache.packing import encode
-from joulelab.distill.logit_cache.picking import pick
-from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.writer import CacheWriter
+from joulelab.distill.logit_cache.cache_store import CacheWriter, LogitCache
+from joulelab.distill.logit_cache.codecs import CacheManifest
+from joulelab.distill.logit_cache.kd_loss import KdLoss
+from joulelab.distill.logit_cache.target_encoding import document_key, encode_targets, select_targets
 
 
 def make_manifest(codec="rs50", temperature=1.0, vocabulary=300, **more):
@@ -24,15 +21,15 @@ def evenly_spread(count):
 
 
 def encoded(manifest, logits_NV, starts_N, targets):
-    picked = pick(manifest.how, logits_NV, manifest.vocabulary, manifest.temperature, starts_N)
+    picked = select_targets(manifest.how, logits_NV, manifest.vocabulary, manifest.temperature, starts_N)
     arrays = {name: tensor.numpy() for name, tensor in picked.items()}
-    return encode(manifest.how, arrays, manifest.layout.record_bytes, targets)
+    return encode_targets(manifest.how, arrays, manifest.layout.record_bytes, targets)
 
 
 def cached(folder, manifest, logits_NV, starts_N=None):
     """The positions of one piece; as many ids, and one more before them."""
     starts_N = evenly_spread(len(logits_NV)) if starts_N is None else starts_N
-    key = row_key(np.arange(len(logits_NV) + 1))
+    key = document_key(np.arange(len(logits_NV) + 1))
     with CacheWriter(folder, manifest) as writer:
         writer.add([key], encoded(manifest, logits_NV, starts_N, [len(logits_NV)]))
     return LogitCache.open(folder).targets([key])

@@ -8,14 +8,19 @@ import pytest
 import torch
 from cached_positions import encoded, make_manifest
 
-from joulelab.distill.logit_cache.keys import pieces_of, row_key
-from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.shards import set_damaged_aside, shard_files
-from joulelab.distill.logit_cache.writer import CacheWriter, Pace, merge_caches
+from joulelab.distill.logit_cache.cache_store import (
+    CacheWriter,
+    FlushPolicy,
+    LogitCache,
+    merge_caches,
+    quarantine_damaged,
+    shard_files,
+)
+from joulelab.distill.logit_cache.target_encoding import document_key, document_spans
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.sharding import Shard
 
-EVERY_ENTRY = Pace(bytes=1)
+EVERY_ENTRY = FlushPolicy(bytes=1)
 
 
 def texts(count=12):
@@ -27,11 +32,11 @@ def add(writer, ids):
     """As if the teacher were sure of the ids that come next: what is read back tells which text it belongs to."""
     logits = torch.full((len(ids) - 1, 300), -20.0)
     logits[torch.arange(len(ids) - 1), torch.from_numpy(ids[1:])] = 20.0
-    writer.add([row_key(ids)], encoded(writer.manifest, logits, torch.full((len(ids) - 1,), 0.5), [len(ids) - 1]))
+    writer.add([document_key(ids)], encoded(writer.manifest, logits, torch.full((len(ids) - 1,), 0.5), [len(ids) - 1]))
 
 
 def words_of(cache, some):
-    return cache.targets([row_key(ids) for ids in some]).decoded().ids_NK[:, 0].tolist()
+    return cache.targets([document_key(ids) for ids in some]).decoded().ids_NK[:, 0].tolist()
 
 
 def test_answers_stay_with_their_texts_after_a_shuffle(tmp_path):
@@ -45,8 +50,15 @@ def test_answers_stay_with_their_texts_after_a_shuffle(tmp_path):
 
 def test_a_key_is_of_the_ids_and_of_what_is_trained():
     ids, trained = np.array([5, 6, 7]), np.array([False, True, False])
-    assert row_key(ids, trained) == row_key(ids.astype(np.int32), np.array([True, True, False]))  # the first never is
-    others = {row_key(ids), row_key(ids[::-1], trained), row_key(ids[:2], trained[:2]), row_key(ids, trained)}
+    assert document_key(ids, trained) == document_key(
+        ids.astype(np.int32), np.array([True, True, False])
+    )  # the first never is
+    others = {
+        document_key(ids),
+        document_key(ids[::-1], trained),
+        document_key(ids[:2], trained[:2]),
+        document_key(ids, trained),
+    }
     assert len(others) == 4
 
 
@@ -54,26 +66,26 @@ def test_documents_of_a_row_have_their_own_keys_and_padding_or_untrained_ones_no
     ids = np.array([[1, 2, 3, 4, 5, 6, 7, 0, 0]])
     documents = np.array([[0, 0, 0, 1, 1, 2, 2, -1, -1]])
     trained = np.array([[False, True, True, False, False, False, True, False, False]])
-    pieces = pieces_of(ids, trained, documents)
+    pieces = document_spans(ids, trained, documents)
     assert [(piece.start, piece.stop, piece.targets) for piece in pieces] == [(0, 3, 2), (5, 7, 1)]
-    assert pieces[1].key == row_key(np.array([6, 7]))
-    assert len(pieces_of(ids, trained)) == 1
+    assert pieces[1].key == document_key(np.array([6, 7]))
+    assert len(document_spans(ids, trained)) == 1
 
 
 def test_a_killed_writer_goes_on_with_what_is_missing(tmp_path):
     every, manifest = texts(), make_manifest()
     child = os.fork()
     if child == 0:
-        writer = CacheWriter(tmp_path, manifest, pace=EVERY_ENTRY)
+        writer = CacheWriter(tmp_path, manifest, flush_policy=EVERY_ENTRY)
         for ids in every[:5]:
             add(writer, ids)
-        writer._pace = Pace()
+        writer._flush_policy = FlushPolicy()
         add(writer, every[5])  # added, and not yet in a file
         (tmp_path / ".half.shard.1.tmp").write_bytes(b"half a shard")
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     with CacheWriter(tmp_path, manifest) as writer:
-        missing = writer.missing([row_key(ids) for ids in every])
+        missing = writer.missing([document_key(ids) for ids in every])
         assert missing == list(range(5, 12))
         for place in missing:
             add(writer, every[place])
@@ -95,19 +107,19 @@ def test_a_flipped_byte_is_found(tmp_path, where):
     else:
         written[{"entry": 11, "index": -60, "footer": -20}[where]] ^= 4
         path.write_bytes(written)
-    with pytest.raises(JoulelabError, match="damaged") as found:
+    with pytest.raises(JoulelabError, match="corrupted") as found:
         words_of(LogitCache.open(tmp_path), every)
     assert "run it again" in found.value.hint
     # an entry is read in the middle of a training: whoever comes next finds the file gone, and asks the teacher again
     assert bool(shard_files(tmp_path)) == (where != "entry")
-    set_damaged_aside(tmp_path)
+    quarantine_damaged(tmp_path)
     assert not shard_files(tmp_path)
     assert path.with_name(path.name + ".damaged").exists()
 
 
 def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
     every, manifest = texts(40), make_manifest()
-    names = [row_key(ids).hex() for ids in every]
+    names = [document_key(ids).hex() for ids in every]
     for share in (Shard(0, 2), Shard.parse("1/2")):
         with CacheWriter(tmp_path / str(share.number), manifest, share) as writer:
             for place in share.units(names):
@@ -141,7 +153,7 @@ def test_a_drawn_word_takes_three_bytes_or_less(tmp_path):
     manifest = make_manifest(vocabulary=3000)
     kept = encoded(manifest, logits, torch.rand(500), [500])
     with CacheWriter(tmp_path, manifest) as writer:
-        writer.add([row_key(np.arange(501))], kept)
+        writer.add([document_key(np.arange(501))], kept)
     words = kept.counts_N.mean()
     assert 10 < words < 40
     assert LogitCache.open(tmp_path).bytes_per_token < 3 * words + 3

@@ -7,10 +7,8 @@ import pytest
 import torch
 from cached_positions import against, cached, evenly_spread, make_manifest
 
-from joulelab.distill.logit_cache.codecs import codec_named, record_bytes
-from joulelab.distill.logit_cache.draws import spaced_draws
-from joulelab.distill.logit_cache.keys import Piece
-from joulelab.distill.logit_cache.picking import starts_of
+from joulelab.distill.logit_cache.codecs import get_codec, record_bytes
+from joulelab.distill.logit_cache.target_encoding import DocumentSpan, sampling_offsets, systematic_sample
 from joulelab.distill.losses import response_kl_sum
 from joulelab.errors import ConfigError
 
@@ -40,7 +38,7 @@ def test_the_mean_gradient_of_draws_is_the_dense_one_at_the_temperature_drawn(tm
     sums, gradient = against(targets, student_V.expand(MANY, -1), labels, temperature=temperature)
     kl, expected = dense_gradient(student_V, teacher_V, temperature)
     # a word's draws over all starts are an evenly spaced grid: its count is off by 1 at most
-    bound = temperature / (codec_named(codec).draws * MANY) + 1e-6
+    bound = temperature / (get_codec(codec).draws * MANY) + 1e-6
     assert float((gradient.mean(0) - expected).abs().max()) < bound
     assert float(gradient[0].sub(expected).abs().max()) > 100 * bound, "one position alone is not the mean"
     assert float(sums.kl) / MANY == pytest.approx(kl, abs=0.02), "with the entropy kept the value is right on average"
@@ -55,18 +53,18 @@ def test_draws_are_fair_over_blocks_of_words_and_never_take_an_impossible_one():
     weights = torch.rand(1000) ** 8
     weights[300:700] = 0
     share = weights / weights.sum()
-    drawn = spaced_draws(share.expand(MANY, -1), 50, evenly_spread(MANY))
+    drawn = systematic_sample(share.expand(MANY, -1), 50, evenly_spread(MANY))
     found = torch.bincount(drawn.flatten(), minlength=1000).double() / drawn.numel()
     assert float((found - share.double()).abs().max()) < 1.01 / (50 * MANY)
     assert (drawn.diff(dim=1) >= 0).all()
-    assert (spaced_draws(torch.zeros(2, 9), 4, torch.tensor([0.0, 0.9])) == -1).all()
+    assert (systematic_sample(torch.zeros(2, 9), 4, torch.tensor([0.0, 0.9])) == -1).all()
 
 
 def test_random_starts_follow_from_the_text_and_not_from_its_place():
-    pieces = [Piece(bytes([number]) * 16, 0, 0, 0, 500) for number in range(8)]
-    forth, back = starts_of(pieces, 0).reshape(8, -1), starts_of(pieces[::-1], 0).reshape(8, -1)
+    pieces = [DocumentSpan(bytes([number]) * 16, 0, 0, 0, 500) for number in range(8)]
+    forth, back = sampling_offsets(pieces, 0).reshape(8, -1), sampling_offsets(pieces[::-1], 0).reshape(8, -1)
     assert np.array_equal(forth, back[::-1])
-    assert not np.array_equal(forth, starts_of(pieces, 1).reshape(8, -1))
+    assert not np.array_equal(forth, sampling_offsets(pieces, 1).reshape(8, -1))
     # a mean of 4,000 uniform numbers: 5 of its standard deviations
     assert abs(forth.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 4000)
     assert len(np.unique(forth)) == 4000
@@ -152,7 +150,7 @@ def test_ids_of_more_than_18_bits_have_a_wider_record(tmp_path, words, size):
 def test_unknown_codecs_and_impossible_counts_are_refused():
     for name in ("rs", "rs64", "rs0", "topk50", "topk0-ghost", "hybrid0", "logits"):
         with pytest.raises(ConfigError):
-            codec_named(name)
+            get_codec(name)
     with pytest.raises(ConfigError, match="67108865"):
         record_bytes(2**26 + 1)
 

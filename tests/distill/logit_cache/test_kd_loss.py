@@ -5,10 +5,16 @@ import torch
 from cached_positions import against, cached, make_manifest
 
 from joulelab.distill.chunked import Projection
-from joulelab.distill.logit_cache.loss import KdLoss, trained_places
-from joulelab.distill.logit_cache.manifest import CacheManifest
-from joulelab.distill.logit_cache.sparse_terms import KdWeights, Labels, sparse_chunk
-from joulelab.distill.logit_cache.targets import DenseTargets, TeacherHead
+from joulelab.distill.logit_cache.codecs import CacheManifest
+from joulelab.distill.logit_cache.kd_loss import (
+    DenseTargets,
+    KdLoss,
+    KdWeights,
+    Labels,
+    TeacherHead,
+    sparse_chunk,
+    target_positions,
+)
 from joulelab.distill.losses import DIVERGENCES, response_kl_sum, token_cross_entropy_sum
 from joulelab.errors import ConfigError, JoulelabError
 
@@ -81,20 +87,20 @@ def test_alpha_weighs_labels_against_the_teacher_and_only_trained_tokens_count()
 
 def test_trained_tokens_are_found_in_reading_order():
     labels = torch.tensor([[7, 1, -100, 2], [-100, -100, 3, -100]])
-    order, words = trained_places(labels, 3)
+    order, words = target_positions(labels, 3)
     assert order.tolist() == [0, 2, 5] and words.tolist() == [1, 2, 3]
 
 
 def test_another_temperature_and_other_divergences_are_refused_with_the_reason(tmp_path):
     teacher, labels = torch.randn(3, WORDS), torch.zeros(3, dtype=torch.long)
     targets = cached(tmp_path, make_manifest("rs50", 2.0, WORDS), teacher)
-    with pytest.raises(ConfigError, match="keeps distributions at temperature 2, and 1 was asked for"):
+    with pytest.raises(ConfigError, match="has distributions at temperature 2, and 1 was requested"):
         against(targets, teacher, labels, temperature=1.0)
     for divergence in ("reverse", "jsd"):
-        with pytest.raises(ConfigError, match=f"{divergence} needs the teacher's whole distribution") as found:
+        with pytest.raises(ConfigError, match=f"{divergence} needs the teacher's full distribution") as found:
             against(targets, teacher, labels, temperature=2.0, divergence=divergence)
         assert "hidden" in found.value.hint
-    with pytest.raises(ConfigError, match="another word"):
+    with pytest.raises(ConfigError, match="a different token"):
         targets.manifest.require(temperature=2.0, tokenizer_sha256="ef")
     targets.manifest.require(temperature=2.0, tokenizer_sha256="cd")
     exact = make_manifest("hidden", 2.0, WORDS, features=8, numbers="float32")
@@ -157,7 +163,7 @@ def test_a_filled_up_last_chunk_changes_nothing(tmp_path, monkeypatch):
     at = labels[0, 1:] != -100
     logits = (torch.randn(14, 8) @ head.T)[at]
     sparse = [cached(tmp_path / name, make_manifest(name, vocabulary=WORDS), logits) for name in ("rs50", "topk5-gold")]
-    monkeypatch.setattr("joulelab.distill.logit_cache.loss.compiled", lambda function, mode: function)
+    monkeypatch.setattr("joulelab.distill.logit_cache.kd_loss.compiled", lambda function, mode: function)
     for targets in (*sparse, dense(torch.randn(10, 8), head), None):
         leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
         exact, whole = (

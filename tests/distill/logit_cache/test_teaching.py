@@ -7,11 +7,9 @@ import transformers
 
 from joulelab.data.chat.encoding import EncodedDocument
 from joulelab.data.chat.packing import batches_in_order, pack, training_batches
-from joulelab.distill.logit_cache.batches import TaughtBatches
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.reader import LogitCache
-from joulelab.distill.logit_cache.teaching import LiveTeacher, require_whole, write_cache
-from joulelab.distill.logit_cache.writer import Pace, merge_caches
+from joulelab.distill.logit_cache.cache_store import FlushPolicy, LogitCache, merge_caches
+from joulelab.distill.logit_cache.kd_loss import KdLoss
+from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches, LiveTeacher, require_complete, write_cache
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.runs.sharding import Shard
 
@@ -54,7 +52,7 @@ def write(folder, teacher, rows, manifest, tick=lambda samples, tokens: None, **
 
 
 def all_targets(folder, rows):
-    source = TaughtBatches(training_batches(rows, 3, seed=4), LogitCache.open(folder))
+    source = DistillationBatches(training_batches(rows, 3, seed=4), LogitCache.open(folder))
     return [source.at(0, index) for index in range(source.batches_per_epoch)]
 
 
@@ -75,21 +73,21 @@ def test_a_stopped_stage_goes_on_and_shares_come_together_to_the_same_cache(teac
             raise Stopped
 
     with pytest.raises(Stopped):
-        write(tmp_path / "again", teacher, rows, manifest, tick=stop, pace=Pace(bytes=1))
-    with pytest.raises(JoulelabError, match="no answer for"):
-        require_whole(tmp_path / "again", rows)
+        write(tmp_path / "again", teacher, rows, manifest, tick=stop, flush_policy=FlushPolicy(bytes=1))
+    with pytest.raises(JoulelabError, match="lacks"):
+        require_complete(tmp_path / "again", rows)
     resumed = []
     write(tmp_path / "again", teacher, rows, manifest, tick=lambda samples, tokens: resumed.append((samples, tokens)))
     assert resumed[0][0] > 4 and resumed[-1] == counted[-1] and len(resumed) < len(counted)
     for number in range(2):
-        write(tmp_path / f"share{number}", teacher, rows, manifest, share=Shard(number, 2))
+        write(tmp_path / f"share{number}", teacher, rows, manifest, shard=Shard(number, 2))
     merge_caches([tmp_path / "share0", tmp_path / "share1"], tmp_path / "merged")
     expected = all_targets(tmp_path / "whole", rows)
     for folder in ("merged", "again"):
-        require_whole(tmp_path / folder, rows)
+        require_complete(tmp_path / folder, rows)
         for found, batch in zip(all_targets(tmp_path / folder, rows), expected, strict=True):
-            assert torch.equal(found.said_fixed, batch.said_fixed)
-            assert torch.equal(found.said_records, batch.said_records)
+            assert torch.equal(found.cached_fixed, batch.cached_fixed)
+            assert torch.equal(found.cached_records, batch.cached_records)
 
 
 def test_hidden_states_teach_as_the_live_teacher_does_and_a_student_like_it_loses_nothing(teacher, tmp_path):
@@ -98,7 +96,7 @@ def test_hidden_states_teach_as_the_live_teacher_does_and_a_student_like_it_lose
     cache = LogitCache.open(tmp_path)
     assert cache.manifest.numbers == "float32" and cache.bytes_per_token > 4 * 32
     (batch, *_) = batches_in_order(rows, 2)  # the rows as the teacher saw them: its sums round alike
-    cached = TaughtBatches(training_batches(rows, 2, seed=0), cache)
+    cached = DistillationBatches(training_batches(rows, 2, seed=0), cache)
     assert {tuple(cached.at(0, 0).to(torch.device("cpu")).ids.shape)} == {(2, 64)}
     keys_of_batch = cache.targets([piece.key for piece in pieces(batch)])
     hidden = teacher.targets(batch).hidden_NE
@@ -111,9 +109,9 @@ def test_hidden_states_teach_as_the_live_teacher_does_and_a_student_like_it_lose
 
 
 def pieces(batch):
-    from joulelab.distill.logit_cache.batches import batch_pieces
+    from joulelab.distill.logit_cache.teacher_outputs import batch_spans
 
-    return batch_pieces(batch)
+    return batch_spans(batch)
 
 
 def test_the_answers_are_found_under_another_packing_and_give_the_live_gradient_on_average(teacher, tmp_path):

@@ -4,12 +4,16 @@ import pytest
 import torch
 from tiny_pairs import make_model
 
-from joulelab.distill.preferences.candidates import Candidates
-from joulelab.distill.preferences.judges import LikelihoodJudge, RuleJudge
-from joulelab.distill.preferences.likelihood import log_probability_sums, mean_log_probability, padded
-from joulelab.distill.preferences.pair_making import encode_pairs, prefer
-from joulelab.distill.preferences.rubric import RubricJudge
-from joulelab.distill.preferences.score_log import judge_into
+from joulelab.distill.preferences.judges import (
+    LikelihoodJudge,
+    RubricJudge,
+    RuleJudge,
+    log_probability_sums,
+    mean_log_probability,
+    pad_rows,
+    write_judgments,
+)
+from joulelab.distill.preferences.pairs import Candidates, choose_pairs, encode_pairs
 from joulelab.errors import ConfigError, UsageError
 from joulelab.infer.generation.completions import Completion
 from joulelab.infer.generation.settings import GenerationSettings
@@ -43,13 +47,13 @@ def test_likelihood_is_a_mean_so_that_length_alone_wins_nothing():
         for _ in range(10):
             likely.append(int(model(torch.tensor([likely])).logits[0, -1].argmax()))
         unlikely = [int(model(torch.tensor([prompt])).logits[0, -1].argmin())]
-        rows = padded([(prompt, likely[3:]), (prompt, likely[3:4] + unlikely)], CPU)
+        rows = pad_rows([(prompt, likely[3:]), (prompt, likely[3:4] + unlikely)], CPU)
         sums, counts = log_probability_sums(model, *rows)
         means = mean_log_probability(model, *rows)
     assert counts.tolist() == [10, 2]
     assert means[0] > means[1]
     torch.testing.assert_close(means, sums / counts)
-    longer = padded([(prompt, likely[3:]), (prompt, likely[3:4])], CPU)
+    longer = pad_rows([(prompt, likely[3:]), (prompt, likely[3:4])], CPU)
     with torch.no_grad():
         sums, _ = log_probability_sums(model, *longer)
     assert sums[0] < sums[1], "each further token lowers a sum, even the likeliest"
@@ -59,7 +63,7 @@ def test_padding_and_the_first_token_are_nobodys_business():
     model = make_model()
     alone, beside = [([5], [6, 7])], [([5], [6, 7]), ([5, 6, 7, 8], [9] * 20)]
     with torch.no_grad():
-        one, two = (mean_log_probability(model, *padded(rows, CPU)) for rows in (alone, beside))
+        one, two = (mean_log_probability(model, *pad_rows(rows, CPU)) for rows in (alone, beside))
     torch.testing.assert_close(one[0], two[0], rtol=1e-5, atol=1e-5)
     with pytest.raises(ConfigError, match="no token to judge"):
         mean_log_probability(model, torch.tensor([[5, 6]]), torch.tensor([[True, False]]))
@@ -101,7 +105,7 @@ def test_a_rubric_is_shown_and_its_grade_is_read():
     assert list(judge.scores(asked)) == [[4.0, 2.0], [None]]
     shown = generator.asked[1][0]["content"]
     assert all(part in shown for part in ("Is it true?", "q1", "a2", "from 1 to 5"))
-    with pytest.raises(ConfigError, match="says nothing"):
+    with pytest.raises(ConfigError, match="is not usable"):
         RubricJudge(generator, " ")
 
 
@@ -122,9 +126,9 @@ def test_rules_look_at_the_end_and_at_the_right_answer():
 def test_judging_goes_on_where_it_was_killed(tmp_path):
     asked = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(3)]
     judge = RubricJudge(Scripted("1", "2", "3", "x"), "rubric")
-    first = judge_into(tmp_path / "scores.jsonl", judge, asked[:2])
+    first = write_judgments(tmp_path / "scores.jsonl", judge, asked[:2])
     seen = []
-    whole = judge_into(tmp_path / "scores.jsonl", RubricJudge(Scripted("4", "5"), "rubric"), asked, seen.append)
+    whole = write_judgments(tmp_path / "scores.jsonl", RubricJudge(Scripted("4", "5"), "rubric"), asked, seen.append)
     assert whole == [*first, [4.0, 5.0]] == [[1.0, 2.0], [3.0, None], [4.0, 5.0]]
     assert seen == [2, 3]
 
@@ -138,7 +142,7 @@ def test_pairs_ties_and_the_taste_for_length_are_counted():
         Candidates("unjudged", [answer("o"), answer("p")]),
     ]
     scores = [[2.0, 1.0], [0.0, 5.0], [1.0, 1.05], [0.0, 3.0], [None, 1.0]]
-    found, report = prefer(asked, scores, tie_margin=0.1)
+    found, report = choose_pairs(asked, scores, tie_margin=0.1)
     assert [(one.chosen.text, one.rejected.text) for one in found] == [("a b c d e f", "a b"), ("h i j", "g")]
     assert (report.prompts, report.pairs, report.ties, report.identical, report.unjudged) == (5, 2, 1, 1, 1)
     assert (report.answers_unjudged, report.chosen_truncated) == (1, 1)
@@ -158,7 +162,7 @@ def test_pairs_in_tokens_end_where_the_answers_ended():
         Candidates("q", [answer("yes"), answer("no", reason="length")]),
         Candidates("q" * 50, [answer("a"), answer("b")]),
     ]
-    found, report = prefer(both, [[1.0, 0.0], [1.0, 0.0]])
+    found, report = choose_pairs(both, [[1.0, 0.0], [1.0, 0.0]])
     pairs, report = encode_pairs(Letters(), found, report, max_tokens=20)
     assert pairs[0].chosen.tolist() == [*map(ord, "yes"), 0]
     assert pairs[0].rejected.tolist() == [*map(ord, "no")], "what was cut off teaches nobody to stop"

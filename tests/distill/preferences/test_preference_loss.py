@@ -8,21 +8,25 @@ import pytest
 import torch
 from tiny_pairs import WORDS, make_model, make_pairs, plain_logs
 
-from joulelab.distill.preferences.losses import dpo_loss, ipo_loss, preference_loss
-from joulelab.distill.preferences.objective import PreferenceObjective
-from joulelab.distill.preferences.pair_batches import PairBatches
-from joulelab.distill.preferences.pair_rows import PairRows, visible
-from joulelab.distill.preferences.pairs import Pair, PairStore, write_pairs
-from joulelab.distill.preferences.policy import answer_log_probabilities, require_shared_prompt, switch_dropout_off
-from joulelab.distill.preferences.reference import ReferenceLogs, write_reference
-from joulelab.distill.preferences.target_log_probabilities import Projecting
+from joulelab.distill.preferences.pairs import Pair, PairBatches, PairLayout, PairStore, shared_prompt_mask, write_pairs
+from joulelab.distill.preferences.preference_loss import (
+    PreferenceObjective,
+    TargetLogProbabilities,
+    answer_log_probabilities,
+    disable_dropout,
+    dpo_loss,
+    ipo_loss,
+    preference_loss,
+    require_shared_prompt,
+)
+from joulelab.distill.preferences.reference import ReferenceLogProbabilities, write_reference
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats
 from joulelab.train.trainer import SimpleTrainer
 
 CPU = torch.device("cpu")
-HOW = Projecting(chunk=7)
+HOW = TargetLogProbabilities(chunk=7)
 
 
 def no_phase(name):
@@ -38,11 +42,11 @@ def store(tmp_path):
 @pytest.mark.parametrize("kept_bytes", [0, 2**30], ids=["logits twice", "logits kept"])
 def test_a_shared_prompt_gives_the_loss_and_gradient_of_separate_rows(attention, kept_bytes):
     model, pairs = make_model(attention=attention), make_pairs()
-    how = Projecting(chunk=7, kept_bytes=kept_bytes)
+    how = TargetLogProbabilities(chunk=7, kept_bytes=kept_bytes)
     expected = plain_logs(model, pairs)
     wanted = torch.autograd.grad(dpo_loss(expected[:, 0] - expected[:, 1], 0.3), list(model.parameters()))
     for shared in (True, False):
-        batch = PairRows(shared_prompt=shared).batch(pairs).to(CPU)
+        batch = PairLayout(shared_prompt=shared).batch(pairs).to(CPU)
         found = answer_log_probabilities(model, model, batch, how)
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-5)
         grads = torch.autograd.grad(dpo_loss(found[:, 0] - found[:, 1], 0.3), list(model.parameters()))
@@ -52,15 +56,15 @@ def test_a_shared_prompt_gives_the_loss_and_gradient_of_separate_rows(attention,
 
 def test_a_shared_prompt_is_computed_and_counted_once():
     pairs = make_pairs()
-    once, twice = (PairRows(shared_prompt=shared).batch(pairs).tokens for shared in (True, False))
+    once, twice = (PairLayout(shared_prompt=shared).batch(pairs).tokens for shared in (True, False))
     assert twice - once == sum(len(pair.prompt) for pair in pairs)
 
 
 def test_the_rejected_answer_does_not_see_the_chosen_one():
     pair = Pair(*(np.array(ids) for ids in ([1, 2], [3], [4, 5])))
-    batch = PairRows(aligned=8).batch([pair]).to(CPU)
+    batch = PairLayout(aligned=8).batch([pair]).to(CPU)
     assert batch["position_ids"][0, :5].tolist() == [0, 1, 2, 2, 3]
-    seen = visible(batch["segments"])[0, 0].int().tolist()
+    seen = shared_prompt_mask(batch["segments"])[0, 0].int().tolist()
     assert seen[:5] == [
         [1, 0, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0, 0],
@@ -75,8 +79,8 @@ def test_the_rejected_answer_does_not_see_the_chosen_one():
 def test_a_sliding_window_shorter_than_the_row_is_refused():
     model = make_model()
     model.config.sliding_window = 16
-    with pytest.raises(ConfigError, match="sees 16"):
-        answer_log_probabilities(model, model, PairRows().batch(make_pairs()).to(CPU), HOW)
+    with pytest.raises(ConfigError, match="sliding window sees 16"):
+        answer_log_probabilities(model, model, PairLayout().batch(make_pairs()).to(CPU), HOW)
 
 
 def test_a_model_that_takes_no_notice_of_our_mask_is_refused():
@@ -84,12 +88,12 @@ def test_a_model_that_takes_no_notice_of_our_mask_is_refused():
     deaf = make_model(scale=1.0)
     forward = deaf.model.forward
     deaf.model.forward = lambda attention_mask=None, **inputs: forward(**inputs)
-    with pytest.raises(ConfigError, match="otherwise than each alone"):
+    with pytest.raises(ConfigError, match="differently from each alone"):
         require_shared_prompt(deaf)
 
 
 def test_in_half_precision_it_is_the_same_within_rounding():
-    model, batch = make_model(), PairRows().batch(make_pairs()).to(CPU)
+    model, batch = make_model(), PairLayout().batch(make_pairs()).to(CPU)
     expected = answer_log_probabilities(model, model, batch, HOW)
     with torch.autocast("cpu", torch.bfloat16):
         found = answer_log_probabilities(model, model, batch, HOW)
@@ -106,8 +110,8 @@ def test_in_half_precision_it_is_the_same_within_rounding():
 )
 def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tmp_path, kind, expected):
     """Through the one loop, in training mode, with a model that would have dropout."""
-    model = switch_dropout_off(make_model(dropout=0.3))
-    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, how=HOW)
+    model = disable_dropout(make_model(dropout=0.3))
+    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, log_probabilities=HOW)
     config = TrainingConfig(batch_size=3, max_steps=1, log_every_steps=1, learning_rate=1e-4)
     objective = PreferenceObjective(model, kind, 0.2, HOW)
     trainer = SimpleTrainer(model, PairBatches(store, 3, 0, logs), objective, config, NoOpStats())
@@ -121,7 +125,9 @@ def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tm
 
 def test_another_reference_than_the_start_has_margins_at_once(store, tmp_path):
     """The teacher as reference was a mistake worth noticing: ln 2 then comes out for nobody."""
-    logs = write_reference(tmp_path / "reference.jsonl", "teacher", make_model(seed=1), store, batch_size=4, how=HOW)
+    logs = write_reference(
+        tmp_path / "reference.jsonl", "teacher", make_model(seed=1), store, batch_size=4, log_probabilities=HOW
+    )
     batch = PairBatches(store, 3, 0, logs).at(0, 0).to(CPU)
     model = make_model()
     output = PreferenceObjective(model, "dpo", 0.2, HOW)(model, batch, no_phase)
@@ -130,7 +136,7 @@ def test_another_reference_than_the_start_has_margins_at_once(store, tmp_path):
 
 def test_training_prefers_the_chosen_answers(store, tmp_path):
     model = make_model()
-    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, how=HOW)
+    logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, log_probabilities=HOW)
     config = TrainingConfig(epochs=None, batch_size=6, max_steps=12, log_every_steps=12, learning_rate=3e-3)
     trainer = SimpleTrainer(
         model, PairBatches(store, 6, 0, logs), PreferenceObjective(model, "dpo", 0.2, HOW), config, NoOpStats()
@@ -145,7 +151,7 @@ def test_training_prefers_the_chosen_answers(store, tmp_path):
 
 def test_a_live_reference_says_what_the_cached_one_says(store, tmp_path):
     start, model = make_model(), make_model(seed=3)
-    logs = write_reference(tmp_path / "reference.jsonl", "start", start, store, batch_size=4, how=HOW)
+    logs = write_reference(tmp_path / "reference.jsonl", "start", start, store, batch_size=4, log_probabilities=HOW)
     cached = PairBatches(store, 3, 0, logs).at(0, 0).to(CPU)
     one = PreferenceObjective(model, "ipo", 0.2, HOW)(model, cached, no_phase)
     other = PreferenceObjective(model, "ipo", 0.2, HOW, live_reference=start)(model, cached, no_phase)
@@ -178,13 +184,13 @@ def test_ipo_takes_mean_log_ratios_as_trl_and_ipo_sum_the_papers_sums():
 
 def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp_path):
     file, model = tmp_path / "reference.jsonl", make_model()
-    logs = write_reference(file, "start", model, store, batch_size=4, how=HOW)
+    logs = write_reference(file, "start", model, store, batch_size=4, log_probabilities=HOW)
     whole = [store.pair(number) for number in range(6)]
     expected = plain_logs(model, whole).detach().numpy()
     assert np.abs(logs(whole[::-1]) - expected[::-1]).max() < 1e-3
-    with pytest.raises(JoulelabError, match="said nothing about 1 of 1"):
-        ReferenceLogs.open(file, "another")(whole[:1])
-    with pytest.raises(ConfigError, match="no figures of the reference"):
+    with pytest.raises(JoulelabError, match="no log-probabilities for 1 of 1"):
+        ReferenceLogProbabilities.open(file, "another")(whole[:1])
+    with pytest.raises(ConfigError, match="no log-probabilities of the reference"):
         PreferenceObjective(model)(model, PairBatches(store, 2, 0).at(0, 0).to(CPU), no_phase)
 
 
@@ -196,8 +202,10 @@ def test_the_reference_is_computed_in_the_numbers_of_the_training(store, tmp_pat
     )
     for precision in ("fp32", "tf32"):
         file = tmp_path / f"{precision}.jsonl"
-        rows = PairRows(shared_prompt=False)
-        write_reference(file, "start", model, store, batch_size=6, how=HOW, precision=precision, rows=rows)
+        rows = PairLayout(shared_prompt=False)
+        write_reference(
+            file, "start", model, store, batch_size=6, log_probabilities=HOW, precision=precision, layout=rows
+        )
     assert seen == ["highest", "high"]
 
 
@@ -206,11 +214,13 @@ def test_a_pass_of_the_reference_that_was_killed_goes_on_as_if_it_had_not_been(s
     model, calls, whole, resumed = make_model(), [], [], []
     forward = model.model.forward
     file = tmp_path / "whole.jsonl"
-    write_reference(file, "start", model, store, batch_size=2, how=HOW, tick=lambda *at: whole.append(at))
+    write_reference(file, "start", model, store, batch_size=2, log_probabilities=HOW, tick=lambda *at: whole.append(at))
     left = tmp_path / "left.jsonl"
     left.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
     model.model.forward = lambda *given, **also: calls.append(1) or forward(*given, **also)
-    write_reference(left, "start", model, store, batch_size=2, how=HOW, tick=lambda *at: resumed.append(at))
+    write_reference(
+        left, "start", model, store, batch_size=2, log_probabilities=HOW, tick=lambda *at: resumed.append(at)
+    )
     assert left.read_text() == file.read_text(), "batches are the same ones, so every bit is"
     assert resumed == whole, "tokens of earlier attempts count"
     assert whole[-1] == (6, int(store.lengths.sum()))
@@ -232,7 +242,7 @@ def test_pairs_come_back_from_disk_as_they_were(tmp_path):
     store = PairStore.open(tmp_path / "pairs")
     assert [pair.key for pair in store] == [pair.key for pair in pairs]
     assert store.report == {"ties": 2}
-    with pytest.raises(ConfigError, match="not one pair came about of 9 prompts: ties 2, too long 7") as refused:
+    with pytest.raises(ConfigError, match="could be made from 9 prompts: ties 2, too long 7") as refused:
         write_pairs(
             tmp_path / "none", [], vocab_size=WORDS, tokenizer="tiny", report={"prompts": 9, "ties": 2, "too_long": 7}
         )

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 import transformers
 
-from joulelab.distill.causal.heads import open_for_loss
+from joulelab.distill.causal.models import expose_hidden_states
 from joulelab.distill.preferences.pairs import Pair
 
 WORDS = 53  # no multiple of 64, so that padding of the vocabulary would show
@@ -23,7 +23,7 @@ def make_model(seed=0, dropout=0.0, attention="sdpa", scale=5.0, **settings):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(scale)
-    return open_for_loss(model)
+    return expose_hidden_states(model)
 
 
 def make_pairs(count=5, seed=0, longest=12):

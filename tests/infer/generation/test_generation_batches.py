@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_lm import make_model, make_tokenizer
 
-from joulelab.distill.causal.heads import open_for_loss
+from joulelab.distill.causal.models import expose_hidden_states
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.cache import PaddedPrompts
 from joulelab.infer.generation.completions import encode_prompt, end_ids, with_chain_of_thought
@@ -55,7 +55,7 @@ def test_a_batch_says_greedily_what_each_prompt_says_alone(model, tokenizer, cac
 @pytest.mark.parametrize("settings", [GREEDY, BEAMS], ids=["greedy", "beams"])
 def test_a_model_opened_for_losses_still_sees_its_mask(model, tokenizer, settings):
     """Whatever is put around `forward` may hide its arguments; padding must stay masked."""
-    opened = open_for_loss(make_model())
+    opened = expose_hidden_states(make_model())
     assert [[one.ids for one in some] for some in said(opened, tokenizer, settings, 5)] == [
         [one.ids for one in some] for some in said(model, tokenizer, settings, 1)
     ]

@@ -1,26 +1,237 @@
-"""Settings of the language-model pipelines; importable without torch, so a login node can check them.
+"""Sizes of students that are drawn rather than loaded, in the shape of Llama; data only, to be read without torch.
 
-One model for all five pipelines: they differ in what is learnt from, and everything else has to be equal in a fair
-comparison. Sections that a pipeline does not use are simply not read.
+Embeddings are tied. With SmolLM2's 49,152 words most of a small student is its vocabulary: 7.9 of 9.9 million
+parameters.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.chat.templates import read_template
-from joulelab.distill.causal.learning import Distillation, Generation, Preferences
-from joulelab.distill.causal.shapes import SHAPES
-from joulelab.distill.causal.splitting import require_split, teacher_generates
-from joulelab.errors import ConfigError, DependencyMissing
+from joulelab.distill.logit_cache.codecs import get_codec, require_usable
+from joulelab.errors import ConfigError, DependencyMissing, JoulelabError
+from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+from joulelab.runs.sharding import Shard
 from joulelab.runs.spec import Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
+
+
+class Shape(NamedTuple):
+    width: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    inner_width: int
+    """Of the feed-forward layers."""
+
+
+SHAPES = {
+    "nano": Shape(width=32, layers=2, heads=2, key_value_heads=1, inner_width=64),
+    "10m": Shape(width=160, layers=6, heads=5, key_value_heads=5, inner_width=480),
+    "30m": Shape(width=320, layers=10, heads=5, key_value_heads=5, inner_width=960),
+    # Llama-3.2-1B's
+    "1b": Shape(width=2048, layers=16, heads=32, key_value_heads=8, inner_width=8192),
+    # Llama-3.1-8B's, as a teacher of benchmarks
+    "8b": Shape(width=4096, layers=32, heads=32, key_value_heads=8, inner_width=14336),
+}
+
+
+# What a student can learn from, as settings: distributions, answers, preferences; importable without torch.
+
+
+class Distillation(Section):
+    """loss = alpha CE + (1 - alpha) T^2 KL, over the positions that are trained on."""
+
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the data's own tokens; 0 listens to the teacher alone. In `self`, 1 is plain further training."""
+    temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Of the teacher's and the student's distributions."""
+    teacher: Literal["cached", "live"] = "cached"
+    """Let the teacher answer once for all epochs and students, or anew in every step."""
+    codec: str = "rs50"
+    """How its distributions are kept: rs50 (50 draws, unbiased, some 40 bytes a token), hybrid32 (the 32 likeliest and
+    draws from the rest), topkK-renorm, -ghost or -gold (the K likeliest, biased), hidden (exact, large)."""
+    divergence: Literal["forward", "reverse", "jsd"] = "forward"
+    """Which divergence; all but forward need exact distributions: codec hidden, or a live teacher."""
+    begin_anew: bool = False
+    """In `self`: draw a new student, and let the SFT student be its teacher alone; else it goes on from there."""
+
+    @property
+    def loss_name(self) -> str:
+        """`CE + KL`, with the terms that have a weight."""
+        said = {"forward": "KL", "reverse": "reverse KL", "jsd": "JSD"}[self.divergence]
+        return " + ".join(["CE"] * (self.alpha > 0) + [said] * (self.alpha < 1))
+
+    @property
+    def kept_temperature(self) -> float:
+        """Of what a cache keeps; hidden states have none, so that one cache of them serves all temperatures."""
+        return 1.0 if get_codec(self.codec).is_exact else self.temperature
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        try:
+            get_codec(self.codec)
+            if self.teacher == "cached":
+                require_usable(self.codec, self.temperature, self.temperature, self.divergence)
+        except JoulelabError as error:
+            raise ValueError(f"{error.message}; {error.hint}") from None
+        return self
+
+
+class Generation(Section):
+    """Prompts, how they are answered, and which answers are kept."""
+
+    prompts: int = Field(1000, ge=1)
+    """Prompts that are answered, taken from the training documents."""
+    prompt_tokens: int = Field(256, ge=1)
+    """Longer prompts are left out; of a plain text, so many tokens are its prompt."""
+    answer: GenerationSettings = GenerationSettings()
+    """How answers are decoded; `n` of them to each prompt. Its seed is its own, so that all students share them."""
+    cache: CacheKind = "auto"
+    """What the teacher keeps of what it has read. `growing`: rows that are done leave the batch. `fixed`: one size for
+    all steps, captured as a CUDA graph; quicker for a small teacher, and it may take more joules. `auto`: `fixed` on a
+    GPU where there are steps enough."""
+    chain_of_thought: bool = False
+    """Ask for the reasoning before the answer."""
+    min_tokens: int = Field(4, ge=0)
+    """Shorter answers are dropped, and counted."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longer answers are dropped, and counted."""
+    keep_truncated: bool = False
+    """Keep answers that were cut at max_new_tokens. Without it they are dropped and counted: they end nowhere."""
+    keep_duplicates: bool = False
+    """Keep answers whose words were said before."""
+    min_score: float | None = Field(None, allow_inf_nan=False)
+    """Drop answers that the judge of `preferences` scores below this."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(f"answers of at least {self.min_tokens} and at most {self.max_tokens} tokens do not exist")
+        if self.cache != "auto" and self.answer.num_beams > 1:
+            raise ValueError("generation.cache changes nothing with num_beams > 1: beams have a cache of their own")
+        return self
+
+
+class Preferences(Section):
+    """Pairs of a better and a worse answer, and the loss that prefers the better one."""
+
+    candidates_from: Literal["teacher", "start"] = "teacher"
+    """Who writes the answers: the teacher, or the SFT student that training starts from."""
+    judge: Literal["likelihood", "rubric", "rule"] = "likelihood"
+    """By the teacher's mean log-likelihood a token, by its grade on a rubric, or by a rule."""
+    rubric: str = "Grade the answer: is it correct, complete and to the point? 1 is useless, 5 is excellent."
+    """What a judging model is asked."""
+    rule: Literal["ends", "exact-answer"] = "ends"
+    """Answers that came to their end are better than those cut off; or: those with the data's own final answer are."""
+    tie_margin: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Answers whose scores differ by no more than this make no pair; ties are counted."""
+    loss: Literal["dpo", "ipo", "ipo-sum", "length-normalised"] = "dpo"
+    """DPO; IPO, whose margin is bounded, over mean log-ratios per token as in TRL, or over their sums as in the paper
+    (`ipo-sum`); or DPO over mean log-ratios per token."""
+    beta: float = Field(0.1, gt=0, allow_inf_nan=False)
+    """How far the policy may leave its reference: small is far."""
+    shared_prompt: bool = True
+    """Compute the prompt of a pair once for both answers; false is for models whose attention takes no mask of ours."""
+
+    @property
+    def loss_name(self) -> str:
+        return {"dpo": "DPO", "ipo": "IPO", "ipo-sum": "IPO over sums", "length-normalised": "length-normalised DPO"}[
+            self.loss
+        ]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if not self.rubric.strip():
+            raise ValueError("rubric: it is empty; write what makes an answer good")
+        return self
+
+
+# Which work of a teacher can be done in shares, and the settings of a run that does one; importable without torch.
+
+
+TEACHER_PHASES = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}
+"""What a pipeline needs of its teacher."""
+
+
+def judges(spec: CausalSpec) -> bool:
+    """Whether the teacher judges answers."""
+    return spec.pipeline == "dpo" or (spec.pipeline == "synthetic" and spec.generation.min_score is not None)
+
+
+def teacher_generates(spec: CausalSpec) -> bool:
+    """Whether the teacher writes answers."""
+    step = TEACHER_PHASES.get(spec.pipeline) if spec.until in ("teacher", "student") else spec.until
+    if step == "preferences":
+        return spec.preferences.candidates_from == "teacher"
+    return step == "generation"
+
+
+def why_not_sharded(spec: CausalSpec) -> str | None:
+    """Why the teacher's work cannot be done by tasks that know nothing of each other; nothing: it can."""
+    step = TEACHER_PHASES.get(spec.pipeline) if spec.until in ("teacher", "student") else spec.until
+    if step is None and spec.pipeline == "self":
+        return "self learns from a student that is trained first: there is no teacher's work to split"
+    if step is None:
+        return f"{spec.pipeline} has no teacher whose work could be split"
+    if step == "data":
+        return "until=data is not the teacher's work; only that is split"
+    if step == "logits" and spec.distill.teacher == "live":
+        return "distill.teacher=live asks the teacher in every step of training; only a cache is made in shares"
+    if step == "preferences" and spec.preferences.candidates_from == "start":
+        return "preferences.candidates_from=start: the answers are written by a student that is trained first"
+    return None
+
+
+def check_shard(spec: CausalSpec) -> None:
+    """That the settings' `shard` makes sense, as a validator says it."""
+    try:
+        share = Shard.parse(spec.shard or "")
+    except JoulelabError as error:
+        raise ValueError(f"shard: {error.message}; {error.hint}") from None
+    why_not = why_not_sharded(spec)
+    if why_not is None and spec.until == "student":
+        why_not = f"shard {share} is of one step, and until=student is all of them; set until=teacher"
+    if why_not is not None:
+        raise ValueError(why_not)
+
+
+def teacher_shard(spec: CausalSpec, share: Shard) -> dict[str, Any]:
+    """Settings of the run that does this share: of the step the settings stop at, or of all the teacher's work."""
+    whole = spec.until == "student"
+    name = f"{spec.name}-teacher" if whole else spec.name
+    return {
+        **spec.model_dump(mode="json"),
+        "name": f"{name[:60]}-{share.name}",
+        "label": f"{spec.label or spec.name}, share {share} of the teacher's work",
+        "until": "teacher" if whole else spec.until,
+        "shard": str(share),
+    }
+
+
+def teacher_work(spec: CausalSpec) -> dict[str, Any]:
+    """What decides it: runs that agree in this share their teacher's work."""
+    asked: dict[str, Any] = {"distill": {"codec"}}
+    if TEACHER_PHASES.get(spec.pipeline) != "logits":
+        asked = {"generation": {"prompts", "prompt_tokens", "answer", "chain_of_thought"}}
+        asked |= {"preferences": {"judge", "rubric", "rule"}} if judges(spec) else {}
+    always = dict.fromkeys(("pipeline", "data", "teacher", "device"), True)
+    settings = spec.model_dump(mode="json", include={**always, **asked})
+    return {**settings, "tokenizer": spec.tokenizer, "temperature": spec.distill.kept_temperature}
+
+
+# Settings of the language-model pipelines; importable without torch, so a login node can check them.
+#
+# One model for all five pipelines: they differ in what is learnt from, and everything else has to be equal in a fair
+# comparison. Sections that a pipeline does not use are simply not read.
+
 
 Until = Literal["data", "logits", "generation", "preferences", "teacher", "student"]
 
@@ -247,7 +458,7 @@ class CausalSpec(TrainingRunSpec):
             if holds:
                 raise ValueError(reason)
         if self.shard is not None:
-            require_split(self)
+            check_shard(self)
         limits = {"max_tokens": "budget.tokens", "max_energy_j": "budget.energy_j"}
         for training in (self.training, *([self.start] if self.start else [])):
             for name, instead in limits.items():

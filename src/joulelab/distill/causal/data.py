@@ -11,26 +11,26 @@ from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_r
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import template_of
 from joulelab.data.inputs import input_bill
-from joulelab.distill.causal.bench import TEST, TRAIN, Bench, Split
+from joulelab.distill.causal.context import TEST, TRAIN, CausalContext, Split
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 
 
-def tokenised(bench: Bench) -> Artifact:
+def prepare_data(bench: CausalContext) -> Artifact:
     """Both stores in one artefact: they come from one source, by one tokenizer."""
     data = bench.spec.data
     raw = input_bill(bench.run, "texts", data.source, "text", role="data")
 
     def make(folder: Path) -> None:
         with bench.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
-            counted = _Counted(bench, stage)
+            counted = _RowCounter(bench, stage)
             splits: tuple[Split, ...] = (TRAIN, TEST)
             for split in splits:
                 dropped: Counter[str] = Counter()
                 store = write_rows(
                     folder / split,
                     bench.tokenizer,
-                    counted.follow(rows(bench, split, dropped)),
+                    counted.follow(split_rows(bench, split, dropped)),
                     tokenizer_name=bench.spec.tokenizer,
                     max_tokens=data.max_tokens,
                     last_answer_only=data.last_answer_only,
@@ -47,7 +47,7 @@ def tokenised(bench: Bench) -> Artifact:
     return bench.run.artifact("data", kind="documents", inputs=inputs, parents=[raw], make=make)
 
 
-def rows(bench: Bench, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
+def split_rows(bench: CausalContext, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
     """The cleaned conversations or texts of a split."""
     data = bench.spec.data
     return settings_rows(
@@ -66,8 +66,8 @@ def rows(bench: Bench, split: Split, dropped: Counter[str] | None = None) -> Ite
     )
 
 
-class _Counted:
-    def __init__(self, bench: Bench, stage: Stage) -> None:
+class _RowCounter:
+    def __init__(self, bench: CausalContext, stage: Stage) -> None:
         self._bench, self._stage = bench, stage
         self.rows = self.tokens = 0
 

@@ -19,8 +19,8 @@ from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.data.chat.packing import CausalBatch, PackedRows
 from joulelab.data.inputs import input_bill
-from joulelab.distill.causal.bench import TEST, TRAIN, Bench
-from joulelab.distill.causal.heads import head_of
+from joulelab.distill.causal.context import TEST, TRAIN, CausalContext
+from joulelab.distill.causal.models import lm_head_weight
 from joulelab.distill.runner import progress_counter
 from joulelab.errors import ConfigError
 from joulelab.evaluate.exact_answers import chance_level, grade_answers, read_questions
@@ -34,11 +34,11 @@ from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint
 
 ANSWERS, HARNESS = "answers.json", "harness.json"
-_TOKENS_AT_A_TIME = 2**22  # a multiple of 8, as the marks of eight tokens share a byte
+_COUNT_CHUNK = 2**22  # a multiple of 8, as the marks of eight tokens share a byte
 
 
 @dataclass(frozen=True, eq=False)
-class Examined:
+class Evaluation:
     held_out: HeldOutPredictions
     right: tuple[bool, ...]
     """Answer by answer; empty where no such task was asked for."""
@@ -52,7 +52,7 @@ class Examined:
         write_json(folder / HARNESS, {"tasks": [vars(figure) for figure in self.tasks]})
 
     @classmethod
-    def load(cls, folder: Path) -> Examined:
+    def load(cls, folder: Path) -> Evaluation:
         tasks, answers = read_json(folder / HARNESS)["tasks"], read_json(folder / ANSWERS)
         return cls(
             HeldOutPredictions.load(folder),
@@ -83,9 +83,9 @@ class Examined:
         return found
 
 
-def examined(
-    bench: Bench, who: str, data: Artifact, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
-) -> Examined:
+def evaluate_model(
+    bench: CausalContext, who: str, data: Artifact, load: Callable[[], nn.Module], bill: Bill, reuse: bool = False
+) -> Evaluation:
     """Of a model as it was saved; `load` is called only where it must answer."""
 
     def make(folder: Path) -> None:
@@ -105,7 +105,7 @@ def examined(
             with answering as stage, float32_matmul_precision(precision):
                 right, chance = _answers(bench, model, stage)
                 tasks = _harness(bench, model)
-        Examined(held_out, right, tasks, chance).save(folder)
+        Evaluation(held_out, right, tasks, chance).save(folder)
 
     spec = bench.spec
     asked: dict[str, Any] = spec.quality.model_dump(
@@ -124,10 +124,10 @@ def examined(
     if spec.quality.answers:
         parents.append(input_bill(bench.run, "questions", spec.quality.answers, "text", role="data"))
     made = bench.run.artifact(f"{who}-quality", kind="quality", inputs=inputs, parents=parents, make=make, reuse=reuse)
-    return Examined.load(made.folder)
+    return Evaluation.load(made.folder)
 
 
-def require_questions(bench: Bench) -> None:
+def check_questions(bench: CausalContext) -> None:
     """What is asked when training is over is looked at before it begins: a slip would be told hours later."""
     quality = bench.spec.quality
     if quality.answers and sources.parse(quality.answers).kind != "sample":
@@ -136,12 +136,12 @@ def require_questions(bench: Bench) -> None:
         require_tasks(quality.harness_tasks, _harness_folder(bench))
 
 
-def _harness_folder(bench: Bench) -> Path | None:
+def _harness_folder(bench: CausalContext) -> Path | None:
     named = bench.spec.quality.harness_folder
     return Path(named) if named else None
 
 
-def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, EvaluationPoint], float]:
+def held_out_loss(bench: CausalContext, data: Artifact) -> Callable[[nn.Module, EvaluationPoint], float]:
     """For looks on the way of a training."""
     rows = bench.rows(data, TEST)
 
@@ -153,7 +153,7 @@ def held_out_loss(bench: Bench, data: Artifact) -> Callable[[nn.Module, Evaluati
     return look
 
 
-def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[tuple[bool, ...], float | None]:
+def _answers(bench: CausalContext, model: nn.Module, stage: Stage) -> tuple[tuple[bool, ...], float | None]:
     """Which were right, and how many would be by chance."""
     quality = bench.spec.quality
     if not quality.answers:
@@ -168,7 +168,7 @@ def _answers(bench: Bench, model: nn.Module, stage: Stage) -> tuple[tuple[bool, 
     return tuple(right), chance_level(questions)
 
 
-def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
+def _harness(bench: CausalContext, model: nn.Module) -> tuple[TaskFigure, ...]:
     quality = bench.spec.quality
     if not quality.harness_tasks:
         return ()
@@ -180,22 +180,22 @@ def _harness(bench: Bench, model: nn.Module) -> tuple[TaskFigure, ...]:
     return tuple(figures)
 
 
-def _held_out(bench: Bench, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:
+def _held_out(bench: CausalContext, model: nn.Module, rows: PackedRows, precision: str) -> HeldOutPredictions:
     attention = use_packed_attention(model)
 
     def hidden_of(batch: CausalBatch) -> Any:
         return model(**attention.inputs(batch), hidden_only=True)
 
     return held_out_tokens(
-        model, hidden_of, head_of(model).detach(), rows,
+        model, hidden_of, lm_head_weight(model).detach(), rows,
         batch_size=bench.spec.eval_batch_size, chunk=bench.spec.chunk, device=bench.device, precision=precision,
         words=bench.words, tick=lambda batch: bench.run.stop.check(),
     )  # fmt: skip
 
 
-def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
+def require_better_than_unigram(bench: CausalContext, teacher: Evaluation, data: Artifact) -> None:
     """A teacher that knows no more than word frequencies teaches those at the price of a teacher."""
-    by_frequency = guessing_loss(bench, data)
+    by_frequency = unigram_baseline(bench, data)
     if not teacher.held_out.loss < by_frequency:
         raise ConfigError(
             f"the teacher {bench.spec.teacher.model} has a held-out loss of {teacher.held_out.loss:.3f} nats per "
@@ -205,14 +205,14 @@ def require_knowledge(bench: Bench, teacher: Examined, data: Artifact) -> None:
         )
 
 
-def warn_of_guessing(bench: Bench, student: Examined, data: Artifact) -> None:
+def warn_if_guessing(bench: CausalContext, student: Evaluation, data: Artifact) -> None:
     """A student is not refused, as its user may have asked for little; that it knows nothing must be seen."""
-    problem = no_better_than_guessing(student.held_out.loss, guessing_loss(bench, data))
+    problem = no_better_than_guessing(student.held_out.loss, unigram_baseline(bench, data))
     if problem is not None:
         bench.run.warn(problem)
 
 
-def guessing_loss(bench: Bench, data: Artifact) -> float:
+def unigram_baseline(bench: CausalContext, data: Artifact) -> float:
     """Of the held-out tokens, by how often each word is to be learnt; counted once, as it takes a pass over all."""
     if data.key not in bench.guessing:
         counts_V = trained_counts(bench.documents(data, TRAIN), bench.words)
@@ -227,13 +227,13 @@ def guessing_loss(bench: Bench, data: Artifact) -> float:
 def trained_counts(store: DocumentStore, words: int) -> NDArray[np.int64]:
     """How often each word is to be learnt; a question's words and a template's are read, and not guessed."""
     counts_V = np.zeros(words, dtype=np.int64)
-    for start in range(0, store.tokens_total, _TOKENS_AT_A_TIME):
-        items = slice(start, min(start + _TOKENS_AT_A_TIME, store.tokens_total))
+    for start in range(0, store.tokens_total, _COUNT_CHUNK):
+        items = slice(start, min(start + _COUNT_CHUNK, store.tokens_total))
         counts_V += np.bincount(store.tokens[items][store.bits("trained", items)], minlength=words)
     return counts_V
 
 
-def tell(run: RunContext, who: str, found: Examined, teacher: Examined | None = None) -> None:
+def report_quality(run: RunContext, who: str, found: Evaluation, teacher: Evaluation | None = None) -> None:
     figures = found.figures()
     for name, figure in figures.items():
         run.result(f"{who}.{name}", figure)

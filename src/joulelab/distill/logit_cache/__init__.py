@@ -1,6 +1,8 @@
-"""What a teacher said about every trained token, kept once for all epochs and students.
+"""A teacher's distributions at every trained token, stored once for all epochs and students.
 
-The story: rows are cut into pieces with a key by content (`keys`), a codec says what is kept of a distribution
-(`codecs`, `picking`, `packing`), shards hold it on disk (`shards`, `writer`), a reader gives it back for a batch
-(`reader`, `targets`), and the loss compares (`loss`). `teaching` runs the teacher, to fill a cache or live.
+codecs            what is stored of a distribution, by name, and the manifest of a cache
+target_encoding   keys of documents, sampling from the teacher's distribution, and the bytes of the result
+cache_store       shard files: written by several resumable writers, read by key
+kd_loss           the student's loss against stored or live distributions, and its gradient
+teacher_outputs   runs the teacher: once over all rows to fill a cache, or live in every step
 """

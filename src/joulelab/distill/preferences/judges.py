@@ -1,89 +1,209 @@
-"""Judges that need nothing but a model in this process, or no model at all."""
+"""Judges that score answers, and the file that their scores are appended to.
+
+    likelihood   a model's mean log-probability per token. The mean, because a sum falls with every token: a judge by
+                 sums would prefer whatever is short.
+    rubric       a model reads a rubric, the question and one answer, and replies with a grade. Answers are graded one
+                 at a time, so their order cannot matter. A reply without a valid grade is counted, not guessed.
+    rule         a function of the answer's text, such as `ends` or `exact-answer`; needs no model.
+
+Scores are written as they are made, by content, so that judging can be interrupted and divided into shards.
+
+Shapes: B rows padded on the right, T tokens, N scored tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from joulelab.distill.preferences.candidates import Candidates, Score
-from joulelab.distill.preferences.likelihood import mean_log_probability, padded
-from joulelab.distill.preferences.rules import RULES
-from joulelab.distill.preferences.target_log_probabilities import Projecting
-from joulelab.infer.generation.completions import Completion, Prompt, answer_ids, encode_prompt
+from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight
+from joulelab.distill.preferences.pairs import Candidates, Score
+from joulelab.distill.preferences.preference_loss import TargetLogProbabilities
+from joulelab.errors import ConfigError, JoulelabError
+from joulelab.evaluate.exact_answers import NUMBER, ascii_minus, same_answer
+from joulelab.infer.generation.completions import Completion, Generator, Prompt, answer_ids, as_messages, encode_prompt
+from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.lookup import unknown
+from joulelab.meter.trace import LineFile, read_lines
+
+
+class Judge(Protocol):
+    @property
+    def identity(self) -> str:
+        """The judge and its settings; part of a score's key."""
+
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        """For each prompt, in order, one score per answer."""
+
+
+# likelihood
 
 
 def likelihood_identity(model: str) -> str:
     return f"likelihood:{model}"
 
 
-def rule_identity(rule: str) -> str:
-    return f"rule:{rule}"
-
-
 class LikelihoodJudge:
-    """By a model's mean log-likelihood a token: what it finds most natural, whatever the length.
-
-    An answer that the judging model has written itself needs no second reading: it was told when it was generated.
-    """
+    """Scores answers that the judging model has generated itself come from generation, without a second pass."""
 
     def __init__(
         self, model: nn.Module, tokenizer: Any, *, identity: str, batch_size: int = 16, written_by: str | None = None
     ) -> None:
-        """`written_by` is the identity of the generator; the same as the judge's own: its figures are taken."""
+        """`written_by` is the identity of the generator; if it is the judge's own, generation's values are used."""
         self.identity = likelihood_identity(identity)
         self._model, self._tokenizer, self._batch_size = model, tokenizer, batch_size
-        self._wrote_them = written_by == identity
-        self._how = Projecting()
+        self._generated_them = written_by == identity
+        self._log_probabilities = TargetLogProbabilities()
 
-    def scores(self, asked: Sequence[Candidates]) -> Iterator[list[Score]]:
-        for some in _together(asked, self._batch_size):
-            told = [[self._told(answer) for answer in one.answers] for one in some]
-            unread = [
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        for batch in _prompt_batches(candidates, self._batch_size):
+            scores = [[self._known_score(answer) for answer in one.answers] for one in batch]
+            unscored = [
                 (number, place)
-                for number, one in enumerate(some)
+                for number, one in enumerate(batch)
                 for place, answer in enumerate(one.answers)
-                if told[number][place] is None and answer.text
+                if scores[number][place] is None and answer.text
             ]
-            rows = [self._row(some[number].prompt, some[number].answers[place]) for number, place in unread]
-            for (number, place), score in zip(unread, self._read(rows), strict=True):
-                told[number][place] = score
-            yield from told
+            rows = [self._row(batch[number].prompt, batch[number].answers[place]) for number, place in unscored]
+            for (number, place), score in zip(unscored, self._score_rows(rows), strict=True):
+                scores[number][place] = score
+            yield from scores
 
-    def _told(self, answer: Completion) -> Score:
-        return answer.mean_log_probability if self._wrote_them else None
+    def _known_score(self, answer: Completion) -> Score:
+        return answer.mean_log_probability if self._generated_them else None
 
     def _row(self, prompt: Prompt, answer: Completion) -> tuple[list[int], list[int]]:
-        said = answer_ids(self._tokenizer, prompt, answer.text, answer.finish_reason == "stop")
-        return encode_prompt(self._tokenizer, prompt), said
+        ids = answer_ids(self._tokenizer, prompt, answer.text, answer.finish_reason == "stop")
+        return encode_prompt(self._tokenizer, prompt), ids
 
     @torch.no_grad()
-    def _read(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    def _score_rows(self, rows: Sequence[tuple[list[int], list[int]]]) -> list[float]:
         if not rows:
             return []
         device, was_training = next(self._model.parameters()).device, self._model.training
         self._model.eval()
         try:
-            found: list[float] = []
+            scores: list[float] = []
             for start in range(0, len(rows), self._batch_size):
-                ids_BT, trained_BT = padded(rows[start : start + self._batch_size], device)
-                found += mean_log_probability(self._model, ids_BT, trained_BT, self._how).tolist()
+                ids_BT, scored_BT = pad_rows(rows[start : start + self._batch_size], device)
+                scores += mean_log_probability(self._model, ids_BT, scored_BT, self._log_probabilities).tolist()
         finally:
             self._model.train(was_training)
-        return found
+        return scores
 
 
-def _together(asked: Sequence[Candidates], answers: int) -> Iterator[Sequence[Candidates]]:
+def _prompt_batches(candidates: Sequence[Candidates], answers: int) -> Iterator[Sequence[Candidates]]:
     """Prompts whose answers fill a batch."""
-    size = max(1, answers // max((len(one.answers) for one in asked), default=1))
-    return (asked[start : start + size] for start in range(0, len(asked), size))
+    size = max(1, answers // max((len(one.answers) for one in candidates), default=1))
+    return (candidates[start : start + size] for start in range(0, len(candidates), size))
+
+
+def log_probability_sums(
+    model: nn.Module, ids_BT: Tensor, scored_BT: Tensor, log_probabilities: TargetLogProbabilities | None = None
+) -> tuple[Tensor, Tensor]:
+    """Sum over the scored tokens of each row, and their number. A row's first token has no prediction.
+
+    Padding is on the right, where no real token attends to it, so no mask is needed.
+    """
+    mask_BT = scored_BT.bool().clone()
+    mask_BT[:, 0] = False
+    hidden_BTD = expose_hidden_states(model)(input_ids=ids_BT, hidden_only=True)
+    rows_N, at_N = mask_BT.nonzero(as_tuple=True)
+    compute = log_probabilities or TargetLogProbabilities()
+    logs_N = compute(hidden_BTD[rows_N, at_N - 1], lm_head_weight(model), ids_BT[rows_N, at_N])
+    sums_B = logs_N.new_zeros(len(ids_BT)).index_add(0, rows_N, logs_N)
+    return sums_B, mask_BT.sum(-1)
+
+
+def mean_log_probability(
+    model: nn.Module, ids_BT: Tensor, scored_BT: Tensor, log_probabilities: TargetLogProbabilities | None = None
+) -> Tensor:
+    """[B], nats per token."""
+    sums_B, tokens_B = log_probability_sums(model, ids_BT, scored_BT, log_probabilities)
+    if bool((tokens_B == 0).any()):
+        raise ConfigError(
+            f"row {int((tokens_B == 0).nonzero()[0])} has no token to judge", "an answer needs at least one token"
+        )
+    return sums_B / tokens_B
+
+
+def pad_rows(rows: Sequence[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(prompt, answer) pairs as ids_BT and scored_BT, padded on the right; the answers are scored."""
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
+    ids_BT = torch.zeros(len(rows), longest, dtype=torch.long)
+    scored_BT = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(rows):
+        end = len(prompt) + len(answer)
+        ids_BT[row, :end] = torch.tensor([*prompt, *answer])
+        scored_BT[row, len(prompt) : end] = True
+    return ids_BT.to(device), scored_BT.to(device)
+
+
+# rubric
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w])")
+
+
+def rubric_identity(
+    generator: str, settings: GenerationSettings, rubric: str, lowest: float = 1, highest: float = 5, chat: bool = True
+) -> str:
+    """Identity of a rubric judge, known without loading its model."""
+    described = f"{generator}|{settings.model_dump_json()}|{rubric}|{lowest}|{highest}|{chat}"
+    return f"rubric:{hashlib.sha256(described.encode()).hexdigest()[:24]}"
+
+
+class RubricJudge:
+    def __init__(
+        self, generator: Generator, rubric: str, lowest: float = 1, highest: float = 5, chat: bool = True
+    ) -> None:
+        """`chat=False` for a model without a chat template: it is prompted with plain text."""
+        if not rubric.strip() or lowest >= highest:
+            raise ConfigError(
+                f"a rubric of {len(rubric)} characters with grades from {lowest} to {highest} is not usable",
+                "describe what makes an answer good, and give grades from a lower to a higher number",
+            )
+        self._generator, self._rubric, self._chat = generator, rubric.strip(), chat
+        self._lowest, self._highest = lowest, highest
+        self.identity = rubric_identity(generator.identity, generator.settings, rubric, lowest, highest, chat)
+
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        prompts = [self.prompt(one.question, answer.text) for one in candidates for answer in one.answers]
+        replies = self._generator.generate(prompts)
+        for one in candidates:
+            yield [self.grade(next(replies)[0].text) for _ in one.answers]
+
+    def prompt(self, question: str, answer: str) -> Prompt:
+        text = (
+            f"{self._rubric}\n\nQuestion:\n{question}\n\nAnswer to be graded:\n{answer}\n\n"
+            f"Reply with one number from {self._lowest:g} to {self._highest:g} and nothing else."
+        )
+        return [{"role": "user", "content": text}] if self._chat else f"{text}\nGrade:"
+
+    def grade(self, reply: str) -> Score:
+        """The first number of the reply that is a valid grade: `4`, `Grade: 4`, `4/5`."""
+        numbers = (float(text) for text in _NUMBER.findall(reply))
+        return next((number for number in numbers if self._lowest <= number <= self._highest), None)
+
+
+# rules
+
+Rule = Callable[[Completion, str | None], float | None]
+_MARK = re.compile(r"answer\s*:|####|\\boxed\{", re.IGNORECASE)
+
+
+def rule_identity(rule: str) -> str:
+    return f"rule:{rule}"
 
 
 class RuleJudge:
-    """By a rule that looks at the answer itself; no model, no joules to speak of."""
+    """Scores answers by a rule on their text; without a model, at negligible energy."""
 
     def __init__(self, rule: str) -> None:
         if rule not in RULES:
@@ -91,5 +211,124 @@ class RuleJudge:
         self.identity = rule_identity(rule)
         self._rule = RULES[rule]
 
-    def scores(self, asked: Sequence[Candidates]) -> Iterator[list[Score]]:
-        return ([self._rule(answer, one.expected) for answer in one.answers] for one in asked)
+    def scores(self, candidates: Sequence[Candidates]) -> Iterator[list[Score]]:
+        return ([self._rule(answer, one.expected) for answer in one.answers] for one in candidates)
+
+
+def ends(answer: Completion, expected: str | None) -> float:
+    """A finished answer is better than a truncated one."""
+    return float(answer.finish_reason == "stop")
+
+
+def exact_answer(answer: Completion, expected: str | None) -> float | None:
+    """A correct final answer is better than a wrong one; no score if the correct one is unknown."""
+    if expected is None:
+        return None
+    return float(same_answer(final_answer(answer.text), final_answer(expected)))
+
+
+def final_answer(text: str) -> str:
+    """The text after the last `Answer:`, `####` or in the last box; else the last number; else the whole text."""
+    marks = list(_MARK.finditer(text))
+    if marks:
+        after = text[marks[-1].end() :].strip()
+        return _boxed(after) if marks[-1].group().startswith("\\") else after.split("\n")[0].strip()
+    numbers = NUMBER.findall(ascii_minus(text))
+    return numbers[-1] if numbers else text.strip()
+
+
+def _boxed(text: str) -> str:
+    """Up to the brace that closes the box; fractions and roots contain braces."""
+    depth = 1
+    for place, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return text[:place].strip()
+    return text.strip()
+
+
+RULES: dict[str, Rule] = {"ends": ends, "exact-answer": exact_answer}
+
+
+# scores on disk
+
+Scores = dict[str, list[Score]]
+
+
+def score_key(judge: str, one: Candidates) -> str:
+    prompt = as_messages(one.prompt) or one.prompt
+    answers = [(answer.text, answer.finish_reason) for answer in one.answers]
+    text = json.dumps([judge, prompt, answers, one.expected], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def read_scores(*paths: Path) -> Scores:
+    """By key; the first line of a key counts."""
+    scores: Scores = {}
+    for line in (line for path in paths if path.exists() for line in read_lines(path)):
+        if "scores" in line:
+            scores.setdefault(line["key"], line["scores"])
+    return scores
+
+
+def write_scores(path: Path, keys: Sequence[str], scores: Mapping[str, list[Score]]) -> None:
+    """The scores of all prompts in one file, in order."""
+    missing = sum(key not in scores for key in keys)
+    if missing:
+        raise JoulelabError(
+            f"the answers to {missing:,} of {len(keys):,} prompts are not judged",
+            "judge again: only missing scores are computed",
+        )
+    path.unlink(missing_ok=True)
+    file = LineFile(path)
+    try:
+        file.append(*({"key": key, "scores": scores[key]} for key in dict.fromkeys(keys)))
+        file.sync()
+    finally:
+        file.close()
+
+
+def write_judgments(
+    path: Path,
+    judge: Judge,
+    candidates: Sequence[Candidates],
+    tick: Callable[[int], None] = lambda prompts: None,
+    *,
+    batch_size: int | None = None,
+    others: Sequence[Path] = (),
+) -> list[list[Score]]:
+    """Scores of all candidates, in order; `tick` gets the prompts judged so far, earlier attempts included.
+
+    `batch_size` prompts are a batch, which is judged as a whole if one of them lacks its scores: the last bits of a
+    score depend on the other rows of its batch, and may decide a tie. Without it only what is missing is judged. Scores
+    in the files of `others` are not computed again.
+    """
+    keys = [score_key(judge.identity, one) for one in candidates]
+    own, elsewhere = read_scores(path), read_scores(*others)
+    known = own.keys() | elsewhere.keys()
+    done = sum(key in own for key in dict.fromkeys(keys))
+    tick(done)
+    file = LineFile(path)
+    try:
+        for batch in _pending_batches(keys, known, batch_size):
+            for at, scores in zip(batch, judge.scores([candidates[at] for at in batch]), strict=True):
+                if keys[at] in known:
+                    continue
+                file.append({"key": keys[at], "scores": scores})
+                own[keys[at]] = scores
+                done += 1
+                tick(done)
+        file.sync()
+    finally:
+        file.close()
+    both = {**elsewhere, **own}
+    return [both[key] for key in keys]
+
+
+def _pending_batches(keys: Sequence[str], known: set[str], batch_size: int | None) -> list[list[int]]:
+    """Indices of the first occurrence of each key, in batches that lack a score."""
+    first = list({key: at for at, key in reversed(list(enumerate(keys)))}.values())[::-1]
+    if batch_size is None:
+        return [[at for at in first if keys[at] not in known]]
+    batches = [first[start : start + batch_size] for start in range(0, len(first), batch_size)]
+    return [batch for batch in batches if any(keys[at] not in known for at in batch)]

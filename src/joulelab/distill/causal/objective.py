@@ -13,9 +13,8 @@ from torch import nn
 
 from joulelab.data.chat.attention import PackedAttention
 from joulelab.data.chat.packing import CausalBatch
-from joulelab.distill.causal.heads import head_of
-from joulelab.distill.logit_cache.loss import KdLoss
-from joulelab.distill.logit_cache.targets import CachedTargets, DenseTargets
+from joulelab.distill.causal.models import lm_head_weight
+from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 
 Targets = CachedTargets | DenseTargets
@@ -42,7 +41,7 @@ class TokenObjective:
         with phase("forward.student"):
             hidden_BTD = model(**self._attention.inputs(batch), hidden_only=True)
         with phase("forward.loss"):
-            sums = self._loss(hidden_BTD, head_of(self._bare), targets, batch.labels, count=batch.count)
+            sums = self._loss(hidden_BTD, lm_head_weight(self._bare), targets, batch.labels, count=batch.count)
         parts = {} if self._said is None else {"ce": sums.ce, "kl": sums.kl}
         return ObjectiveOutput(sums.loss, batch.count, parts)
 

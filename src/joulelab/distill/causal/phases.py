@@ -6,12 +6,16 @@ login node can check it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from joulelab import lookup
 from joulelab.data.chat.datasets import PRESETS
+from joulelab.distill.causal.config import TEACHER_PHASES, CausalSpec, teacher_shard, teacher_work, why_not_sharded
 from joulelab.errors import UsageError
+from joulelab.runs.sharding import Shard
+from joulelab.runs.spec import RunSpec, check
 
 LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")
 PRERUN = "prerun"
@@ -39,7 +43,7 @@ DATA_SCRIPTS: dict[str, tuple[str, ...]] = {
 }
 
 
-def settings_of(
+def data_script_settings(
     script: str, experiment: str, overrides: Sequence[str] = (), pipeline: str = LANGUAGE_PIPELINES[0]
 ) -> list[str]:
     """What the script changes in the experiment, as `key.path=value`; the user's `overrides` come after it and win.
@@ -59,3 +63,34 @@ def settings_of(
     if "data.source" in given and Path(given["data.source"]).exists():
         own = (*(setting for setting in own if not setting.startswith("data.subset=")), "data.subset=all")
     return [f"name={experiment}-{script}"[:85], *own]
+
+
+# The run that does a share of a teacher's work; importable without torch, so that a login node can make it.
+
+
+def shard_spec(spec: RunSpec, share: Shard) -> RunSpec:
+    """Checked settings; a pipeline whose teacher's work cannot be split is refused with the reason."""
+    why_not = _reason_against_sharding(spec)
+    if why_not is not None or not isinstance(spec, CausalSpec):
+        raise UsageError(f"{spec.name} cannot be split into shares: {why_not}", f"{_these()} have such work")
+    return check(teacher_shard(spec, share))
+
+
+def shard_specs(specs: Sequence[RunSpec], shards: int) -> list[list[RunSpec]]:
+    """For each piece of teacher's work that these runs need, once however many need it, the runs that do its shares."""
+    found: dict[str, RunSpec] = {}
+    for spec in specs:
+        if isinstance(spec, CausalSpec) and why_not_sharded(spec) is None:
+            found.setdefault(json.dumps(teacher_work(spec), sort_keys=True), spec)
+    chosen = list(found.values()) or [specs[0]]  # which then says why it is none
+    return [[shard_spec(spec, Shard(number, shards)) for number in range(shards)] for spec in chosen]
+
+
+def _reason_against_sharding(spec: RunSpec) -> str | None:
+    if isinstance(spec, CausalSpec):
+        return why_not_sharded(spec)
+    return f"the pipeline '{spec.pipeline}' does its teacher's work in one go"
+
+
+def _these() -> str:
+    return ", ".join(TEACHER_PHASES)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from joulelab.distill.synthetic.filters import Filters, keep, require_some
-from joulelab.distill.synthetic.rows import write_rows
+from joulelab.distill.causal.synthetic_data import AnswerFilters, filter_answers, require_kept, write_training_rows
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Completion
 
@@ -26,7 +25,7 @@ PROMPTS = ["p1", CHAT, "p3"]
 
 
 def test_every_answer_is_kept_or_counted_under_one_reason():
-    kept, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=3, max_tokens=8))
+    kept, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=3, max_tokens=8))
     assert [one.answer.text for one in kept] == ["one two three four"]
     assert (report.too_short, report.truncated, report.duplicates, report.too_long) == (2, 1, 1, 1)
     assert (
@@ -35,44 +34,44 @@ def test_every_answer_is_kept_or_counted_under_one_reason():
 
 
 def test_a_minimum_length_drops_what_is_shorter_and_the_closing_token_is_no_word():
-    counts = [keep(PROMPTS, ANSWERS, Filters(min_tokens=least))[1].too_short for least in (1, 2, 3, 5)]
+    counts = [filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=least))[1].too_short for least in (1, 2, 3, 5)]
     assert counts == [1, 1, 2, 4]
-    assert keep(["p"], [[answer("one two three")]], Filters(min_tokens=4))[1].kept == 0
+    assert filter_answers(["p"], [[answer("one two three")]], AnswerFilters(min_tokens=4))[1].kept == 0
 
 
 def test_what_was_asked_to_be_kept_is_kept():
-    _, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=0, keep_truncated=True, keep_duplicates=True))
+    _, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=0, keep_truncated=True, keep_duplicates=True))
     assert (report.kept, report.truncated, report.duplicates) == (5, 0, 0)
     assert report.too_short == 1, "an answer without words is none"
 
 
 def test_a_judges_score_drops_what_is_low_and_what_was_not_judged():
     scores = [[-1.0, -3.0], [None, None], [-9.0, None]]
-    kept, report = keep(PROMPTS, ANSWERS, Filters(keep_duplicates=True, min_score=-2.0), scores)
+    kept, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(keep_duplicates=True, min_score=-2.0), scores)
     assert [(one.answer.text, one.score) for one in kept] == [("one two three four", -1.0)]
     assert (report.low_score, report.unjudged) == (1, 2)
     with pytest.raises(ConfigError, match="nobody judged"):
-        keep(PROMPTS, ANSWERS, Filters(min_score=0.0))
+        filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_score=0.0))
 
 
 def test_tokens_of_dropped_answers_count_too():
-    _, report = keep(PROMPTS, ANSWERS, Filters(min_tokens=2, keep_duplicates=True))
+    _, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=2, keep_duplicates=True))
     assert report.kept == 4
     assert report.generated_tokens == sum(one.tokens for some in ANSWERS for one in some) > report.kept_tokens
 
 
 def test_nothing_kept_is_an_error_that_says_why():
-    kept, report = keep(["p"], [[answer("a b", "length")] * 3], Filters())
+    kept, report = filter_answers(["p"], [[answer("a b", "length")] * 3], AnswerFilters())
     with pytest.raises(ConfigError, match=r"not one of 3 answers was kept: 3 truncated$") as refused:
-        require_some(kept, report)
+        require_kept(kept, report)
     assert "generation.answer.max_new_tokens" in refused.value.hint
     with pytest.raises(ConfigError, match="do not exist"):
-        Filters(min_tokens=5, max_tokens=4)
+        AnswerFilters(min_tokens=5, max_tokens=4)
 
 
 def test_kept_answers_become_rows_that_others_read(tmp_path):
-    kept, _ = keep(PROMPTS, ANSWERS, Filters(min_tokens=2, keep_duplicates=True))
-    assert write_rows(tmp_path / "rows.jsonl", kept) == 4
+    kept, _ = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=2, keep_duplicates=True))
+    assert write_training_rows(tmp_path / "rows.jsonl", kept) == 4
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert rows[0] == {"prompt": "p1", "response": "one two three four"}
     assert rows[2] == {"messages": [*CHAT, {"role": "assistant", "content": "One  two three FOUR"}]}

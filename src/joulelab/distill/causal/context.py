@@ -14,7 +14,8 @@ from joulelab.data.chat.encoding import DocumentStore, tokenizer_sha256, vocab_s
 from joulelab.data.chat.packing import PackedRows, pack
 from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import CausalSpec
-from joulelab.distill.causal.heads import open_for_loss
+from joulelab.distill.causal.models import expose_hidden_states
+from joulelab.distill.runner import Runner
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Prompt
 from joulelab.runs.artifacts import Artifact
@@ -30,7 +31,7 @@ TEST: Literal["test"] = "test"
 
 
 @dataclass(frozen=True)
-class Bench:
+class CausalContext:
     run: RunContext
     spec: CausalSpec
     ranks: Ranks = SINGLE_RANK
@@ -39,6 +40,10 @@ class Bench:
     guessing: dict[str, float] = field(default_factory=dict)
     """Key of the data -> what guessing by word frequency loses on its held-out tokens."""
     _loaded: dict[str, nn.Module] = field(default_factory=dict)
+
+    @cached_property
+    def runner(self) -> Runner[CausalSpec]:
+        return Runner(self.run, self.ranks)
 
     @cached_property
     def device(self) -> torch.device:
@@ -77,7 +82,7 @@ class Bench:
         if name not in self._loaded:
             self._require_its_words()
             model: nn.Module = load_causal_lm(name).to(self.device, self.teacher_precision)
-            self._loaded[name] = open_for_loss(model.eval().requires_grad_(False))
+            self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
         return self._loaded[name]
 
     def release_teacher(self) -> None:
