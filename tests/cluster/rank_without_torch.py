@@ -23,7 +23,7 @@ if __name__ == "__main__":
     for table, what in ((lookup.PIPELINES, "pipeline"), (lookup.PIPELINE_SPECS, "RunSpec")):
         table._entries["ranks"] = f"rank_without_torch:{what}"
     store, place = Path(sys.argv[1]), current_rank()
-    if place.follows:
+    if place.is_worker:
         execute_worker(place, store, "ranks")
     else:
         energy = {"counter_interval_s": 0.2, "sample_interval_s": 0.2, "idle_before_s": 1.0}

@@ -32,8 +32,8 @@ DAMAGES = pytest.mark.parametrize(
     ("damage", "told"),
     [
         (lose, f"{WORDS} is missing"),
-        (cut, f"{WORDS} has 14 bytes, and 15 were written"),
-        (flip, f"{WORDS} does not hold the bytes that were written"),
+        (cut, f"{WORDS} has 14 bytes instead of 15"),
+        (flip, f"the checksum of {WORDS} does not match"),
     ],
 )
 
@@ -78,7 +78,7 @@ def test_another_runs_damaged_artefact_is_set_aside_and_made_again_with_a_warnin
     flip(folder / WEIGHTS)
     made = play(pipeline)
     assert made.stage("model.train") is not None
-    told = f"final_model, made by {first.run_id}, is damaged and not used: {WEIGHTS} does not hold the bytes"
+    told = f"Ignoring final_model from {first.run_id}: it is corrupted (the checksum of {WEIGHTS} does not match"
     assert told in warnings(made)
     assert sorted(path.name for path in folder.glob("bill*")) == [SET_ASIDE]
     found = play(pipeline)
@@ -95,7 +95,7 @@ def test_what_an_earlier_attempt_of_the_same_run_made_is_looked_at_too(play):
     cut(play.paths.artifacts / "final_model" / WORDS)
     record = play.again(pipeline)
     assert {segment.attempt for segment in record.stage("model.train").segments} == {1, 2}
-    assert "14 bytes, and 15 were written" in warnings(record)
+    assert "14 bytes instead of 15" in warnings(record)
 
 
 def test_who_resumes_hears_why_something_is_made_again(play):
@@ -113,7 +113,7 @@ def test_who_resumes_hears_why_something_is_made_again(play):
         play(made_from(1))
     assert said == []
     play.again(made_from(2))
-    assert said == ["data: made again; the program, or what it is made from, has changed since"]
+    assert said == ["Making data again: the code or its inputs have changed since"]
 
 
 def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):
@@ -185,7 +185,7 @@ def test_sizes_without_sums_are_compared_as_they_were(made):
     flip(made / WEIGHTS)
     assert find_damage(made) is None
     cut(made / WEIGHTS)
-    assert find_damage(made) == f"{WEIGHTS} has 99 bytes, and 100 were written"
+    assert find_damage(made) == f"{WEIGHTS} has 99 bytes instead of 100"
 
 
 def test_large_files_are_told_by_their_size_alone(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_large_files_are_told_by_their_size_alone(tmp_path, monkeypatch):
     flip(tmp_path / WEIGHTS)
     assert find_damage(tmp_path) is None
     flip(tmp_path / WORDS)
-    assert find_damage(tmp_path) == f"{WORDS} does not hold the bytes that were written"
+    assert find_damage(tmp_path) == f"the checksum of {WORDS} does not match"
 
 
 def test_files_that_come_later_a_settled_bill_and_links_are_no_harm(tmp_path):
@@ -234,7 +234,7 @@ def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_repl
     cut(made / CONTENTS)
     assert "is not valid JSON" in find_damage(made)
     (made / CONTENTS).write_text('["mine"]')
-    with pytest.raises(JoulelabError, match="the name of the list") as told:
+    with pytest.raises(JoulelabError, match="reserved for the list") as told:
         list_contents(made)
     assert (made / CONTENTS).read_text() == '["mine"]'
-    assert told.value.hint == "give it another name"
+    assert told.value.hint == "rename the file"

@@ -156,7 +156,7 @@ def make_teacher(run):
             busy(0.2)
         (folder / "weights.txt").write_text("w")
 
-    outside = run.uses("weights", external("hub/model", "model", "hub/model"))
+    outside = run.record_input("weights", external("hub/model", "model", "hub/model"))
     return run.artifact("teacher", kind="teacher", inputs={"lr": 1}, parents=[outside], make=make)
 
 
@@ -184,7 +184,7 @@ def test_an_artefact_that_is_asked_for_twice_is_said_to_be_reused_once(play, mon
 
     play(story)
     play(story)
-    assert sum("reused from" in text for text in said) == 1
+    assert sum(text.startswith("Reusing") for text in said) == 1
 
 
 def test_weights_from_elsewhere_are_an_ancestor_with_missing_energy(play):
@@ -267,7 +267,7 @@ def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_esti
                 busy(0.2)
 
         answers = run.artifact("answers", kind="answers", inputs={}, parents=[], make=make).bill
-        run.uses("weights", metered)
+        run.record_input("weights", metered)
         run.joules_result("j_per_answer", [answers], per=10)
         run.joules_result("mixed", [answers, metered])
         run.joules_result("of_none", [answers], per=0)

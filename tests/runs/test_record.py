@@ -29,7 +29,7 @@ def test_an_unknown_role_is_refused(play):
         with run.stage("coach.lesson", role="coach"):
             pass
 
-    with pytest.raises(JoulelabError, match="role 'coach' of a stage is unknown"):
+    with pytest.raises(JoulelabError, match="unknown stage role 'coach'"):
         play(story)
 
 

@@ -91,7 +91,7 @@ def test_a_folder_is_found_from_inside_and_a_group_there_knows_its_members(store
 def test_an_ambiguous_name_asks_for_more(store):
     create_run(store, load_spec("demo-kd"))
     create_run(store, load_spec("demo-kd"))
-    with pytest.raises(UsageError, match="fits 2 runs"):
+    with pytest.raises(UsageError, match="2 runs match"):
         find_folder(store, "demo-kd")
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_record_is_an_error_and_not_a_traceback(store):
     with pytest.raises(JoulelabError, match="not valid JSON"):
         load_record(paths.folder)
     paths.record.write_text("{}")
-    with pytest.raises(JoulelabError, match="does not fit this version"):
+    with pytest.raises(JoulelabError, match="does not match this version"):
         load_record(paths.folder)
 
 

@@ -39,6 +39,6 @@ def test_a_resumed_run_trains_again_what_has_come_to_harm_and_nothing_else(tmp_p
     attempts = {segment.attempt for segment in record.stage("model.train").segments}
     assert attempts == ({1} if damage is None else {1, 2})
     assert weights.read_bytes() == trained
-    assert any("is damaged and not used: model.safetensors" in note.text for note in record.validity.notes) == (
+    assert any("final_model" in note.text and "it is corrupted" in note.text for note in record.validity.notes) == (
         damage is not None
     )

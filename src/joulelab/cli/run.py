@@ -277,9 +277,9 @@ def followed(store: Path, pipeline: str, part: Phase | None = None) -> bool:
     from joulelab.runs.execute import current_rank, execute_worker
 
     place = current_rank()
-    if place.follows:
+    if place.is_worker:
         execute_worker(place, store, pipeline, part)
-    return place.follows
+    return place.is_worker
 
 
 def require_inputs(specs: list[RunSpec]) -> None:

@@ -1,6 +1,6 @@
 """What did this input cost? One rule for every model and dataset that a user names, in every pipeline.
 
-1. The bill in the folder (or in the artifact folder that holds the file), as the record of its run settled it.
+1. The bill in the folder (or in the artifact folder that holds the file), with the energy that its run's record states.
 2. The bill that an origin note next to the file leads to (`dump.txt.origin.json`).
 3. The bill of an artifact in the store with the same content: a copy without its bill.
 4. Otherwise the energy is `missing`: it was produced elsewhere.
@@ -31,7 +31,7 @@ from joulelab.runs.artifacts import (
 )
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import StageRole
-from joulelab.runs.store import settled, store_root
+from joulelab.runs.store import store_root, with_recorded_energy
 
 
 def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRole | None) -> Bill:
@@ -46,17 +46,17 @@ def input_bill(run: RunContext, name: str, source: str, kind: str, role: StageRo
     if bill is None:
         identity = source if place.path is None else f"{source}@{sources.content_hash(place.path)[:16]}"
         bill = external(source, kind, identity)
-    return run.uses(name, with_use(bill, role))
+    return run.record_input(name, with_use(bill, role))
 
 
 def find_bill(path: Path, stores: Sequence[Path], warn: Callable[[str], None] = lambda text: None) -> Bill | None:
-    """The settled bill of a file or folder that joulelab made; None for anything else."""
+    """The bill of a file or folder that joulelab made, with recorded energy; None for anything else."""
     path = path.absolute()
     found = _bill_in_folder(path, warn) or _bill_by_note(path, stores) or _bill_by_content(path, stores)
     if found is None:
         return None
     folder, bill = found
-    return settled(bill, folder.parent.parent.parent, *stores)
+    return with_recorded_energy(bill, folder.parent.parent.parent, *stores)
 
 
 def origin_note(path: Path) -> Path:

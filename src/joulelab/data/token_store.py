@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.artifacts import words_for
+from joulelab.runs.artifacts import error_text
 from joulelab.runs.storage import read_json, write_json
 
 FORMAT = "joulelab-store-1"
@@ -93,7 +93,7 @@ class RaggedStore:
             self._read_attributes()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, JoulelabError) as error:
             raise JoulelabError(
-                f"the {self.NOUN} {folder.absolute()} is corrupted: {words_for(error)}", self.HINT
+                f"the {self.NOUN} {folder.absolute()} is corrupted: {error_text(error)}", self.HINT
             ) from error
         self.tokens = self.columns["tokens"]
 

@@ -1,4 +1,16 @@
-"""Artefacts on disk: made once inside a run, found again by key, and only whole ones are found."""
+"""Artifacts: made once inside a run, found again by key, checked for integrity before reuse, each with an energy bill.
+
+A bill (`bill.json`) holds energy by component and method, and all ancestors, each once. The ancestors themselves are
+stored, not only their names, so a student's bill stays complete after the teacher's run folder is gone. Weights made
+elsewhere are ancestors too, with energy `missing`: unknown energy is shown, not left out.
+
+A bill proves that an artifact was made, not that it is still intact. `contents.json` lists the files of an artifact:
+their sizes, and a CRC32 of the smallest ones up to `SUMMED_BYTES` in total, so that a flipped byte is found where the
+check is cheap. Larger files are checked by size alone: reading a cache of hidden states takes longer than some
+trainings. Additional files are ignored, and a link counts as its target. An artifact that does not match its list, or
+that its own reader cannot open, is set aside by renaming its bill, so that no run finds it again. Its energy stays on
+the record of the run that made it: it was spent.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +35,12 @@ from joulelab.meter.figures import EnergyFigure, Frozen, missing
 from joulelab.runs.sharding import PART, Shard
 from joulelab.runs.storage import read_json, write_json
 
-# Artefacts carry their bill: what they took, by component and method, and all their ancestors, each once.
-#
-# The bill holds the ancestors themselves, not only their names, so a student's bill stays whole after the teacher's
-# run folder is gone. Weights made elsewhere are ancestors too, with energy `missing`: unknown is shown, not left out.
-
-
 BILL = "bill.json"
 ELSEWHERE = "elsewhere"
 UNMETERED = "unmetered-work"
-"""The kind of an ancestor that is work done for an artefact where no meter of its run saw it."""
-# The rooms whose code decides what an artefact contains. A change there makes a new artefact, never a stale reuse.
-_MAKING_ROOMS = ("data", "zoo", "train", "infer", "evaluate", "distill")
+"""Kind of an ancestor that stands for work on an artifact which no meter of its run recorded."""
+# Packages whose code decides the content of an artifact: a change in them gives a new key, never a stale reuse.
+_CODE_PACKAGES = ("data", "zoo", "train", "infer", "evaluate", "distill")
 
 
 class Ancestor(Frozen):
@@ -48,31 +54,31 @@ class Ancestor(Frozen):
     activities: tuple[str, ...] = ()
     """Of its stages, in their order; empty in bills older than roles."""
     energy: dict[str, EnergyFigure]
-    """All that making it used, by component; setup and repeated work included."""
+    """Energy used to make it, by component, including setup and repeated work."""
     work: dict[str, EnergyFigure] = {}
-    """`energy` without setup and repeated work: what comparisons count. Empty where that is the same."""
+    """`energy` without setup and repeated work: what comparisons count. Empty if that is the same."""
     setup: dict[str, EnergyFigure] = {}
     repeated: dict[str, EnergyFigure] = {}
     parents: tuple[str, ...] = ()
     used_as: str | None = None
-    """Role it has where it is used (`teacher`, `student`, `data`), for inputs that a user named and, of a teacher, for
-    all of its ancestors too; None where the roles of its stages apply, and in bills older than this field."""
+    """Its role where it is used (`teacher`, `student`, `data`), for inputs that the user named and, for a teacher, for
+    all of its ancestors too; None if the roles of its stages apply, and in bills older than this field."""
 
 
-PRICE_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")
-"""What the record of its run states about an artifact."""
+RECORDED_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")
+"""Fields that the record of its run determines."""
 
 
 class Bill(Frozen):
     schema_version: int = 1
     artefact: Ancestor
     ancestry: tuple[Ancestor, ...] = ()
-    """All ancestors, each once; with `parents` of each this is the lineage graph."""
+    """All ancestors, each once; with the `parents` of each this is the lineage graph."""
     made_at: str
     code_version: str
     inputs: dict[str, Any]
     provisional: bool = False
-    """Written while the run was still going; the closing of the run replaces it with the final joules."""
+    """Written while the run was still running; replaced by the final energy when the run is closed."""
 
     @property
     def key(self) -> str:
@@ -86,27 +92,27 @@ def artifact_key(kind: str, inputs: Mapping[str, Any], parents: Sequence[str], c
 
 @cache
 def code_version() -> str:
-    """Package version and a hash of the rooms that make artefacts; what this process runs, whoever edits it since."""
+    """Package version and a hash of the code that makes artifacts, as this process runs it."""
     root = Path(joulelab.__file__).parent
     digest = hashlib.sha256()
-    for room in _MAKING_ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
+    for package in _CODE_PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return f"{joulelab.__version__}+{digest.hexdigest()[:12]}"
 
 
 def external(name: str, kind: str, identity: str) -> Bill:
-    """The bill of something that came from elsewhere: its joules are unknown, and that is said."""
-    reason = missing("made elsewhere; what it took was not measured here")
+    """The bill of something made elsewhere: its energy is unknown and recorded as missing."""
+    reason = missing("made elsewhere; its energy was not measured here")
     artefact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
     return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
 
 
 def unmetered(name: str, key: str, reason: str) -> Bill:
-    """The bill of work that was done for the artefact `key` on a machine that its run did not meter.
+    """The bill of work on the artifact `key` that was done on a machine which its run did not measure.
 
-    Unlike weights made elsewhere, which whoever uses them did not cause, this work belongs to the artefact: every sum
-    it is missing from is a lower bound.
+    Weights made elsewhere were not caused by the run that uses them; this work was, so every sum without it is a lower
+    bound.
     """
     unknown = missing(reason).model_copy(update={"lower_bound": True})
     artefact = Ancestor(
@@ -115,14 +121,14 @@ def unmetered(name: str, key: str, reason: str) -> Bill:
     return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
 
 
-def with_parts(bill: Bill) -> tuple[Ancestor, ...]:
-    """The artefact, and the shares of it that others made and it was joined from: together what making it took."""
+def with_shards(bill: Bill) -> tuple[Ancestor, ...]:
+    """The artifact and the shards that it was joined from: together they are the work of making it."""
     own = bill.artefact
-    return (own, *(one for one in bill.ancestry if one.kind == own.kind + PART and one.key in own.parents))
+    return (own, *(part for part in bill.ancestry if part.kind == own.kind + PART and part.key in own.parents))
 
 
 def ancestry_of(parents: Iterable[Bill]) -> tuple[Ancestor, ...]:
-    """The parents and all of theirs; an ancestor reached by two ways counts once, in one role (`_main_use`)."""
+    """The parents and all their ancestors; one that is reached by two paths counts once, in one role (`_main_use`)."""
     by_key: dict[str, Ancestor] = {}
     for bill in parents:
         for ancestor in (*bill.ancestry, bill.artefact):
@@ -135,8 +141,8 @@ def with_use(bill: Bill, role: str | None) -> Bill:
     """The bill of an input that is used in this role.
 
     A teacher counts as teacher with its whole bill: N students share all that led to it, a student's training included.
-    Of a student's first weights and of data only the artifact itself takes the role; what their own teachers did stays
-    teacher's work. None keeps the roles in which everything was made.
+    For a student's initial weights and for data only the artifact itself takes the role; the work of their own teachers
+    stays teacher's work. None keeps the roles in which everything was made.
     """
     if role is None:
         return bill
@@ -148,10 +154,11 @@ def with_use(bill: Bill, role: str | None) -> Bill:
 
 
 def _main_use(*uses: str | None) -> str | None:
-    """The role of an artifact that one run uses in several.
+    """The role of an artifact that one run uses in several roles.
 
-    Any other use wins over `teacher`: the student needs the artifact with and without a teacher, so its energy belongs
-    to the sum without teacher, and N students do not share it. A declared use wins over the roles of its stages.
+    Any other use takes precedence over `teacher`: the student needs the artifact with and without a teacher, so its
+    energy belongs to the sum without teacher, and N students do not share it. A declared use takes precedence over the
+    roles of its stages.
     """
     return next((role for role in ("student", "data", None) if role in uses), "teacher")
 
@@ -161,21 +168,21 @@ class Artifact:
     folder: Path
     bill: Bill
     reused: bool
-    """True where another run made it."""
+    """Whether another run made it."""
 
     @property
     def key(self) -> str:
         return self.bill.key
 
 
-def read_bill(folder: Path, naming: str = "") -> Bill | None:
-    """The bill is written last, so a folder without a readable one is unfinished work.
+def read_bill(folder: Path, containing: str = "") -> Bill | None:
+    """The bill of a folder; None if there is none. It is written last, so a folder without a bill is unfinished.
 
-    One without the word `naming` in it is not looked into: stores grow to thousands of bills.
+    A bill without the text `containing` is not parsed: stores grow to thousands of bills.
     """
     try:
-        written = (folder / BILL).read_bytes()
-        return Bill.model_validate_json(written) if naming.encode() in written else None
+        text = (folder / BILL).read_bytes()
+        return Bill.model_validate_json(text) if containing.encode() in text else None
     except (OSError, ValidationError):
         return None
 
@@ -185,128 +192,117 @@ def write_bill(folder: Path, bill: Bill) -> None:
 
 
 def find_artifacts(store: Path, key: str) -> Iterator[Artifact]:
-    """The artefacts with this key made by any run of the store, the newest first."""
-    return (found for found in _naming(store, key) if found.key == key)
+    """Artifacts with this key from any run of the store, newest first."""
+    return (artifact for artifact in _bills_containing(store, key) if artifact.key == key)
 
 
 def find_artifact(store: Path, key: str) -> Artifact | None:
     return next(find_artifacts(store, key), None)
 
 
-def find_parts(store: Path, key: str, takes: Callable[[Artifact], bool]) -> list[Artifact]:
-    """Shares of the artefact with this key that tasks of a split have finished; of a share made twice the newest.
+def find_shards(store: Path, key: str, accept: Callable[[Artifact], bool]) -> list[Artifact]:
+    """Finished shards of the artifact with this key; of a shard that was made twice, the newest.
 
-    Where it was split in several ways, the one of which the most is there: shares of different splits overlap.
+    Shards of different splits overlap. If there are several splits, the one with the largest finished part is used.
     """
     splits: dict[tuple[int, int], dict[int, Artifact]] = {}
-    for part in _naming(store, key):
+    for part in _bills_containing(store, key):
         inputs = part.bill.inputs
         if part.bill.artefact.kind.endswith(PART) and inputs.get("whole") == key:
-            share = Shard.parse(inputs["share"])
-            split = splits.setdefault((share.of, inputs["at_once"]), {})
-            if share.number not in split and takes(part):
-                split[share.number] = part
+            shard = Shard.parse(inputs["share"])
+            split = splits.setdefault((shard.of, inputs["at_once"]), {})
+            if shard.number not in split and accept(part):
+                split[shard.number] = part
     best = max(splits, key=lambda split: len(splits[split]) / split[0], default=None)
     return [] if best is None else [splits[best][number] for number in sorted(splits[best])]
 
 
-def _naming(store: Path, key: str) -> Iterator[Artifact]:
-    """Artefacts whose bill has this key somewhere, the newest first; other runs may set some aside meanwhile."""
-    written = {}
+def _bills_containing(store: Path, key: str) -> Iterator[Artifact]:
+    """Artifacts whose bill contains this key anywhere, newest first; other runs may set some aside meanwhile."""
+    modified = {}
     for path in store.glob(f"*/artifacts/*/{BILL}"):
         with suppress(OSError):
-            written[path] = path.stat().st_mtime
-    for path in sorted(written, key=lambda path: written[path], reverse=True):
-        bill = read_bill(path.parent, naming=key)
+            modified[path] = path.stat().st_mtime
+    for path in sorted(modified, key=lambda path: modified[path], reverse=True):
+        bill = read_bill(path.parent, containing=key)
         if bill is not None:
             yield Artifact(path.parent, bill, reused=True)
 
 
 def fresh_folder(folder: Path) -> Path:
-    """An empty folder for an artefact; what an interrupted attempt left half-made is removed."""
+    """Create an empty folder for an artifact; removes what an interrupted attempt left."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     return folder
 
 
-# Artefacts are looked at before they are taken again: a bill says that one was made, not that it is still whole.
-#
-# A disk loses files, and people tidy up. Beside its bill every artefact has a list of its files: their sizes, and a
-# CRC32 of the smallest ones up to `SUMMED_BYTES` together, so that a flipped byte is seen where looking costs little.
-# The larger ones are told by their sizes alone: reading a cache of hidden states takes longer than some trainings.
-# Files that came later are nobody's harm, and a link counts as what it leads to.
-#
-# One that does not agree with its list, or that its own reader cannot open, is set aside by renaming its bill, so
-# that nobody finds it any more. Its joules stay on the record of the run that made it: they were spent.
-
-
 CONTENTS = "contents.json"
 SET_ASIDE = "bill.damaged.json"
-"""What the bill of a damaged artefact is called from then on."""
+"""New name of the bill of a corrupted artifact."""
 SUMMED_BYTES = 128 * 2**20
-"""A twentieth of a second on one core, and the models of the demo are within it."""
+"""Takes 50 ms on one core, and covers the models of the demo."""
 Opens = Callable[[Path], object]
-"""Reads an artefact's folder, and fails where the content has come to harm that the list does not show."""
+"""Reads an artifact's folder, and raises if its content is corrupted in a way that the list does not show."""
 _BLOCK_BYTES = 1 << 20
-_NO_DAMAGE = (EndedBySignal, DependencyMissing, MemoryError)
-"""What may befall a reader of sound files."""
-_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What this machine has none left of; the files may be sound, and hours of work lie in them."""
+_UNRELATED_ERRORS = (EndedBySignal, DependencyMissing, MemoryError)
+"""Errors of a reader that say nothing about the files."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""The machine is out of a resource; the files may be intact, and hours of work may be in them."""
 
 
 def list_contents(folder: Path) -> None:
-    """Of what was just made. The bill comes later and changes when the run ends: it is not on the list."""
+    """Write the list of files. The bill is not on it: it is written later and changes when the run ends."""
     _refuse_to_replace(folder / CONTENTS)
     files = [path for path in folder.rglob("*") if path.is_file() and path not in (folder / BILL, folder / CONTENTS)]
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
-    sums, left = {}, SUMMED_BYTES
+    sums, remaining = {}, SUMMED_BYTES
     for name in sorted(sizes, key=lambda name: sizes[name]):
-        left -= sizes[name]
-        if left < 0:
+        remaining -= sizes[name]
+        if remaining < 0:
             break
         sums[name] = crc32(folder / name)
     write_json(folder / CONTENTS, {"bytes": sizes, "crc32": sums})
 
 
 def find_damage(folder: Path, opens: Opens | None = None) -> str | None:
-    """What is wrong with the artefact in words, or nothing. One of an older version without a list is not compared."""
+    """A description of what is corrupted, or None. An artifact of an older version has no list to compare with."""
     try:
         listed = listed_contents(folder)
         sums = listed.get("crc32", {})
-        for name, written in listed.get("bytes", {}).items():
+        for name, expected in listed.get("bytes", {}).items():
             path = folder / name
             if not path.exists():
                 return f"{name} is missing"
-            if path.stat().st_size != written:
-                return f"{name} has {path.stat().st_size:,} bytes, and {written:,} were written"
+            if path.stat().st_size != expected:
+                return f"{name} has {path.stat().st_size:,} bytes instead of {expected:,}"
             if name in sums and crc32(path) != sums[name]:
-                return f"{name} does not hold the bytes that were written"
+                return f"the checksum of {name} does not match"
         if opens is not None:
             opens(folder)
-    except _NO_DAMAGE:
+    except _UNRELATED_ERRORS:
         raise
-    except Exception as error:  # readers of torch, numpy and zlib have each their own for bytes that make no sense
-        if isinstance(error, OSError) and error.errno in _SHORT_OF:
+    except Exception as error:  # torch, numpy and zlib each raise their own types on corrupted bytes
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
             raise
-        return words_for(error)
+        return error_text(error)
     return None
 
 
 def set_aside(folder: Path) -> None:
-    with suppress(OSError):  # another run was quicker, or may not write here; whoever looks sees the harm again
+    with suppress(OSError):  # another run was faster, or the folder is read-only; later readers detect it again
         (folder / BILL).replace(folder / SET_ASIDE)
 
 
-def words_for(error: Exception) -> str:
-    """A key that a file lacks is told by Python as the bare key, and some errors tell nothing but their name."""
+def error_text(error: Exception) -> str:
+    """The message of an error; str() of a KeyError is only the key, and some errors have no message."""
     if isinstance(error, KeyError) and error.args:
-        return f"it does not say {error.args[0]}"
+        return f"missing key {error.args[0]}"
     return str(error) or type(error).__name__
 
 
 def listed_contents(folder: Path) -> dict[str, Any]:
-    """`bytes` and `crc32` by file name; empty for an artifact of an old version, which has no list."""
+    """`bytes` and `crc32` by file name; empty for an artifact of an older version, which has no list."""
     return _read(folder / CONTENTS)
 
 
@@ -323,30 +319,29 @@ def crc32(path: Path) -> int:
 
 
 def _refuse_to_replace(path: Path) -> None:
-    """A list that came along with a copy of another artefact is ours; a file of the maker's would be lost."""
+    """A list copied along with another artifact may be replaced; a file of the same name made by the work may not."""
     try:
         is_ours = "bytes" in _read(path) or not path.exists()
     except (JoulelabError, ValueError):
         is_ours = False
     if not is_ours:
-        raise JoulelabError(f"{path} has the name of the list of the artefact's files", "give it another name")
-
-
-# What is noted of an artefact while it is made, and the bill that comes of it.
+        raise JoulelabError(f"{path}: this name is reserved for the list of the artifact's files", "rename the file")
 
 
 @dataclass
 class BillBuilder:
+    """What is recorded about an artifact while it is made, for its bill."""
+
     stages: list[str] = field(default_factory=list)
     unmetered: dict[str, str] = field(default_factory=dict)
-    """Work that no meter of ours saw, and why."""
+    """Work that the run did not measure -> reason."""
     joined: list[Bill] = field(default_factory=list)
-    """Of the shares that others made."""
+    """Bills of shards made by other runs."""
 
     def bill(self, artefact: Ancestor, parents: Sequence[Bill], code: str, inputs: dict[str, Any]) -> Bill:
-        # not in the key: where a server stood, or how work was split, does not change what came out
-        unseen = [unmetered(work, artefact.key, reason) for work, reason in self.unmetered.items()]
-        parents = [*parents, *self.joined, *unseen]
+        # not in the key: where a server ran, or how work was split, does not change the result
+        unknown = [unmetered(work, artefact.key, reason) for work, reason in self.unmetered.items()]
+        parents = [*parents, *self.joined, *unknown]
         known = {"stages": tuple(self.stages), "parents": tuple(parent.key for parent in parents)}
         return Bill(
             artefact=artefact.model_copy(update=known),
@@ -359,10 +354,11 @@ class BillBuilder:
 
 
 def spent_between(before: Mapping[str, EnergyFigure], after: Mapping[str, EnergyFigure]) -> dict[str, EnergyFigure]:
-    """For a first bill, from the trace so far; the closing of the run replaces it with the stages' own figures."""
+    """For a provisional bill, from the trace so far; replaced by the figures of the stages when the run is closed."""
     spent = {}
     for component, figure in after.items():
         start = before[component]
-        left = figure if figure.energy_j is None or start.energy_j is None else figure.minus(start)
-        spent[component] = left.model_copy(update={"energy_j": left.energy_j and max(0.0, left.energy_j)})
+        difference = figure if figure.energy_j is None or start.energy_j is None else figure.minus(start)
+        energy_j = difference.energy_j and max(0.0, difference.energy_j)
+        spent[component] = difference.model_copy(update={"energy_j": energy_j})
     return spent

@@ -1,6 +1,7 @@
-"""Trace x marks -> record. Pure reading: a run that was killed is assembled by whoever looks at it first.
+"""Computes the record of a run from its traces and marks, without side effects.
 
-Stage energies are counter differences over the stage's segments, so stages, overhead and total close on each other.
+A killed run is assembled by its first reader. Stage energies are counter differences over the stage's segments, so that
+stages and overhead add up to the total.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from joulelab.meter.series import Trace
 from joulelab.runs.artifacts import Ancestor, ancestry_of
 from joulelab.runs.attempt_data import SOURCE as CODECARBON
 from joulelab.runs.attempt_data import (
+    STARTUP,
     STEP,
     AttemptData,
     AttemptEvents,
@@ -63,15 +65,12 @@ from joulelab.runs.record import (
 from joulelab.runs.storage import read_json
 from joulelab.runs.validity import gather, grade, notes_on
 
-# One host's share of an attempt, for the record: its joules by device, its clock, and how its processes kept up.
-
-
-# What a rank does on its own. Backward passes and optimiser steps wait for the gradients of the others.
+# Phases that do not wait for other ranks; backward pass and optimizer step wait for their gradients.
 OWN_WORK = ("input", "forward")
 
 
 def attempt_record(attempt: AttemptData, every_rank: bool = True) -> Attempt:
-    """`every_rank=False` looks at one process of the host: of thousands, nobody reads all."""
+    """One host's part of an attempt. `every_rank=False` reads one process per host: of thousands, all take too long."""
     return Attempt(
         number=attempt.number,
         host=attempt.host,
@@ -101,7 +100,7 @@ def _devices(attempt: AttemptData) -> list[DeviceEnergy]:
 
 
 def _ranks(attempt: AttemptData, every_rank: bool) -> list[RankPace]:
-    """Only where there were several processes: one alone keeps up with itself."""
+    """Empty if the run had a single process."""
     if attempt.rank == 0 and len(attempt.event_files) < 2:
         return []
     paces: list[RankPace] = []
@@ -112,7 +111,7 @@ def _ranks(attempt: AttemptData, every_rank: bool) -> list[RankPace]:
 
 
 def rank_paces(rank: int, events: AttemptEvents) -> list[RankPace]:
-    """Of every stage that had steps."""
+    """Step times of every stage that has steps."""
     return [
         RankPace(
             rank=rank,
@@ -127,7 +126,9 @@ def rank_paces(rank: int, events: AttemptEvents) -> list[RankPace]:
 
 
 OVERHEAD = "run.overhead"
-# Beyond so many hosts one process of each is looked at: the event files of all would cost more than all traces.
+"""The stage of time that belongs to no other stage."""
+_OVERHEAD_KIND = StageKind("setup", STARTUP)
+# With more hosts only one process of each is read: the event files of all take longer than all traces.
 MANY_HOSTS = 64
 
 Parts = list[tuple[AttemptData, list[Window]]]
@@ -135,7 +136,7 @@ Parts = list[tuple[AttemptData, list[Window]]]
 
 @dataclass(frozen=True)
 class _Frame:
-    """What every stage of the run is judged by."""
+    """What all stages of the run share."""
 
     policy: str
     status: Status
@@ -150,20 +151,20 @@ def assemble(
     paths: RunPaths,
     status: Status,
     error: ErrorRecord | None = None,
-    price: Callable[[Ancestor], Ancestor] = lambda ancestor: ancestor,
+    resolve_energy: Callable[[Ancestor], Ancestor] = lambda ancestor: ancestor,
     attempts: list[AttemptData] | None = None,
 ) -> RunRecord:
-    """The full record from what lies in the folder; identity and spec come from the record written at the start.
+    """The full record from the files in the folder; identity and spec come from the record written at the start.
 
-    `price` gives an artifact of another run the energy that the record of that run states. `attempts` are those of the
-    folder unless given, as for the rules of an earlier version.
+    `resolve_energy` gives an artifact of another run the energy that the record of that run states. `attempts` are
+    loaded from the folder unless given, as for the rules of an earlier version.
     """
     opened = RunRecord.model_validate(read_json(paths.record))
     attempts = load_attempts(paths) if attempts is None else attempts
     frame = _frame(paths, opened.spec.get("energy", {}), attempts, status)
     stages = _stage_records(attempts, frame)
     leads = leading(attempts)
-    made, lineage = _lineage(opened.run_id, leads, stages, price)
+    made, lineage = _lineage(opened.run_id, leads, stages, resolve_energy)
     totals = _totals(attempts, frame, stages)
     return opened.model_copy(
         update={
@@ -185,25 +186,27 @@ def assemble(
 
 
 def _results(attempts: list[AttemptData], lineage: tuple[Ancestor, ...], policy: str) -> dict[str, Result]:
-    found: dict[str, Result] = {}
-    figures = {one.key: components_of(one).best(policy) for one in lineage}
+    results: dict[str, Result] = {}
+    figures = {ancestor.key: components_of(ancestor).best(policy) for ancestor in lineage}
     for attempt in attempts:
-        found |= {name: Result.model_validate(result) for name, result in attempt.events.results.items()}
+        results |= {name: Result.model_validate(result) for name, result in attempt.events.results.items()}
         for name, (keys, per) in attempt.events.joules.items():
             known = [figures[key] for key in keys if key in figures and figures[key].energy_j is not None]
-            alike = len({figure.measured for figure in known}) == 1  # a result cannot say that it adds estimates
-            if per and alike and len(known) == len(keys):
-                found[name] = Result(value=sum(figure.energy_j or 0.0 for figure in known) / per, lower_is_better=True)
-    return found
+            # a result has no method, so it must not add estimates to measurements
+            same_method = len({figure.measured for figure in known}) == 1
+            if per and same_method and len(known) == len(keys):
+                energy_j = sum(figure.energy_j or 0.0 for figure in known)
+                results[name] = Result(value=energy_j / per, lower_is_better=True)
+    return results
 
 
 def _findings(attempts: list[AttemptData]) -> dict[str, dict[str, dict[str, Any]]]:
-    """A later attempt's word replaces that of an earlier one."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    """Findings of a later attempt replace those of an earlier one."""
+    findings: dict[str, dict[str, dict[str, Any]]] = {}
     for attempt in attempts:
         for stage, by_tracker in attempt.events.findings.items():
-            found.setdefault(stage, {}).update(by_tracker)
-    return found
+            findings.setdefault(stage, {}).update(by_tracker)
+    return findings
 
 
 def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData], status: Status) -> _Frame:
@@ -228,7 +231,7 @@ def _run_validity(
     running = frame.status == "running"
     notes = notes_on(attempts, frame.policy, frame.idle, running)
     if running:
-        return Validity(notes=tuple(notes))  # a grade is the last word on a measurement, and this one goes on
+        return Validity(notes=tuple(notes))  # a grade is final, and the measurement is not
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]
     evidence = gather(None, parts, totals.best, frame.policy, frame.idle, frame.environment)
     repeats = [stage.best.energy_j for stage in stages if stage.repeat is not None and stage.status == "done"]
@@ -274,7 +277,7 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
         above_idle_j=above_idle and above_idle.energy_j,
         above_idle=above_idle,
         mean_power_w=mean_w,
-        # the curve's finest steps may straddle a short stage; its peak is then at least its mean
+        # the samples of the curve may straddle a short stage; its peak is then at least its mean
         peak_power_w=max((peak for peak in (*peaks, mean_w) if peak is not None), default=None),
         samples=samples,
         tokens=tokens,
@@ -291,24 +294,26 @@ def _stage_record(name: str, number: int, parts: Parts, frame: _Frame) -> StageR
 
 
 def _kind(name: str, parts: Parts) -> StageKind:
-    """As its latest attempt declared it."""
+    """As declared by the latest attempt."""
+    if name == OVERHEAD:
+        return _OVERHEAD_KIND
     declared = [kind for attempt, _ in parts if (kind := attempt.events.kinds.get(name))]
     return declared[-1] if declared else kind_by_name(name)
 
 
 def _item_energy(energy: EnergyByComponent, kind: StageKind, parts: Parts, policy: str) -> EnergyFigure | None:
-    """The energy of work on the CPU where GPUs were measured, too; None where all measured energy is that of the work.
+    """CPU energy of work on the CPU while GPUs were measured too; None if all measured energy belongs to the work.
 
-    A teacher's server may use the GPU for a run whose own models work on the CPU: the GPU's utilization shows it.
+    The models of a run may be on the CPU while a teacher's server uses the GPU; its utilization shows that.
     """
     device = next((attempt.events.device for attempt, _ in reversed(parts) if attempt.events.device), None)
-    own = work_policy(policy, device)
-    if own == policy or energy.gpu.energy_j is None:
+    device_policy = work_policy(policy, device)
+    if device_policy == policy or energy.gpu.energy_j is None:
         return None
     readings = [state.utilization_percent for attempt, windows in parts for state in attempt.health.during(windows)]
     if kind.role != "inference" and any(readings):
         return None
-    return energy.best(own)
+    return energy.best(device_policy)
 
 
 def _stage_validity(name: str, parts: Parts, best: EnergyFigure, frame: _Frame) -> Validity:
@@ -338,14 +343,14 @@ def _stage_status(name: str, kind: StageKind, parts: Parts, run_status: Status) 
         return run_status
     if kind.part_of is not None:
         return "truncated" if kind.repeated else "done"
-    said = last.events.statuses.get(name)
-    if said in ("done", "failed", "truncated"):
-        return said  # type: ignore[return-value]  # narrowed by the test above
+    status = last.events.statuses.get(name)
+    if status in ("done", "failed", "truncated"):
+        return status  # type: ignore[return-value]  # narrowed by the test above
     return "running" if run_status == "running" else "truncated"
 
 
 def peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
-    """One per attempt: hosts work at the same time, so their own peaks add up, to an upper bound."""
+    """One per attempt. Hosts work simultaneously, so the sum of their peaks is an upper bound."""
     by_attempt: dict[int, float] = {}
     for attempt, windows in parts:
         peak_w = _peak_w(attempt.trace, best, windows)
@@ -355,14 +360,14 @@ def peaks_w(parts: Parts, best: EnergyFigure) -> list[float]:
 
 
 def _count(parts: Parts, stage: str, kind: StageKind, what: str) -> int | None:
-    """What went through a stage in its own time: of a setup stage, what was counted in the time split from another."""
+    """Items processed in the stage's own time; for a setup stage, those counted in the time split from another."""
     attempts = leading([attempt for attempt, _ in parts])
     if kind.role == "setup" and kind.part_of is not None:
         return _counted_as_setup(attempts, kind.part_of, what) or None
     known = [count for attempt in attempts if (count := attempt.events.counts.get(stage, {}).get(what)) is not None]
     if not known:
         return None
-    # counts are cumulative over the attempts; where work was lost, a later attempt counted it again
+    # counts are cumulative over attempts; work that was lost is counted again by a later attempt
     lost = any(repeated_name(stage) in attempt.windows for attempt in attempts)
     return (known[-1] if lost else max(known)) - _counted_as_setup(attempts, stage, what)
 
@@ -374,7 +379,7 @@ def _counted_as_setup(attempts: list[AttemptData], stage: str, what: str) -> int
 
 def _peak_w(trace: Trace, best: EnergyFigure, windows: list[Window]) -> float | None:
     if best.sources == (CODECARBON,):
-        return None  # it tells joules, not watts
+        return None  # CodeCarbon reports energy, not power
     components = ("cpu_estimate",) if best.method == "estimated" else MEASURED_COMPONENTS
     peaks = [peak_power_w(trace, component, windows) for component in components]
     return sum(peak for peak in peaks if peak is not None) if any(peak is not None for peak in peaks) else None
@@ -404,13 +409,13 @@ def _divide(value: float | None, by: float | None) -> float | None:
 
 
 def _above_idle(figure: EnergyFigure, idle: IdlePower | None, duration_s: float) -> EnergyFigure | None:
-    """The figure less the idle power over the time that it covers."""
+    """The figure minus idle power times the covered time."""
     if figure.energy_j is None or idle is None:
         return None
     covered_s = figure.coverage * duration_s
     error = ErrorComponent(name="idle", joules=(idle.half_width_w * covered_s,), shared=True)
-    left = figure.model_copy(update={"energy_j": figure.energy_j - idle.power_w * covered_s})
-    return left.with_errors(error)
+    above = figure.model_copy(update={"energy_j": figure.energy_j - idle.power_w * covered_s})
+    return above.with_errors(error)
 
 
 def _totals(attempts: list[AttemptData], frame: _Frame, stages: tuple[StageRecord, ...]) -> Totals | None:
@@ -443,9 +448,9 @@ def _lineage(
     run_id: str,
     attempts: list[AttemptData],
     stages: tuple[StageRecord, ...],
-    price: Callable[[Ancestor], Ancestor],
+    resolve_energy: Callable[[Ancestor], Ancestor],
 ) -> tuple[tuple[str, ...], tuple[Ancestor, ...]]:
-    """Artefacts made and used, with all ancestors; what this run made carries the joules of the final record."""
+    """Artifacts made and used, with all ancestors; those made by this run have the energy of the final record."""
     bills = [bill for attempt in attempts for bill in attempt.events.bills.values()]
     made = dict.fromkeys(bill.key for bill in bills if bill.artefact.made_by == run_id)
     by_key = {ancestor.key: ancestor for ancestor in ancestry_of(bills)}
@@ -454,16 +459,16 @@ def _lineage(
         kinds = [_kind_of(name, stages) for name in by_key[key].stages]
         known = {"roles": tuple(k.role for k in kinds), "activities": tuple(k.activity for k in kinds)}
         by_key[key] = by_key[key].model_copy(update={**known, **ancestor_energy(own)})
-    return tuple(made), tuple(one if one.key in made else price(one) for one in by_key.values())
+    return tuple(made), tuple(one if one.key in made else resolve_energy(one) for one in by_key.values())
 
 
 def _kind_of(name: str, stages: tuple[StageRecord, ...]) -> StageKind:
-    found = next((stage for stage in stages if stage.name == name), None)
-    return StageKind(found.role, found.activity) if found else kind_by_name(name)
+    stage = next((stage for stage in stages if stage.name == name), None)
+    return StageKind(stage.role, stage.activity) if stage else kind_by_name(name)
 
 
 def ancestor_energy(stages: list[StageRecord]) -> dict[str, dict[str, EnergyFigure]]:
-    """What an artifact's bill holds: all of its energy and, if it differs, what comparisons count and what not."""
+    """Fields of an artifact's bill: its whole energy and, if it differs, the parts that comparisons include or not."""
     work = [stage for stage in stages if stage.is_method_work]
     setup = [stage for stage in stages if stage.role == "setup"]
     repeated = [stage for stage in stages if stage.repeated]
@@ -478,8 +483,8 @@ def ancestor_energy(stages: list[StageRecord]) -> dict[str, dict[str, EnergyFigu
 
 
 def stage_energy(stages: list[StageRecord]) -> dict[str, EnergyFigure]:
-    """The joules of the stages that made an artefact, by component."""
+    """Energy of the stages that made an artifact, by component."""
     if not stages:
-        return {"all": missing("no stage of it was recorded")}
+        return {"all": missing("none of its stages was recorded")}
     summed = add_components([stage.energy for stage in stages], [stage.duration_s for stage in stages])
     return {name: getattr(summed, name) for name in EnergyByComponent.model_fields}

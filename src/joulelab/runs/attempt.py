@@ -1,7 +1,7 @@
-"""One attempt at a run: opened before the work starts, closed after it ended, by whoever does the work.
+"""One attempt of a run, from the snapshot of the environment to the record.
 
-Environment, meter and what runs beside it are started here and nowhere else, so that a pipeline, a measured program and
-a `with` block of somebody's script leave the same folder behind.
+Environment, meter, CodeCarbon and trackers are started only here, so that a pipeline, a measured program and a `with`
+block leave the same kind of run folder.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark,
 from joulelab.runs.sensor_discovery import demand_sensors
 from joulelab.runs.spec import RunSpec, write_yaml
 from joulelab.runs.storage import read_json, storage_failure, write_json
-from joulelab.runs.store import compact_run, prices, searched_store
+from joulelab.runs.store import compact_run, energy_resolver, searched_store
 from joulelab.runs.summary import flat_summary
 
 
 def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: Path | None = None) -> RunPaths:
-    """A folder with the merged config and an opening record, queued: it is running once a process has locked it.
+    """Create a run folder with the merged config and a first record. The run is queued until a process locks it.
 
-    `folder` is one the user chose; the run still looks for artifacts in `store`.
+    `folder` is a path chosen by the user; artifacts are still searched in `store`.
     """
     paths = RunPaths(make_chosen_folder(folder) if folder else make_folder(store, spec.name))
     settings = spec.model_dump(mode="json")
@@ -56,29 +56,36 @@ def create_run(store: Path, spec: RunSpec, group: str | None = None, *, folder: 
         failure = storage_failure(error, paths.folder)
         for made in (paths.config, paths.record):
             made.unlink(missing_ok=True)
-        with suppress(OSError):  # a folder that a user chose may hold something of his
+        with suppress(OSError):  # a user-supplied directory may not be empty
             paths.folder.rmdir()
         raise (failure or error) from None
     return paths
 
 
 def this_process() -> ProcessMark:
-    """Who works on a run from here on, so that a reader can tell whether he still does."""
+    """Identifies the owning process, so that readers can check whether it is still alive."""
     return ProcessMark(host=os.uname().nodename, boot_id=clock.boot_id(), pid=os.getpid())
 
 
 class RunAttempt:
-    """`begin()`, then stages through the context it gives, then `end()`: the joules are in the record either way."""
+    """`begin()`, then stages through the context that it returns, then `end()`. The energy is recorded in any case."""
 
-    def __init__(self, paths: RunPaths, spec: RunSpec, stop: StopRequest, progress: Progress) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        spec: RunSpec,
+        stop: StopRequest,
+        progress: Progress,
+        last_phase: Phase | None = None,
+    ) -> None:
         self._paths = paths
         self._spec = spec
         self._stop = stop
         self._progress = progress
+        self._last_phase = last_phase
         self._lock = hold(paths.folder)
         self._lock.on_taken_over = stop.refuse
-        self.part: Phase | None = None
-        self._beside = ExitStack()
+        self._sidecars = ExitStack()
         self._trackers: Trackers | None = None
         self._context: RunContext | None = None
 
@@ -87,8 +94,8 @@ class RunAttempt:
     ) -> RunContext:
         """Snapshot the environment, start the meter, record the idle baseline.
 
-        `command` replaces our own command line in the snapshot. `metering` is told once the meter runs: other ranks
-        join then, so that all hosts have their idle baselines at the same time.
+        `command` replaces joulelab's command line in the snapshot. `metering` is called once the meter runs: other
+        ranks join then, so that all hosts record their idle baselines at the same time.
         """
         demand_sensors(self._spec.energy)
         mark_running(self._paths)
@@ -97,21 +104,22 @@ class RunAttempt:
             facts["command"] = list(command)
         write_json(self._paths.environment, facts)
         attempt, host = self._paths.next_attempt(), environment.node_name()
-        beside = lookup.SIDECARS.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
-        self._beside.enter_context(beside)  # before the meter: its own start-up is nobody's bill
+        codecarbon = lookup.SIDECARS.resolve("codecarbon")(self._paths.folder, host, attempt, self._spec.energy)
+        self._sidecars.enter_context(codecarbon)  # before the meter, so that its start-up is not billed
         self._start_trackers(self._paths.trace(host, attempt))
         restored = restore_limits(self._paths, host)
         limits = self._paths.power_limits(host, attempt)
-        self._beside.enter_context(power_cap(self._spec.energy, limits))
+        self._sidecars.enter_context(power_cap(self._spec.energy, limits))
         trace, events = self._paths.trace(host, attempt), self._paths.events(host, 0, attempt)
         meter = Meter(trace, events, self._spec.energy, limits)
         meter.start()
         known = {"method_version": METHOD_VERSION, "environment": environment.digests(facts)}
         meter.event("run", edge="begin", **known)
-        self._context = RunContext(self._paths, self._spec, meter, self._stop, attempt, self._progress)
-        self._context.part = self.part
+        self._context = RunContext(
+            self._paths, self._spec, meter, self._stop, attempt, self._progress, self._last_phase
+        )
         self._context.trackers = self._trackers
-        self._context.tell_problems()
+        self._context.report_tracker_problems()
         for text in restored:
             self._context.warn(text)
         if metering is not None:
@@ -125,10 +133,10 @@ class RunAttempt:
         error: BaseException | None = None,
         others: Callable[[RunContext], None] | None = None,
     ) -> RunRecord:
-        """Stop the meter and write the record; works after a `begin()` that failed too.
+        """Stop the meter and write the record; also works if `begin()` failed.
 
-        `others` waits for the ranks of other hosts, whose traces belong to the record. A run that another node has
-        taken over is that node's to write.
+        `others` waits for the ranks of other hosts, whose traces belong to the record. If another node has taken the
+        run over, that node writes the record.
         """
         try:
             return self._end(status, error, others)
@@ -141,28 +149,28 @@ class RunAttempt:
         context, self._context = self._context, None
         if context is not None:
             if status == "done":
-                with suppress(EndedBySignal):  # the work is done; whoever cannot wait for the baseline goes without
+                with suppress(EndedBySignal):  # the work is done; a signal only skips the baseline
                     idle(context, "idle.after", self._spec.energy.idle_after_s)
-            context.tell_problems()
+            context.report_tracker_problems()
             context.meter.event("run", edge="end", status=status)
             context.close()
             context.meter.stop()
             if others is not None:
                 others(context)
-        self._beside.close()
+        self._sidecars.close()
         if (taken_over := self._lock.taken_over) is not None:
             raise taken_over
         try:
             record = self._end_trackers(close_run(self._paths, status, error))
-        except OSError as trouble:
-            failure = storage_failure(trouble, self._paths.folder)
+        except OSError as write_error:
+            failure = storage_failure(write_error, self._paths.folder)
             if failure is None:
                 raise
-            with suppress(OSError):  # less than a record; on a disk without any room the process's end tells
+            with suppress(OSError):  # a full disk may not even hold this; readers then derive `truncated`
                 mark_failed(self._paths, failure)
-            raise failure from error or trouble
+            raise failure from error or write_error
         for text in compact_run(self._paths, context.attempt if context else 0).kept:
-            self._progress.say(f"the trace stays JSONL: {text}")
+            self._progress.say(f"Trace not compacted: {text}")
         return record
 
     def _start_trackers(self, trace: Path) -> None:
@@ -171,7 +179,7 @@ class RunAttempt:
             self._trackers = lookup.SIDECARS.resolve("trackers")(self._paths, self._spec, group, trace)
 
     def _end_trackers(self, record: RunRecord) -> RunRecord:
-        """They are told the finished record; what goes wrong then is written into it afterwards."""
+        """Trackers receive the final record; problems at that point are added to it afterwards."""
         trackers, self._trackers = self._trackers, None
         if trackers is None:
             return record
@@ -186,7 +194,7 @@ class RunAttempt:
 
 
 def idle(run: RunContext, name: str, duration_s: float) -> None:
-    """Record the machine doing nothing, in a stage of its own that stands outside the totals."""
+    """Record an idle baseline in its own stage, which is outside the totals."""
     if duration_s <= 0:
         return
     with run.stage(name, round(duration_s), role="idle", activity="idle"):
@@ -197,18 +205,19 @@ def idle(run: RunContext, name: str, duration_s: float) -> None:
 
 
 def restore_limits(paths: RunPaths, host: str) -> list[str]:
-    """Take back the power caps of attempts whose program and recorder were both killed; what was done about them."""
-    said = []
+    """Remove power caps of attempts whose program and recorder were both killed; returns messages about them."""
+    messages = []
     for name, saved in paths.saved_power_limits():
         if name == host:
-            said += [f"{text}; an earlier attempt and its recorder were killed" for text in restore_power_limits(saved)]
+            restored = restore_power_limits(saved)
+            messages += [f"{text}; an earlier attempt and its recorder were killed" for text in restored]
         else:
-            said.append(f"GPUs on {name} may still have the power cap of an attempt that was killed there: see {saved}")
-    return said
+            messages.append(f"GPUs on {name} may still have the power cap of an attempt that was killed: see {saved}")
+    return messages
 
 
 def mark_running(paths: RunPaths) -> None:
-    """A run that was queued, or cut off and goes on, says so; its joules so far stay in the record meanwhile."""
+    """Set the status of a queued or interrupted run; the energy so far stays in the record meanwhile."""
     record = RunRecord.model_validate(read_json(paths.record))
     process = this_process()
     if record.status != "running" or record.process != process:
@@ -216,14 +225,15 @@ def mark_running(paths: RunPaths) -> None:
 
 
 def mark_failed(paths: RunPaths, failure: JoulelabError) -> None:
-    """The record as it stands, with its end; whoever goes on with the run writes all of it."""
+    """Update status and error of the record as it is; resuming the run writes a complete one."""
     record = RunRecord.model_validate(read_json(paths.record))
     write_json(paths.record, record.model_copy(update={"status": "failed", "error": error_record(failure)}))
 
 
 def close_run(paths: RunPaths, status: Status, error: BaseException | None = None) -> RunRecord:
     """Assemble and write the record, the flat summary, one file per stage, and the final bills."""
-    record = assemble(paths, status, error_record(error) if error else None, prices(searched_store(paths)))
+    resolve = energy_resolver(searched_store(paths))
+    record = assemble(paths, status, error_record(error) if error else None, resolve)
     write_json(paths.record, record)
     write_json(paths.summary, flat_summary(record))
     for old in paths.stages.glob("*.json"):
@@ -235,7 +245,7 @@ def close_run(paths: RunPaths, status: Status, error: BaseException | None = Non
 
 
 def finish_bills(paths: RunPaths, record: RunRecord) -> None:
-    """Replace the provisional joules of what this run made by those of the record."""
+    """Replace the provisional energy of this run's artifacts by that of the record."""
     final = {ancestor.key: ancestor for ancestor in record.lineage}
     for folder in paths.artifacts.glob("*"):
         bill = read_bill(folder)

@@ -1,4 +1,4 @@
-"""One attempt of a run as read back from its folder: trace, marks, vital signs, and the windows of its stages."""
+"""One attempt of a run, read from its folder: trace, marks, device health, windows of its stages, idle baselines."""
 
 from __future__ import annotations
 
@@ -26,12 +26,9 @@ from joulelab.runs.artifacts import Bill
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import NO_CODECARBON, EnergyByComponent, IdleBaseline, StageKind, kind_by_name
 
-# The event file of one attempt, read back: stage segments, counts, results, artefacts, phases, warnings.
-
-
 Window = tuple[int, int]
 STARTUP = "startup"
-"""Activity of imports and of starting a device: they belong to no stage, so that `run.overhead` has them."""
+"""Activity of imports and device initialization. They belong to no stage and therefore to `run.overhead`."""
 
 
 def setup_name(stage: str) -> str:
@@ -45,61 +42,60 @@ def overlap(one: Window, other: Window) -> Window | None:
 
 @dataclass
 class Opening:
-    """One opening of a stage inside no other, from its begin to its close."""
+    """One opening of a stage that is not nested in another one."""
 
     begin_ns: int
     end_ns: int | None = None
     resumed: bool = False
-    """It took up the work of earlier attempts; otherwise it began anew."""
+    """Whether it continued the work of earlier attempts instead of starting over."""
     resumed_at: int | None = None
-    """At which of their checkpoints (a step); None: all of their work was kept."""
+    """Checkpoint (step) that it resumed from; None: all earlier work was kept."""
     checkpoints: list[tuple[int, int]] = field(default_factory=list)
-    """(how far the work was, when) at each point that a later attempt can resume from."""
+    """(step, time) of each point that a later attempt can resume from."""
     setup_counts: dict[str, int] = field(default_factory=dict)
-    """What was counted in time that was setup."""
+    """Items counted in setup time."""
     artifact: bool = False
-    """What it was opened for was finished, so that no later attempt does it again."""
+    """Whether its artifact was finished, so that no later attempt repeats it."""
 
 
 @dataclass
 class AttemptEvents:
-    """What one attempt of the measured program said; open segments have no end yet."""
+    """The event file of one process of an attempt; segments still open have no end."""
 
     begin_ns: int = 0
     end_ns: int | None = None
     end_status: str | None = None
-    """How the attempt ended; None after a kill, and from a rank that follows another."""
+    """How the attempt ended; None if it was killed, and on worker ranks."""
     method_version: int = 1
-    """Of the program that began the attempt."""
+    """Of the version that recorded the attempt."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Digests of the environment's snapshot; empty in the first release, and from a rank that follows another."""
+    """Digests of the environment snapshot; empty in the first release, and on worker ranks."""
     windows: dict[str, list[Window]] = field(default_factory=dict)
     open_stages: dict[str, int] = field(default_factory=dict)
     kinds: dict[str, StageKind] = field(default_factory=dict)
     openings: dict[str, list[Opening]] = field(default_factory=dict)
-    """Of stages that were opened inside no other one."""
+    """Of stages that are not nested in another one."""
     setups: list[tuple[str, str, Window]] = field(default_factory=list)
     """(stage, activity, window) of setup inside a stage."""
     statuses: dict[str, str] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     joules: dict[str, tuple[list[str], int]] = field(default_factory=dict)
-    """Results that are joules of artefacts, by their keys, shared by so many things."""
+    """Results that are the energy of artifacts: name -> (keys, divisor)."""
     findings: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """What trackers of the training loop found: by stage, then by tracker."""
+    """Findings of training loop trackers, by stage and tracker."""
     bills: dict[tuple[str, str | None], Bill] = field(default_factory=dict)
-    """By key and use."""
-    """Of what was made or used, by key: two inputs may have the same name."""
+    """Of artifacts made or used, by key and role of use: two inputs may have the same name."""
     device: str | None = None
-    """Where the models of the run work (`cpu`, `cuda`); None where nothing declared it."""
+    """Device of the models (`cpu`, `cuda`); None if not declared."""
     warnings: list[str] = field(default_factory=list)
     phases: dict[tuple[str, str], PhaseAggregate] = field(default_factory=dict)
     marks_lost: int = 0
 
     def closed_windows(self, last_ns: int) -> dict[str, list[Window]]:
-        """Segments by stage; one that was open when everything ended is closed where the trace ends.
+        """Segments by stage; those still open end with the trace.
 
-        Setup inside a stage is split from it: start-up belongs to no stage, the rest to a setup stage of its own.
+        Setup inside a stage is split from it: start-up belongs to no stage, the rest to a separate setup stage.
         """
         windows = {stage: list(pairs) for stage, pairs in self.windows.items()}
         for stage, begin_ns in self.open_stages.items():
@@ -107,8 +103,8 @@ class AttemptEvents:
             if last_ns > begin_ns:
                 windows[stage].append((begin_ns, last_ns))
         for stage, activity, window in self.setups:
-            inside = [both for one in windows.get(stage, []) if (both := overlap(one, window))]
-            windows[stage] = [piece for one in windows.get(stage, []) for piece in without(one, inside)]
+            inside = [common for segment in windows.get(stage, []) if (common := overlap(segment, window))]
+            windows[stage] = [rest for segment in windows.get(stage, []) for rest in without(segment, inside)]
             if activity != STARTUP and inside:
                 windows.setdefault(setup_name(stage), []).extend(inside)
         return windows
@@ -198,14 +194,14 @@ def _take_position(events: AttemptEvents, line: dict[str, Any]) -> None:
 
 
 def _take_undrained(book: PhaseBook, path: Path, marks_read: int) -> None:
-    """A ring that is still there was not fully drained: recorder and program were killed together."""
+    """A remaining ring was not fully drained: recorder and program were killed together."""
     ring = path.with_suffix(".ring")
     if ring.exists():
         book.add_marks(RingReader(ring, marks_read).drain())
 
 
 def drain_ring(path: Path) -> None:
-    """Move the marks that a killed recorder left in its ring into the event file, and remove the ring."""
+    """Move the marks that a killed recorder left in its ring into the event file and delete the ring."""
     ring = path.with_suffix(".ring")
     if not ring.exists():
         return
@@ -221,13 +217,9 @@ def drain_ring(path: Path) -> None:
     ring.unlink()
 
 
-# What CodeCarbon said while it ran beside our meter, read back from `<run>/codecarbon/` and kept under its own name.
-#
-# Its tracker tells cumulative energy every few seconds (`readings.<host>.<attempt>.jsonl`, written by
-# `trackers/codecarbon.py`). A stage's share is the difference of that curve at the stage's edges, taken as even
-# between two readings. What it means is CodeCarbon's affair: GPU counters where it finds them, constants for RAM and
-# often CPU.
-
+# CodeCarbon readings: cumulative energy every few seconds (`codecarbon/readings.<host>.<attempt>.jsonl`, written by
+# `trackers/codecarbon.py`). The energy of a stage is the difference at its edges, interpolated linearly between two
+# readings. CodeCarbon uses GPU counters where available, and constants for RAM and often for the CPU.
 
 FOLDER = "codecarbon"
 SOURCE = CODECARBON
@@ -240,7 +232,7 @@ def readings_path(run_folder: Path, host: str, attempt: int) -> Path:
 
 @dataclass(frozen=True)
 class CodecarbonReadings:
-    """Cumulative joules at monotonic times; `problem` says why there are none."""
+    """Cumulative energy at monotonic times; `problem` is the reason if there is none."""
 
     stamps_ns: tuple[int, ...] = ()
     energy_j: tuple[float, ...] = ()
@@ -261,7 +253,7 @@ class CodecarbonReadings:
             return missing("CodeCarbon has no reading in this window")
         stamps = np.array(self.stamps_ns, dtype=float)
         at_edges = np.interp([start, end], stamps, self.energy_j)
-        # an edge lies somewhere between two readings: at worst all of that step's joules fall on one side of it
+        # an edge is between two readings: in the worst case all energy of that interval is on one side of it
         largest_step_j = float(np.max(np.diff(self.energy_j)))
         return EnergyFigure(
             energy_j=float(at_edges[1] - at_edges[0]),
@@ -277,7 +269,7 @@ def load_codecarbon(run_folder: Path, host: str, attempt: int) -> CodecarbonRead
     path = readings_path(run_folder, host, attempt)
     if not path.exists():
         return CodecarbonReadings()
-    stamps, joules, version, problem = [], [], "", "it wrote no reading"
+    stamps, joules, version, problem = [], [], "", "no reading was written"
     for line in read_lines(path):
         if line.get("kind") == "codecarbon":
             stamps.append(int(line["mono_ns"]))
@@ -288,8 +280,8 @@ def load_codecarbon(run_folder: Path, host: str, attempt: int) -> CodecarbonRead
     return CodecarbonReadings(tuple(stamps), tuple(joules), version, problem)
 
 
-# The phase of one step of training, after which ranks agree on what comes next.
 STEP = "step"
+"""The phase of one training step; ranks are synchronized at its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,11 +296,11 @@ class AttemptData:
     windows: dict[str, list[Window]]
     codecarbon: CodecarbonReadings
     rank: int = 0
-    """Of the process whose marks these are: the lowest one of the host."""
+    """Of the process whose marks these are: the lowest on the host."""
     event_files: tuple[tuple[int, Path], ...] = ()
     """(rank, file) of all processes on the host."""
     clock_offset_s: float = 0.0
-    """Wall time of this host less that of the host with rank 0."""
+    """Wall time of this host minus that of the host of rank 0."""
 
     def energy(self, windows: list[Window]) -> EnergyByComponent:
         figures = {name: component_energy(self.trace, name, windows) for name in COMPONENTS}
@@ -338,24 +330,24 @@ class AttemptData:
 
     @property
     def billed_windows(self) -> list[Window]:
-        """All of the attempt but its idle baselines."""
+        """The attempt without its idle baselines."""
         return without((self.begin_ns, self.end_ns), self.idle_windows)
 
     @property
     def overhead_windows(self) -> list[Window]:
-        """What no stage claims."""
+        """Time in no stage."""
         staged = [window for windows in self.windows.values() for window in windows]
         return without((self.begin_ns, self.end_ns), staged)
 
 
 def load_attempts(paths: RunPaths) -> list[AttemptData]:
-    """One entry per attempt and host, in order of attempts, the host with rank 0 first."""
+    """One entry per attempt and host, in order of attempts, the host of rank 0 first."""
     files = paths.event_files()
-    found = [
+    attempts = [
         _load_attempt(paths, host, number, trace, files.get((host, number), []))
         for host, number, trace in paths.traces()
     ]
-    ordered = sorted(found, key=lambda attempt: (attempt.number, attempt.rank, attempt.host))
+    ordered = sorted(attempts, key=lambda attempt: (attempt.number, attempt.rank, attempt.host))
     _split_repeated(ordered)
     return with_clock_offsets(ordered)
 
@@ -365,10 +357,10 @@ def repeated_name(stage: str) -> str:
 
 
 def _split_repeated(attempts: Sequence[AttemptData]) -> None:
-    """Move the time whose work was lost into stages of its own, in the windows of each attempt.
+    """Move the time whose work was lost into separate stages, in the windows of each attempt.
 
-    Lost is what an attempt did after the checkpoint at which the next one resumed, or all of it where the next one
-    began anew; what had become an artifact is never lost. A stage inside the lost time is lost with it.
+    Lost is the work after the checkpoint from which the next attempt resumed, or all of it if the next attempt started
+    over; a finished artifact is never lost. A stage nested in the lost time is lost with it.
     """
     numbers = sorted({attempt.number for attempt in attempts}, reverse=True)
     for stage in dict.fromkeys(stage for attempt in attempts for stage in attempt.events.openings):
@@ -384,7 +376,7 @@ def _split_repeated(attempts: Sequence[AttemptData]) -> None:
                         kept = opening
                     else:
                         opening.setup_counts.clear()
-            later = kept or later  # where nothing was kept, the same resume also judges the attempts before
+            later = kept or later  # if nothing was kept, the same resume also decides about the attempts before
 
 
 def _lost_from_ns(opening: Opening, later: Opening | None, end_ns: int) -> int:
@@ -401,16 +393,16 @@ def _lost_from_ns(opening: Opening, later: Opening | None, end_ns: int) -> int:
 def _move_lost(attempt: AttemptData, lost: Window) -> None:
     for stage, windows in list(attempt.windows.items()):
         kind = attempt.events.kinds.get(stage) or kind_by_name(stage)
-        inside = [both for one in windows if (both := overlap(one, lost))]
+        inside = [common for segment in windows if (common := overlap(segment, lost))]
         if kind.role in ("setup", "idle") or kind.repeated or not inside:
             continue
-        attempt.windows[stage] = [piece for one in windows for piece in without(one, inside)]
+        attempt.windows[stage] = [rest for segment in windows for rest in without(segment, inside)]
         attempt.windows.setdefault(repeated_name(stage), []).extend(inside)
         attempt.events.kinds[repeated_name(stage)] = kind._replace(part_of=stage, repeated=True)
 
 
 def leading(attempts: Sequence[AttemptData]) -> list[AttemptData]:
-    """Of each attempt the host with rank 0: what was counted, found and said is the same everywhere, and told once."""
+    """The host of rank 0 of each attempt: counts, results and warnings are the same on all ranks and count once."""
     first: dict[int, AttemptData] = {}
     for attempt in attempts:
         first.setdefault(attempt.number, attempt)
@@ -440,21 +432,21 @@ def _load_attempt(
 
 
 def with_clock_offsets(attempts: Sequence[AttemptData]) -> list[AttemptData]:
-    """Each host's clock against the leading one's.
+    """Attempts with the clock offset of each host to the host of rank 0.
 
-    Joules need no common clock: each host's are cut out by its own marks. Times of day do. Ranks end a stage of
-    training together, so the difference of those moments is the difference of the clocks.
+    Energy needs no common clock, since each host has its own marks; wall times do. Ranks end a training stage
+    simultaneously, so the difference of these times is the clock offset.
     """
-    placed = []
+    corrected = []
     leads = {attempt.number: attempt for attempt in leading(attempts)}
     for attempt in attempts:
         lead = leads[attempt.number]
-        together = [] if lead is attempt else _ends_apart_s(attempt, lead)
-        placed.append(replace(attempt, clock_offset_s=median(together)) if together else attempt)
-    return placed
+        offsets = [] if lead is attempt else _end_offsets_s(attempt, lead)
+        corrected.append(replace(attempt, clock_offset_s=median(offsets)) if offsets else attempt)
+    return corrected
 
 
-def _ends_apart_s(attempt: AttemptData, lead: AttemptData) -> list[float]:
+def _end_offsets_s(attempt: AttemptData, lead: AttemptData) -> list[float]:
     return [
         (windows[-1][1] / NS + attempt.trace.offset_s) - (lead.windows[stage][-1][1] / NS + lead.trace.offset_s)
         for stage, windows in attempt.windows.items()
@@ -467,48 +459,46 @@ def seconds(windows: list[Window]) -> float:
 
 
 def wall_seconds(parts: Sequence[tuple[AttemptData, list[Window]]]) -> float:
-    """Time as a person waits for it: hosts work at the same time, attempts one after the other."""
+    """Elapsed time: hosts work in parallel, attempts one after the other."""
     longest: dict[int, float] = {}
     for attempt, windows in parts:
         longest[attempt.number] = max(longest.get(attempt.number, 0.0), seconds(windows))
     return sum(longest.values())
 
 
-# The idle baselines of a run: how much power doing nothing took, how steadily, and in which state of the machine.
-#
-# An H200 draws 126 W two seconds after a load, 123 W after ten, and 80 W once its clocks have dropped. An idle power
-# without its state and stability is therefore half a number.
+# Idle baselines: power, stability and state of the idle machine. An H200 draws 126 W two seconds after a load, 123 W
+# after ten, and 80 W once its clocks have dropped, so idle power is meaningless without its state and stability.
 
-
-# Beyond these a baseline was not at rest: clocks dropping, another program, a card still cooling down.
+# Above these limits the machine was not idle: clocks dropping, another program, a GPU still cooling down.
 STEADY_SPREAD_REL = 0.05
 STEADY_DRIFT_REL = 0.05
-PIECE_S = 1.0
-_MOST_PIECES = 20
+SEGMENT_S = 1.0
+_MAX_SEGMENTS = 20
 MeanPower = Callable[[EnergyFigure, float], float | None]
 
 
 def idle_baselines(
     attempts: Sequence[AttemptData], policy: str, mean_power_w: MeanPower = EnergyFigure.mean_power_w
 ) -> tuple[IdleBaseline, ...]:
-    """Measured ones only: an estimate from CPU time knows nothing about idle."""
-    found = []
+    """Measured baselines only: an estimate from CPU time does not include idle power."""
+    baselines = []
     for attempt in attempts:
         for stage in attempt.idle_stages:
             windows = attempt.windows[stage]
-            whole, *pieces = (
-                mean_power_w(attempt.energy(part).under_policy(policy), seconds(part))
-                for part in (windows, *([piece] for window in windows for piece in _pieces(window)))
+            segments = [[segment] for window in windows for segment in _split(window)]
+            power_w, *segment_powers_w = (
+                mean_power_w(attempt.energy(part).under_policy(policy), seconds(part)) for part in (windows, *segments)
             )
-            if whole is not None:
-                found.append(_baseline(attempt, stage, windows, whole, [w for w in pieces if w is not None]))
-    return tuple(found)
+            if power_w is not None:
+                known = [value for value in segment_powers_w if value is not None]
+                baselines.append(_baseline(attempt, stage, windows, power_w, known))
+    return tuple(baselines)
 
 
 def _baseline(
-    attempt: AttemptData, stage: str, windows: list[Window], power_w: float, piece_powers_w: list[float]
+    attempt: AttemptData, stage: str, windows: list[Window], power_w: float, segment_powers_w: list[float]
 ) -> IdleBaseline:
-    spread, drift = spread_and_drift(piece_powers_w)
+    spread, drift = spread_and_drift(segment_powers_w)
     states = attempt.health.during(windows)
     loads = [start for name, spans in attempt.windows.items() if name not in attempt.idle_stages for start, _ in spans]
     return IdleBaseline(
@@ -527,15 +517,15 @@ def _baseline(
     )
 
 
-def _pieces(window: Window) -> list[Window]:
-    """Pieces of about a second, which is long against every sensor's refresh."""
-    count = max(1, min(_MOST_PIECES, int((window[1] - window[0]) / NS / PIECE_S)))
+def _split(window: Window) -> list[Window]:
+    """Segments of about a second, which is long compared with the refresh period of every sensor."""
+    count = max(1, min(_MAX_SEGMENTS, int((window[1] - window[0]) / NS / SEGMENT_S)))
     edges = [window[0] + (window[1] - window[0]) * number // count for number in range(count + 1)]
     return list(pairwise(edges))
 
 
 def spread_and_drift(powers_w: Sequence[float]) -> tuple[float | None, float | None]:
-    """Standard deviation against the mean, and second half against first; None where there are too few pieces."""
+    """Standard deviation over mean, and second half over first half minus 1; None if there are too few segments."""
     if len(powers_w) < 2 or not any(powers_w):
         return None, None
     half = len(powers_w) // 2
@@ -553,28 +543,28 @@ def is_steady(spread_rel: float | None, drift_rel: float | None) -> bool:
 class IdlePower(NamedTuple):
     power_w: float
     half_width_w: float
-    """95 %: the spread of the baseline, and the difference to a settled idle state after the load."""
+    """95 %: spread of the baseline, and difference to a stable idle state after the load."""
 
 
 def idle_power(baselines: Sequence[IdleBaseline]) -> IdlePower | None:
-    """From the stable baselines before the load; the cool-down after it draws more and is no idle.
+    """From the stable baselines before the load; while cooling down after it the machine draws more power.
 
-    A settled state after the load is another idle state of the machine (its clocks may differ). Which of the two the
-    load would have been without its work is unknown, so their difference is part of the error.
+    A stable baseline after the load is a second idle state (its clocks may differ). Which of the two the machine would
+    have been in without the load is unknown, so their difference is part of the error.
     """
     before = [baseline for baseline in baselines if baseline.before_load]
-    settled_after = [baseline for baseline in baselines if not baseline.before_load and baseline.stable]
-    chosen = [baseline for baseline in before if baseline.stable] or before or settled_after or list(baselines)
+    stable_after = [baseline for baseline in baselines if not baseline.before_load and baseline.stable]
+    chosen = [baseline for baseline in before if baseline.stable] or before or stable_after or list(baselines)
     duration_s = sum(baseline.duration_s for baseline in chosen)
     if duration_s <= 0:
         return None
     power_w = sum(baseline.power_w * baseline.duration_s for baseline in chosen) / duration_s
     spread_w = statistics.fmean((b.spread_rel if b.spread_rel is not None else 0.1) * b.power_w for b in chosen)
-    pieces = max(1, min(_MOST_PIECES, int(duration_s / PIECE_S)))
-    other_w = max((abs(baseline.power_w - power_w) for baseline in (*chosen, *settled_after)), default=0.0)
-    return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(pieces), other_w))
+    segments = max(1, min(_MAX_SEGMENTS, int(duration_s / SEGMENT_S)))
+    other_w = max((abs(baseline.power_w - power_w) for baseline in (*chosen, *stable_after)), default=0.0)
+    return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(segments), other_w))
 
 
-def _median(states: Sequence[GpuState], what: str) -> float | None:
-    values = [getattr(state, what) for state in states if getattr(state, what) is not None]
+def _median(states: Sequence[GpuState], name: str) -> float | None:
+    values = [getattr(state, name) for state in states if getattr(state, name) is not None]
     return float(statistics.median(values)) if values else None

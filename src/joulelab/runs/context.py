@@ -1,4 +1,4 @@
-"""What a pipeline holds while it runs: stages, artefacts, metrics, results, progress, and the wish to stop."""
+"""What a pipeline works with while it runs: stages, artifacts, metrics, results, progress, and requests to stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from joulelab import clock
 from joulelab.errors import EndedBySignal, JoulelabError
@@ -27,34 +27,32 @@ from joulelab.runs.artifacts import (
     code_version,
     find_artifacts,
     find_damage,
-    find_parts,
+    find_shards,
     fresh_folder,
     list_contents,
     read_bill,
     set_aside,
     spent_between,
-    with_parts,
+    with_shards,
     write_bill,
 )
 from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.phases import Phase, end_before_later_phase
+from joulelab.runs.phases import Phase, comes_after, end_before_later_phase
 from joulelab.runs.record import Result, RunRecord, StageKind, checked_role, kind_by_name
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.store import searched_store, settled
-
-# Who is told how a run goes: a person, and other tools. A run does not depend on what becomes of them.
+from joulelab.runs.store import searched_store, with_recorded_energy
 
 
 class Progress(Protocol):
-    """Where a person watches: a terminal, a log, or nowhere."""
+    """Progress display for a person: a terminal, a log, or none."""
 
     def stage(self, name: str, total: int | None) -> None: ...
 
     def advance(self, done: int, text: str = "") -> None: ...
 
     def finish(self) -> None:
-        """The stage is over; what comes next may be silent for a while."""
+        """The stage has ended; no stage may follow for a while."""
 
     def say(self, text: str) -> None: ...
 
@@ -70,59 +68,57 @@ class SilentProgress:
 
 
 class Trackers(Protocol):
-    """Other tools that are told the metrics; whatever becomes of them, nothing is raised here."""
+    """Experiment trackers that receive the metrics. No method raises."""
 
     def log(self, line: Mapping[str, Any]) -> None: ...
 
     def problems(self) -> list[str]:
-        """What has gone wrong since the last time somebody asked."""
+        """Problems since the previous call."""
 
     def end(self, record: RunRecord) -> None: ...
 
 
-# Signals as a request: the first asks the run to save and end, another a second later ends it at once.
-
-
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A scheduler announces the time limit by the one or the other.
+# Schedulers announce the time limit by SIGTERM or SIGUSR1.
 JOB_SIGNALS = (*SIGNALS, signal.SIGUSR1)
-# A scheduler signals every process of a job, and a launcher passes on what it got: the same request, twice.
+# A scheduler signals every process of a job, and a launcher forwards the signal: the same request arrives twice.
 ECHO_S = 1.0
 
 
 class StopRequest:
-    """While entered, these signals set a flag; whoever reaches a safe point calls `check()`."""
+    """Turns signals into a request: the first one makes `check()` raise at the next safe point, where the work can be
+    saved; another one after `ECHO_S` ends the process immediately."""
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self.signum: int | None = None
         self._signals = signals
-        self._asked_s = 0.0
-        self._settling = False
+        self._received_s = 0.0
+        self._closing = False
         self._refusal: JoulelabError | None = None
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.signal(signum, self._receive) for signum in self._signals}
+            self._previous = {signum: signal.signal(signum, self._receive) for signum in self._signals}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for signum, handler in self._before.items():
+        for signum, handler in self._previous.items():
             signal.signal(signum, handler)
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         if self.signum is None:
-            self.signum, self._asked_s = signum, now_s
-        elif not self._settling and now_s - self._asked_s > ECHO_S:
+            self.signum, self._received_s = signum, now_s
+        elif not self._closing and now_s - self._received_s > ECHO_S:
             raise EndedBySignal(signum)
 
-    def settle(self) -> None:
-        """The work is over and its record is being written: a launcher that signals twice must not spoil that."""
-        self._settling = True
+    def ignore_repeats(self) -> None:
+        """From now on a second signal does not interrupt: the work has ended and its record is being written."""
+        self._closing = True
 
     def refuse(self, error: JoulelabError) -> None:
-        """End the work at its next safe point with an error of ours."""
+        """Make the next `check()` raise this error."""
         self._refusal = error
 
     def check(self) -> None:
@@ -132,11 +128,11 @@ class StopRequest:
             raise EndedBySignal(self.signum)
 
 
-PROGRESS_EVERY_S = 1.0
+PROGRESS_INTERVAL_S = 1.0
 
 
 class Stage:
-    """A running stage: counts what went through it. Counts are cumulative over the stage, resumed attempts included."""
+    """An open stage. Counts are cumulative over the stage, including earlier attempts that were resumed."""
 
     def __init__(self, meter: Meter, name: str, kind: StageKind) -> None:
         self.name = name
@@ -147,7 +143,7 @@ class Stage:
 
     def count(self, **counts: int) -> None:
         self._counts.update(counts)
-        if time.monotonic() - self._written_s > PROGRESS_EVERY_S:
+        if time.monotonic() - self._written_s > PROGRESS_INTERVAL_S:
             self.write_counts()
 
     @property
@@ -155,17 +151,17 @@ class Stage:
         return self._counts
 
     def count_as_setup(self, **counts: int) -> None:
-        """Of what was counted, so much was done in time that was noted as setup: it is in no rate of this stage."""
+        """How many of the counted items were processed in setup time; they are excluded from rates of this stage."""
         self._meter.event("setup_counts", stage=self.name, counts=counts)
 
     def checkpointed(self, at: int) -> None:
-        """The work so far is safe: a later attempt that resumes at `at` (a step) repeats nothing of it."""
+        """The work so far is saved: a later attempt that resumes at step `at` repeats none of it."""
         self._meter.event("checkpoint", stage=self.name, at=at)
 
     def resumed(self, at: int | None = None) -> None:
-        """This attempt takes up the work of earlier ones: at their checkpoint `at`, or all of it.
+        """This attempt continues the work of earlier ones: from their checkpoint `at`, or all of it.
 
-        Without this call a stage begins anew, and what earlier attempts did of it is billed as repeated.
+        Without this call the stage starts over, and the work of earlier attempts on it is billed as repeated.
         """
         self._meter.event("resumed", stage=self.name, at=at)
 
@@ -176,10 +172,17 @@ class Stage:
 
 
 class RunContext:
-    """One attempt of one run, from inside."""
+    """One attempt of a run, as its pipeline sees it."""
 
     def __init__(
-        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, progress: Progress
+        self,
+        paths: RunPaths,
+        spec: RunSpec,
+        meter: Meter,
+        stop: StopRequest,
+        attempt: int,
+        progress: Progress,
+        last_phase: Phase | None = None,
     ) -> None:
         self.paths = paths
         self.spec = spec
@@ -188,16 +191,25 @@ class RunContext:
         self.attempt = attempt
         self.progress = progress
         self.trackers: Trackers | None = None
-        """Where the metrics also go; following ranks have none."""
+        """None on worker ranks."""
         self._metrics = self._open_metrics(paths.metrics)
         self._open: list[Stage] = []
         self._closed: dict[str, Stage] = {}
         self._making: list[BillBuilder] = []
-        self._told: set[str] = set()
-        """Keys of the artefacts that were said to be reused: several stages may ask for one."""
+        self._reported: set[str] = set()
+        """Keys of artifacts whose reuse was reported: several stages may request the same one."""
         self._device: str | None = None
-        self.part: Phase | None = None
-        """What this attempt is to do of the run; None: all that is left."""
+        self.last_phase = last_phase
+        """Phase after which this attempt ends; None: run to the end."""
+        self.is_partial = False
+        """Whether the pipeline stopped before a later phase."""
+
+    def includes(self, phase: Phase | Literal["evaluate"]) -> bool:
+        """Whether this attempt does the work of `phase`. If not, the pipeline must return; the run is then queued."""
+        if self.last_phase is None or not comes_after(phase, self.last_phase):
+            return True
+        self.is_partial = True
+        return False
 
     @contextmanager
     def stage(
@@ -210,19 +222,19 @@ class RunContext:
         activity: str | None = None,
         repeat: int | None = None,
     ) -> Iterator[Stage]:
-        """Bill what happens inside to `name`; a stage inside another suspends the outer one.
+        """Bill the time inside to the stage `name`; a nested stage suspends the outer one.
 
-        `role` says whose work it is and `activity` what is done; without them the name `<who>.<what>` decides.
-        A name stands for one stage. `again=True` adds a segment to a stage that was closed before, as repeated
-        evaluations do; without it a second use is refused, so that two stages never merge by accident.
+        `role` states whose work it is, `activity` what is done; without them the name `<role>.<activity>` decides.
+        A name identifies one stage. `again=True` adds a segment to a closed stage, e.g. for repeated evaluations;
+        otherwise opening it a second time is an error, so that two stages are never merged by accident.
         """
         if name in [stage.name for stage in self._open] or (name in self._closed and not again):
-            raise JoulelabError(f"the stage '{name}' was opened twice", "give each stage a name of its own")
+            raise JoulelabError(f"stage '{name}' was opened twice", "use a unique name, or again=True to continue it")
         by_name = kind_by_name(name)
         kind = StageKind(checked_role(role) if role else by_name.role, activity or by_name.activity, repeat)
-        if not self._open:  # inside another stage its loop asks, at a point where it can save
+        if not self._open:  # inside another stage its loop calls check() where it can save
             self.stop.check()
-            end_before_later_phase(name, kind, self.part)
+            end_before_later_phase(name, kind, self.last_phase)
         stage = self._closed.pop(name, None) or Stage(self.meter, name, kind)
         if self._making and name not in self._making[-1].stages:
             self._making[-1].stages.append(name)
@@ -252,13 +264,13 @@ class RunContext:
                 self.meter.enter_stage(None)
 
     def note_setup(self, activity: str, begin_ns: int, end_ns: int) -> None:
-        """Take time that was setup (an import, a compilation) out of the open stage."""
+        """Exclude setup time (an import, a compilation) from the open stage."""
         if self._open and (self._open[-1].kind.role != "setup" or activity == STARTUP):
             self.meter.exclude(begin_ns, end_ns)
             self.meter.event("setup", stage=self._open[-1].name, activity=activity, begin_ns=begin_ns, end_ns=end_ns)
 
     def note_device(self, device: str) -> None:
-        """Record where the models of the run work (`cpu`, `cuda`): energy per item is that of this device."""
+        """Record the device of the models (`cpu`, `cuda`): energy per item is that of this device."""
         if device != self._device:
             self._device = device
             self.meter.event("device", device=device)
@@ -280,23 +292,23 @@ class RunContext:
         reuse: bool = True,
         opens: Opens | None = None,
     ) -> Artifact:
-        """Find what was already made from the same inputs, parents and code, or make it; either way with its bill.
+        """The artifact of these inputs, parents and code, reused or made; in both cases with its bill.
 
-        What is found is whole: its files are those that were written, and `opens`, where given, can read them.
-        `reuse=False` takes nothing from other runs, only what an earlier attempt of this one has finished.
+        A reused artifact is intact: its files match their list, and `opens`, if given, can read them.
+        `reuse=False` ignores other runs and reuses only what an earlier attempt of this run has finished.
         """
         key = self.key_of(kind, inputs, [parent.key for parent in parents])
-        found = self._own(name, key, opens)
-        if found is None and reuse:
-            found = self.found(key, opens)
-        if found is None:
-            self._tell_change(name, key)
-            found = self._make(name, kind, key, dict(inputs), parents, make)
-        elif found.reused and key not in self._told:
-            self.progress.say(f"{name}: reused from {found.bill.artefact.made_by}, its bill comes along")
-            self._told.add(key)
-        self.meter.event("artefact", name=name, bill=found.bill.model_dump(mode="json"))
-        return found
+        artifact = self._own(name, key, opens)
+        if artifact is None and reuse:
+            artifact = self.found(key, opens)
+        if artifact is None:
+            self._report_changed_key(name, key)
+            artifact = self._make(name, kind, key, dict(inputs), parents, make)
+        elif artifact.reused and key not in self._reported:
+            self.progress.say(f"Reusing {name} from {artifact.bill.artefact.made_by} (its energy is included)")
+            self._reported.add(key)
+        self.meter.event("artefact", name=name, bill=artifact.bill.model_dump(mode="json"))
+        return artifact
 
     @cached_property
     def store(self) -> Path:
@@ -304,51 +316,51 @@ class RunContext:
         return searched_store(self.paths)
 
     def key_of(self, kind: str, inputs: Mapping[str, Any], parents: Sequence[str]) -> str:
-        """Of an artefact made from these by this code, whether it is there or not; parents are named by their keys."""
+        """Key of the artifact of these inputs and this code, whether it exists or not; parents are given by keys."""
         return artifact_key(kind, inputs, parents, code_version())
 
     def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
-        """What another run made and is still whole, where this one takes anything from others."""
+        """An intact artifact of another run, if the settings allow reuse."""
         others = find_artifacts(self.store, key) if self.spec.reuse_artifacts else ()
-        return next((self._settled(other) for other in others if self._is_whole(other, opens)), None)
+        return next((self._with_recorded_energy(other) for other in others if self._is_intact(other, opens)), None)
 
-    def whole_in(self, folder: Path) -> Artifact | None:
-        """The artefact in this folder, if there is one and it has come to no harm."""
+    def artifact_in(self, folder: Path) -> Artifact | None:
+        """The artifact in this folder, if there is one and it is intact."""
         bill = read_bill(folder)
         artifact = Artifact(folder, bill, reused=bill.artefact.made_by != self.paths.run_id) if bill else None
-        return self._settled(artifact) if artifact is not None and self._is_whole(artifact) else None
+        return self._with_recorded_energy(artifact) if artifact is not None and self._is_intact(artifact) else None
 
-    def _settled(self, artifact: Artifact) -> Artifact:
-        """With the energy that the record of its run states: the bill of a killed run is still a provisional one."""
-        return replace(artifact, bill=settled(artifact.bill, artifact.folder.parent.parent.parent))
+    def _with_recorded_energy(self, artifact: Artifact) -> Artifact:
+        """With the energy that the record of its run states: the bill of a killed run stays provisional."""
+        return replace(artifact, bill=with_recorded_energy(artifact.bill, artifact.folder.parent.parent.parent))
 
     def _open_metrics(self, path: Path) -> LineFile:
         return LineFile(path)
 
-    def _artifact_place(self, name: str) -> Path:
+    def _artifact_folder(self, name: str) -> Path:
         return self.paths.artifacts / name
 
     def _own(self, name: str, key: str, opens: Opens | None) -> Artifact | None:
-        """What an earlier attempt of this very run finished."""
+        """The artifact if an earlier attempt of this run finished it."""
         bill = read_bill(self.paths.artifacts / name)
         own = Artifact(self.paths.artifacts / name, bill, reused=False) if bill and bill.key == key else None
-        return own if own is not None and self._is_whole(own, opens) else None
+        return own if own is not None and self._is_intact(own, opens) else None
 
-    def _tell_change(self, name: str, key: str) -> None:
-        """An earlier attempt made it, and a person who resumes expects to find it again."""
+    def _report_changed_key(self, name: str, key: str) -> None:
+        """Explain why a resumed run does not reuse what an earlier attempt made."""
         bill = read_bill(self.paths.artifacts / name)
         if bill is not None and bill.key != key:
-            self.progress.say(f"{name}: made again; the program, or what it is made from, has changed since")
+            self.progress.say(f"Making {name} again: the code or its inputs have changed since")
 
-    def _is_whole(self, artifact: Artifact, opens: Opens | None = None) -> bool:
-        found = find_damage(artifact.folder, opens)
-        if found is not None:
-            self._pass_over(artifact, found)
-        return found is None
+    def _is_intact(self, artifact: Artifact, opens: Opens | None = None) -> bool:
+        damage = find_damage(artifact.folder, opens)
+        if damage is not None:
+            self._reject(artifact, damage)
+        return damage is None
 
-    def _pass_over(self, artifact: Artifact, found: str) -> None:
+    def _reject(self, artifact: Artifact, damage: str) -> None:
         made = artifact.bill.artefact
-        self.warn(f"{made.name}, made by {made.made_by}, is damaged and not used: {found}")
+        self.warn(f"Ignoring {made.name} from {made.made_by}: it is corrupted ({damage})")
         set_aside(artifact.folder)
 
     def _make(
@@ -360,48 +372,48 @@ class RunContext:
         parents: Sequence[Bill],
         make: Callable[[Path], None],
     ) -> Artifact:
-        folder = fresh_folder(self._artifact_place(name))
+        folder = fresh_folder(self._artifact_folder(name))
         before = self.meter.so_far()
         self._making.append(BillBuilder())
         try:
             make(folder)
         finally:
-            making = self._making.pop()
+            builder = self._making.pop()
         list_contents(folder)
         energy = spent_between(before, self.meter.so_far())
         made = Ancestor(key=key, name=name, kind=kind, made_by=self.paths.run_id, energy=energy)
-        bill = making.bill(made, parents, code_version(), inputs)
+        bill = builder.bill(made, parents, code_version(), inputs)
         write_bill(folder, bill)
         return Artifact(folder, bill, reused=False)
 
     def unmetered_work(self, name: str, reason: str) -> None:
-        """Work for the artefact that is being made, done where this run's meter does not reach: its bill shows it."""
+        """Record work on the artifact in progress that this run's meter cannot measure, e.g. on a server."""
         self._making[-1].unmetered[name] = reason
 
     def shares_of(self, key: str, damaged_too: bool = False) -> list[Artifact]:
-        """Shares of an artefact that tasks of a split have left in the store; the one being made is joined from them,
-        and they are on its bill. `damaged_too` is for whoever can tell what is still good in a damaged one."""
-        takes = (lambda part: True) if damaged_too else self._is_whole
-        parts = find_parts(self.store, key, takes) if self.spec.reuse_artifacts else []
-        found = [self._settled(part) for part in parts]
-        self._making[-1].joined += [part.bill for part in found]
-        return found
+        """Shards of an artifact in the store. The artifact in progress is joined from them, and they are on its bill.
+        `damaged_too` includes corrupted ones, for callers that can tell which units are intact."""
+        accept = (lambda part: True) if damaged_too else self._is_intact
+        shards = find_shards(self.store, key, accept) if self.spec.reuse_artifacts else []
+        resolved = [self._with_recorded_energy(shard) for shard in shards]
+        self._making[-1].joined += [shard.bill for shard in resolved]
+        return resolved
 
-    def uses(self, name: str, bill: Bill) -> Bill:
-        """Note something that came from elsewhere, so that the lineage shows it."""
+    def record_input(self, name: str, bill: Bill) -> Bill:
+        """Record an input that this run did not make, so that the lineage includes it."""
         self.meter.event("artefact", name=name, bill=bill.model_dump(mode="json"))
         return bill
 
     def log(self, step: int, **values: float | str) -> None:
-        """A line of metrics; after a resume the later attempt's line for a step is the one that counts."""
+        """Write a line of metrics; if a step was repeated after a resume, the line of the later attempt counts."""
         line = {"step": step, "attempt": self.attempt, **clock.now().fields(), **values}
         self._metrics.append(line)
         if self.trackers is not None:
             self.trackers.log(line)
-            self.tell_problems()
+            self.report_tracker_problems()
 
-    def tell_problems(self) -> None:
-        """What trackers could not do is a warning of the run, and nothing worse."""
+    def report_tracker_problems(self) -> None:
+        """Problems of trackers become warnings of the run."""
         for text in self.trackers.problems() if self.trackers is not None else ():
             self.warn(text)
 
@@ -409,9 +421,9 @@ class RunContext:
         self.meter.event("result", name=name, result=result.model_dump())
 
     def joules_result(self, name: str, made: Iterable[Bill], per: int = 1) -> None:
-        """What some artefacts took together, for each of `per` things. It is worked out with the record, when their
-        joules are settled; there is no such result where they are not known of all."""
-        keys = [one.key for bill in made for one in with_parts(bill)]
+        """The energy of these artifacts together, divided by `per`, as a result. It is computed when the run is closed
+        and the energy is final; there is no result if the energy of one of them is unknown."""
+        keys = [ancestor.key for bill in made for ancestor in with_shards(bill)]
         self.meter.event("joules", name=name, of=keys, per=per)
 
     def warn(self, text: str) -> None:
@@ -422,21 +434,27 @@ class RunContext:
         self._metrics.close()
 
 
-# A run as a following rank sees it: it works along, and keeps nothing that the first rank keeps.
-
-
 class WorkerContext(RunContext):
+    """A run on a rank other than the first: it does the same work and writes only its own marks."""
+
     def __init__(
-        self, paths: RunPaths, spec: RunSpec, meter: Meter, stop: StopRequest, attempt: int, scratch: Path
+        self,
+        paths: RunPaths,
+        spec: RunSpec,
+        meter: Meter,
+        stop: StopRequest,
+        attempt: int,
+        scratch: Path,
+        last_phase: Phase | None = None,
     ) -> None:
         self._scratch = scratch
-        super().__init__(paths, spec, meter, stop, attempt, SilentProgress())
+        super().__init__(paths, spec, meter, stop, attempt, SilentProgress(), last_phase)
 
     def _open_metrics(self, path: Path) -> LineFile:
         return LineFile(self._scratch / path.name)
 
-    def _artifact_place(self, name: str) -> Path:
+    def _artifact_folder(self, name: str) -> Path:
         return self._scratch / name
 
-    def _pass_over(self, artifact: Artifact, found: str) -> None:
-        """The first rank sees the same harm, says so and sets it aside; by now it may lie there made anew."""
+    def _reject(self, artifact: Artifact, damage: str) -> None:
+        """The first rank reports it and sets it aside; it may already have been made again."""

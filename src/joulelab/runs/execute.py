@@ -1,4 +1,8 @@
-"""A job starts here with nothing but the folder: its pipeline, from the idle baseline before to the record after."""
+"""Runs the pipeline of a run folder as a new attempt, on one process or on all ranks that torchrun started.
+
+Rank 0 creates the folder, measures, and writes the record. The other ranks learn its folder and attempt from a small
+file in the store, do the same work and write only their own marks.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +32,16 @@ from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import check, read_mapping
 from joulelab.runs.storage import read_json, storage_failure, write_json
 
-# Imports inside a stage are setup: the first run of a process pays for them, whichever method it measures.
-
-
-# Shorter imports cost less than the mark that would report them.
+# Imports inside a stage are setup: the first run of a process would otherwise be billed for them, whichever method it
+# measures. Shorter imports take less time than writing the mark.
 SHORTEST_NS = NS // 100
 
 
 class _ImportTimer:
-    """A finder that leaves finding to the others, and times how long the outermost import of the main thread takes."""
+    """A meta path finder that delegates to the others and times the outermost import of the main thread."""
 
-    def __init__(self, note: Callable[[int, int], None]) -> None:
-        self._note = note
+    def __init__(self, report: Callable[[int, int], None]) -> None:
+        self._report = report
         self._busy = False
 
     def find_spec(
@@ -50,14 +52,14 @@ class _ImportTimer:
         begin_ns = clock.now().mono_ns
         self._busy = True
         try:
-            spec = self._found_by_others(name, path, target)
+            spec = self._delegate(name, path, target)
         finally:
             self._busy = False
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             self._time(spec.loader, begin_ns)
         return spec
 
-    def _found_by_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    def _delegate(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             if finder is not self and find is not None and (spec := find(name, path, target)) is not None:
@@ -76,15 +78,15 @@ class _ImportTimer:
                 self._busy = False
                 end_ns = clock.now().mono_ns
                 if end_ns - begin_ns >= SHORTEST_NS:
-                    self._note(begin_ns, end_ns)
+                    self._report(begin_ns, end_ns)
 
         loader.exec_module = timed  # type: ignore[method-assign]
 
 
 @contextmanager
-def import_times(note: Callable[[int, int], None]) -> Iterator[None]:
-    """Report every import meanwhile that took a noticeable time as `note(begin_ns, end_ns)`."""
-    timer = _ImportTimer(note)
+def import_times(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Call `report(begin_ns, end_ns)` for every import in the block that takes at least `SHORTEST_NS`."""
+    timer = _ImportTimer(report)
     sys.meta_path.insert(0, timer)
     try:
         yield
@@ -92,35 +94,28 @@ def import_times(note: Callable[[int, int], None]) -> Iterator[None]:
         sys.meta_path.remove(timer)
 
 
-# Several processes that are one run: torchrun starts them all with the same command line, the first one holds the
-# run.
-#
-# The first rank makes the folder, measures, and writes the record. The others follow: they learn from a small file in
-# the store which folder and attempt it is, and do the same work with marks of their own and nothing else written.
-
-
-WAIT_S = 600.0
-# The others end with the first rank, their recorders a moment later.
-CLOSING_S = 15.0
-JOINING_S = 120.0
+PUBLISH_TIMEOUT_S = 600.0
+# Workers end with rank 0, their recorders shortly after.
+CLOSE_TIMEOUT_S = 15.0
+JOIN_TIMEOUT_S = 120.0
 _FOLDER = ".ranks"
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """This process among those that are one run."""
+    """This process among the ranks of a run."""
 
     rank: int = 0
     world: int = 1
     job: str = ""
 
     @property
-    def follows(self) -> bool:
+    def is_worker(self) -> bool:
         return self.rank > 0
 
 
 def current_rank() -> RankInfo:
-    """As torchrun says in the environment; alone where nobody says anything."""
+    """From the environment variables of torchrun; a single process without them."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
         return RankInfo()
@@ -128,10 +123,10 @@ def current_rank() -> RankInfo:
 
 
 def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:
-    """The same for all ranks of a run and for nobody else, an earlier start of the same job included."""
+    """Identical for all ranks of one start of a job, and different for every other start."""
     parts = [environ["TORCHELASTIC_RUN_ID"], environ.get("MASTER_PORT", "")]
     if int(environ.get("GROUP_WORLD_SIZE", "1")) == 1:
-        parts.append(str(launcher_pid))  # the parent of all ranks of a node, and no other job's
+        parts.append(str(launcher_pid))  # the common parent of all ranks of a node
     else:
         parts.append(environ.get("MASTER_ADDR", ""))
         slurm = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
@@ -139,98 +134,96 @@ def _job_name(environ: Mapping[str, str], launcher_pid: int) -> str:
     return "-".join([*parts, environ.get("TORCHELASTIC_RESTART_COUNT", "0")])
 
 
-def publish_run(place: RankInfo, paths: RunPaths, attempt: int) -> None:
-    """The first rank says which run it is, once its meter runs."""
-    if place.world > 1:
-        write_json(_file(paths.folder.parent, place), {"folder": paths.folder.name, "attempt": attempt})
+def publish_run(rank: RankInfo, paths: RunPaths, attempt: int) -> None:
+    """On rank 0: announce folder and attempt to the other ranks, once the meter runs."""
+    if rank.world > 1:
+        write_json(_file(paths.folder.parent, rank), {"folder": paths.folder.name, "attempt": attempt})
 
 
-def unpublish_run(place: RankInfo, paths: RunPaths) -> None:
-    if place.world > 1:
-        _file(paths.folder.parent, place).unlink(missing_ok=True)
+def unpublish_run(rank: RankInfo, paths: RunPaths) -> None:
+    if rank.world > 1:
+        _file(paths.folder.parent, rank).unlink(missing_ok=True)
 
 
-def join_run(place: RankInfo, store: Path, sleep: Callable[[float], None] = time.sleep) -> tuple[RunPaths, int]:
-    """The run and attempt that the first rank has begun; waits for it."""
-    file = _file(store, place)
-    give_up = time.monotonic() + WAIT_S
+def join_run(rank: RankInfo, store: Path, sleep: Callable[[float], None] = time.sleep) -> tuple[RunPaths, int]:
+    """Wait for rank 0 to publish its run; returns paths and attempt."""
+    file = _file(store, rank)
+    deadline_s = time.monotonic() + PUBLISH_TIMEOUT_S
     while not file.exists():
-        if time.monotonic() > give_up:
+        if time.monotonic() > deadline_s:
             raise JoulelabError(
-                f"rank 0 has begun no run within {WAIT_S:.0f} s",
-                f"its own message says why; on several nodes all of them must see {store.absolute()}",
+                f"rank 0 has not started a run within {PUBLISH_TIMEOUT_S:.0f} s",
+                f"see the output of rank 0; all nodes must be able to read {store.absolute()}",
             )
         sleep(0.1)
-    told = read_json(file)
-    return RunPaths(store / told["folder"]), int(told["attempt"])
+    published = read_json(file)
+    return RunPaths(store / published["folder"]), int(published["attempt"])
 
 
 def wait_until_joined(
-    place: RankInfo, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep
+    rank: RankInfo, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Until every rank has come along: an idle baseline is none while the others still import their framework."""
-    give_up = time.monotonic() + JOINING_S
-    while place.world > 1 and time.monotonic() < give_up:
-        if len(_events_of(paths, attempt)) >= place.world:
+    """Wait until every rank has joined: while one still imports its framework, the machine is not idle."""
+    deadline_s = time.monotonic() + JOIN_TIMEOUT_S
+    while rank.world > 1 and time.monotonic() < deadline_s:
+        if len(_event_files(paths, attempt)) >= rank.world:
             return
         sleep(0.1)
 
 
-def _events_of(paths: RunPaths, attempt: int) -> list[Path]:
+def _event_files(paths: RunPaths, attempt: int) -> list[Path]:
     return [path for (_, number), ranks in paths.event_files().items() if number == attempt for _, path in ranks]
 
 
-def wait_for_others(
-    place: RankInfo, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep
-) -> None:
-    """Until the recorder of every rank has closed its files; what is still open then is read as far as it goes."""
-    give_up = time.monotonic() + CLOSING_S
-    while place.world > 1 and time.monotonic() < give_up:
-        events = _events_of(paths, attempt)
+def wait_for_others(rank: RankInfo, paths: RunPaths, attempt: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until the recorder of every rank has closed its files; after the timeout open files are read as they are."""
+    deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+    while rank.world > 1 and time.monotonic() < deadline_s:
+        events = _event_files(paths, attempt)
         # a ring is removed after its recorder has ended
-        if len(events) >= place.world and not any(path.with_suffix(".ring").exists() for path in events):
+        if len(events) >= rank.world and not any(path.with_suffix(".ring").exists() for path in events):
             return
         sleep(0.1)
 
 
-def scratch(paths: RunPaths, place: RankInfo) -> Path:
-    """Where a following rank may write what the first one keeps; empty, and gone after the run."""
-    folder = paths.folder / f".rank-{place.rank}"
+def scratch(paths: RunPaths, rank: RankInfo) -> Path:
+    """Folder for the files of a worker that only rank 0 keeps; empty at the start, deleted at the end."""
+    folder = paths.folder / f".rank-{rank.rank}"
     shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 
-def _file(store: Path, place: RankInfo) -> Path:
+def _file(store: Path, rank: RankInfo) -> Path:
     folder = store / _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{place.job}.json"
+    return folder / f"{rank.job}.json"
 
 
-def execute(paths: RunPaths, progress: Progress, part: Phase | None = None) -> RunRecord:
-    """Run the folder's pipeline as a new attempt. Whatever happens, the joules spent are in the record afterwards.
+def execute(paths: RunPaths, progress: Progress, last_phase: Phase | None = None) -> RunRecord:
+    """Run the folder's pipeline as a new attempt. The energy is recorded however the attempt ends.
 
-    With a `part` it stops where the next part would begin; the run is then queued for whoever does that.
+    With `last_phase` the attempt ends before the next phase, and the run is queued for a later attempt.
     """
     spec = check(read_mapping(paths.config))
-    place = current_rank()
+    rank = current_rank()
     status: Status = "done"
     error: BaseException | None = None
     with StopRequest(JOB_SIGNALS) as stop:
-        attempt = RunAttempt(paths, spec, stop, progress)
-        attempt.part = part
+        attempt = RunAttempt(paths, spec, stop, progress, last_phase)
         try:
-            run = attempt.begin(metering=lambda run: _gather(place, run))
+            run = attempt.begin(metering=lambda run: _gather_ranks(rank, run))
             _run_pipeline(run, spec.pipeline)
+            status = "queued" if run.is_partial else "done"
         except PhaseFinished:
             status = "queued"
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:
             status, error = "failed", storage_failure(failure, paths.folder) or failure
-        stop.settle()
-        unpublish_run(place, paths)
-        # after a failure of its own nobody waits: the others hang in a message that never comes
-        others = None if status == "failed" else lambda run: wait_for_others(place, paths, run.attempt)
+        stop.ignore_repeats()
+        unpublish_run(rank, paths)
+        # after a failure rank 0 does not wait: the others are blocked in a collective operation that never completes
+        others = None if status == "failed" else lambda run: wait_for_others(rank, paths, run.attempt)
         record = attempt.end(status, error, others)
     if error is not None:
         raise error
@@ -238,44 +231,43 @@ def execute(paths: RunPaths, progress: Progress, part: Phase | None = None) -> R
 
 
 def _run_pipeline(run: RunContext, name: str) -> None:
-    """Imports are start-up, in no stage: the first run of a process has them, whichever method that is."""
+    """Imports count as start-up, not as part of a stage."""
     with import_times(lambda begin_ns, end_ns: run.note_setup(STARTUP, begin_ns, end_ns)):
         lookup.PIPELINES.resolve(name)(run)
 
 
-def _gather(place: RankInfo, run: RunContext) -> None:
-    """The meter runs: the other ranks may come."""
-    publish_run(place, run.paths, run.attempt)
+def _gather_ranks(rank: RankInfo, run: RunContext) -> None:
+    publish_run(rank, run.paths, run.attempt)
     if run.spec.energy.idle_before_s > 0:
-        wait_until_joined(place, run.paths, run.attempt)
+        wait_until_joined(rank, run.paths, run.attempt)
 
 
-def execute_worker(place: RankInfo, store: Path, pipeline_name: str, part: Phase | None = None) -> None:
-    """What a following rank does: the same pipeline, in the first rank's run, with marks of its own.
+def execute_worker(rank: RankInfo, store: Path, pipeline_name: str, last_phase: Phase | None = None) -> None:
+    """Run the same pipeline on a rank other than 0, as part of rank 0's run.
 
-    On another host than the first rank's its marks are the ones that this host's joules are told apart by. How the run
-    ended is the first rank's to say: one that was asked to stop ends quietly here, or its launcher would take it for a
-    failure and kill the first rank over its record.
+    On another host its marks attribute that host's energy to stages. Rank 0 reports how the run ended; a worker that
+    receives a signal returns normally, because the launcher would take an error for a failure and kill rank 0 before
+    it has written the record.
     """
-    lookup.PIPELINES.resolve(pipeline_name)  # while the first rank imports the same
-    paths, number = join_run(place, store)
+    lookup.PIPELINES.resolve(pipeline_name)  # while rank 0 imports the same
+    paths, number = join_run(rank, store)
     spec = check(read_mapping(paths.config))
     host = environment.node_name()
     with StopRequest(JOB_SIGNALS) as stop:
-        meter = Meter(paths.trace(host, number), paths.events(host, place.rank, number), spec.energy)
+        meter = Meter(paths.trace(host, number), paths.events(host, rank.rank, number), spec.energy)
         meter.start()
         meter.event("run", edge="begin")
-        run = WorkerContext(paths, spec, meter, stop, number, scratch(paths, place))
-        run.part = part
+        run = WorkerContext(paths, spec, meter, stop, number, scratch(paths, rank), last_phase)
         try:
             idle(run, "idle.before", spec.energy.idle_before_s)
             _run_pipeline(run, pipeline_name)
-            idle(run, "idle.after", spec.energy.idle_after_s)
+            if not run.is_partial:
+                idle(run, "idle.after", spec.energy.idle_after_s)
         except (PhaseFinished, EndedBySignal):
             pass
         finally:
-            stop.settle()
+            stop.ignore_repeats()
             meter.event("run", edge="end")
             run.close()
             meter.stop()
-            shutil.rmtree(scratch(paths, place), ignore_errors=True)
+            shutil.rmtree(scratch(paths, rank), ignore_errors=True)

@@ -27,7 +27,7 @@ from joulelab.meter.trace import read_lines
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status
-from joulelab.runs.store import age, read_record, run_files, settle
+from joulelab.runs.store import age, current_record, read_record, run_files
 from joulelab.runs.summary import flat_summary
 
 # What the store's index keeps of a run: the columns of the tables `runs` and `stages`, each with its sentence.
@@ -412,7 +412,7 @@ def _row(store: Path, name: str, file: os.stat_result, told: Told) -> dict[str, 
     try:
         open_state = _open_state(paths)
         written = read_record(paths)
-        record = settle(paths, written)
+        record = current_record(paths, written)
         datetime.fromisoformat(record.created_at)
         row = row_of(record)
     except JoulelabError as error:

@@ -30,7 +30,7 @@ from joulelab.runs.artifacts import BILL, CONTENTS
 from joulelab.runs.environment import REDACTED
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths
 from joulelab.runs.storage import storage_failure
-from joulelab.runs.store import read_record, settle
+from joulelab.runs.store import current_record, read_record
 
 # Nothing that looks like a secret leaves the store: texts are searched before they are packed.
 #
@@ -155,7 +155,7 @@ def pack(runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts:
 def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Iterator[Entry]:
     paths = RunPaths(folder)
     written = read_record(paths)
-    record = settle(paths, written)
+    record = current_record(paths, written)
     if record.status == "running":
         raise UsageError(f"{record.run_id} is still running", "wait for it, or end it, then pack it")
     patterns = (*_OF_A_RUN, "artifacts/**/*") if artifacts else _OF_A_RUN

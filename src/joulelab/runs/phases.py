@@ -1,7 +1,8 @@
-"""A run done in parts, by one job after the other: data on a CPU node, the teacher on a GPU, the students elsewhere.
+"""Phases of a run, done by one job after the other: data on a CPU node, the teacher on a GPU, the students elsewhere.
 
-All parts are attempts of the same run, so its folder has the whole bill. A part ends where the first stage of a later
-part would begin; what it made lies in artefacts, which the next attempt finds. The roles of stages say what is whose.
+All phases are attempts of the same run, so its record has the whole energy bill. A pipeline asks `RunContext.includes`
+before it begins a phase and returns if the attempt ends before it; the next attempt finds the artifacts of the earlier
+phases. A pipeline that does not ask runs all of its phases in one attempt.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from typing import Literal
 from joulelab.runs.record import StageKind
 
 Phase = Literal["data", "teacher", "train"]
+"""The last phase of an attempt, as a user chooses it."""
 PHASES: tuple[Phase, ...] = ("data", "teacher", "train")
-_EVALUATION = len(PHASES)
+_ORDER = (*PHASES, "evaluate")
+
+
+def comes_after(phase: Phase | Literal["evaluate"], last: Phase) -> bool:
+    return _ORDER.index(phase) > _ORDER.index(last)
 
 
 class PhaseFinished(BaseException):
-    """Raised where the next part would begin. No `Exception`: nobody on the way out should take it for a failure."""
+    """Ends a pipeline that opens a stage of a later phase without asking. Not a failure, hence no `Exception`."""
 
 
-def end_before_later_phase(stage: str, kind: StageKind, part: Phase | None) -> None:
-    """Ends the attempt where `stage` belongs to a later part than the one this job was given."""
-    if part is not None and _place(kind) > PHASES.index(part):
+def end_before_later_phase(stage: str, kind: StageKind, last: Phase | None) -> None:
+    if last is None or kind.role == "idle":
+        return
+    phase = kind.role if kind.role in ("data", "teacher") else "evaluate" if kind.activity == "evaluate" else "train"
+    if _ORDER.index(phase) > _ORDER.index(last):
         raise PhaseFinished(stage)
-
-
-def _place(kind: StageKind) -> int:
-    """Which part a stage belongs to; idle baselines belong to all of them."""
-    if kind.role == "idle":
-        return -1
-    if kind.role in ("data", "teacher"):
-        return ("data", "teacher").index(kind.role)
-    return _EVALUATION if kind.activity == "evaluate" else PHASES.index("train")

@@ -16,32 +16,33 @@ from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 2
 METHOD_VERSION = 2
-"""Grows whenever the same trace and marks give other figures or grades; 1 is the first release. `unpack --verify`
-compares a record of an older version with its recomputation as `newer method: X to Y`."""
+"""Increased when the same trace and marks give different figures or grades; 1 is the first release. `unpack --verify`
+shows a recomputed record of an older version as `newer method: X to Y`."""
 Status = Literal["queued", "running", "done", "failed", "truncated"]
 Grade = Literal["A", "B", "C"]
 StageRole = Literal["data", "teacher", "student", "evaluation", "inference", "setup", "idle"]
-"""Whose work a stage is. `student` is also any model or program under study that has no teacher; `setup` is start-up,
-imports, loading, compilation and warm-ups, which are in totals and in no comparison of methods."""
+"""Whose work a stage is. `student` also stands for any model or program under study without a teacher; `setup` is
+start-up, imports, loading, compilation and warm-up, which totals include and comparisons of methods exclude."""
 MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 CPU_WORK = "cpu_work"
-"""Like a total_energy_policy, of work on the CPU: what the processor and its memory used."""
-NO_CODECARBON = missing("CodeCarbon did not run beside this run", "energy.codecarbon=true")
+"""Used like a total_energy_policy for work on the CPU: energy of the processor and its memory."""
+NO_CODECARBON = missing("CodeCarbon was not enabled for this run", "energy.codecarbon=true")
 
 
 class StageKind(NamedTuple):
-    """What the opener of a stage declares about it."""
+    """What a stage declares about itself when it is opened."""
 
     role: StageRole
     activity: str
     """`train`, `validate`, `evaluate`, `cache`, `generate`, `judge`, `infer`, `compile`, ..."""
     repeat: int | None = None
-    """Number of this run of a measured program, from 1 on; None for everything else, warm-ups included."""
+    """Number of this run of a measured program, from 1; None for everything else, including warm-ups."""
     part_of: str | None = None
-    """The stage whose time this one was split from."""
+    """The stage that this one was split from."""
     repeated: bool = False
 
 
+# Names of stages in records of schema version 1.
 _ROLES: dict[str, StageRole] = {"data": "data", "teacher": "teacher", "infer": "inference", "idle": "idle"}
 _ROLES |= {"run": "setup", "prerun": "setup"}
 _ACTIVITIES = {"sft": "train", "hint": "train", "logits": "cache", "sft-validate": "validate"}
@@ -53,29 +54,31 @@ def checked_role(role: str) -> StageRole:
     for known in get_args(StageRole):
         if role == known:
             return known  # type: ignore[no-any-return]  # get_args is untyped
-    raise JoulelabError(f"role '{role}' of a stage is unknown", f"use one of {', '.join(get_args(StageRole))}")
+    raise JoulelabError(f"unknown stage role '{role}'", f"use one of {', '.join(get_args(StageRole))}")
 
 
 def kind_by_name(name: str) -> StageKind:
-    """For records of schema version 1, which declare nothing, and for stages opened without a role.
+    """The kind of a stage that declares none: in records of schema version 1, and of stages opened without a role.
 
-    No other place may read a role out of a name.
+    This is the only place that derives a role from a name.
     """
-    who, _, what = name.partition(".")
-    if who == "program":
-        what, _, number = what.partition(".")
-        return StageKind("setup", what) if what == "warmup" else StageKind("student", what, int(number or 1))
-    last = what.rpartition(".")[2]
-    activity = "infer" if who == "infer" else _ACTIVITIES.get(last, last)
-    role = _ROLES.get(who, "student")
-    return StageKind("setup" if activity in _SETUP_ACTIVITIES and who != "data" else role, activity)
+    prefix, _, rest = name.partition(".")
+    if prefix == "program":
+        activity, _, number = rest.partition(".")
+        if activity == "warmup":
+            return StageKind("setup", activity)
+        return StageKind("student", activity, int(number or 1))
+    last = rest.rpartition(".")[2]
+    activity = "infer" if prefix == "infer" else _ACTIVITIES.get(last, last)
+    role = _ROLES.get(prefix, "student")
+    return StageKind("setup" if activity in _SETUP_ACTIVITIES and prefix != "data" else role, activity)
 
 
 def kinds_of(ancestor: Ancestor) -> tuple[StageKind, ...]:
-    """What the stages were in which an artifact was made; of unmetered work, whose it was.
+    """Kinds of the stages that made an artifact; for unmetered work, the kind of that work.
 
-    The role in which it is used replaces that in which it was made. Data that a teacher generated is the exception: it
-    is teacher's work here as it is in a run that has it generated.
+    The role in which an artifact is used replaces the one in which it was made. The exception is data that a teacher
+    generated: it is the teacher's work, whether this run or an earlier one generated it.
     """
     if ancestor.roles:
         declared = zip(ancestor.roles, ancestor.activities, strict=True)
@@ -89,7 +92,7 @@ def kinds_of(ancestor: Ancestor) -> tuple[StageKind, ...]:
 
 
 class Segment(Frozen):
-    """A stretch of one attempt during which the stage ran; a nested stage suspends the outer one."""
+    """A time interval of one attempt in which the stage ran; a nested stage suspends the outer one."""
 
     attempt: int
     host: str
@@ -109,17 +112,17 @@ class PhaseRecord(Frozen):
 
 
 class EnergyByComponent(Frozen):
-    """What each component took. `cpu_estimate` and `codecarbon` stand beside: never part of a measured total."""
+    """Energy by component. `cpu_estimate` and `codecarbon` are separate figures, never part of a measured total."""
 
     gpu: EnergyFigure
     cpu: EnergyFigure
     dram: EnergyFigure
     cpu_estimate: EnergyFigure
     codecarbon: EnergyFigure = NO_CODECARBON
-    """What CodeCarbon says all components took, by its own methods and constants."""
+    """Energy of all components as reported by CodeCarbon, by its own methods and constants."""
 
     def under_policy(self, policy: str) -> EnergyFigure:
-        """The figure that the policy calls the total; a policy with nothing to report falls back to nothing."""
+        """The figure that the policy defines as the total; missing if nothing was measured under it."""
         if policy == "codecarbon":
             return self.codecarbon
         components = policy_components(policy)
@@ -131,12 +134,12 @@ class EnergyByComponent(Frozen):
         reasons = [
             f"{name}: {figure.reason}" + (f" ({figure.fix})" if figure.fix else "")
             for name, figure in pairs
-            if figure.reason and name != "dram"  # where there is no RAPL there is none for memory either
+            if figure.reason and name != "dram"  # without RAPL both are missing for the same reason
         ]
         return missing("; ".join(reasons) or "nothing was measured")
 
     def best(self, policy: str) -> EnergyFigure:
-        """What a table shows: the measured total, else the estimate under its own label."""
+        """The figure that tables show: the measured total, else the estimate, labeled as such."""
         measured = self.under_policy(policy)
         return measured if measured.energy_j is not None or self.cpu_estimate.energy_j is None else self.cpu_estimate
 
@@ -146,9 +149,9 @@ def policy_components(policy: str) -> tuple[str, ...]:
 
 
 def work_policy(policy: str, device: str | None) -> str:
-    """Which components did the work: a model on the CPU leaves the GPUs idle, and their energy is not its own.
+    """The components that did the work: a model on the CPU leaves the GPUs idle, and their energy is not the model's.
 
-    `gpu_only` and `codecarbon` were chosen by the user and stay.
+    `gpu_only` and `codecarbon` are explicit choices of the user and are kept.
     """
     return CPU_WORK if policy == "measured" and device == "cpu" else policy
 
@@ -159,7 +162,7 @@ def add_components(parts: list[EnergyByComponent], durations_s: list[float]) -> 
 
 
 def with_bounds_of(whole: EnergyByComponent, parts: Iterable[EnergyByComponent]) -> EnergyByComponent:
-    """A whole is a lower bound where one of its parts is, also if that part is too short to show in its coverage."""
+    """A sum is a lower bound if one of its parts is, even if that part is too short to change the coverage."""
     listed = list(parts)
     marked = {}
     for name in EnergyByComponent.model_fields:
@@ -170,20 +173,20 @@ def with_bounds_of(whole: EnergyByComponent, parts: Iterable[EnergyByComponent])
 
 
 def components_of(ancestor: Ancestor) -> EnergyByComponent:
-    absent = missing("its bill does not name this component")
+    absent = missing("its bill does not have this component")
     names = EnergyByComponent.model_fields
     return EnergyByComponent(**{name: ancestor.energy.get(name, absent) for name in names})
 
 
 class Note(Frozen):
-    """Something a reader of the joules must know."""
+    """A remark on the energy figures."""
 
     level: Literal["info", "warning"]
     text: str
 
 
 class Check(Frozen):
-    """One question put to a measurement, and the best grade it can have after the answer."""
+    """One validity check of a measurement, and the best grade that its outcome allows."""
 
     name: str
     ok: bool
@@ -192,21 +195,21 @@ class Check(Frozen):
 
 
 class Validity(Frozen):
-    """How far a figure can be trusted: the worst of its checks, with all of them beside it."""
+    """How far a figure can be trusted: the worst grade of its checks."""
 
     grade: Grade | None = None
-    """None while the run goes on, and in records older than grades."""
+    """None while the run is running, and in records older than grades."""
     checks: tuple[Check, ...] = ()
     notes: tuple[Note, ...] = ()
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why it is not an A, worst first."""
+        """Why the grade is not A, worst first."""
         return tuple(check.text for check in sorted(self.checks, key=lambda c: c.grade, reverse=True) if not check.ok)
 
 
 class IdleBaseline(Frozen):
-    """The machine doing nothing, and in which state: idle is not one number (clocks that have not dropped yet)."""
+    """An idle baseline and the state of the machine, which idle power depends on (clocks may not have dropped)."""
 
     stage: str
     before_load: bool = True
@@ -214,9 +217,9 @@ class IdleBaseline(Frozen):
     duration_s: float
     power_w: float
     spread_rel: float | None
-    """Standard deviation of the power over pieces of the baseline, against its mean."""
+    """Standard deviation of the power over segments of the baseline, divided by its mean."""
     drift_rel: float | None
-    """Second half against first half, minus 1."""
+    """Mean power of the second half divided by that of the first half, minus 1."""
     stable: bool
     sm_clock_MHz: float | None = None  # noqa: N815 (as in the trace)
     temperature_C: float | None = None  # noqa: N815
@@ -229,26 +232,26 @@ class StageRecord(Frozen):
     role: StageRole
     activity: str
     repeat: int | None = None
-    """Number of this run of a measured program (`measure --repeat`), from 1 on."""
+    """Number of this run of a measured program (`measure --repeat`), from 1."""
     part_of: str | None = None
-    """The stage that this one was split from: setup inside it, or work of it that an interruption lost."""
+    """The stage that this one was split from: its setup, or work on it that an interruption lost."""
     repeated: bool = False
     """Work that an interruption lost and that a later attempt did again."""
     number: int
     status: Status
     outside_totals: bool = False
-    """Idle baselines are recorded and shown, and belong to no total."""
+    """Idle baselines are recorded and shown, but are in no total."""
     segments: tuple[Segment, ...]
     duration_s: float
     energy: EnergyByComponent
     energy_j: float | None
-    """Under the run's total_energy_policy; null where the policy has nothing to report."""
+    """Under the run's total_energy_policy; null if nothing was measured under it."""
     best: EnergyFigure
-    """What tables show and rates are computed from: the policy's figure, else the estimate under its own label."""
+    """What tables show and rates are computed from: the policy's figure, else the estimate, labeled as such."""
     above_idle_j: float | None
-    """`energy_j` less the idle power over the covered time; null where no idle baseline was measured."""
+    """`energy_j` minus idle power times the covered time; null without an idle baseline."""
     above_idle: EnergyFigure | None = None
-    """The same as a figure with its interval; null in records older than that."""
+    """The same with its interval; null in older records."""
     mean_power_w: float | None
     peak_power_w: float | None
     samples: int | None = None
@@ -256,18 +259,18 @@ class StageRecord(Frozen):
     j_per_sample: float | None = None
     j_per_token: float | None = None
     item_energy: EnergyFigure | None = None
-    """What joules per item are computed from where it is not `best`: the CPU's energy of work that used no GPU."""
+    """Used for energy per item instead of `best`: the CPU's energy, for work that used no GPU."""
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     phases: dict[str, PhaseRecord] = {}
     co2e: Co2e | None = None
-    """Of `best`; null unless energy.grid names a grid."""
+    """CO2e of `best`; null unless energy.grid names a grid."""
     core_use: CoreUse | None = None
-    """Who used the CPU cores meanwhile; null where nobody looked, as in older runs and very short stages."""
+    """CPU cores used by this run and by other processes; null if not recorded, as in older runs and short stages."""
     validity: Validity = Validity()
 
     def energy_per(self, item: Literal["sample", "token"]) -> EnergyFigure | None:
-        """Energy of one item with its uncertainty and method; None where no items were counted."""
+        """Energy of one item with its uncertainty and method; None if no items were counted."""
         value = self.j_per_token if item == "token" else self.j_per_sample
         figure = self.item_energy or self.best
         if value is None or not figure.energy_j:
@@ -276,18 +279,18 @@ class StageRecord(Frozen):
 
     @property
     def unused_gpu_w(self) -> float | None:
-        """Mean power of the measured GPUs where the work of this stage did not use them."""
+        """Mean power of the measured GPUs if the work of this stage did not use them."""
         return None if self.item_energy is None else self.energy.gpu.mean_power_w(self.duration_s)
 
     @property
     def is_method_work(self) -> bool:
-        """Whether comparisons and prices per item count it: all but setup, repeated work and idle baselines."""
+        """Whether comparisons and energy per item include it: all but setup, repeated work and idle baselines."""
         return self.role not in ("setup", "idle") and not self.repeated
 
     @model_validator(mode="before")
     @classmethod
     def _declare_kind(cls, value: Any) -> Any:
-        """Schema version 1 had no roles: its stages are read by their names."""
+        """Migrates schema version 1, which had no roles."""
         if isinstance(value, dict) and "role" not in value and isinstance(value.get("name"), str):
             return {**value, **kind_by_name(value["name"])._asdict()}
         return value
@@ -296,10 +299,10 @@ class StageRecord(Frozen):
 class Totals(Frozen):
     policy: str
     energy_j: float | None
-    """What this run's own stages took under the policy; null where nothing was measured."""
+    """Energy of this run's own stages under the policy; null if nothing was measured."""
     figure: EnergyFigure
     best: EnergyFigure
-    """The policy's figure, else the estimate under its own label."""
+    """The policy's figure, else the estimate, labeled as such."""
     gpu: EnergyFigure
     cpu: EnergyFigure
     dram: EnergyFigure
@@ -313,7 +316,7 @@ class Totals(Frozen):
     grid: GridFactor | None = None
     pue: float | None = None
     co2e: Co2e | None = None
-    """Of `best`; null unless energy.grid names a grid."""
+    """CO2e of `best`; null unless energy.grid names a grid."""
 
     @property
     def components(self) -> EnergyByComponent:
@@ -321,7 +324,7 @@ class Totals(Frozen):
 
 
 class DeviceEnergy(Frozen):
-    """One counted device of one host, over the attempt without its idle baselines."""
+    """One counted device of one host, over the attempt excluding idle baselines."""
 
     device: str
     name: str
@@ -330,19 +333,19 @@ class DeviceEnergy(Frozen):
 
 
 class RankPace(Frozen):
-    """How one process of several kept up in a stage: the one whose own work takes longest holds up all others."""
+    """Step times of one rank in a stage; the rank with the longest own work delays all others."""
 
     rank: int
     stage: str
     steps: int
     step_s: float
-    """Mean time of a step, waiting for the others included."""
+    """Mean time per step, including waiting for other ranks."""
     own_s: float
-    """Mean time a step of input and forward passes, which wait for nobody."""
+    """Mean time per step of input and forward pass, which do not wait for other ranks."""
 
 
 class Attempt(Frozen):
-    """One start of the run on one host; several hosts share an attempt's number."""
+    """One attempt of the run on one host; hosts that work together share the attempt's number."""
 
     number: int
     host: str
@@ -350,27 +353,27 @@ class Attempt(Frozen):
     started_at: str
     duration_s: float
     closed: bool
-    """Whether the recorder wrote its closing line; false after a kill of everything."""
+    """Whether the recorder wrote its closing line; false if it was killed."""
     energy: EnergyByComponent
     billed_s: float = 0.0
-    """Its length without idle baselines: what `energy` is of."""
+    """Duration of `energy`: the attempt without idle baselines."""
     devices: tuple[DeviceEnergy, ...] = ()
     clock_offset_s: float = 0.0
-    """This host's clock against that of the host with rank 0, by marks that both set together; times are corrected."""
+    """Offset of this host's clock to that of rank 0, from marks set simultaneously; times are corrected for it."""
     ranks: tuple[RankPace, ...] = ()
-    """Where the run had several processes: those on this host."""
+    """Ranks on this host, if the run had several."""
 
 
 class Result(Frozen):
-    """A quality figure; `successes` of `trials` where it is a proportion."""
+    """A quality metric; `successes` out of `trials` if it is a proportion."""
 
     value: float
     trials: int | None = None
     successes: int | None = None
     lower_is_better: bool = False
-    """True for a loss: less of it is more quality."""
+    """True for a loss."""
     standard_error: float | None = None
-    """Over the test items, where whoever computed the figure states one."""
+    """Over the test items, if the evaluator reports one."""
 
 
 class ErrorRecord(Frozen):
@@ -381,7 +384,7 @@ class ErrorRecord(Frozen):
 
 
 class ProcessMark(Frozen):
-    """The process that works, or worked last, on a run."""
+    """The process that works on a run, or did so last."""
 
     host: str
     boot_id: str
@@ -391,7 +394,7 @@ class ProcessMark(Frozen):
 class RunRecord(Frozen):
     schema_version: int = SCHEMA_VERSION
     method_version: int = 1
-    """By which rules its figures were computed."""
+    """Version of the rules by which its figures were computed."""
     run_id: str
     name: str
     label: str
@@ -404,28 +407,28 @@ class RunRecord(Frozen):
     totals: Totals | None = None
     results: dict[str, Result] = {}
     findings: dict[str, dict[str, dict[str, Any]]] = {}
-    """What trackers of the training loop found, by stage and tracker; each says it in its own way."""
+    """Findings of training loop trackers, by stage and tracker; the format depends on the tracker."""
     made: tuple[str, ...] = ()
-    """Keys of the artefacts this run made."""
+    """Keys of the artifacts that this run made."""
     lineage: tuple[Ancestor, ...] = ()
-    """Every artefact the run made or used and all their ancestors, each once."""
+    """Every artifact that the run made or used, and all their ancestors, each once."""
     validity: Validity = Validity()
     machine_profile: str | None = None
-    """Which calibration of this machine (`joulelab doctor --calibrate`) was in force."""
+    """Calibration of this machine (`joulelab doctor --calibrate`) that was used."""
     error: ErrorRecord | None = None
     store: str | None = None
-    """Where it looks for artifacts of other runs; null: in the folder that contains it (no --run-dir)."""
+    """Where it searches for artifacts of other runs; null: in the parent of its folder (no --run-dir)."""
     process: ProcessMark | None = None
-    """Who began the latest attempt; null while it waits for one, and in older records."""
+    """Process of the latest attempt; null before the first one, and in older records."""
 
     @field_validator("validity", mode="before")
     @classmethod
-    def _notes_alone(cls, value: object) -> object:
-        """Records written before there were grades hold the bare notes."""
+    def _migrate_notes(cls, value: object) -> object:
+        """Migrates records older than grades, which have the notes alone."""
         return {"notes": value} if isinstance(value, list | tuple) else value
 
     def with_notes(self, notes: Iterable[Note]) -> RunRecord:
-        """The same record with more that a reader must know."""
+        """The record with additional notes."""
         validity = self.validity.model_copy(update={"notes": (*self.validity.notes, *notes)})
         return self.model_copy(update={"validity": validity})
 
@@ -438,5 +441,5 @@ class RunRecord(Frozen):
 
     @property
     def inherited(self) -> tuple[Ancestor, ...]:
-        """Ancestors that other runs paid for, or that came from elsewhere."""
+        """Ancestors whose energy other runs recorded, or that were made elsewhere."""
         return tuple(ancestor for ancestor in self.lineage if ancestor.key not in self.made)

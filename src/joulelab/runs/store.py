@@ -1,4 +1,4 @@
-"""The store: all runs and groups under one folder, found by name, listed, and told alive from dead."""
+"""The store: all runs and groups of one directory. Finds them by name, reads their records, compacts their traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from joulelab.meter.figures import COVERED, EnergyFigure, ErrorComponent
 from joulelab.meter.parquet import SUFFIX, copy_to_parquet
 from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX
 from joulelab.meter.trace import read_lines
-from joulelab.runs.artifacts import ELSEWHERE, PRICE_FIELDS, Ancestor, Bill
+from joulelab.runs.artifacts import ELSEWHERE, RECORDED_FIELDS, Ancestor, Bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import drain_ring, idle_power
 from joulelab.runs.lock import is_held
@@ -29,22 +29,22 @@ from joulelab.runs.storage import read_json
 from joulelab.runs.validity import Evidence, check_interval, with_answer
 
 
-def store_root(given: Path | None) -> Path:
-    return given or Path(os.environ.get("JOULELAB_RUNS", "runs"))
+def store_root(chosen: Path | None) -> Path:
+    return chosen or Path(os.environ.get("JOULELAB_RUNS", "runs"))
 
 
 def run_files(store: Path) -> dict[str, os.stat_result]:
-    """The state of every `run.json` by its folder's name; quick, since a store may hold many thousands."""
-    found = {}
+    """`stat` of every `run.json` by folder name; fast, since a store may hold many thousands."""
+    files = {}
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(store) as entries:
         for entry in entries:
-            with suppress(OSError):  # not a run, or removed while we looked
-                found[entry.name] = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 (a Path costs more than the call)
-    return found
+            with suppress(OSError):  # not a run, or removed meanwhile
+                files[entry.name] = os.stat(f"{entry.path}/run.json")  # noqa: PTH116 (a Path costs more than the call)
+    return files
 
 
 def run_folders(store: Path) -> list[Path]:
-    """Run folders, oldest first by the time in their names."""
+    """Run folders, oldest first by the time stamp in their names."""
     return [store / name for name in sorted(run_files(store), key=lambda name: (age(name), name))]
 
 
@@ -55,102 +55,102 @@ def group_folders(store: Path) -> list[Path]:
 
 
 def age(name: str) -> str:
-    """The time in a folder's name; folders that people named themselves come first."""
-    found = re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}$", name)
-    return found.group() if found else ""
+    """Time stamp in a folder name; empty, and sorted first, for folders that users named."""
+    match = re.search(r"\d{8}T\d{6}Z-[0-9a-f]{4}$", name)
+    return match.group() if match else ""
 
 
 def find_folder(store: Path, name: str) -> Path:
-    """A run or group by path, full id, name, unique beginning or end of the id, or `last`: what was started last.
+    """A run or group by path, full id, name, unique beginning or end of the id, or `last` for the latest start.
 
-    A name means what was run under just that name, though others may begin with it: `fitnets` is not `fitnets-quick`.
+    An exact name takes precedence over a prefix: `fitnets` is not `fitnets-quick`.
     """
     path = Path(name)
     if (path / "run.json").exists() or (path / "group.json").exists():
         return Path(os.path.abspath(path))  # noqa: PTH100 (`.` and `..` have no name, and a link keeps its own)
     if "/" in name and path.is_dir():
         raise NotFoundError(
-            f"{name} is a folder without run.json or group.json", "name the folder of one run, of those in a store"
+            f"{name} is a folder without run.json or group.json", "pass a run folder, not the store that contains it"
         )
     folders = [*run_folders(store), *group_folders(store)]
     if name == "last" and folders:
-        return _with_its_group(max(folders, key=lambda folder: age(folder.name)))
+        return _group_or_run(max(folders, key=lambda folder: age(folder.name)))
     matches = [folder for folder in folders if folder.name == name]
-    matches = matches or [folder for folder in folders if _name(folder) == name]
+    matches = matches or [folder for folder in folders if _run_name(folder) == name]
     if len(matches) != 1:
         matches = [folder for folder in folders if folder.name.startswith(name) or folder.name.endswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         names = ", ".join(folder.name for folder in matches[-4:])
-        raise UsageError(f"'{name}' fits {len(matches)} runs, among them {names}", "give more of the id")
+        raise UsageError(f"'{name}' is ambiguous: {len(matches)} runs match, e.g. {names}", "use more of the id")
     if not folders:
-        raise NotFoundError(f"no runs under {store.absolute()}", "--runs-dir or JOULELAB_RUNS names another store")
-    known = {folder.name: folder.name for folder in folders} | {_name(folder): folder.name for folder in folders}
+        raise NotFoundError(f"no runs under {store.absolute()}", "set another store with --runs-dir or JOULELAB_RUNS")
+    known = {folder.name: folder.name for folder in folders} | {_run_name(folder): folder.name for folder in folders}
     guess = lookup.nearest(name, known)
     newest = sorted((folder.name for folder in folders), key=age)[-3:]
-    others = f"did you mean '{known[guess]}'?" if guess else f"the newest here: {', '.join(newest)}"
-    raise NotFoundError(f"unknown run '{name}'; {others}", "`joulelab runs` lists them")
+    suggestion = f"did you mean '{known[guess]}'?" if guess else f"the newest are {', '.join(newest)}"
+    raise NotFoundError(f"unknown run '{name}'; {suggestion}", "`joulelab runs` lists all runs")
 
 
-def _with_its_group(folder: Path) -> Path:
-    """Nobody started a member by itself: the group was started, and its members are younger than it."""
+def _group_or_run(folder: Path) -> Path:
+    """The group of a run, else the run: the user started the group, whose members have later time stamps."""
     record = folder / "run.json"
     group = read_json(record).get("group") if record.exists() else None
-    place = folder.parent / GROUPS_FOLDER / str(group)
-    return place if group and (place / "group.json").exists() else folder
+    group_folder = folder.parent / GROUPS_FOLDER / str(group)
+    return group_folder if group and (group_folder / "group.json").exists() else folder
 
 
-def _name(folder: Path) -> str:
-    """What was run: the folder's name without the time in it."""
+def _run_name(folder: Path) -> str:
+    """The folder name without its time stamp."""
     return folder.name.removesuffix(age(folder.name)).rstrip("-")
 
 
 def load_record(folder: Path) -> RunRecord:
-    """The run's record. A run that nobody closed is assembled from its trace, and its status derived."""
+    """The record of a run. A run that was never closed is assembled from its trace, and its status is derived."""
     if (folder / "group.json").exists():
         raise UsageError(
-            f"{folder.name} is a group, and one run is wanted", f"`joulelab show {folder.name}` names them"
+            f"{folder.name} is a group; expected a single run", f"`joulelab show {folder.name}` lists its members"
         )
-    record = settle(RunPaths(folder), read_record(RunPaths(folder)))
-    price = prices(*stores_of(folder, record.store))
-    lineage = (one if one.key in record.made else price(one) for one in record.lineage)
+    record = current_record(RunPaths(folder), read_record(RunPaths(folder)))
+    resolve = energy_resolver(*stores_of(folder, record.store))
+    lineage = (one if one.key in record.made else resolve(one) for one in record.lineage)
     return record.model_copy(update={"lineage": tuple(lineage)})
 
 
 def searched_store(paths: RunPaths) -> Path:
-    """The store in which a run looks for artifacts: a run folder chosen by the user may be anywhere."""
+    """The store in which a run searches for artifacts: its folder may be outside of it (`--run-dir`)."""
     return stores_of(paths.folder, read_json(paths.record).get("store"))[0]
 
 
 def stores_of(folder: Path, store: str | None) -> tuple[Path, ...]:
-    """Where the makers of a run's artifacts may be: `store` of its record, and next to it, where it was unpacked."""
+    """Stores that may hold the runs whose artifacts a run used: `store` of its record, and its parent if unpacked."""
     return (Path(store), folder.parent) if store else (folder.parent,)
 
 
 def read_record(paths: RunPaths) -> RunRecord:
-    """The record as it was written last."""
+    """The record as last written."""
     try:
         return RunRecord.model_validate(read_json(paths.record))
     except ValidationError as error:
         raise JoulelabError(
-            f"{paths.record} does not fit this version of joulelab ({error.error_count()} fields differ)",
-            "the trace beside it is unharmed",
+            f"{paths.record} does not match this version of joulelab ({error.error_count()} invalid fields)",
+            "the trace of the run is not affected",
         ) from None
 
 
-def settle(paths: RunPaths, written: RunRecord) -> RunRecord:
-    """The record as it is shown: assembled where it was never closed, by current rules where it is an older one."""
+def current_record(paths: RunPaths, written: RunRecord) -> RunRecord:
+    """The record as it is shown: assembled if it was never closed, converted to current rules if it is older."""
     if written.status != "running":
         return by_current_rules(written)
     if is_held(paths.folder):
         return assemble(paths, "running")
-    written = read_record(paths)  # its process may have ended in between: it writes the record before it unlocks
+    written = read_record(paths)  # the process may have ended meanwhile: it writes the record before it unlocks
     return assemble(paths, "truncated") if written.status == "running" else by_current_rules(written)
 
 
 def by_current_rules(record: RunRecord) -> RunRecord:
-    """A record of the first release with the derived figures of this version; the energy that it states stays.
+    """A record of the first release with the derived figures of this version; the energy that it states is kept.
 
     It divided energy of the covered time by all of the time, subtracted idle power over all of the time and without an
     interval, and graded intervals of lower bounds. `unpack --verify` checks the record as it was written.
@@ -191,7 +191,7 @@ def _stage_by_current_rules(stage: StageRecord, policy: str, idle_error_rel: flo
 
 
 def _idle_error_rel(totals: Totals) -> float:
-    """95 %, relative to the idle power that the record subtracts, which was a mean over all of its baselines."""
+    """95 % error relative to the idle power that the record subtracts, which was a mean over all its baselines."""
     idle = idle_power(totals.idle)
     if idle is None or not totals.idle_power_w:
         return 0.0
@@ -202,8 +202,8 @@ def _above_idle(figure: EnergyFigure, stated_j: float | None, idle_error_rel: fl
     if figure.energy_j is None or stated_j is None:
         return None
     idle_j = (figure.energy_j - stated_j) * figure.coverage
-    left = figure.model_copy(update={"energy_j": figure.energy_j - idle_j})
-    return left.with_errors(ErrorComponent(name="idle", joules=(idle_error_rel * idle_j,), shared=True))
+    above = figure.model_copy(update={"energy_j": figure.energy_j - idle_j})
+    return above.with_errors(ErrorComponent(name="idle", joules=(idle_error_rel * idle_j,), shared=True))
 
 
 def _regraded(validity: Validity, figure: EnergyFigure) -> Validity:
@@ -212,11 +212,11 @@ def _regraded(validity: Validity, figure: EnergyFigure) -> Validity:
     return with_answer(validity, "interval", check_interval(Evidence(figure=figure, window_s=0.0)))
 
 
-def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
-    """A function that gives an ancestor the energy that the record of its run states, where the run is in a store.
+def energy_resolver(*stores: Path) -> Callable[[Ancestor], Ancestor]:
+    """A function that gives an ancestor the energy that the record of its run states, if the run is in a store.
 
-    One artifact has one price. The bill that a reader found may be older: a bill is provisional while its run works,
-    and stays so where the run was killed.
+    This makes the energy of an artifact the same everywhere. A bill may be older than the record: it is provisional
+    while its run is running, and stays so if the run was killed.
     """
     made: dict[Path, dict[str, Ancestor]] = {}
 
@@ -225,46 +225,46 @@ def prices(*stores: Path) -> Callable[[Ancestor], Ancestor]:
             made[folder] = {}
             with suppress(JoulelabError, OSError, ValueError, KeyError):  # a run that cannot be read states nothing
                 written = read_record(RunPaths(folder))
-                if written.status != "running" or not is_held(folder):  # while a run works it has settled nothing
-                    record = settle(RunPaths(folder), written)
+                if written.status != "running" or not is_held(folder):  # a running run has no final energy
+                    record = current_record(RunPaths(folder), written)
                     made[folder] = {one.key: one for one in record.lineage if one.key in record.made}
         return made[folder]
 
-    def price(ancestor: Ancestor) -> Ancestor:
+    def resolve(ancestor: Ancestor) -> Ancestor:
         folders = (store / ancestor.made_by for store in dict.fromkeys(stores))
         for folder in () if ancestor.made_by == ELSEWHERE else folders:
-            if (folder / "run.json").exists() and (found := made_in(folder).get(ancestor.key)):
-                return ancestor.model_copy(update={name: getattr(found, name) for name in PRICE_FIELDS})
+            if (folder / "run.json").exists() and (recorded := made_in(folder).get(ancestor.key)):
+                return ancestor.model_copy(update={name: getattr(recorded, name) for name in RECORDED_FIELDS})
         return ancestor
 
-    return price
+    return resolve
 
 
-def settled(bill: Bill, *stores: Path) -> Bill:
-    """The bill with the energy that the records of its makers state."""
-    price = prices(*stores)
-    artefact = price(bill.artefact)
+def with_recorded_energy(bill: Bill, *stores: Path) -> Bill:
+    """The bill with the energy that the records of the runs state which made the artifacts."""
+    resolve = energy_resolver(*stores)
+    artefact = resolve(bill.artefact)
     provisional = bill.provisional and artefact is bill.artefact
-    ancestry = tuple(price(ancestor) for ancestor in bill.ancestry)
+    ancestry = tuple(resolve(ancestor) for ancestor in bill.ancestry)
     return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry, "provisional": provisional})
 
 
-# Closed traces become Parquet: at the end of a run, and for old runs by `joulelab runs --compact`.
+# Compaction: closed traces become Parquet at the end of a run, and for old runs by `joulelab runs --compact`.
 #
-# The JSONL stays until its copy is written, synced, read back and found equal. A trace that somebody may still write
-# to is left alone: its recorder holds the lock beside it and has written no closing line, or another process of the
-# host has not ended yet, whose recorder would take over.
+# The JSONL file is kept until its copy is written, synced, read back and found equal. A trace that may still be written
+# is skipped: its recorder holds the lock and has written no closing line, or another process of the host is running,
+# whose recorder would take over.
 
 
 @dataclass(frozen=True)
 class Compaction:
-    """What was done about the traces of some runs."""
+    """Result of compacting the traces of some runs."""
 
     traces: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     kept: tuple[str, ...] = ()
-    """Why some stay JSONL."""
+    """Reasons why some stay JSONL."""
 
     def __add__(self, other: Compaction) -> Compaction:
         return Compaction(
@@ -276,32 +276,32 @@ class Compaction:
 
 
 def compact_run(paths: RunPaths, dead_before: float = 0) -> Compaction:
-    """Turn the closed traces of a run into Parquet; never raises, since the JSONL is as good a trace.
+    """Convert the closed traces of a run to Parquet. Never raises: the JSONL trace is equally usable.
 
-    Attempts below `dead_before` are known to be over: their traces are as long as they will get, closing line or not.
+    Attempts below `dead_before` are known to have ended: their traces are final even without a closing line.
     """
     done = Compaction()
-    at_work = paths.unfinished_hosts()
+    unfinished = paths.unfinished_hosts()
     for host, attempt, path in paths.traces():
         if path.suffix == SUFFIX:
             continue
-        over = attempt < dead_before
-        if not over and (host, attempt) in at_work:
-            done += Compaction(kept=(f"{path}: another process of the run may still record",))
+        ended = attempt < dead_before
+        if not ended and (host, attempt) in unfinished:
+            done += Compaction(kept=(f"{path}: another process of the run may still be recording",))
             continue
         try:
-            done += _compact(path, over)
+            done += _compact(path, ended)
         except (JoulelabError, OSError) as error:
             done += Compaction(kept=(f"{path}: {error}",))
     for (_, attempt), files in paths.event_files().items():
         for _, events in files if attempt < dead_before else ():
-            with suppress(OSError):  # a reader takes the marks from the ring as well
+            with suppress(OSError):  # readers also read marks from the ring
                 drain_ring(events)
     return done
 
 
 def compact_ended(store: Path) -> Compaction:
-    """The traces of all runs of a store on which nobody works any more."""
+    """Compact the traces of all runs of a store that no process is working on."""
     done = Compaction()
     for folder in run_folders(store):
         paths = RunPaths(folder)
@@ -311,12 +311,12 @@ def compact_ended(store: Path) -> Compaction:
     return done
 
 
-def _compact(path: Path, over: bool) -> Compaction:
-    with _alone(path) as alone:
-        if not alone:
-            return Compaction(kept=(f"{path}: its recorder is at work",))
-        if not over and not _is_closed(path):
-            return Compaction(kept=(f"{path}: it has no closing line",))
+def _compact(path: Path, ended: bool) -> Compaction:
+    with _recorder_lock(path) as free:
+        if not free:
+            return Compaction(kept=(f"{path}: its recorder is still running",))
+        if not ended and not _is_closed(path):
+            return Compaction(kept=(f"{path}: no closing line",))
         before = path.stat().st_size
         copy = copy_to_parquet(path, read_lines)
         path.unlink()
@@ -327,14 +327,14 @@ def _compact(path: Path, over: bool) -> Compaction:
 
 def _is_closed(path: Path) -> bool:
     last = None
-    for last in read_lines(path):  # noqa: B007 (the last one is what is wanted)
+    for last in read_lines(path):  # noqa: B007 (only the last line is needed)
         pass
     return last is not None and last.get("kind") == "end"
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Hold the lock that recorders of this trace hold, where there is one."""
+def _recorder_lock(path: Path) -> Iterator[bool]:
+    """Hold the lock of this trace's recorder, if there is one; False if a recorder holds it."""
     lock = path.with_suffix(".lock")
     if not lock.exists():
         yield True

@@ -115,7 +115,7 @@ class _Session:
 
     def _rows(self) -> AbstractContextManager[object]:
         """Telemetry where it was asked for, written by one rank; as long as it is not entered it does nothing."""
-        return nullcontext() if self.telemetry_every is None or current_rank().follows else self.telemetry
+        return nullcontext() if self.telemetry_every is None or current_rank().is_worker else self.telemetry
 
     def _trainer(self, stage: Stage) -> SimpleTrainer[Any]:
         run, task = self.run, self.task

@@ -22,7 +22,7 @@ def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file,
     path.unlink()
     made, paths = lab.run(tmp_path, "kd", until=until, **SHORT)
     assert made.stage(stage) is not None
-    assert any(f"made by {first.run_id}, is damaged and not used: " in said for said in lab.listening.said)
+    assert any(f"from {first.run_id}: it is corrupted (" in said for said in lab.listening.said)
     assert list(paths.artifacts.glob(file))
     assert (first.artifacts / until / "bill.damaged.json").exists()
     found, _ = lab.run(tmp_path, "kd", until=until, **SHORT)

@@ -12,7 +12,7 @@ from joulelab.distill.logit_cache.cache_store import open_shard, read_entry, sha
 from joulelab.distill.logit_cache.codecs import read_manifest
 from joulelab.errors import ConfigError
 from joulelab.report.compare.method_rows import compared_runs, make_row
-from joulelab.runs.artifacts import read_bill, with_parts
+from joulelab.runs.artifacts import read_bill, with_shards
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
 from joulelab.runs.record import RunRecord
@@ -74,7 +74,7 @@ def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_o
     for name in names:
         assert f"{name}: found 3 of 3 shards (their energy is included)" in lab.listening.said
         same(paths.artifacts, at_once.artifacts, name)
-        own, *parts = with_parts(read_bill(paths.artifacts / name))
+        own, *parts = with_shards(read_bill(paths.artifacts / name))
         stage = stages[name]
         assert sorted(part.made_by for part in parts) == sorted(share.run_id for share in shares)
         assert own.energy["cpu_estimate"].energy_j == pytest.approx(joules(joined, stage))

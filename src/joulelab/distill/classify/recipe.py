@@ -326,7 +326,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         """The run that trained the teacher has evaluated it: its predictions are next to it and need not be made
         again. `folder`: of a teacher from another run."""
         if folder is not None:
-            near = self.runner.run.whole_in(folder.parent / predictions_name("teacher", split))
+            near = self.runner.run.artifact_in(folder.parent / predictions_name("teacher", split))
             if near is not None and {bill.key, data.artifact.key} <= set(near.bill.artefact.parents):
                 return load_predictions(near.folder)
         return self.predictions(data, "teacher", split, load, bill, reuse=True)

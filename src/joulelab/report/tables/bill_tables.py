@@ -22,7 +22,7 @@ from joulelab.runs.carbon import Co2e
 from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import EnergyByComponent, RunRecord
-from joulelab.runs.store import find_folder, load_record, settled
+from joulelab.runs.store import find_folder, load_record, with_recorded_energy
 
 # A bill before it is a table: its lines, what each student bears of them, and their sums.
 
@@ -325,7 +325,7 @@ def _read(folder: Path) -> Bill:
 
 
 def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
-    bill = settled(bill, store)
+    bill = with_recorded_energy(bill, store)
     artefact = bill.artefact
     folder = store / artefact.made_by
     record = load_record(folder) if (folder / "run.json").exists() else None
