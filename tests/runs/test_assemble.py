@@ -97,7 +97,7 @@ def test_without_a_baseline_the_grade_is_b_and_above_idle_unknown(tmp_path):
 
 def test_the_policy_measured_says_that_the_cpu_is_left_out(tmp_path):
     record = assemble(make(tmp_path, energy={"total_energy_policy": "measured"}), "done")
-    assert record.validity.reasons == ("the total leaves out what nobody measured: cpu",)
+    assert record.validity.reasons == ("the total excludes unmeasured components: cpu",)
 
 
 def test_a_gpu_nobody_has_is_not_missed(tmp_path):
@@ -120,7 +120,7 @@ def test_another_process_on_the_card_is_a_reason_and_a_note(tmp_path):
 def test_a_shared_card_is_a_c(tmp_path):
     record = assemble(make(tmp_path, device={"facts": {"shared": True}}), "done")
     assert record.validity.grade == "C"
-    assert "H200 is shared with others" in record.validity.reasons[0]
+    assert "H200 is shared" in record.validity.reasons[0]
 
 
 def test_a_hot_card_is_a_b_and_a_power_limited_one_is_not(tmp_path):
@@ -183,7 +183,7 @@ def test_the_policy_codecarbon_reports_its_figure_by_stage_and_grades_it_c(tmp_p
 def test_the_policy_codecarbon_without_codecarbon_says_so_and_falls_back_to_nothing(tmp_path):
     record = assemble(make(tmp_path, energy={"total_energy_policy": "codecarbon"}), "done")
     assert record.totals.energy_j is None
-    assert any("has nothing to report" in note.text for note in record.validity.notes)
+    assert any("has no figure" in note.text for note in record.validity.notes)
 
 
 def cores(others, idle):
@@ -200,7 +200,7 @@ def test_an_estimate_made_while_others_used_the_cores_says_so(tmp_path):
     assert train.best.method == "estimated"
     assert train.best.crowded and record.totals.best.crowded
     assert train.core_use.others_cores == pytest.approx(1.2)
-    said = "other processes used 1.2 of 2 CPU cores: times and CPU estimates are not comparable"
+    said = "CPU contention: other processes used 1.2 of 2 CPU cores; timings and CPU estimates are unreliable"
     assert said in train.validity.reasons and said in record.validity.reasons
     assert any("1.2 of 2 CPU cores during student.train" in note.text for note in record.validity.notes)
     idle = record.stage("idle.before")
@@ -214,6 +214,6 @@ def test_a_quiet_machine_and_a_measured_card_keep_their_grade(tmp_path):
     card = assemble(make(tmp_path / "card", extra=cores(1.2, 0.0)), "done")
     assert card.validity.grade == "A"
     assert any(
-        check.text == "other processes used 1.2 of 2 CPU cores: times are not comparable"
+        check.text == "CPU contention: other processes used 1.2 of 2 CPU cores; timings are unreliable"
         for check in card.validity.checks
     )

@@ -5,10 +5,14 @@ import time
 import pytest
 
 from joulelab.errors import EndedBySignal, JoulelabError, NonFiniteLoss
+from joulelab.lookup import PIPELINES
 from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.artifacts import external
+from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
+from joulelab.runs.execute import execute
 from joulelab.runs.record import Result
+from joulelab.runs.spec import load_spec
 from joulelab.runs.storage import read_json
 from joulelab.runs.store import load_record
 
@@ -275,3 +279,21 @@ def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_esti
     record = play(story)
     assert set(record.results) == {"j_per_answer"}
     assert record.results["j_per_answer"].value == pytest.approx(record.stage("teacher.generate").best.energy_j / 10)
+
+
+def test_an_attempt_ends_before_a_later_phase_and_the_next_one_continues(tmp_path, monkeypatch):
+    phases = []
+
+    def pipeline(run):
+        for phase in ("data", "teacher", "train", "evaluate"):
+            if not run.includes(phase):
+                return
+            phases.append(phase)
+
+    monkeypatch.setattr(PIPELINES, "resolve", lambda name: pipeline)
+    energy = {"sample_interval_s": 0.05, "estimate_cpu": True, "gpus": "none"}
+    paths = create_run(tmp_path / "runs", load_spec("demo-kd", {"energy": energy}))
+    assert execute(paths, SilentProgress(), "teacher").status == "queued"
+    assert phases == ["data", "teacher"]
+    assert execute(paths, SilentProgress()).status == "done"
+    assert phases[2:] == ["data", "teacher", "train", "evaluate"]

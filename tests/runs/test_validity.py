@@ -32,7 +32,7 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
     found = grade(sound())
     assert found.grade == "A"
     assert found.reasons == ()
-    assert check(found, "idle").text == "idle baseline measured, steady (1 segment)"
+    assert check(found, "idle").text == "stable idle baseline (1 segment)"
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,10 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
         ({"idle": ()}, "idle", "B"),
         ({"idle": (rest(stable=False),)}, "idle", "B"),
         ({"neighbours": ("another process uses this GPU",)}, "neighbours", "B"),
-        ({"shared": ("NVIDIA H200 is shared with others",)}, "shared device", "C"),
+        ({"shared": ("NVIDIA H200 is shared",)}, "shared device", "C"),
         ({"sensor_warnings": ("power is polled instead",)}, "sensors", "B"),
         ({"throttled": {"hardware thermal slowdown": 0.3}}, "throttling", "B"),
-        ({"attempts": 2, "cut_off": 1}, "attempts", "B"),
+        ({"attempts": 2, "interrupted": 1}, "attempts", "B"),
         ({"unmeasured": ("cpu",)}, "completeness", "B"),
         ({"repeats_j": (100.0, 107.0, 95.0)}, "repeats", "B"),
         ({"repeats_j": (100.0, 200.0)}, "repeats", "C"),
@@ -123,7 +123,7 @@ def record(figure, letter_evidence, **energy):
 
 
 def test_a_grade_below_the_required_one_is_refused_with_the_reasons():
-    with pytest.raises(InvalidMeasurement, match="grade B, and A was required: no idle baseline") as refused:
+    with pytest.raises(InvalidMeasurement, match="grade B, but A is required: no idle baseline") as refused:
         enforce(record(counter(), sound(idle=()), require_grade="A"))
     assert refused.value.exit_code == 4
 

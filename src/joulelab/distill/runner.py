@@ -105,13 +105,14 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
         recipe.check()
         require_energy_reading(run, *spec.trainings)
         data = recipe.data()
-        if spec.until == "data":
+        if spec.until == "data" or not run.includes("teacher"):
             return
         import_model_classes()
         teacher = recipe.teacher(data) if spec.has_teacher else None
-        if spec.until == "student":
+        if spec.until == "student" and run.includes("train"):
             student = recipe.student(data, teacher)
-            recipe.evaluate(data, student, teacher)
+            if run.includes("evaluate"):
+                recipe.evaluate(data, student, teacher)
 
 
 class Runner(Generic[SpecT]):

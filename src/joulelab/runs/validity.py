@@ -1,10 +1,12 @@
-"""How far a measurement can be trusted: a grade from A to C, the worst of a few checks, each with its reason.
+"""How far a measurement can be trusted: a grade from A to C, the worst of several checks, each with its reason.
 
-    A   a counter over windows long against its refresh, all of it seen, at rest before or after, nobody else there
-    B   usable, with something a reader must know
+    A   from a counter, over windows long compared with its refresh period, fully covered, with a stable idle baseline
+        and no other process on the device
+    B   usable, with a caveat
     C   do not quote it as a measurement
 
-Every check is a pure function of `Evidence`, which `evidence.py` gathers from the run's folder.
+Every check is a pure function of `Evidence`, which `gather` collects from the run folder. `notes_on` writes the remarks
+that a reader of the figures needs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ GOOD_COVERAGE, FAIR_COVERAGE = 0.98, 0.90
 # Counter and 20 ms samples of an H200 agree within 1 % on steady loads.
 GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL = 0.03, 0.10
 GOOD_SPREAD_REL, FAIR_SPREAD_REL = 0.03, 0.10
-# A card that is held back for a moment at start-up is not a throttled run.
+# A GPU that throttles for a moment at start-up does not make a throttled run.
 THROTTLED_SHARE = 0.02
 
 Answer = tuple[Grade, str]
@@ -51,32 +53,32 @@ Answer = tuple[Grade, str]
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that the checks look at, for one stage or for the run."""
+    """Input of the checks, for one stage or for the run."""
 
     figure: EnergyFigure
     window_s: float
-    """Length of all windows together."""
+    """Total length of all windows."""
     windows: int = 1
-    """How many they are; each has two edges that lie somewhere between two refreshes."""
+    """Number of windows; each has two edges that fall between two refreshes of the sensor."""
     refresh_s: float | None = None
-    """The slowest refresh among the sensors behind the figure."""
+    """The longest refresh period among the sensors of the figure."""
     paths_j: tuple[float, float] | None = None
-    """Joules by counter alone and by integrated power alone; None where there is only one of them."""
+    """Energy by counter alone and by integrated power alone; None if there is only one of them."""
     idle: tuple[IdleBaseline, ...] | None = ()
-    """None where the question makes no sense, as for an idle baseline itself."""
+    """None if not applicable, as for an idle baseline itself."""
     neighbours: tuple[str, ...] = ()
-    """Warnings of other processes on the device."""
+    """Warnings about other processes on the device."""
     sensor_warnings: tuple[str, ...] = ()
     throttled: Mapping[str, float] = field(default_factory=dict)
     attempts: int = 1
-    cut_off: int = 0
+    interrupted: int = 0
     shared: tuple[str, ...] = ()
-    """Devices whose joules are not this job's alone."""
+    """Devices whose energy includes other jobs."""
     unmeasured: tuple[str, ...] = ()
-    """Components of the policy's total that exist here and that nobody measured."""
+    """Components of the policy's total that exist on this machine but were not measured."""
     repeats_j: tuple[float, ...] = ()
     core_use: CoreUse | None = None
-    """Who used the cores meanwhile; None where nobody looked."""
+    """CPU use of this run and of other processes; None if not recorded."""
 
 
 def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
@@ -89,7 +91,7 @@ def grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
 
 
 def with_answer(validity: Validity, name: str, answer: Answer | None) -> Validity:
-    """The same checks with another answer to one of them, and the grade that follows."""
+    """The same checks with a new result for one of them, and the resulting grade."""
     if answer is None or validity.grade is None:
         return validity
     new = Check(name=name, ok=answer[0] == "A", grade=answer[0], text=answer[1])
@@ -100,9 +102,9 @@ def with_answer(validity: Validity, name: str, answer: Answer | None) -> Validit
 def check_source(evidence: Evidence) -> Answer:
     figure = evidence.figure
     if figure.energy_j is None:
-        return "C", "missing: no sensor measured it, and nothing estimated it"
+        return "C", "missing: neither measured nor estimated"
     if figure.sources == (CODECARBON,):
-        return "C", "CodeCarbon's own figure: partly sensors, partly its constants"
+        return "C", "reported by CodeCarbon: partly sensors, partly its constants"
     if figure.method == "estimated":
         return "C", "estimated by a model, not measured"
     if figure.method == "integrated":
@@ -113,10 +115,10 @@ def check_source(evidence: Evidence) -> Answer:
 def check_window(evidence: Evidence) -> Answer | None:
     if not evidence.figure.measured or not evidence.refresh_s:
         return None
-    # errors at the edges are independent, so n windows err by the root of n edges, not by n
+    # errors at the edges are independent, so n windows have sqrt(n) times the error of one, not n times
     refreshes = evidence.window_s / math.sqrt(max(1, evidence.windows)) / evidence.refresh_s
-    pieces = "" if evidence.windows == 1 else f" in {evidence.windows} windows"
-    text = f"{evidence.window_s:.3g} s{pieces} count as {refreshes:.0f} refreshes of the sensor"
+    number = "" if evidence.windows == 1 else f" in {evidence.windows} windows"
+    text = f"{evidence.window_s:.3g} s{number}, equivalent to {refreshes:.0f} sensor refreshes"
     return _step(-refreshes, -LONG_WINDOW_REFRESHES, -SHORT_WINDOW_REFRESHES, text, "too few")
 
 
@@ -135,18 +137,18 @@ def check_interval(evidence: Evidence) -> Answer | None:
 def check_coverage(evidence: Evidence) -> Answer | None:
     if evidence.figure.energy_j is None:
         return None
-    seen = evidence.figure.coverage
-    text = f"the sensor was seen working {covered_percent(seen)} of the time"
-    return _step(-seen, -GOOD_COVERAGE, -FAIR_COVERAGE, text, "too little")
+    coverage = evidence.figure.coverage
+    text = f"the sensor covered {covered_percent(coverage)} of the time"
+    return _step(-coverage, -GOOD_COVERAGE, -FAIR_COVERAGE, text, "too little")
 
 
 def check_agreement(evidence: Evidence) -> Answer | None:
     if evidence.paths_j is None:
         return None
     counter_j, integral_j = evidence.paths_j
-    apart = integral_j / counter_j - 1
-    text = f"counter {energy_text(counter_j)}, integrated power {energy_text(integral_j)}: {100 * apart:+.1f} %"
-    return _step(abs(apart), GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL, text, "they disagree")
+    difference = integral_j / counter_j - 1
+    text = f"counter {energy_text(counter_j)}, integrated power {energy_text(integral_j)}: {100 * difference:+.1f} %"
+    return _step(abs(difference), GOOD_AGREEMENT_REL, FAIR_AGREEMENT_REL, text, "they disagree")
 
 
 def check_idle(evidence: Evidence) -> Answer | None:
@@ -154,36 +156,36 @@ def check_idle(evidence: Evidence) -> Answer | None:
         return None
     if not evidence.idle:
         return "B", "no idle baseline, so above-idle energy is unknown (energy.idle_before_s=10)"
-    restless = [baseline.stage for baseline in evidence.idle if not baseline.stable]
-    if restless:
-        return "B", f"the idle baseline was not steady ({', '.join(dict.fromkeys(restless))})"
-    return "A", f"idle baseline measured, steady ({plural(len(evidence.idle), 'segment')})"
+    unstable = [baseline.stage for baseline in evidence.idle if not baseline.stable]
+    if unstable:
+        return "B", f"the idle baseline was not stable ({', '.join(dict.fromkeys(unstable))})"
+    return "A", f"stable idle baseline ({plural(len(evidence.idle), 'segment')})"
 
 
 def check_neighbours(evidence: Evidence) -> Answer | None:
     if evidence.neighbours:
-        return "B", f"not alone on the device: {'; '.join(evidence.neighbours)}"
+        return "B", f"other processes on the device: {'; '.join(evidence.neighbours)}"
     if not any(source.startswith("gpu:") for source in evidence.figure.sources):
-        return None  # nobody looks for neighbours on anything but GPUs
-    return "A", "no other process was noticed on the device"
+        return None  # only GPUs report their processes
+    return "A", "no other process was observed on the device"
 
 
 def check_cores(evidence: Evidence) -> Answer | None:
-    """A GPU's joules are its own whoever uses the cores; the time it took, and all that CPUs are billed, are not. Where
-    there are no joules a note tells of the times."""
+    """CPU contention does not change a GPU's energy, but it changes times and the energy billed to CPUs. Without any
+    energy figure a note reports the effect on times."""
     if evidence.core_use is None or not evidence.core_use.contended or evidence.figure.energy_j is None:
         return None
-    words = evidence.core_use.text
+    contention = f"CPU contention: {evidence.core_use.text}"
     if evidence.figure.method == "estimated":
-        return "C", f"{words}: times and CPU estimates are not comparable"
+        return "C", f"{contention}; timings and CPU estimates are unreliable"
     if any(source.startswith("rapl:") for source in evidence.figure.sources):
-        return "B", f"{words}: times are not comparable, and the processor's joules hold the others' work"
-    return "A", f"{words}: times are not comparable"
+        return "B", f"{contention}; timings are unreliable, and CPU energy includes their work"
+    return "A", f"{contention}; timings are unreliable"
 
 
 def check_shared(evidence: Evidence) -> Answer | None:
     if evidence.shared:
-        return "C", f"the joules are not this job's alone: {', '.join(evidence.shared)}"
+        return "C", f"the energy includes other jobs: {', '.join(evidence.shared)}"
     return None
 
 
@@ -192,36 +194,34 @@ def check_sensors(evidence: Evidence) -> Answer | None:
 
 
 def check_throttling(evidence: Evidence) -> Answer | None:
-    """At its power limit a card is as its maker meant it; heat and failing power are another matter."""
-    held = {why: share for why, share in evidence.throttled.items() if share > THROTTLED_SHARE}
-    words = ", ".join(f"{why} {100 * share:.0f} % of the time" for why, share in held.items())
-    if any(why != POWER_LIMIT for why in held):
-        return "B", f"the card was held back: {words}"
-    return ("A", f"the card ran at its limit: {words}") if held else None
+    """Reaching the power limit is normal operation; throttling for heat or power supply is not."""
+    throttled = {reason: share for reason, share in evidence.throttled.items() if share > THROTTLED_SHARE}
+    listed = ", ".join(f"{reason} {100 * share:.0f} % of the time" for reason, share in throttled.items())
+    if any(reason != POWER_LIMIT for reason in throttled):
+        return "B", f"the GPU was throttled: {listed}"
+    return ("A", f"the GPU ran at its power limit: {listed}") if throttled else None
 
 
 def check_attempts(evidence: Evidence) -> Answer | None:
-    if evidence.cut_off:
-        return (
-            "B",
-            f"{evidence.cut_off} of {plural(evidence.attempts, 'attempt')} interrupted; energy at the end is unknown",
-        )
+    if evidence.interrupted:
+        attempts = plural(evidence.attempts, "attempt")
+        return "B", f"{evidence.interrupted} of {attempts} interrupted; energy at the end is unknown"
     return None
 
 
 def check_completeness(evidence: Evidence) -> Answer | None:
     if evidence.unmeasured and evidence.figure.measured:
-        return "B", f"the total leaves out what nobody measured: {', '.join(evidence.unmeasured)}"
+        return "B", f"the total excludes unmeasured components: {', '.join(evidence.unmeasured)}"
     return None
 
 
 def check_repeats(evidence: Evidence) -> Answer | None:
-    """Only where something was repeated: a single run says nothing about spread."""
+    """Only for repeated programs: a single run has no spread."""
     values = evidence.repeats_j
     if len(values) < 2:
         return None
     spread = statistics.stdev(values) / abs(statistics.fmean(values)) if any(values) else 0.0
-    text = f"{len(values)} repeats spread by {100 * spread:.1f} %"
+    text = f"standard deviation over {len(values)} repeats is {100 * spread:.1f} %"
     return _step(spread, GOOD_SPREAD_REL, FAIR_SPREAD_REL, text, "large")
 
 
@@ -251,27 +251,24 @@ CHECKS: dict[str, Callable[[Evidence], Answer | None]] = {
 
 
 def enforce(record: RunRecord) -> None:
-    """After a run: what `energy.require` and `energy.require_grade` demanded of its measurement, or exit code 4."""
+    """After a run: raise (exit code 4) if it does not meet `energy.require` or `energy.require_grade`."""
     energy = record.spec.get("energy", {})
     measured = record.totals is not None and record.totals.figure.measured
     if energy.get("require", "nothing") == "measured" and not measured:
-        why = record.totals.figure.reason if record.totals else "the run recorded nothing"
+        reason = record.totals.figure.reason if record.totals else "the run recorded nothing"
         raise InvalidMeasurement(
-            f"{record.run_id}: measured joules were required, and none were measured ({why})",
-            "`joulelab doctor` says what this machine can measure and how to change that",
+            f"{record.run_id}: measured energy is required, but nothing was measured ({reason})",
+            "`joulelab doctor` shows which sensors work and how to fix the others",
         )
-    wanted, got = energy.get("require_grade", "none"), record.validity.grade or "C"
-    if wanted != "none" and got > wanted:
+    required, actual = energy.get("require_grade", "none"), record.validity.grade or "C"
+    if required != "none" and actual > required:
         raise InvalidMeasurement(
-            f"{record.run_id}: grade {got}, and {wanted} was required: {'; '.join(record.validity.reasons)}",
+            f"{record.run_id}: grade {actual}, but {required} is required: {'; '.join(record.validity.reasons)}",
             f"the run itself is kept: joulelab show {record.run_id}",
         )
 
 
-# What the checks of `validity.py` look at, gathered from a run's folder: traces, marks, vital signs, environment.
-
-
-# How the NVML sensor words its warning of foreign processes; anything else is a matter of the sensor itself.
+# The NVML sensor's warning about other processes contains this word; other warnings concern the sensor itself.
 _NEIGHBOUR_MARK = "process"
 
 Parts = Sequence[tuple[AttemptData, list[Window]]]
@@ -285,11 +282,11 @@ def gather(
     idle: tuple[IdleBaseline, ...],
     environment: dict[str, Any],
 ) -> Evidence:
-    """Of one stage, or of the whole run for `stage=None`."""
-    windows = [window for _, pieces in parts for window in pieces]
-    warnings = [text for attempt, pieces in parts for text in attempt.health.warnings_during(pieces)]
-    devices = [series for attempt, _ in parts for series in _devices_behind(attempt, figure)]
-    states = [state for attempt, pieces in parts for state in attempt.health.during(pieces)]
+    """Evidence of one stage, or of the whole run for `stage=None`."""
+    windows = [window for _, segments in parts for window in segments]
+    warnings = [text for attempt, segments in parts for text in attempt.health.warnings_during(segments)]
+    devices = [series for attempt, _ in parts for series in attempt.trace.devices if series.device in figure.sources]
+    states = [state for attempt, segments in parts for state in attempt.health.during(segments)]
     attempts = {(attempt.number, attempt.host): attempt for attempt, _ in parts}
     return Evidence(
         figure=figure,
@@ -302,42 +299,37 @@ def gather(
         sensor_warnings=_unique(text for text in warnings if _NEIGHBOUR_MARK not in text),
         throttled=throttle_shares(states),
         attempts=len(attempts),
-        cut_off=sum(not attempt.trace.ended for attempt in attempts.values()),
-        shared=_unique(_shared_words(series) for series in devices if _is_shared(series)),
+        interrupted=sum(not attempt.trace.ended for attempt in attempts.values()),
+        shared=_unique(_shared_text(series) for series in devices if _is_shared(series)),
         unmeasured=_unmeasured(parts, policy, environment),
-        core_use=most_contended([attempt.core_use(pieces) for attempt, pieces in parts]),
+        core_use=most_contended([attempt.core_use(segments) for attempt, segments in parts]),
     )
 
 
-def _devices_behind(attempt: AttemptData, figure: EnergyFigure) -> list[DeviceSeries]:
-    return [series for series in attempt.trace.devices if series.device in figure.sources]
-
-
 def _two_paths(parts: Parts, figure: EnergyFigure, policy: str) -> tuple[float, float] | None:
-    """Counter and integral of the component where they disagree most: a sound sensor must not hide a broken one."""
+    """Counter and integral of the component where they disagree most: a good sensor must not hide a broken one."""
     if not figure.measured:
         return None
-    found: list[tuple[float, float]] = []
+    both: list[tuple[float, float]] = []
     for component in policy_components(policy):
         pairs = [both_paths(attempt.trace, component, windows) for attempt, windows in parts]
         counter_j = sum(pair.counter.energy_j or 0.0 for pair in pairs if pair)
         integral_j = sum(pair.integrated.energy_j or 0.0 for pair in pairs if pair)
         if counter_j and integral_j:
-            found.append((counter_j, integral_j))
-    return max(found, key=lambda pair: abs(pair[1] / pair[0] - 1), default=None)
+            both.append((counter_j, integral_j))
+    return max(both, key=lambda pair: abs(pair[1] / pair[0] - 1), default=None)
 
 
 def _is_shared(series: DeviceSeries) -> bool:
     return bool(series.facts.get("shared") or series.facts.get("node_wide"))
 
 
-def _shared_words(series: DeviceSeries) -> str:
-    how = "covers the whole node" if series.facts.get("node_wide") else "is shared with others"
-    return f"{series.name} {how}"
+def _shared_text(series: DeviceSeries) -> str:
+    return f"{series.name} " + ("covers the whole node" if series.facts.get("node_wide") else "is shared")
 
 
 def _unmeasured(parts: Parts, policy: str, environment: dict[str, Any]) -> tuple[str, ...]:
-    """A CPU is always there, a GPU where the environment lists one; DRAM often lies inside the package's counter."""
+    """A CPU always exists, a GPU if the environment lists one; DRAM is often part of the package counter."""
     if policy == "codecarbon" or not parts:
         return ()
     present = [
@@ -351,24 +343,21 @@ def _unique(texts: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-# What a reader of a run's joules must know, in sentences: what was not measured, holes, cuts, estimates, warnings.
-
-
 ENOUGH_COVERAGE = 0.98
-# Idle before and after that differ by more were two states of the machine.
+# A larger difference between idle before and after means two states of the machine.
 SAME_IDLE_REL = 0.10
 
 
 def notes_on(
     attempts: Sequence[AttemptData], policy: str, idle: Sequence[IdleBaseline], running: bool = False
 ) -> list[Note]:
-    """`running`: the last attempt goes on, so that an open trace of its is not one that was cut off."""
+    """Remarks on the figures. `running`: the last attempt is still running, so its open trace was not interrupted."""
     notes: dict[str, Note] = {}
-    going_on = max((attempt.number for attempt in attempts), default=0) if running else 0
+    current = max((attempt.number for attempt in attempts), default=0) if running else 0
     for attempt in attempts:
         notes |= _energy_notes(attempt, policy)
-        notes |= _trace_notes(attempt, going_on)
-        notes |= _crowd_notes(attempt)
+        notes |= _trace_notes(attempt, current)
+        notes |= _contention_notes(attempt)
         for text in attempt.events.warnings:
             notes[text] = Note(level="warning", text=text)
     numbers, hosts = {attempt.number for attempt in attempts}, {attempt.host for attempt in attempts}
@@ -401,34 +390,34 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
     return notes
 
 
-def _trace_notes(attempt: AttemptData, going_on: int) -> dict[str, Note]:
+def _trace_notes(attempt: AttemptData, current: int) -> dict[str, Note]:
     notes: dict[str, Note] = {}
     for gap in attempt.trace.gaps:
         notes[f"gap {gap.device}"] = Note(level="warning", text=f"{gap.device}: readings failed ({gap.reason})")
-    if not attempt.trace.ended and attempt.number != going_on:
-        text = f"attempt {attempt.number} was cut off; its joules end with the last reading"
+    if not attempt.trace.ended and attempt.number != current:
+        text = f"attempt {attempt.number} was interrupted; its energy ends with the last reading"
         notes[f"cut {attempt.number}"] = Note(level="warning", text=text)
     if attempt.events.marks_lost:
-        text = f"{attempt.events.marks_lost} phase marks came faster than they could be read and were lost"
+        text = f"{attempt.events.marks_lost} phase marks were lost because they came faster than they could be read"
         notes["marks"] = Note(level="warning", text=text)
     for _, text in attempt.health.warnings:
         notes[text] = Note(level="warning", text=text)
     return notes
 
 
-def _crowd_notes(attempt: AttemptData) -> dict[str, Note]:
+def _contention_notes(attempt: AttemptData) -> dict[str, Note]:
     uses = {
         stage: attempt.core_use(windows)
         for stage, windows in attempt.windows.items()
         if stage not in attempt.idle_stages
     }
-    crowded = {stage: use for stage, use in uses.items() if use is not None and use.contended}
-    worst = most_contended(list(crowded.values()))
+    contended = {stage: use for stage, use in uses.items() if use is not None and use.contended}
+    worst = most_contended(list(contended.values()))
     if worst is None:
         return {}
     text = (
-        f"{worst.text} during {', '.join(crowded)}: times and CPU estimates of that are not comparable with others; "
-        "run it again while nothing else runs"
+        f"CPU contention: {worst.text} during {', '.join(contended)}. Timings and CPU estimates are unreliable; "
+        "rerun on an idle machine."
     )
     return {f"cores {attempt.host} {attempt.number}": Note(level="warning", text=text)}
 
@@ -440,22 +429,22 @@ def _idle_change(idle: Sequence[IdleBaseline]) -> str | None:
     if low.power_w <= 0 or high.power_w / low.power_w - 1 <= SAME_IDLE_REL:
         return None
     return (
-        f"idle power was {_idle_words(low)} and {_idle_words(high)}: two states of the machine; "
-        "above-idle energy uses their mean by time"
+        f"idle power was {_idle_text(low)} and {_idle_text(high)}: two states of the machine; "
+        "above-idle energy uses their time-weighted mean"
     )
 
 
-def _idle_words(baseline: IdleBaseline) -> str:
+def _idle_text(baseline: IdleBaseline) -> str:
     clock = f" at {baseline.sm_clock_MHz:.0f} MHz" if baseline.sm_clock_MHz is not None else ""
     return f"{baseline.power_w:.0f} W{clock} ({baseline.stage})"
 
 
 def _codecarbon_text(figure: EnergyFigure) -> str:
     if figure.energy_j is None:
-        return f"the policy `codecarbon` has nothing to report: {figure.reason}"
+        return f"policy `codecarbon` has no figure: {figure.reason}"
     return (
-        f"joules are {figure.reason}, not this meter's: what it has no sensor for is ESTIMATED by its constants, "
-        "RAM always"
+        f"energy is {figure.reason}, not from this meter: components without a sensor, and RAM always, are ESTIMATED "
+        "by CodeCarbon's constants"
     )
 
 
