@@ -1,4 +1,4 @@
-"""`joulelab run EXPERIMENT --compare`: the group that sets an experiment beside others."""
+"""`joulelab run EXPERIMENT --compare`: the group that compares an experiment with others."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_where_it_is_not_plain_which_group_is_meant_the_choice_is_the_users():
     with pytest.raises(UsageError, match="several groups") as several:
         comparison_of("kd-small")
     assert "compare-small" in several.value.hint
-    with pytest.raises(UsageError, match="no group sets squad-tiny"):
+    with pytest.raises(UsageError, match="no group compares squad-tiny"):
         comparison_of("squad-tiny")
     with pytest.raises(UsageError, match="needs an experiment"):
         comparison_of(None)

@@ -76,7 +76,7 @@ def whole(world, ended):
     store, _ = world
     done = joulelab("run", "--resume", "cut", "--runs-dir", store)
     assert done.returncode == 0, done.stderr
-    assert int(re.search(r"student.train goes on from step (\d+)", done.stderr).group(1)) >= ENDED_AT
+    assert int(re.search(r"resuming student.train from its checkpoint at step (\d+)", done.stderr).group(1)) >= ENDED_AT
     return shown(store, "cut")
 
 
@@ -177,4 +177,4 @@ def test_the_final_model_is_in_hugging_face_format(world, uninterrupted):
 def test_a_finished_run_is_not_run_again(world, uninterrupted):
     done = joulelab("run", "--resume", uninterrupted["run_id"], "--runs-dir", world[0])
     assert done.returncode == 0
-    assert "is done already" in done.stderr
+    assert "is already done" in done.stderr

@@ -20,19 +20,25 @@ from commands import joulelab, joulelab_here
         (["demo-kd", "teacher.model=sample:minilmm"], "did you mean 'minilm'"),
         (["demo-kd", "training.stats=[simpel]"], "did you mean 'simple'"),
         (["demo", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
-        (["kd-tiny", "--part", "teacher", "--shard", "8/8"], "invalid shard '8/8'"),
-        (["kd-tiny", "--shard", "0/8"], "does not say of which work"),
-        (["self-tiny", "--part", "teacher", "--shard", "0/8"], "self learns from a student that is trained first"),
+        (["kd-tiny", "--until", "teacher", "--shard", "8/8"], "invalid shard '8/8'"),
+        (["kd-tiny", "--shard", "0/8"], "--shard 0/8 does not select any work"),
+        (["self-tiny", "--until", "teacher", "--shard", "0/8"], "self learns from a student that is trained first"),
         (["kd-tiny", "--data-script", "preprocess_dataset", "--shard", "0/8"], "not the teacher's work"),
         ([], "no experiment was named"),
         (["--resume", "nothing"], "no runs under"),
         (["--resume", "nothing", "--dry-run", "--budget", "5kJ"], "leave --budget, --dry-run out"),
-        (["kd-tiny", "--data-script", "prerun", "--dry-run"], "only its energy settings"),
-        (["sft-tiny", "--data-script", "logit_caching"], "uses nothing that logit_caching makes"),
-        (["sft-tiny", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
-        (["demo-labels", "--part", "teacher"], "has no teacher, and --part teacher nothing to do"),
-        (["kd-tiny", "--budget", "20Mtokens", "budget.tokens=10"], "--budget 20Mtokens and budget.tokens=10 both say"),
-        (["kd-tiny", "--budget", "5kJ", "budget={tokens: 10}"], "both say how much"),
+        (["kd-tiny", "--data-script", "prerun", "--dry-run"], "only the energy settings"),
+        (["sft-tiny", "--data-script", "logit_caching"], "does not use the output of logit_caching"),
+        (["sft-tiny", "--until", "teacher"], "has no teacher, so --until teacher would do nothing"),
+        (["demo-labels", "--part", "teacher"], "has no teacher, so --until teacher would do nothing"),
+        (["kd-tiny", "--until", "teachr"], "unknown phase 'teachr'; did you mean 'teacher'?"),
+        (["kd-tiny", "--until", "data", "--part", "data"], "--part is the former name of --until"),
+        (["demo", "--until", "data"], "--run-dir and --until apply to a single run"),
+        (
+            ["kd-tiny", "--budget", "20Mtokens", "budget.tokens=10"],
+            "and budget.tokens=10 both set a training budget",
+        ),
+        (["kd-tiny", "--budget", "5kJ", "budget={tokens: 10}"], "both set a training budget"),
         (["demo-kd", "seed=4294967296"], "seed: expected a number less than or equal to 4294967295"),
     ],
 )
@@ -43,6 +49,16 @@ def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message)
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_part_is_the_former_name_of_until(tmp_path):
+    runs = [
+        joulelab_here("run", "kd-tiny", *words, "--dry-run", "--runs-dir", tmp_path / "runs")
+        for words in (["--until", "teacher"], ["--part", "teacher"])
+    ]
+    assert [done.returncode for done in runs] == [0, 0]
+    assert runs[0].stdout == runs[1].stdout
+    assert (runs[0].stderr, runs[1].stderr) == ("", "--part is now --until: use --until teacher\n")
 
 
 def test_required_joules_that_nobody_can_measure_end_with_3_before_anything_starts(tmp_path):
@@ -66,7 +82,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["run", "demo-kd", "--dryrun"], "joulelab run has no option --dryrun; did you mean --dry-run?", "--help"),
         (["measure", "--repeat", "x", "--", "true"], "--repeat: expected a whole number, found the text 'x'", "--help"),
         (["plot", "a", "--x", "y"], "--x: 'y' is not one of 'elapsed', 'wall'", "`joulelab plot --help`"),
-        (["show"], "name is missing", "Run or group: its id"),
+        (["show"], "name is missing", "Run or group: id"),
         (["runs", "--runs-dir"], "Option '--runs-dir' requires an argument", "--help"),
         (["rnu"], "No such command 'rnu'. Did you mean 'run'?", "`joulelab --help`"),
         (["prepare", "binarise"], "No such command 'binarise'", "`joulelab prepare --help`"),
@@ -286,7 +302,8 @@ def test_quick_is_the_short_form_of_an_experiment_or_says_who_has_one(tmp_path):
     refused = joulelab_here("run", "demo-kd", "--quick", "--runs-dir", tmp_path / "runs")
     assert refused.returncode == 2
     assert (
-        "demo-kd has no short form" in refused.stderr and "these have one: distilbert-tiny, fitnets" in refused.stderr
+        "demo-kd has no short version" in refused.stderr
+        and "experiments that have one: distilbert-tiny, fitnets" in refused.stderr
     )
 
 
@@ -298,4 +315,4 @@ def test_a_run_that_has_not_ended_is_not_exported(tmp_path):
     create_run(tmp_path, RunSpec(name="waits", pipeline="measure"))
     done = joulelab_here("export", "last", "--to", "tensorboard", "--runs-dir", tmp_path)
     assert done.returncode == 2
-    assert "has not ended: it is queued" in done.stderr
+    assert "is not finished (status queued)" in done.stderr

@@ -28,8 +28,8 @@ MISTAKES = [
     (["train", "./needy.py"], "needy needs no_such_package"),
     (["zoo", "gtp2"], "did you mean 'gpt2'?"),
     (["zoo", "gpt2", "--size", "tinny"], "did you mean 'tiny'?"),
-    (["sweep"], "a sweep is over `train` or `run`"),
-    (["sweep", "trian", "gpt2"], "a sweep is over `train` or `run`, found 'trian'"),
+    (["sweep"], "expected `train` or `run` to sweep, found nothing"),
+    (["sweep", "trian", "gpt2"], "expected `train` or `run` to sweep, found 'trian'"),
     (["sweep", "train", "gpt2", "--batch_size", "8,8"], "training.batch_size has the value 8 twice"),
     (
         ["sweep", "train", "gpt2", "--batch_size", "8,0"],

@@ -11,7 +11,7 @@ from joulelab.cluster.job_settings import Environment, job_settings
 from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of, write_jobs
 from joulelab.cluster.plan import Member, plan, read_steps, require_ranks, require_shards, usual_steps
 from joulelab.cluster.script import activation_lines
-from joulelab.cluster.submission import again, dry_text, made_shares, seeds_of, submit_plan
+from joulelab.cluster.submission import create_shards, dry_text, parse_seeds, resubmission, submit_plan
 from joulelab.distill.causal.phases import shard_specs
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
@@ -54,8 +54,8 @@ def test_a_chain_of_all_steps_reads_as_recorded(site, monkeypatch):
 def test_ranks_on_two_nodes_and_shards_before_them_read_as_recorded(tmp_path, monkeypatch):
     asked = {"nodes": 2, "gpus": 4, "exclusive": True, "requeue": False, "sbatch": ["--mail-type=END"]}
     settings = job_settings("l40s", asked, tmp_path / "no-site-file")
-    shares = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
-    jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shares=shares)
+    shards = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
+    jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shards=shards)
     assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "two-nodes.txt").read_text()
 
 
@@ -119,8 +119,8 @@ def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, as
     ("written", "text"),
     [
         ("default: {account: physics}", "unknown key 'default'"),
-        ("presets: [big]", "presets holds"),
-        ("presets: {big: 3}", "presets.big holds '3'"),
+        ("presets: [big]", "presets is"),
+        ("presets: {big: 3}", "presets.big is '3'"),
         ("defaults: {time: 4:00:00}", "in quotes, .* found the number 14400"),
         ("defaults: {acount: physics}", "did you mean account"),
         ("defaults: {gpus: many}", "whole number"),
@@ -153,7 +153,7 @@ def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_
     works = shard_specs([*specs, *(check(read_experiment(name)) for name in ("synthetic-tiny", "dpo-tiny"))], 2)
     assert [work[0].pipeline for work in works] == ["kd", "synthetic", "dpo"]
     shared = [[STORE / spec.name for spec in work] for work in works]
-    jobs = plan(MEMBERS, usual_steps(specs, shards=2), report_on=GROUP, shares=shared)
+    jobs = plan(MEMBERS, usual_steps(specs, shards=2), report_on=GROUP, shards=shared)
     keys = ["01-data", "02-teacher", "03-teacher", "04-teacher", "05-students", "06-report"]
     assert [job.key for job in jobs] == keys
     assert [job.after for job in jobs] == [None, *keys[:-1]]
@@ -161,19 +161,19 @@ def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_
 
 def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_again(tmp_path):
     works, home = shard_specs([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
-    (first,) = made_shares(tmp_path, works, home)
+    (first,) = create_shards(tmp_path, works, home)
     assert [home_of(folder).resolve() for folder in first] == [home.resolve()] * 2
     runs = tuple(folder.name for folder in first)
     job = SubmittedJob(key="01-teacher", about="", job_id="7", script="", runs=runs, array=True, submitted_at="")
     write_jobs(home, JobsFile(jobs=(job,)))
-    assert made_shares(tmp_path, works, home) == [first]
+    assert create_shards(tmp_path, works, home) == [first]
 
 
 def test_shards_are_refused_where_there_is_nothing_to_split():
     for name, text in (("sft-tiny", "no teacher"), ("self-tiny", "trained first"), ("demo-kd", "in one go")):
         with pytest.raises(UsageError, match=text):
             shard_specs([check(read_experiment(name))], 4)
-    with pytest.raises(UsageError, match="--steps leaves it out"):
+    with pytest.raises(UsageError, match="which --steps leaves out"):
         require_shards(4, ("data", "students"))
 
 
@@ -193,7 +193,7 @@ def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkey
     assert cancelled == ["17"]
     assert f"joulelab submit --resume {run.name}" in refused.value.hint
     record = load_record(run)
-    assert (record.status, record.error.message) == ("failed", "never submitted: sbatch refused it")
+    assert (record.status, record.error.message) == ("failed", "not submitted: sbatch refused it")
 
 
 def test_what_is_left_of_a_group_is_told_before_anything_is_queued_again(tmp_path):
@@ -203,22 +203,22 @@ def test_what_is_left_of_a_group_is_told_before_anything_is_queued_again(tmp_pat
     close_queued([done], "done", "")
     close_queued([failed], "failed", "")
     shutil.rmtree(new)
-    wanted = again(tmp_path, group.group_id)
-    imagined = wanted.imagined(tmp_path)
+    wanted = resubmission(tmp_path, group.group_id)
+    imagined = wanted.preview(tmp_path)
     assert [spec.name for spec in wanted.specs] == ["failed", "new"]
     assert (load_record(failed).status, len(run_folders(tmp_path))) == ("failed", 2)
-    made = wanted.made(tmp_path)
+    made = wanted.create(tmp_path)
     assert made.members[0] == imagined.members[0]
     assert [load_record(member.folder).status for member in made.members] == ["queued", "queued"]
 
 
 def test_seeds_of_an_array():
-    assert seeds_of("0-3") == (0, 1, 2, 3)
-    assert seeds_of("5, 1-2") == (5, 1, 2)
-    with pytest.raises(UsageError, match="no number or range"):
-        seeds_of("a-b")
-    with pytest.raises(UsageError, match="twice"):
-        seeds_of("1,1")
+    assert parse_seeds("0-3") == (0, 1, 2, 3)
+    assert parse_seeds("5, 1-2") == (5, 1, 2)
+    with pytest.raises(UsageError, match="not a number or range"):
+        parse_seeds("a-b")
+    with pytest.raises(UsageError, match="duplicate seed"):
+        parse_seeds("1,1")
 
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"

@@ -17,13 +17,13 @@ from joulelab.cluster.jobs import (
     JobsFile,
     SubmittedJob,
     close_queued,
+    fail_dependent_runs,
     folder_of_job,
-    tell_waiting,
     write_home,
     write_jobs,
 )
 from joulelab.cluster.slurm import JobState, parse_jobs, parse_queue, states, this_job
-from joulelab.cluster.watch import UNASKED, RunWatcher, Watcher, read_speed
+from joulelab.cluster.watch import UNKNOWN, RunWatcher, Watcher, read_speed
 from joulelab.errors import EndedBySignal, JoulelabError, NotFoundError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import JOB_SIGNALS, RunContext, SilentProgress, StopRequest
@@ -78,7 +78,7 @@ def test_slurm_s_joules_are_flagged_where_they_are_zero_or_of_a_shared_node():
         ("4_1", "CANCELLED", None),
     ]  # fmt: skip
     part, whole, zero, _, none = jobs
-    assert "1 of 4 CPUs: other jobs' work may be in it" in part.remark
+    assert "1 of 4 CPUs: may include other jobs" in part.remark
     assert "to itself" in whole.remark
     assert "0 J" in zero.remark
     assert "no energy" in none.remark
@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_tells_stage_watts_joules_and_what_is_left(tmp_path):
         trace.write_text("\n".join(ends) + "\n")
     write_lines(paths.metrics, [line(10, 0), line(20, 10)])
     with holding(paths.folder):
-        seen = RunWatcher(paths.folder).look()
+        seen = RunWatcher(paths.folder).poll()
     assert (seen.status, seen.stage, seen.hosts) == ("running", "between stages", ("node0001", "node0002"))
     assert seen.energy_j == pytest.approx(400 * 40)
     assert seen.power_w == pytest.approx(400)
@@ -140,7 +140,7 @@ def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(t
     with pytest.raises(NotFoundError, match="job 33"):
         folder_of_job(tmp_path, "33")
     monkeypatch.setenv("SLURM_JOB_ID", "31")
-    tell_waiting(runs[0], "no such file")
+    fail_dependent_runs(runs[0], "no such file")
     record = RunRecord.model_validate_json((runs[1] / "run.json").read_text())
     assert record.status == "failed"
     assert record.error.message == "not started: job 01-data failed (no such file)"
@@ -161,23 +161,23 @@ def test_watching_a_run_that_waits_ends_where_no_job_can_begin_it(tmp_path, monk
     monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: answer(ids))
     alone = create_run(tmp_path, RunSpec(name="alone", pipeline="measure")).folder
     answer = lambda ids: {}  # noqa: E731
-    assert Watcher(tmp_path, alone.name).look().over, "it was never submitted"
+    assert Watcher(tmp_path, alone.name).poll().over, "it was never submitted"
     (run,) = submitted(tmp_path, ["run"])
     watcher = Watcher(tmp_path, run.name)
-    assert watcher.look().over, "Slurm has forgotten its job"
+    assert watcher.poll().over, "Slurm has forgotten its job"
     answer = lambda ids: {"41": JobState("41", "PENDING")}  # noqa: E731
-    assert not watcher.look().over
+    assert not watcher.poll().over
 
 
 def test_where_slurm_cannot_be_asked_the_runs_alone_say_whether_they_are_over(tmp_path, monkeypatch):
     (run,) = submitted(tmp_path, ["run"])
     monkeypatch.setenv("PATH", str(tmp_path))
     watcher = Watcher(tmp_path, run.name)
-    seen = watcher.look()
-    assert (seen.over, seen.jobs[0].state) == (False, UNASKED)
-    assert "no Slurm on this machine" in seen.jobs[0].reason
+    seen = watcher.poll()
+    assert (seen.over, seen.jobs[0].state) == (False, UNKNOWN)
+    assert "Slurm is not installed on this machine" in seen.jobs[0].reason
     close_queued([run], "truncated", "cancelled")
-    assert watcher.look().over
+    assert watcher.poll().over
 
 
 def test_a_run_of_an_array_is_over_though_its_neighbours_go_on(tmp_path, monkeypatch):
@@ -186,9 +186,9 @@ def test_a_run_of_an_array_is_over_though_its_neighbours_go_on(tmp_path, monkeyp
     monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: told)
     write_home(runs[1], runs[0])
     close_queued(runs, "done", "")
-    second = Watcher(tmp_path, runs[1].name).look()
+    second = Watcher(tmp_path, runs[1].name).poll()
     assert ([job.job_id for job in second.jobs], second.over) == (["41_1"], True)
-    whole = Watcher(tmp_path, runs[0].name).look()
+    whole = Watcher(tmp_path, runs[0].name).poll()
     assert (len(whole.jobs), whole.over) == (2, False)
 
 
@@ -203,8 +203,8 @@ def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path,
     with pytest.raises(JoulelabError, match="Unable to contact"):
         states(["41"])
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 5\n")
-    monkeypatch.setattr("joulelab.cluster.slurm.PATIENCE_S", 0.1)
-    with pytest.raises(JoulelabError, match="no answer"):
+    monkeypatch.setattr("joulelab.cluster.slurm.TIMEOUT_S", 0.1)
+    with pytest.raises(JoulelabError, match="did not answer"):
         states(["41"])
 
 

@@ -197,7 +197,7 @@ def test_a_time_limit_puts_the_run_back_into_the_queue_and_it_goes_on_to_the_sam
     assert record.status == "done"
     assert len(record.attempts) >= 2
     assert all(attempt.closed for attempt in record.attempts)
-    assert "goes back to the queue" in lab.log(limited)
+    assert "is requeued and will resume" in lab.log(limited)
     joules = sum(attempt.energy.gpu.energy_j for attempt in record.attempts)
     assert record.totals.energy_j == pytest.approx(joules)
     train = record.stage("model.train")

@@ -36,7 +36,8 @@ def test_every_verb_and_option_is_on_the_page_whatever_lays_it_out(writer: dict[
             command = command.commands[word]
         _, found, rest = PAGE.partition(f"\n## {title}\n")
         section = rest.partition("\n## ")[0]
-        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+        options = [option for parameter in shown for option in parameter.opts if option.startswith("--")]
         assert found, f"{title} is not on the page; run: {COMMAND}"
         assert not [option for option in options if option not in section], f"{title}; run: {COMMAND}"
 

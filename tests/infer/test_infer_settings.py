@@ -45,7 +45,7 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
 @pytest.mark.parametrize(
     ("model", "flags", "words"),
     [
-        ("deit-t", {"batch_size": "1,x"}, "no list of whole numbers"),
+        ("deit-t", {"batch_size": "1,x"}, "not a list of whole numbers"),
         ("deit-t", {"target_ci": "soon"}, "expected a percentage, found 'soon'"),
         ("deit-t", {"target_ci": "2"}, "--target-ci 2 is 200 %"),
         ("deit-t", {"batch_size": "4,0"}, "--batch-size: expected a number greater than or equal to 1, found 0"),
@@ -160,9 +160,9 @@ def test_times_that_a_log_has_no_use_for_are_refused(tmp_path):
     stamped.write_text(
         "timestamp, power.draw [W]\n" + "".join(f"2026/01/01 10:00:0{s}.000, 55.00 W\n" for s in range(3))
     )
-    with pytest.raises(UsageError, match="--time-zone does nothing here"):
+    with pytest.raises(UsageError, match="--time-zone has no effect"):
         infer_from_log(file, 4.37, None, "UTC", None, as_json=False)
-    with pytest.raises(UsageError, match="--period does nothing here"):
+    with pytest.raises(UsageError, match="--period has no effect"):
         infer_from_log(stamped, 4.37, None, None, 0.5, as_json=False)
 
 
@@ -183,7 +183,7 @@ def test_flags_that_would_do_nothing_are_refused(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--threads does nothing beside --from-log" in done.stderr
+    assert "--threads has no effect with --from-log" in done.stderr
 
 
 def test_text_is_generated_by_captured_steps_on_a_gpu_unless_told_otherwise():

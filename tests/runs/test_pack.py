@@ -76,7 +76,7 @@ def test_a_prettier_figure_is_found_out_though_the_sums_fit(folder, tmp_path):
     archive = tmp_path / "x.zip"
     pack([folder], [], archive)
     with pytest.raises(
-        InvalidMeasurement, match=r"1 of \d+ figures do not follow .*stages.model.train.best.energy_j"
+        InvalidMeasurement, match=r"1 of \d+ figures do not match .*stages.model.train.best.energy_j"
     ) as error:
         unpack_verb(archive, tmp_path / "out", verify=True)
     assert error.value.exit_code == 4
@@ -236,7 +236,7 @@ def test_an_archive_without_runs_is_not_verified(folder, tmp_path):
     sums = files[f"{TOP}/SHA256SUMS"].decode().splitlines(keepends=True)
     files[f"{TOP}/SHA256SUMS"] = "".join(line for line in sums if " runs/" not in line).encode()
     tar_of(tmp_path / "empty.tar.gz", *((named(name), content) for name, content in files.items()))
-    with pytest.raises(UsageError, match="holds no run"):
+    with pytest.raises(UsageError, match="contains no run"):
         unpack_verb(tmp_path / "empty.tar.gz", tmp_path / "out", verify=True)
 
 

@@ -124,7 +124,7 @@ FORGERIES = {
 def test_a_forged_field_of_the_record_is_found(judged, tmp_path, forgery):
     edit(judged / "run.json", forgery)
     pack([judged], [], tmp_path / "x.zip")
-    with pytest.raises(InvalidMeasurement, match="do not follow from traces and marks") as error:
+    with pytest.raises(InvalidMeasurement, match="do not match the traces and marks") as error:
         unpack_verb(tmp_path / "x.zip", tmp_path / "out", verify=True)
     assert error.value.exit_code == 4
 
@@ -260,7 +260,7 @@ def test_the_totals_are_named_first_among_many_forged_figures(old, tmp_path, cap
     pack([old], [], tmp_path / "x.zip")
     with pytest.raises(InvalidMeasurement, match=r"\(\S+: totals\.best\.energy_j, \S+: totals\.best\.half_width_j"):
         unpack_verb(tmp_path / "x.zip", tmp_path / "out", verify=True)
-    listed = capsys.readouterr().out.partition("Figures that do not follow from the evidence")[2]
+    listed = capsys.readouterr().out.partition("Figures that do not match the traces and marks")[2]
     assert listed.index("totals.best.energy_j") < listed.index("stages.")
 
 

@@ -1,4 +1,4 @@
-"""`joulelab pack`: runs as one archive for somebody who has nothing else."""
+"""`joulelab pack`, `unpack` and `export`: runs as a self-contained archive, its verification, and other trackers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 def pack(
     names: SeveralRuns,
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="x.tar.gz or x.zip.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="Output file, .tar.gz or .zip.")],
     ancestors: Annotated[
-        bool, typer.Option("--ancestors", help="Also the runs that made what these runs reused, teachers say.")
+        bool, typer.Option("--ancestors", help="Include the runs these depend on (e.g. teachers).")
     ] = False,
     artifacts: Annotated[
-        bool, typer.Option("--artifacts", help="Also all that the runs made; weights are large.")
+        bool, typer.Option("--artifacts", help="Include the artifacts of the runs (weights are large).")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace the archive if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing archive.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack runs into an archive: records, traces, marks, settings, environment, report, and SHA256SUMS.
 
-    The same runs give the same bytes. What looks like a secret is replaced, and told. `joulelab unpack --verify` opens
-    it and recomputes every figure from traces and marks.
+    The archive is reproducible byte for byte. What looks like a secret is redacted, and the redactions are listed.
+    `joulelab unpack --verify` opens the archive and recomputes every figure from traces and marks.
 
     Example: joulelab pack demo-20260101T120000Z-ab12 -o demo.tar.gz
     """
@@ -41,28 +41,28 @@ def pack(
     from joulelab.units import size_text
 
     if out.exists() and not force:
-        raise UsageError(f"{out} is there already", "--force replaces it")
+        raise UsageError(f"{out} already exists", "use --force to overwrite it")
     store = store_root(runs_dir)
     runs, groups = run_folders_of(store, names), group_folders_of(store, names)
     if ancestors:
         runs = with_ancestors(runs)
     write_missing_reports([*groups, *(() if groups else runs)])
-    done = write_archive(runs, groups, out, artifacts)
-    for name, count in done.redacted.items():
+    archive = write_archive(runs, groups, out, artifacts)
+    for name, count in archive.redacted.items():
         print(f"redacted in {name}: {count}", file=sys.stderr)
     if as_json:
         import json
         from dataclasses import asdict
 
-        print(json.dumps({**asdict(done), "archive": str(done.archive)}, indent=2))
+        print(json.dumps({**asdict(archive), "archive": str(archive.archive)}, indent=2))
         return
-    packed = f"{len(done.runs)} run" + ("" if len(done.runs) == 1 else "s")
-    print(f"{done.archive}: {packed}, {done.files} files, {size_text(done.size_bytes)}")
-    print(f"to check it: joulelab unpack --verify {done.archive}")
+    packed = f"{len(archive.runs)} run" + ("" if len(archive.runs) == 1 else "s")
+    print(f"{archive.archive}: {packed}, {archive.files} files, {size_text(archive.size_bytes)}")
+    print(f"verify it: joulelab unpack --verify {archive.archive}")
 
 
 def write_missing_reports(folders: list[Path]) -> None:
-    """The page that a run or group writes at its end; one that has none gets it now."""
+    """Write report.html where a run or group has none, for example because it was interrupted."""
     from joulelab.report.page import write_report
 
     for folder in folders:
@@ -70,18 +70,15 @@ def write_missing_reports(folders: list[Path]) -> None:
             try:
                 write_report(folder)
             except JoulelabError as error:
-                print(f"{folder.name} goes without a report: {error.message}", file=sys.stderr)
-
-
-# `joulelab unpack`: an archive of `joulelab pack`, opened, checked, and recomputed.
+                print(f"no report for {folder.name}: {error.message}", file=sys.stderr)
 
 
 def unpack(
-    archive: Annotated[Path, typer.Argument(help="What `joulelab pack` has written.")],
+    archive: Annotated[Path, typer.Argument(help="Archive written by `joulelab pack`.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            "-o", "--out", metavar="FOLDER", help="A new folder (default: the archive's name).", show_default=False
+            "-o", "--out", metavar="FOLDER", help="New directory (default: the archive's name).", show_default=False
         ),
     ] = None,
     verify: Annotated[
@@ -90,9 +87,9 @@ def unpack(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Unpack an archive and check every file by its SHA-256 sum; a corrupted one leaves nothing behind (exit code 2).
+    """Unpack an archive and check the SHA-256 of every file; a corrupted archive leaves nothing behind (exit code 2).
 
-    The folder `runs` in it is a store: joulelab runs --runs-dir FOLDER/runs
+    Its directory `runs` is a store: joulelab runs --runs-dir FOLDER/runs
 
     Example: joulelab unpack --verify demo.tar.gz
     """
@@ -107,20 +104,20 @@ def unpack(
         from joulelab.runs.verification import verify_runs
 
         if not runs:
-            raise UsageError(f"{archive} holds no run, so there is nothing to verify", f"see what it holds: {folder}")
+            raise UsageError(f"{archive} contains no run to verify", f"its contents: {folder}")
         checks = verify_runs(runs)
     if as_json:
         print_json(folder, runs, checks)
     else:
-        print(f"{folder}: {len(runs)} run{'' if len(runs) == 1 else 's'}, every file is what its sum says")
+        print(f"{folder}: {len(runs)} run{'' if len(runs) == 1 else 's'}, all checksums match")
         if checks is not None:
             print_checks(checks)
-    if checks is not None and (wrong := _headlines_first([check for check in checks if not check.good])):
+    if checks is not None and (wrong := _main_figures_first([check for check in checks if not check.good])):
         names = ", ".join(f"{check.run_id}: {check.figure}" for check in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise InvalidMeasurement(
-            f"{len(wrong)} of {len(checks)} figures do not follow from traces and marks ({names}{more})",
-            f"the archive was opened all the same: {folder}",
+            f"{len(wrong)} of {len(checks)} figures do not match the traces and marks ({names}{more})",
+            f"the archive was unpacked to {folder}",
         )
 
 
@@ -128,12 +125,12 @@ def print_json(folder: Path, runs: list[Path], checks: list[FigureCheck] | None)
     import json
     from dataclasses import asdict
 
-    said = {"folder": str(folder), "runs": [run.name for run in runs]}
-    print(json.dumps({**said, "figures": None if checks is None else [asdict(check) for check in checks]}, indent=2))
+    data: dict[str, object] = {"folder": str(folder), "runs": [run.name for run in runs]}
+    print(json.dumps({**data, "figures": None if checks is None else [asdict(check) for check in checks]}, indent=2))
 
 
 def print_checks(checks: list[FigureCheck]) -> None:
-    """A line per kind of figure, then every figure that is not simply right."""
+    """Per run, counts by kind of figure, then every figure that does not match."""
     from joulelab.cli.console import print_grid
     from joulelab.report.tables.grid import make_grid
 
@@ -147,28 +144,28 @@ def print_checks(checks: list[FigureCheck]) -> None:
             rows.append((subject, *(str(count or "-") for count in (*counts, other))))
         print_grid(make_grid(run_id, "Figures|Match>|Newer method>|Wrong>|Not checked>", rows))
         print_rows(
-            "Figures that do not follow from the evidence",
-            _headlines_first([check for check in mine if not check.good]),
+            "Figures that do not match the traces and marks",
+            _main_figures_first([check for check in mine if not check.good]),
         )
-        energy = [check for check in mine if check.verdict == "newer method" and check.figure in HEADLINES]
-        print_rows("Computed by a newer method since", energy)
+        energy = [check for check in mine if check.verdict == "newer method" and check.figure in MAIN_FIGURES]
+        print_rows("Changed by a newer method", energy)
         unchecked = [check for check in mine if check.verdict in ("redacted", "no evidence", "not in the archive")]
         print_rows("Not checked", unchecked)
     good = sum(check.verdict == "matches" for check in checks)
     newer = sum(check.verdict == "newer method" for check in checks)
     unchecked_count = sum(check.verdict in ("redacted", "no evidence", "not in the archive") for check in checks)
-    print(f"{good} of {len(checks) - unchecked_count} figures were computed again and match")
+    print(f"{good} of {len(checks) - unchecked_count} recomputed figures match")
     if newer:
-        print(f"{newer} differ because this version computes them by a newer method")
+        print(f"{newer} differ because this version uses a newer method")
 
 
 WRONG = ("differs", "cannot be recomputed")
-HEADLINES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
+MAIN_FIGURES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
 MOST_ROWS = 12
 
 
-def _headlines_first(checks: list[FigureCheck]) -> list[FigureCheck]:
-    return sorted(checks, key=lambda check: check.figure not in HEADLINES)
+def _main_figures_first(checks: list[FigureCheck]) -> list[FigureCheck]:
+    return sorted(checks, key=lambda check: check.figure not in MAIN_FIGURES)
 
 
 def print_rows(caption: str, checks: list[FigureCheck]) -> None:
@@ -184,10 +181,10 @@ def print_rows(caption: str, checks: list[FigureCheck]) -> None:
 
 
 def _verdict(check: FigureCheck) -> str:
-    words: str = check.verdict
+    text: str = check.verdict
     if check.verdict == "newer method":
-        words = f"newer method: {_value(check.recorded)} to {_value(check.recomputed)}"
-    return words + (f" ({check.reason})" if check.reason else "")
+        text = f"newer method: {_value(check.recorded)} to {_value(check.recomputed)}"
+    return text + (f" ({check.reason})" if check.reason else "")
 
 
 def _value(value: float | str | bool | None) -> str:
@@ -196,18 +193,15 @@ def _value(value: float | str | bool | None) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:40]
 
 
-# `joulelab export`: finished runs for W&B, MLflow, TensorBoard or trackio.
-
-
 def export(
     names: SeveralRuns,
     to: Annotated[str, typer.Option("--to", metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio.")],
     runs_dir: RunsDir = None,
 ) -> None:
-    """Hand finished runs to another tracker: metrics by step, settings, and the summary with the joules.
+    """Export finished runs to another tracker: metrics by step, settings, and the energy summary.
 
-    tensorboard and wandb (offline) write into the run's folder, mlflow and trackio into a database in the store. To
-    have a tracker fed while a run runs: joulelab run NAME trackers=[tensorboard]
+    tensorboard and wandb (offline) write to the run directory, mlflow and trackio to a database in the store. To log
+    during a run: joulelab run NAME trackers=[tensorboard]
 
     Examples:
 
@@ -229,10 +223,10 @@ def export(
     for folder, record in found:
         if record.status in ("queued", "running"):
             raise UsageError(
-                f"{folder.name} has not ended: it is {record.status}",
-                f"wait for its end; to feed {to} meanwhile: joulelab run ... trackers=[{to}]",
+                f"{folder.name} is not finished (status {record.status})",
+                f"wait until it is; to log to {to} during a run: joulelab run ... trackers=[{to}]",
             )
     for folder, record in found:
-        with redirect_stdout(sys.stderr):  # trackers greet
+        with redirect_stdout(sys.stderr):  # trackers print to stdout
             steps = export_run(RunPaths(folder), record, to)
-        print(f"{folder.name}: {steps} {'step' if steps == 1 else 'steps'} and its summary are in {to}")
+        print(f"{folder.name}: {steps} {'step' if steps == 1 else 'steps'} and the summary exported to {to}")

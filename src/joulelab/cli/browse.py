@@ -1,4 +1,4 @@
-"""`joulelab runs`: what lies in the store."""
+"""`joulelab runs`, `show` and `query`: list, display and query the runs of a store."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from joulelab.runs.record import RunRecord
 
 
-# So many runs take a while to read; whoever waits is told why.
-_TELLING = 300
+# Reading more new runs than this takes seconds, so it is announced.
+_ANNOUNCED_FROM = 300
 
 
 def runs(
@@ -27,23 +27,23 @@ def runs(
     last: Annotated[
         int | None,
         typer.Option(
-            "--last", min=1, metavar="N", help="Only the newest N runs, and their groups.", show_default=False
+            "--last", min=1, metavar="N", help="List only the newest N runs and their groups.", show_default=False
         ),
     ] = None,
     compact: Annotated[
-        bool, typer.Option("--compact", help="Turn the traces of runs that have ended into Parquet, and list nothing.")
+        bool, typer.Option("--compact", help="Convert traces of finished runs to Parquet instead of listing.")
     ] = False,
 ) -> None:
-    """List the runs and groups of the store, oldest first, with status, quality and joules.
+    """List the runs and groups of the store, oldest first, with status, quality and energy.
 
-    The list comes from index.parquet in the store, which is brought up to date first; it can be deleted at any time.
-    For questions beyond a list: joulelab query --schema
+    The list is read from index.parquet in the store, which is updated first and can be deleted at any time.
+    For anything beyond a list use `joulelab query`.
     """
     from joulelab.runs.store import store_root
 
     store = store_root(runs_dir)
     if store.exists() and not store.is_dir():
-        raise UsageError(f"{store} is a file, not a store of runs", "--runs-dir or JOULELAB_RUNS names the folder")
+        raise UsageError(f"{store} is a file, not a store of runs", "set --runs-dir or JOULELAB_RUNS to a directory")
     if compact:
         compact_store(store, as_json)
     elif as_json:
@@ -63,15 +63,15 @@ def list_runs(store: Path, last: int | None) -> None:
 
     texts = [text for (text,) in _listed(store, [LISTING])]
     if not texts:
-        print(f"no runs under {store.absolute()}; `joulelab demo` makes some", file=sys.stderr)
+        print(f"no runs under {store.absolute()}; `joulelab demo` creates some", file=sys.stderr)
         return
     shown = [listed_run(text) for text in (texts[-last:] if last else texts)]
-    print_grid(runs_grid(cast("list[RunRecord]", shown)))  # they have all of a record that the table shows
+    print_grid(runs_grid(cast("list[RunRecord]", shown)))  # they have every field that the table shows
     groups = []
     for folder in group_folders(store):
         try:
             groups.append(load_group(folder))
-        except JoulelabError as error:  # one that cannot be read does not hide the others
+        except JoulelabError as error:  # still list the others
             print(f"unreadable: {error.message}", file=sys.stderr)
     if last:
         ids = {run.run_id for run in shown}
@@ -83,55 +83,49 @@ def list_runs(store: Path, last: int | None) -> None:
 def _listed(store: Path, columns: list[str]) -> list[tuple[str, ...]]:
     from joulelab.runs.index import listed
 
-    return listed(store, telling(), columns)
+    return listed(store, progress_messages(), columns)
 
 
-def telling() -> Told:
-    """On stderr: what cannot be read, and why the first time takes a while."""
+def progress_messages() -> Told:
+    """Messages on stderr: unreadable runs, and why the first listing takes a while."""
     from joulelab.runs.index import Told
 
     def reading(count: int) -> None:
-        if count > _TELLING:
-            print(f"reading {count} runs that are new or changed; the next time is quicker", file=sys.stderr)
+        if count > _ANNOUNCED_FROM:
+            print(f"reading {count} new or changed runs (indexed for next time)", file=sys.stderr)
 
     return Told(lambda text: print(f"unreadable: {text}", file=sys.stderr), reading)
 
 
 def compact_store(store: Path, as_json: bool) -> None:
-    """Traces of ended runs as Parquet; what must stay as it is, is told with the reason."""
+    """Convert traces of finished runs to Parquet; print which traces were skipped and why."""
     import json
     from dataclasses import asdict
 
     from joulelab.runs.store import compact_ended
     from joulelab.units import size_text
 
-    done = compact_ended(store)
-    for text in done.kept:
-        print(f"stays JSONL: {text}", file=sys.stderr)
+    result = compact_ended(store)
+    for text in result.kept:
+        print(f"not converted: {text}", file=sys.stderr)
     if as_json:
-        print(json.dumps(asdict(done), indent=2))
+        print(json.dumps(asdict(result), indent=2))
     else:
-        saved = f"{size_text(done.bytes_before)} became {size_text(done.bytes_after)}"
-        count = "1 trace was" if done.traces == 1 else f"{done.traces} traces were"
-        print(f"{count} turned into Parquet" + (f": {saved}" if done.traces else ""))
-
-
-# `joulelab show`: one run, or the comparison of a group, in the terminal.
+        sizes = f", {size_text(result.bytes_before)} to {size_text(result.bytes_after)}" if result.traces else ""
+        print(f"converted {result.traces} trace{'' if result.traces == 1 else 's'} to Parquet{sizes}")
 
 
 def show(
     name: Annotated[
         str,
-        typer.Argument(
-            help="Run or group: its id, the beginning or end of it, its folder, a quoted pattern, or `last`."
-        ),
+        typer.Argument(help="Run or group: id, its start or end, directory, quoted pattern, or `last`."),
     ],
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print one run's stages and joules, or a group's comparison. Works on running and killed runs too.
+    """Print the stages and energy of a run, or the comparison of a group. Also works for running and killed runs.
 
-    A pattern such as 'demo-kd-*' shows every run that it fits, oldest first; with --json as a list.
+    A pattern such as 'demo-kd-*' shows every matching run, oldest first; with --json as a list.
     """
     from joulelab.runs.groups import folders_named, is_pattern
     from joulelab.runs.store import load_record, store_root
@@ -189,17 +183,14 @@ def show_sweep(sweep: Sweep, as_json: bool) -> None:
     print_result(sweep_view(sweep))
 
 
-# `joulelab query`: SQL over the runs, stages and samples of a store.
-
-
 def query(
-    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT, as DuckDB understands it.")] = None,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the tables and columns, and what each is.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the answer as CSV on stdout.")] = False,
+    sql: Annotated[str | None, typer.Argument(metavar="SQL", help="One SELECT in DuckDB's dialect.")] = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the tables and their columns.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV on stdout.")] = False,
     as_json: AsJson = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Ask the store in SQL: the tables runs, stages and samples, read-only.
+    """Query the store in SQL (read-only; tables runs, stages and samples).
 
     Examples:
 
@@ -212,19 +203,19 @@ def query(
       joulelab query "select date_trunc('minute', time) as minute, max(power_watts) from samples group by minute" --csv
     """
     if as_csv and as_json:
-        raise UsageError("--csv and --json at once", "choose one of them")
+        raise UsageError("--csv and --json were both given", "choose one of them")
     if schema:
         print_schema(as_json)
         return
     if sql is None or not sql.strip():
-        raise UsageError("no question was asked", 'joulelab query "select * from runs", or --schema for the columns')
+        raise UsageError("no SQL was given", 'joulelab query "select * from runs", or --schema for the columns')
     from joulelab.runs.index import ask
     from joulelab.runs.store import store_root
 
     store = store_root(runs_dir)
     if not store.is_dir():
-        raise UsageError(f"there is no store at {store.absolute()}", "--runs-dir or JOULELAB_RUNS names the folder")
-    answer = ask(store, sql, telling())
+        raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")
+    answer = ask(store, sql, progress_messages())
     if as_csv:
         import csv
 
@@ -260,14 +251,14 @@ def print_answer(answer: Answer) -> None:
 
 
 def cell(value: Any) -> str:
-    """As a person reads it: six digits are enough here, --csv and --json have them all."""
+    """A value with six digits; --csv and --json print all of them."""
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
 
 
 def plain(value: Any) -> Any:
-    """Times as ISO 8601; everything else as it is."""
+    """Times as ISO 8601, other values unchanged."""
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
@@ -288,4 +279,4 @@ def print_schema(as_json: bool) -> None:
     from joulelab.report.tables.grid import make_grid, to_rich
 
     for table, rows in tables.items():
-        print_result(to_rich(make_grid(table, "Column!|Kind!|What it is", rows)))
+        print_result(to_rich(make_grid(table, "Column!|Type!|Description", rows)))

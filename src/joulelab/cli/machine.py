@@ -1,4 +1,4 @@
-"""`joulelab doctor`: what this machine can measure, why not more, and the fix."""
+"""`joulelab doctor` and `joulelab prerun`: what this machine can measure, and whether it is ready for a long run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 def doctor(
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure the sensors themselves and keep a profile of this machine.")
+        bool, typer.Option("--calibrate", help="Characterize the sensors and save a profile of this machine.")
     ] = False,
     rapl_root: Annotated[
-        Path | None, typer.Option("--rapl-root", help="Another tree in place of /sys/class/powercap.")
+        Path | None, typer.Option("--rapl-root", help="RAPL tree to use instead of /sys/class/powercap.")
     ] = None,
     require: Annotated[
-        str | None, typer.Option("--require", metavar="measured", help="Exit code 3 where nothing can be measured.")
+        str | None, typer.Option("--require", metavar="measured", help="Exit with code 3 if nothing can be measured.")
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say for each component whether it is measured, estimated or missing, why, and what would change that."""
+    """Check which sensors work on this machine and how to fix the others."""
     if require not in (None, "measured"):
-        raise UsageError(f"--require {require}: only `measured` can be required", "leave it out to see what there is")
+        raise UsageError(f"--require {require}: expected `measured`", "leave it out to list all sensors")
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.profile import save_profile
     from joulelab.runs.doctor import calibrate as measure_sensors
@@ -42,7 +42,7 @@ def doctor(
 
     config = EnergyConfig() if rapl_root is None else EnergyConfig(rapl_root=str(rapl_root))
     require_rapl_root(config.rapl_root)
-    print("looking at sensors, disk and recorder (about 4 s)", file=sys.stderr)
+    print("checking sensors, disk and recorder (about 4 s)", file=sys.stderr)
     diagnosis = diagnose(config, store_root(runs_dir))
     if calibrate:
         print("calibrating (half a minute per GPU, under load)", file=sys.stderr)
@@ -64,12 +64,12 @@ def grids(diagnosis: Diagnosis) -> list[Grid]:
     from joulelab.report.tables.grid import make_grid
 
     states = [(s.component, s.status, s.by, s.why, s.fix or "-") for s in diagnosis.components]
-    found = [make_grid(f"What {diagnosis.host} can measure", "Component!|Status!|By|Why / how|Fix", states)]
+    found = [make_grid(f"Energy measurement on {diagnosis.host}", "Component!|Status!|Sensor|Details|Fix", states)]
     if diagnosis.devices:
-        found.append(make_grid("Sensors", "Device|Name|Counted!|What it offers", _device_rows(diagnosis)))
-    rows = [("ok" if finding.ok else "look", finding.what, finding.text) for finding in diagnosis.findings]
-    found.append(make_grid("Machine", "!|What!|Finding", rows))
-    found.append(make_grid("Versions", "What!|Version", list(diagnosis.versions.items())))
+        found.append(make_grid("Sensors", "Device|Name|In total!|Readings", _device_rows(diagnosis)))
+    rows = [("ok" if finding.ok else "warn", finding.what, finding.text) for finding in diagnosis.findings]
+    found.append(make_grid("Machine", "!|Check!|Finding", rows))
+    found.append(make_grid("Versions", "Package!|Version", list(diagnosis.versions.items())))
     if diagnosis.profile is not None:
         found.append(profile_grid(diagnosis))
     return found
@@ -93,60 +93,63 @@ def profile_grid(diagnosis: Diagnosis) -> Grid:
 
     profile = diagnosis.profile
     assert profile is not None
-    rows = [("made", profile.made_at), ("load", profile.load or "none")]
+    rows = [("created", profile.made_at), ("load", profile.load or "none")]
     for device in profile.devices:
         for what, period in device.refresh_s.items():
-            text = "cannot be told: it changed too seldom" if period is None else f"every {1000 * period:.1f} ms"
-            rows.append((f"{device.name}, {what} refreshes", text))
+            text = "unknown: too few changes" if period is None else f"every {1000 * period:.1f} ms"
+            rows.append((f"{device.name}, refresh of {what}", text))
         for what, cost in device.call_cost.items():
             text = f"{1e6 * cost.median_s:.0f} us, p99 {1e6 * cost.p99_s:.0f} us"
-            rows.append((f"{device.name}, reading {what}", text))
+            rows.append((f"{device.name}, time to read {what}", text))
         for what, window in device.averaging_window_s.items():
-            text = "no step was seen" if window is None else f"{window:.2f} s" if window > 0.15 else "0.1 s or less"
-            rows.append((f"{device.name}, {what} averages over", text))
+            text = (
+                "unknown: no step in the load"
+                if window is None
+                else f"{window:.2f} s"
+                if window > 0.15
+                else "at most 0.1 s"
+            )
+            rows.append((f"{device.name}, averaging window of {what}", text))
         if device.agreement_rel is not None:
-            rows.append((f"{device.name}, integral against counter", f"{100 * device.agreement_rel:+.1f} %"))
+            rows.append((f"{device.name}, integral relative to counter", f"{100 * device.agreement_rel:+.1f} %"))
         for state in device.idle:
             clock = "" if state.sm_clock_MHz is None else f" at about {state.sm_clock_MHz:.0f} MHz"
             text = f"{state.power_w:.1f} ± {state.spread_w:.1f} W{clock} for {state.duration_s:.0f} s"
             rows.append((f"{device.name}, idle", text))
     if profile.fsync_s is not None:
-        rows.append(("a durable line", f"{1000 * profile.fsync_s.median_s:.2f} ms"))
+        rows.append(("durable write (fsync)", f"{1000 * profile.fsync_s.median_s:.2f} ms"))
     if profile.recorder_cpu_share is not None:
-        rows.append(("the recorder", f"{100 * profile.recorder_cpu_share:.2f} % of one core"))
+        rows.append(("recorder CPU use", f"{100 * profile.recorder_cpu_share:.2f} % of one core"))
     rows += [("note", note) for note in profile.notes]
-    return make_grid(f"Profile {profile.profile_id}", "What|Value", rows)
-
-
-# `joulelab prerun`: a rehearsal before a long measurement, and a report on whether the machine is fit for it.
+    return make_grid(f"Profile {profile.profile_id}", "Property|Value", rows)
 
 
 def prerun(
     experiment: Annotated[
-        str | None, typer.Argument(help="Take the energy settings of this experiment (default: the meter's own).")
+        str | None, typer.Argument(help="Use the energy settings of this experiment (default: the meter's).")
     ] = None,
     expect_gpu: Annotated[
-        str | None, typer.Option("--expect-gpu", metavar="NAME", help='Every GPU must have this in its name ("H200").')
+        str | None, typer.Option("--expect-gpu", metavar="NAME", help='Required substring of every GPU name ("H200").')
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="How many GPUs there must be.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=0, help="Required number of GPUs.")] = None,
     min_memory_gib: Annotated[
-        float | None, typer.Option("--min-memory-gib", min=0, help="Memory every GPU must have.")
+        float | None, typer.Option("--min-memory-gib", min=0, help="Required memory of every GPU.")
     ] = None,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=1, max=600, help="Length of the burn-in and of each idle baseline.")
+        float, typer.Option("--seconds", min=1, max=600, help="Duration of the load and of each idle baseline.")
     ] = 10.0,
-    strict: Annotated[bool, typer.Option("--strict", help="Let warnings fail the prerun, too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as failures.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Idle, burn in, idle; check sampling, hardware and other processes. Exit code 4 where an assertion fails.
+    """Measure idle, load, idle, and check sampling, hardware and other processes. Exit code 4 if a check fails.
 
     Example: joulelab prerun --expect-gpu H200 --gpus 8 --min-memory-gib 130
     """
     from joulelab.cli.console import watching
     from joulelab.meter.config import EnergyConfig
     from joulelab.runs.prerun import Expected, enforce
-    from joulelab.runs.prerun import prerun as rehearse
+    from joulelab.runs.prerun import prerun as run_prerun
     from joulelab.runs.store import store_root
 
     energy = EnergyConfig()
@@ -156,7 +159,7 @@ def prerun(
         energy = load_spec(experiment).energy
     print(f"prerun: idle, load, idle, {seconds:g} s each", file=sys.stderr)
     with watching() as progress:
-        report = rehearse(
+        report = run_prerun(
             store_root(runs_dir), energy, Expected(expect_gpu, gpus, min_memory_gib), seconds, progress, strict
         )
     if as_json:
@@ -172,12 +175,12 @@ def prerun(
 def report_grid(report: PrerunReport) -> Grid:
     from joulelab.report.tables.grid import make_grid
 
-    words = {True: "ok", None: "-"}
+    results = {True: "ok", None: "-"}
     rows = [
-        (check.name, words.get(check.ok, "FAILED" if check.required else "warning"), check.text)
+        (check.name, results.get(check.ok, "FAILED" if check.required else "warning"), check.text)
         for check in report.checks
     ]
-    verdict = "Fit to measure on." if report.passed else "Not fit: see what failed."
+    verdict = "Ready to measure." if report.passed else "Not ready: see the failed checks."
     if report.passed and report.grade == "C":
-        verdict = "Nothing failed, and a measurement here is still grade C: `joulelab doctor` says why."
+        verdict = "All checks passed, but measurements here are grade C: see `joulelab doctor`."
     return make_grid(f"Prerun {report.run_id}", "Check!|Result!|Finding", rows, verdict)

@@ -1,4 +1,4 @@
-"""`joulelab measure`: any program, unchanged, and what it cost. Standard output belongs to the program alone."""
+"""`joulelab measure`: the energy of any program, unchanged. Standard output is left to the program."""
 
 from __future__ import annotations
 
@@ -21,46 +21,51 @@ def measure(
         list[str] | None, typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The program and its arguments.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the run (default: the program's).", show_default=False)
+        str | None, typer.Option("--name", help="Name of the run (default: the program's name).", show_default=False)
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", metavar="K", help="Number of measured runs.")] = 1,
     warmup: Annotated[
-        int, typer.Option("--warmup", metavar="W", help="Number of runs before those, left out of the mean.")
+        int, typer.Option("--warmup", metavar="W", help="Number of warm-up runs, excluded from the mean.")
     ] = 0,
     require: Require = None,
     require_grade: RequireGrade = None,
     estimate_cpu: Annotated[
-        bool, typer.Option("--estimate-cpu", help="Also estimate CPU energy from CPU time; beside the total, never in.")
+        bool,
+        typer.Option(
+            "--estimate-cpu",
+            help="Also estimate CPU energy from CPU time (reported separately, never added to the total).",
+        ),
     ] = False,
     interval: Annotated[
-        float | None, typer.Option("--interval", metavar="S", help="Seconds between readings.", show_default="0.5")
+        float | None, typer.Option("--interval", metavar="S", help="Sampling interval in seconds.", show_default="0.5")
     ] = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", help="auto, none, or UUIDs and indices by commas.", show_default="auto")
+        str | None,
+        typer.Option("--gpus", help="auto, none, or a list of UUIDs and indices.", show_default="auto"),
     ] = None,
     rapl_root: Annotated[
-        str | None, typer.Option("--rapl-root", metavar="DIR", help="Another RAPL tree.", show_default=False)
+        str | None, typer.Option("--rapl-root", metavar="DIR", help="Path of another RAPL tree.", show_default=False)
     ] = None,
     idle_before: Annotated[
-        float | None, typer.Option("--idle-before", metavar="S", help="Record so many idle seconds first.")
+        float | None, typer.Option("--idle-before", metavar="S", help="Seconds of idle baseline before the program.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="energy.KEY=VALUE", help="Any other setting of `joulelab explain energy`."),
+        typer.Option("--set", metavar="energy.KEY=VALUE", help="Any other energy setting (`joulelab explain energy`)."),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Say the result as one line of JSON, the last one on stderr.")
+        bool, typer.Option("--json", help="Print the result as a single JSON line (last line of stderr).")
     ] = False,
     json_to: Annotated[
-        Path | None, typer.Option("--json-to", metavar="FILE", help="Write the result as JSON into this file.")
+        Path | None, typer.Option("--json-to", metavar="FILE", help="Write the result as JSON to this file.")
     ] = None,
 ) -> None:
-    """Run any program unchanged and say on stderr what it cost.
+    """Measure the energy of any program, unchanged; the result is printed to stderr.
 
-    The program keeps standard input, output and error; signals reach it; its exit code is returned (128 + n where
-    signal n killed it). 127 and 126: it was not found, or is not executable. 3: --require measured, and no sensor.
-    4: the program ended well, and its measurement does not reach --require-grade.
+    The program keeps standard input, output and error, receives signals, and its exit code is returned (128 + n if
+    signal n killed it). Other exit codes: 127 program not found, 126 not executable, 3 no sensor with --require
+    measured, 4 the program succeeded but the measurement is below --require-grade.
 
     Examples:
 
@@ -101,14 +106,14 @@ def measure(
     result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr())
     if json_to is not None:
         _write(json_to, result.model_dump_json(indent=2))
-    _say(result.model_dump_json() if as_json else "\n".join(result_lines(result)))
+    _print(result.model_dump_json() if as_json else "\n".join(result_lines(result)))
     if result.exit_code == 0:
         enforce(load_record(Path(result.folder)))
     raise typer.Exit(result.exit_code)
 
 
 class _OnStderr:
-    """Only what must be said while the program runs: it may be drawing on the same terminal."""
+    """Prints only what is needed while the program runs: it may be drawing on the same terminal."""
 
     def stage(self, name: str, total: int | None) -> None: ...
 
@@ -117,26 +122,26 @@ class _OnStderr:
     def finish(self) -> None: ...
 
     def say(self, text: str) -> None:
-        if not text.startswith("warning: "):  # those stand in the result, after the program's own output
-            _say(f"joulelab: {text}")
+        if not text.startswith("warning: "):  # warnings are part of the result, printed after the program's own output
+            _print(f"joulelab: {text}")
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody listens any more, as after a hang-up; the record is written
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError):  # stderr is closed after a hang-up; the record is written anyway
         print(text, file=sys.stderr, flush=True)
 
 
 def _write(path: Path, text: str) -> None:
-    """Plainly, because FILE may be a pipe or /dev/fd/3. A program that ran must not look failed for our file's sake."""
+    """Not atomic, because FILE may be a pipe or /dev/fd/3. A failure here must not change the program's exit code."""
     try:
         with path.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
     except OSError as error:
-        _say(f"joulelab: {path} could not be written: {error.strerror}")
+        _print(f"joulelab: cannot write {path}: {error.strerror}")
 
 
 def result_lines(result: MeasureResult) -> list[str]:
-    """The cost in a few lines: the figure with its method, the repeats, what to doubt, where the rest is."""
+    """Energy with method and interval, repeats, warnings and the run directory, one line each."""
     from joulelab.meter.figures import figure_text, labeled_text
     from joulelab.units import duration_text, power_text
 

@@ -1,4 +1,4 @@
-"""`joulelab monitor`: a log of power, memory and utilization of any program, in the fields that operators parse."""
+"""`joulelab monitor`: log power, memory and utilization, in the fields that operators' scripts parse."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from joulelab.report.tables.grid import Grid
 
 SHORTEST_INTERVAL_S = 0.02
-# The longest interval that sensors accept; a longer one applies to the monitor's records only.
+# Longest interval that the sensors support; for a longer one only the monitor waits longer.
 LONGEST_SENSOR_INTERVAL_S = 60.0
 
 
@@ -29,28 +29,28 @@ def monitor(
         typer.Option(
             "--gpu",
             metavar="auto|INDEX|UUID[,...]",
-            help="Which GPUs; an index counts within CUDA_VISIBLE_DEVICES where that is set. "
-            "`none` for the CPU alone. [default: 0, and the CPU alone where there is no GPU]",
+            help="GPUs to log; an index counts within CUDA_VISIBLE_DEVICES if that is set. `none` logs only the CPU. "
+            "[default: 0, or only the CPU if there is no GPU]",
             show_default=False,
         ),
     ] = None,
-    interval: Annotated[float, typer.Option("--interval", help="Seconds between records; fractions too.")] = 5.0,
+    interval: Annotated[float, typer.Option("--interval", help="Seconds between records (may be fractional).")] = 5.0,
     log_path: Annotated[
-        Path, typer.Option("--log_path", "--log-path", "--outfile", "--out", help="The JSONL file to append to.")
+        Path, typer.Option("--log_path", "--log-path", "--outfile", "--out", help="JSONL file to append to.")
     ] = Path("logs/power_log.jsonl"),
-    pid: Annotated[int | None, typer.Option("--pid", min=1, help="Also record this process and its children.")] = None,
+    pid: Annotated[int | None, typer.Option("--pid", min=1, help="Also log this process and its children.")] = None,
     duration: Annotated[
-        float | None, typer.Option("--duration", help="End after so many seconds (default: at SIGINT or SIGTERM).")
+        float | None, typer.Option("--duration", help="Stop after this many seconds (default: at SIGINT or SIGTERM).")
     ] = None,
-    rapl_root: Annotated[str, typer.Option("--rapl-root", help="Where the RAPL tree is.")] = "/sys/class/powercap",
-    live: Annotated[bool, typer.Option("--live", help="Show watts, joules and use while it runs (stderr).")] = False,
+    rapl_root: Annotated[str, typer.Option("--rapl-root", help="Path of the RAPL tree.")] = "/sys/class/powercap",
+    live: Annotated[bool, typer.Option("--live", help="Show power, energy and utilization on stderr.")] = False,
     prometheus: Annotated[
         int | None, typer.Option("--prometheus", metavar="PORT", help="Serve metrics on 127.0.0.1:PORT/metrics.")
     ] = None,
 ) -> None:
-    """Record power, memory and use of GPUs and CPU at a fixed cadence, until SIGINT, SIGTERM or --duration.
+    """Log power, memory and utilization of GPUs and CPU at a fixed interval, until SIGINT, SIGTERM or --duration.
 
-    Exit codes: 0 ended as asked, 2 a dependency is missing or an option is wrong, 3 no GPU though one was asked for,
+    Exit codes: 0 stopped as requested, 2 missing dependency or invalid option, 3 no GPU although one was requested,
     4 no such GPU.
 
     Examples:
@@ -81,13 +81,13 @@ def monitor(
         page = PrometheusPage(prometheus) if prometheus is not None else None
         if page is not None:
             stack.callback(page.close)
-            say(f"metrics on http://127.0.0.1:{page.port}/metrics")
-        log = LogFile(log_path, say)
+            report(f"metrics on http://127.0.0.1:{page.port}/metrics")
+        log = LogFile(log_path, report)
         stack.callback(log.close)
-        watched = Monitor(Settings(interval, duration, pid), _readers(config, pid), log, say)
-        _open(watched, demanded=gpu not in (None, "none"))
+        watched = Monitor(Settings(interval, duration, pid), _readers(config, pid), log, report)
+        _open(watched, requested=gpu not in (None, "none"))
         stack.callback(watched.close)
-        say(f"recording every {interval:g} s to {log_path}; SIGINT or SIGTERM ends it")
+        report(f"recording every {interval:g} s to {log_path}; stop with SIGINT or SIGTERM")
         view = _view() if live else None
         if view is not None:
             stack.enter_context(view)
@@ -99,10 +99,10 @@ def monitor(
                 view.show(tally)
 
         reason = watched.run(stop.wait, watch)
-    say(f"ended ({reason}) after {watched.tally.ticks} records per device in {log_path}")
+    report(f"stopped ({reason}) after {watched.tally.ticks} records per device in {log_path}")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(f"joulelab monitor: {text}", file=sys.stderr, flush=True)
 
 
@@ -110,14 +110,14 @@ def _check(interval: float, duration: float | None) -> None:
     if not SHORTEST_INTERVAL_S <= interval <= 86_400:
         raise UsageError(
             f"--interval {interval:g} is not between {SHORTEST_INTERVAL_S:g} and 86400 seconds",
-            "power and counters refresh every 100 ms on NVIDIA cards; 1 to 5 s are usual",
+            "NVIDIA GPUs refresh power and counters every 100 ms; 1 to 5 s is usual",
         )
     if duration is not None and not 0 < duration < float("inf"):
-        raise UsageError(f"--duration {duration:g} is not a number of seconds above 0")
+        raise UsageError(f"--duration {duration:g}: expected seconds above 0")
 
 
 def _gpus(wanted: str | None) -> str:
-    """The GPUs as the sensor wants them. Only GPUs that were asked for may end the monitor by being absent."""
+    """The GPU selection for the sensor. A missing GPU is an error only if it was requested."""
     if wanted == "none":
         return "none"
     from joulelab.errors import JoulelabError
@@ -127,14 +127,14 @@ def _gpus(wanted: str | None) -> str:
     try:
         chosen = choose(wanted or "0")
     except JoulelabError as error:
-        if _other_maker() and are_gpu_names(wanted or "0"):
+        if _amd_sensor() and are_gpu_names(wanted or "0"):
             return wanted or "0"
         if wanted is not None:
             raise
-        say(f"{error.message}; recording the CPU alone")
+        report(f"{error.message}; logging only the CPU")
         return "none"
     for card in chosen.cards:
-        say(f"GPU {card.index} of the node: {card.name} ({card.uuid})")
+        report(f"GPU {card.index} of the node: {card.name} ({card.uuid})")
     return ",".join(card.uuid for card in chosen.cards)
 
 
@@ -147,16 +147,16 @@ def _readers(config: EnergyConfig, pid: int | None) -> list[SensorReader]:
 
     names = ["host", "rapl"]
     if config.gpus != "none":
-        names.append(_other_maker() or "nvml")
+        names.append(_amd_sensor() or "nvml")
     classes = {name: SENSORS.resolve(name) for name in names}
     return [
-        SensorReader(name, partial(make, config, pid or os.getpid()), reopen=True, report=say)
+        SensorReader(name, partial(make, config, pid or os.getpid()), reopen=True, report=report)
         for name, make in classes.items()
     ]
 
 
-def _other_maker() -> str | None:
-    """The sensor for GPUs of another maker, where its library is there and no NVIDIA driver answers."""
+def _amd_sensor() -> str | None:
+    """Name of the AMD sensor if its library is present and no NVIDIA driver answers."""
     from joulelab.errors import JoulelabError
     from joulelab.meter.monitor.operator_log import choose
     from joulelab.meter.sensors import amd
@@ -170,20 +170,21 @@ def _other_maker() -> str | None:
     return None
 
 
-def _open(watched: Monitor, demanded: bool) -> None:
-    for unavailable in watched.open():
-        if unavailable.component == "gpu" and demanded:
-            raise SensorMissing(f"no GPU can be read: {unavailable.reason}", unavailable.fix)
-        fix = f" ({unavailable.fix})" if unavailable.fix else ""
-        say(f"no energy of the {unavailable.component}: {unavailable.reason}{fix}")
+def _open(watched: Monitor, requested: bool) -> None:
+    for missing in watched.open():
+        if missing.component == "gpu" and requested:
+            raise SensorMissing(f"cannot read any GPU: {missing.reason}", missing.fix)
+        fix = f" ({missing.fix})" if missing.fix else ""
+        report(f"no {missing.component} energy: {missing.reason}{fix}")
 
 
 def _view() -> PlainView | ScreenView:
-    """The `--live` view on stderr: a table that stays in place on a terminal, plain lines elsewhere."""
     return ScreenView() if sys.stderr.isatty() else PlainView()
 
 
-TITLES = "Device!|Power>|Energy so far>|Method!|GPU use>|Memory>|Temperature>|Power over time!"
+# `--live`: a table updated in place on a terminal, plain lines elsewhere, on stderr.
+
+TITLES = "Device!|Power>|Energy so far>|Method!|GPU util>|Memory>|Temperature>|Power over time!"
 
 
 def live_grid(tally: Tally, elapsed_s: float) -> Grid:
@@ -229,7 +230,7 @@ def _host_text(tally: Tally) -> str:
 
 
 class PlainView:
-    """A line per device and tick: what a job's log or a pipe should hold."""
+    """One line per device and tick, for job logs and pipes."""
 
     def __enter__(self) -> PlainView:
         return self
@@ -241,7 +242,7 @@ class PlainView:
             if joules.device.counted:
                 name, power, energy, method, use, memory, *_ = _row(joules)
                 text = f"{name}: {power}, {energy} so far, {method}"
-                print(text if use == "-" else f"{text}, use {use}, memory {memory}", file=sys.stderr)
+                print(text if use == "-" else f"{text}, utilization {use}, memory {memory}", file=sys.stderr)
         print(_host_text(tally), file=sys.stderr, flush=True)
 
 
@@ -251,7 +252,7 @@ class ScreenView:
         from rich.live import Live
 
         self._live = Live(console=Console(stderr=True), auto_refresh=False)
-        self._begun_s: float | None = None
+        self._start_s: float | None = None
 
     def __enter__(self) -> ScreenView:
         self._live.start()
@@ -263,5 +264,5 @@ class ScreenView:
     def show(self, tally: Tally) -> None:
         from joulelab.report.tables.grid import to_rich
 
-        self._begun_s = self._begun_s or tally.wall_s
-        self._live.update(to_rich(live_grid(tally, tally.wall_s - self._begun_s)), refresh=True)
+        self._start_s = self._start_s or tally.wall_s
+        self._live.update(to_rich(live_grid(tally, tally.wall_s - self._start_s)), refresh=True)

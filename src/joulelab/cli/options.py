@@ -1,11 +1,18 @@
-"""Options that several verbs share, worded once."""
+"""Options shared by several verbs, and the one way in which options become settings.
+
+A verb declares a table from its option to a setting (`Flag`); `settings_for` merges base.yaml, the options that were
+given and `key.path=value` arguments. Options that stand for several settings (`--budget`, `--data-script`, `--shard`,
+`--compare`) are translated here too.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,56 +27,178 @@ if TYPE_CHECKING:
 
 RunsDir = Annotated[
     Path | None,
-    typer.Option("--runs-dir", help="Where runs are kept (default: JOULELAB_RUNS, else ./runs).", show_default=False),
+    typer.Option("--runs-dir", help="Store of runs (default: JOULELAB_RUNS, else ./runs).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and print the merged settings without running.")]
+EstimateCpu = Annotated[
+    bool, typer.Option("--estimate-cpu", help="Also estimate CPU energy from CPU time (labeled as an estimate).")
+]
 Require = Annotated[
     str | None,
-    typer.Option("--require", metavar="measured", help="Do not start where nothing can be measured (exit code 3)."),
+    typer.Option("--require", metavar="measured", help="Refuse to start without a working sensor (exit code 3)."),
 ]
 RequireGrade = Annotated[
     str | None,
-    typer.Option("--require-grade", metavar="A|B|C", help="The lowest validity grade that is accepted (exit code 4)."),
+    typer.Option("--require-grade", metavar="A|B|C", help="Lowest accepted validity grade (exit code 4)."),
 ]
 SeveralRuns = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Runs or groups: an id, its beginning or end, a folder, a pattern in quotes, or `last`."
+        metavar="RUN...", help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`."
     ),
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option(
-        "--baseline", metavar="LABEL", help="What the others are compared with (default: the group's, or the first)."
-    ),
+    typer.Option("--baseline", metavar="LABEL", help="Method to compare with (default: the group's, or the first)."),
 ]
 QualityName = Annotated[
     str | None,
     typer.Option(
-        "--quality", metavar="NAME", help="The result that is compared, as `exact_match` (default: the runs' main one)."
+        "--quality", metavar="NAME", help="Metric to compare, e.g. `exact_match` (default: the runs' main metric)."
     ),
 ]
 IncludeRepeated = Annotated[
     bool,
     typer.Option(
-        "--include-repeated", help="Count work that was done again after an interruption as energy of the method."
+        "--include-repeated", help="Include energy of work repeated after an interruption in a method's energy."
     ),
 ]
 
 
-# `--budget 500kJ`: how much a student may train, as people write it, turned into the settings of its pipeline.
+# Options as settings.
 
+
+@dataclass(frozen=True)
+class Flag:
+    """The setting that an option sets."""
+
+    key: str
+    read: Callable[[str], Any] | None = None
+    """Parses the option's text; None: typer has parsed it already."""
+    is_list: bool = False
+    """Commas separate the items of one value, not the values of a sweep."""
+    switch: bool = False
+    """An absent switch or empty list (a falsy value) leaves the setting unchanged."""
+
+    def is_given(self, value: Any) -> bool:
+        return value is not None and not (self.switch and not value)
+
+
+@dataclass(frozen=True)
+class RequestedSetting:
+    """One setting from the command line, unparsed."""
+
+    flag: Flag
+    given: Any
+
+    @property
+    def key(self) -> str:
+        return self.flag.key
+
+    @property
+    def value(self) -> Any:
+        return self.given if self.flag.read is None else self.flag.read(self.given)
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of a sweep: one per comma-separated item."""
+        read = self.flag.read
+        if read is None or self.flag.is_list:
+            return [self.value]
+        return [read(text) for text in split_at_commas(self.given)]
+
+
+def requested_settings(flags: Mapping[str, Flag], params: Mapping[str, Any]) -> list[RequestedSetting]:
+    """Settings from the options given, then from `--set` and `key.path=value`, which take precedence."""
+    options = [RequestedSetting(flag, params[name]) for name, flag in flags.items() if flag.is_given(params.get(name))]
+    return [*options, *map(read_override, [*(params.get("settings") or ()), *(params.get("overrides") or ())])]
+
+
+def settings_for(
+    pipeline: str, flags: Mapping[str, Flag], params: Mapping[str, Any], **fixed: object
+) -> dict[str, Any]:
+    """base.yaml, the pipeline with its `fixed` settings, then everything requested on the command line."""
+    return merged(base_settings(pipeline, **fixed), requested_settings(flags, params))
+
+
+def base_settings(pipeline: str, **fixed: object) -> dict[str, Any]:
+    from joulelab.runs.spec import BASE, EXPERIMENTS, read_mapping
+
+    return {**read_mapping(EXPERIMENTS / f"{BASE}.yaml"), "pipeline": pipeline, **fixed}
+
+
+def merged(settings: Mapping[str, Any], requested: Iterable[RequestedSetting]) -> dict[str, Any]:
+    from joulelab.runs.spec import merge, nest
+
+    result = dict(settings)
+    for setting in requested:
+        result = merge(result, nest(setting.key, setting.value))
+    return result
+
+
+def read_override(text: str) -> RequestedSetting:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or ".." in key or key.startswith("."):
+        raise UsageError(f"'{text}' is not a setting", "write key.path=value, for example training.clip_norm=0.5")
+    key = key.strip()
+    if key == "training.stats" and not value.startswith("["):
+        return RequestedSetting(Flag(key, read_trackers, is_list=True), value)
+    return RequestedSetting(Flag(key, lambda item: read_yaml(item, f"the value of {key}")), value)
+
+
+def read_yaml(text: str, where: str = "") -> Any:
+    from joulelab.runs.spec import parse_yaml
+
+    return parse_yaml(text, where or f"'{text}'")
+
+
+def read_trackers(text: str) -> list[str]:
+    """Names of `training.stats`; none means the tracker that does nothing."""
+    return _names(text) or ["no-op"]
+
+
+def read_names(text: str) -> list[str]:
+    found = _names(text)
+    if not found:
+        raise UsageError(f"'{text}' names nothing", "write at least one value, several with commas; or leave it out")
+    return found
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def split_at_commas(text: str) -> list[str]:
+    """`8,16` has two values; commas inside `[0.9, 0.95]` or quotes belong to one value."""
+    return ["".join(item).strip() for item in _items(text)]
+
+
+def _items(text: str) -> Iterator[list[str]]:
+    item: list[str] = []
+    depth, quote = 0, ""
+    for letter in text:
+        if letter == "," and not depth and not quote:
+            yield item
+            item = []
+            continue
+        if letter in "'\"":
+            quote = "" if letter == quote else quote or letter
+        depth += (letter in "[{") - (letter in "]}")
+        item.append(letter)
+    yield item
+
+
+# `--budget 500kJ`: a training budget as people write it, as settings of the experiment's pipeline.
 
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([A-Za-z]+)")
 _JOULES = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "GJ": 1e9, "Wh": J_PER_WH, "kWh": J_PER_KWH}
 _TOKENS = {"tokens": 1, "ktokens": 1_000, "Mtokens": 1_000_000, "Gtokens": 1_000_000_000}
-
-
 _LIMITS = ("budget.energy_j", "budget.tokens", "training.max_energy_j", "training.max_tokens")
 
 
 def budget_settings(text: str, experiment: str, overrides: Iterable[str] = ()) -> list[str]:
-    """As `key.path=value`. It takes the place of the experiment's own limits, so that one thing alone is equal."""
+    """The budget as `key.path=value`. It replaces the experiment's own limits: exactly one limit is in force."""
     _require_no_other_limit(text, overrides)
     energy_j, tokens = parse_budget(text)
     if all("budget" in model.model_fields for model in _models(experiment)):
@@ -80,7 +209,6 @@ def budget_settings(text: str, experiment: str, overrides: Iterable[str] = ()) -
 
 
 def _require_no_other_limit(text: str, overrides: Iterable[str]) -> None:
-    """Two answers to one question: whichever held, it would be the wrong one for somebody."""
     from joulelab.runs.spec import parse_overrides
 
     given = parse_overrides(overrides)
@@ -88,13 +216,11 @@ def _require_no_other_limit(text: str, overrides: Iterable[str]) -> None:
         section, _, name = key.partition(".")
         inside = given.get(section)
         if isinstance(inside, dict) and inside.get(name) is not None:
-            raise UsageError(
-                f"--budget {text} and {key}={inside[name]} both say how much may be trained", "leave one of them out"
-            )
+            raise UsageError(f"--budget {text} and {key}={inside[name]} both set a training budget", "leave one out")
 
 
 def parse_budget(text: str) -> tuple[float | None, int | None]:
-    """Joules or tokens, whichever it is."""
+    """Joules or tokens; the other one is None."""
     match = _AMOUNT.fullmatch(text.strip())
     unit = match.group(2) if match else ""
     if match is None or unit not in {*_JOULES, *_TOKENS} or float(match.group(1)) <= 0:
@@ -105,9 +231,9 @@ def parse_budget(text: str) -> tuple[float | None, int | None]:
     amount = float(match.group(1))
     if unit in _JOULES:
         return amount * _JOULES[unit], None
-    tokens = round(amount * _TOKENS[unit], 6)  # 4.1 ktokens are 4100, whatever their product's last bit says
+    tokens = round(amount * _TOKENS[unit], 6)  # 4.1 ktokens is 4100 although 4.1 * 1000 is not in binary
     if tokens != int(tokens):
-        raise UsageError(f"'{text}' are {tokens:g} tokens, and there are no parts of a token", "name a whole number")
+        raise UsageError(f"'{text}' is {tokens:g} tokens; expected a whole number of tokens")
     return None, int(tokens)
 
 
@@ -121,11 +247,11 @@ def _models(experiment: str) -> Iterable[type[RunSpec]]:
     return [lookup.PIPELINE_SPECS.resolve(str(read_experiment(name).get("pipeline"))) for name in names]
 
 
-# `--compare`: in place of one experiment the group that sets it beside others, on the same data and budget.
+# `--compare`: the group that compares an experiment with others on the same data and budget.
 
 
 def comparison_of(experiment: str | None) -> str:
-    """A group is its own answer; of several that hold the experiment, the one it is named after."""
+    """The group itself if a group is named; among several groups with the experiment, the one it is named after."""
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import experiment_names, read_layers
 
@@ -134,25 +260,68 @@ def comparison_of(experiment: str | None) -> str:
     if is_group(read_layers(experiment)):
         return experiment
     groups = {name: layers for name in experiment_names() if is_group(layers := read_layers(name))}
-    holding = [
+    containing = [
         name for name, layers in groups.items() if experiment in {row["experiment"] for row in layers["members"]}
     ]
-    named_after = [name for name in holding if experiment.startswith(f"{name}-")]
-    found = named_after or holding
+    named_after = [name for name in containing if experiment.startswith(f"{name}-")]
+    found = named_after or containing
     if len(found) == 1:
         return found[0]
     if found:
         raise UsageError(f"{experiment} is a member of several groups", f"name one of them: {', '.join(found)}")
-    raise UsageError(
-        f"no group sets {experiment} beside others", f"these are compared as they stand: {', '.join(groups)}"
-    )
+    raise UsageError(f"no group compares {experiment} with others", f"available groups: {', '.join(groups)}")
 
 
-# `--data-script NAME`: one step of a language-model experiment by itself, turned into the settings that stop there.
+# Part of a run: `--until PHASE` (formerly `--part`), `--data-script NAME`, `--shard I/N`.
+
+UntilOption = Annotated[
+    str | None,
+    typer.Option("--until", metavar="data|teacher|train", help="Stop after this phase; continue later with --resume."),
+]
+PartOption = Annotated[str | None, typer.Option("--part", metavar="data|teacher|train", hidden=True)]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard",
+        metavar="I/N",
+        help="Do only shard I of N (counted from 0) of the teacher's work, with --until teacher or a data script of "
+        "the teacher's. Shards can run anywhere at any time; the run that follows merges their outputs.",
+    ),
+]
 
 
-def rehearsed(experiment: str) -> str:
-    """Whose meter a prerun takes: the experiment's; of a group its first member's."""
+def read_phase(until: str | None, part: str | None = None) -> Phase | None:
+    """The phase of `--until`, or of its former spelling `--part`."""
+    from joulelab import lookup
+    from joulelab.runs.phases import PHASES
+
+    if part is not None:
+        if until is not None:
+            raise UsageError("--part is the former name of --until", "give --until only")
+        print(f"--part is now --until: use --until {part}", file=sys.stderr)
+    name = until if part is None else part
+    found = next((phase for phase in PHASES if phase == name), None)
+    if name is not None and found is None:
+        raise lookup.unknown("phase", name, PHASES)
+    return found
+
+
+def read_shard(text: str | None, until: Phase | None, data_script: str | None) -> Shard | None:
+    from joulelab.runs.sharding import Shard
+
+    if text is None:
+        return None
+    if until != "teacher" and data_script is None:
+        raise UsageError(
+            f"--shard {text} does not select any work by itself",
+            "add --until teacher (everything the experiment needs from its teacher), or --data-script logit_caching, "
+            "synthetic_generation or preference_dataset (one step of it)",
+        )
+    return Shard.parse(text)
+
+
+def prerun_experiment(experiment: str) -> str:
+    """The experiment whose energy settings a prerun uses; for a group its first member."""
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import read_layers
 
@@ -161,7 +330,7 @@ def rehearsed(experiment: str) -> str:
 
 
 def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> list[str]:
-    """As `key.path=value`; what the user writes comes after them and wins."""
+    """A data script as `key.path=value`; the user's overrides come after it and take precedence."""
     from joulelab.distill.causal.phases import data_script_settings
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import parse_overrides, read_layers
@@ -169,19 +338,19 @@ def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> l
     settings = read_layers(experiment)
     if is_group(settings):
         named = ", ".join(dict.fromkeys(str(member["experiment"]) for member in settings["members"]))
-        raise UsageError(f"{experiment} is a group; a data script is a step of one experiment", f"name one of {named}")
+        raise UsageError(f"{experiment} is a group; --data-script applies to one experiment", f"name one of {named}")
     pipeline = str(parse_overrides(overrides).get("pipeline", settings.get("pipeline")))
-    asked = data_script_settings(script, str(settings["name"]), overrides, pipeline)
+    requested = data_script_settings(script, str(settings["name"]), overrides, pipeline)
     users = _USERS.get(script)
     if users and pipeline not in users:
         raise UsageError(
-            f"{experiment} (pipeline {pipeline}) uses nothing that {script} makes",
+            f"{experiment} (pipeline {pipeline}) does not use the output of {script}",
             f"name an experiment with the pipeline {' or '.join(users)}: {experiment_like(users[0], experiment)}",
         )
-    return asked
+    return requested
 
 
-# Which pipelines find what a step of the teacher's made.
+# Pipelines that use the output of a teacher's data script.
 _USERS = {
     "logit_caching": ("kd",),
     "synthetic_generation": ("synthetic", "dpo"),
@@ -190,36 +359,8 @@ _USERS = {
 
 
 def experiment_like(pipeline: str, experiment: str) -> str:
-    """`kd-small` beside `sft-small`; of another name the smallest there is."""
+    """The pipeline's experiment of the same size: `kd-small` for `sft-small`; else its tiny one."""
     from joulelab.runs.spec import experiment_names
 
-    beside = f"{pipeline}-{experiment.partition('-')[2]}"
-    return beside if beside in experiment_names() else f"{pipeline}-tiny"
-
-
-# `--shard 2/8`: this task's share of a teacher's work, turned into the settings of the run that does it.
-
-
-ShardOption = Annotated[
-    str | None,
-    typer.Option(
-        "--shard",
-        metavar="I/N",
-        help="With --part teacher, or a data script of the teacher's: do only share I of N of it, counted from 0. "
-        "Tasks may run anywhere, at any time; the run that comes after joins what they made.",
-    ),
-]
-
-
-def read_share(text: str | None, part: Phase | None, data_script: str | None) -> Shard | None:
-    from joulelab.runs.sharding import Shard
-
-    if text is None:
-        return None
-    if part != "teacher" and data_script is None:
-        raise UsageError(
-            f"--shard {text} does not say of which work",
-            "--part teacher: all that the experiment needs of its teacher; --data-script logit_caching, "
-            "synthetic_generation or preference_dataset: one step of it",
-        )
-    return Shard.parse(text)
+    same_size = f"{pipeline}-{experiment.partition('-')[2]}"
+    return same_size if same_size in experiment_names() else f"{pipeline}-tiny"

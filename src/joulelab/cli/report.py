@@ -1,4 +1,4 @@
-"""`joulelab report`: the offline HTML page of runs or a group, and its figures and tables as files."""
+"""`joulelab report`, `compare` and `bill`: the offline HTML report, comparisons of runs, and energy bills."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="FILE.html or a folder (default: into the run's or group's folder; for several, here)."
+            "--out",
+            "-o",
+            help="FILE.html or a directory (default: the run or group; for several runs, here).",
         ),
     ] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the report in the browser.")] = False,
     baseline: Baseline = None,
     quality: QualityName = None,
     svg: Annotated[bool, typer.Option("--svg", help="Also write every figure as SVG.")] = False,
@@ -32,21 +34,21 @@ def report(
     pdf: Annotated[bool, typer.Option("--pdf", help="Also write every figure as PDF.")] = False,
     latex: Annotated[
         bool,
-        typer.Option("--latex", help="Also write the tables as LaTeX, and with --pdf a file that shows the figures."),
+        typer.Option("--latex", help="Also write the tables as LaTeX; with --pdf, a document with the figures."),
     ] = False,
     include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write one HTML file that opens offline: verdict, table, figures, break-even, how it was measured.
+    """Write a single offline HTML report: verdict, table, figures, break-even, measurement method.
 
-    The page needs no server and no network. Choose, sort and filter methods in it, switch what counts, let N students
-    share the teacher; the address keeps what was chosen, and tables copy as Markdown, LaTeX and CSV.
+    The page needs no server and no network. It has sorting and filtering, energy with or without the teacher, and the
+    teacher split across N students; the URL keeps the selection, and tables can be copied as Markdown, LaTeX or CSV.
 
     Examples:
 
       joulelab report last --open
 
-      joulelab report 'demo-labels-*' 'demo-kd-*' --out for-the-group.html
+      joulelab report 'demo-labels-*' 'demo-kd-*' --out comparison.html
 
       joulelab report last --svg --pdf --latex
     """
@@ -73,9 +75,6 @@ def report(
         webbrowser.open(target.absolute().as_uri())
 
 
-# `joulelab compare`: any runs side by side, with intervals, verdict, break-even, and what differs between them.
-
-
 Form = Literal["text", "markdown", "latex", "csv"]
 
 
@@ -83,16 +82,15 @@ def compare(
     names: SeveralRuns,
     baseline: Baseline = None,
     quality: QualityName = None,
-    form: Annotated[Form, typer.Option("--format", help="How to print it.")] = "text",
+    form: Annotated[Form, typer.Option("--format", help="Output format.")] = "text",
     include_repeated: IncludeRepeated = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: quality, joules by stage, throughput, break-even, and what is inconclusive.
+    """Compare runs: quality, energy by stage, throughput, break-even, and which differences are significant.
 
-    Runs with the same label and settings but the seed are repeats. Joules are compared as ratios on logarithms, paired
-    by seed where seeds pair; below 20 repeats with Student's t. Words say what the statistics allow, and how many
-    repeats an inconclusive difference would need.
+    Runs that differ only in the seed are repeats. Energy is compared as a ratio (on logarithms, paired by seed where
+    possible; Student's t below 20 repeats). For an inconclusive difference the required number of repeats is printed.
 
     Examples:
 
@@ -109,7 +107,7 @@ def compare(
     selection = select(store, names, baseline)
     if selection.group.sweep:
         raise UsageError(
-            f"{selection.group.group_id} is a sweep, which has a table of its own", "joulelab show shows it"
+            f"{selection.group.group_id} is a sweep, not a comparison", f"joulelab show {selection.group.group_id}"
         )
     comparison = selection.comparison(store, quality, include_repeated)
     if as_json:
@@ -145,11 +143,8 @@ def _text(comparison: Comparison, form: Form) -> str:
 
     if form == "markdown":
         return comparison_markdown(comparison)
-    one = to_latex if form == "latex" else to_csv
-    return "\n".join(one(grid) for grid in comparison_grids(comparison))
-
-
-# `joulelab bill`: what an artefact or a run took, with all that it was made from.
+    render = to_latex if form == "latex" else to_csv
+    return "\n".join(render(grid) for grid in comparison_grids(comparison))
 
 
 BillForm = Literal["text", "markdown", "model-card", "codecarbon"]
@@ -159,27 +154,28 @@ def bill(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ARTEFACT|RUN|GROUP", help="A run or group, `last`, `RUN/ARTEFACT`, an artefact's folder or key."
+            metavar="ARTIFACT|RUN|GROUP", help="Run, group, `last`, `RUN/ARTIFACT`, or an artifact's folder or key."
         ),
     ],
     students: Annotated[
-        int, typer.Option("--students", min=1, metavar="N", help="How many students share the teacher's joules.")
+        int, typer.Option("--students", min=1, metavar="N", help="Split the teacher's energy across N students.")
     ] = 1,
     grid: Annotated[
-        str | None, typer.Option("--grid", help="Grid for CO2e: `FR`, `world`, or g/kWh (default: the run's).")
+        str | None,
+        typer.Option("--grid", help="Grid for CO2e: `FR`, `world`, or g/kWh (default: the run's)."),
     ] = None,
     pue: Annotated[
-        float | None, typer.Option("--pue", min=1.0, help="What the building adds (default: the run's).")
+        float | None, typer.Option("--pue", min=1.0, help="Power usage effectiveness (default: the run's).")
     ] = None,
     form: Annotated[
-        BillForm, typer.Option("--format", help="A table, Markdown, the Hub's model card (grams), or CodeCarbon's CSV.")
+        BillForm, typer.Option("--format", help="Table, Markdown, Hub model card (grams), or CodeCarbon CSV.")
     ] = "text",
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the energy bill of a model, a cache, a data set, a whole run or a group: own, inherited, shared.
+    """Print the energy bill of a model, cache, dataset, run or group: own, inherited and shared energy.
 
-    Each ancestor counts once. What came from elsewhere is shown without joules and is in no sum.
+    Each ancestor counts once. Inputs of unknown energy are listed and not included in the sums.
 
     Examples:
 
@@ -194,12 +190,12 @@ def bill(
     from joulelab.runs.store import store_root
 
     if pue is not None and not pue < float("inf"):
-        raise UsageError(f"--pue {pue:g} is not a number", "1.0 adds nothing; most buildings have 1.1 to 1.6")
+        raise UsageError(f"--pue {pue:g} is not a number", "1.0 means no overhead; data centers have 1.1 to 1.6")
     found = find_bill(store_root(runs_dir), name, students)
     factor = _grid(grid) if grid is not None else found.grid
     building = pue if pue is not None else found.pue
     if pue is not None and factor is None and form != "codecarbon":
-        raise UsageError("--pue changes grams of CO2e, and they need a grid", "--grid FR, or --grid 40-60 in g/kWh")
+        raise UsageError("--pue affects only CO2e, which needs a grid", "add --grid FR, or --grid 40-60 in g/kWh")
     grams = co2e(found.whole, factor, building)
     if as_json:
         import json

@@ -1,4 +1,4 @@
-"""`joulelab sweep`: one experiment under several settings, repeated, and a table of what each of them costs."""
+"""`joulelab sweep`: every combination of some settings, repeated, with speed and energy of each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import (
+    AsJson,
+    RequestedSetting,
+    RunsDir,
+    base_settings,
+    read_override,
+    requested_settings,
+)
 from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
-    from joulelab.cli.train import TrainOptions
     from joulelab.runs.record import RunRecord
     from joulelab.runs.spec import RunSpec
 
@@ -23,24 +29,24 @@ def sweep(
         list[str] | None,
         typer.Argument(
             metavar="train MODEL | run EXPERIMENT [OPTIONS]...",
-            help="As you would write it for one run; a value with commas is swept.",
+            help="The command of a single run; comma-separated values are swept.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Runs of each configuration, by seed.")] = 1,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", help="Runs per configuration (seeds).")] = 1,
     name: Annotated[
-        str | None, typer.Option("--name", help="Name of the group (default: the model's or experiment's).")
+        str | None, typer.Option("--name", help="Name of the group (default: from the model or experiment).")
     ] = None,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="GROUP", help="Go on with a sweep that was cut off.")
+        str | None, typer.Option("--resume", metavar="GROUP", help="Resume an interrupted sweep.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs; run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and list the runs without running them.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run every combination of the values separated by commas, N times each, and tabulate speed and joules.
+    """Run every combination of comma-separated values, N times each, and tabulate speed and energy.
 
-    Every option of `joulelab train` can be swept, and every KEY.PATH=VALUE. The runs are a group: all configurations
-    once, then all again with the next seed. One that fails is recorded, the others go on, and the exit code is 1.
+    Every option of `joulelab train` and every KEY.PATH=VALUE can be swept. The runs form a group: all configurations
+    once, then all again with the next seed. A failed run is recorded, the others still run, and the exit code is 1.
 
     Examples:
 
@@ -57,7 +63,7 @@ def sweep(
     store = store_root(runs_dir)
     if resume is not None:
         if words:
-            raise UsageError("--resume takes its settings from the sweep itself", "leave everything else out")
+            raise UsageError("--resume uses the settings of the sweep itself", "leave all other arguments out")
         resume_sweep(store, resume, as_json)
         return
     kind, specs = sweep_members(words or [], repeats)
@@ -65,44 +71,43 @@ def sweep(
 
 
 def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
-    """What is swept, in a word, and its runs."""
+    """Name of the model or experiment, and the checked specs of all runs."""
     from joulelab.runs.groups import sweep_specs
     from joulelab.runs.spec import merge, nest
 
-    settings, asked = _read(words)
+    settings, requested = _read(words)
     axes: dict[str, list[Any]] = {}
-    for one in asked:
-        values = one.values
-        axes.pop(one.key, None)  # the last word on a setting counts
+    for setting in requested:
+        values = setting.values
+        axes.pop(setting.key, None)  # the last value given for a setting applies
         if len(values) > 1:
-            axes[one.key] = values
-        settings = merge(settings, nest(one.key, values[0]))
+            axes[setting.key] = values
+        settings = merge(settings, nest(setting.key, values[0]))
     specs = sweep_specs(settings, axes, repeats)
     return specs[0].name, specs
 
 
-def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
-    """Settings to start from, and those that were asked for, from the words of `train` or `run`."""
+def _read(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetting]]:
+    """The settings to start from and those given on the command line of `train` or `run`."""
     if not words or words[0] not in ("train", "run"):
         found = f"'{words[0]}'" if words else "nothing"
-        raise UsageError(f"a sweep is over `train` or `run`, found {found}", "joulelab sweep --help shows examples")
+        raise UsageError(f"expected `train` or `run` to sweep, found {found}", "joulelab sweep --help shows examples")
     return _read_train(words[1:]) if words[0] == "train" else _read_run(words[1:])
 
 
-def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
-    """By the very command `joulelab train`, so that it has the same options."""
-    from joulelab.cli.train import asked_settings, base_settings, train, with_model
+def _read_train(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetting]]:
+    """Parsed by the command `joulelab train` itself, so that the options are the same."""
+    from joulelab.cli.train import FLAGS, train, with_model
 
     one_verb = typer.Typer(add_completion=False)
     one_verb.command()(train)
     command: Any = typer.main.get_command(one_verb)
     with command.make_context("joulelab sweep train", list(words)) as context:
         params = with_model(context.params)
-    return base_settings(params["model"]), asked_settings(params)
+    return base_settings("train", model=params["model"]), requested_settings(FLAGS, params)
 
 
-def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]:
-    from joulelab.cli.train import read_override
+def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetting]]:
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import read_experiment
 
@@ -115,21 +120,21 @@ def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[TrainOptions]]
 
 
 def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: bool) -> None:
-    """Check every member first: a mistake in one of them leaves no folder behind."""
+    """Check every member before creating a directory, then run them."""
     from joulelab.cli.run import print_settings, require_inputs
     from joulelab.runs.groups import create_group
 
     require_inputs(specs)
     if dry_run and as_json:
-        print_settings({_told(spec): spec.model_dump(mode="json") for spec in specs}, as_json)
+        print_settings({_member_name(spec): spec.model_dump(mode="json") for spec in specs}, as_json)
         return
     if dry_run:
-        print("\n".join(map(_told, specs)))
+        print("\n".join(map(_member_name, specs)))
         return
     run_sweep_folder(create_group(store, specs, name=name, about=_about(specs), sweep=True).folder, as_json)
 
 
-def _told(spec: RunSpec) -> str:
+def _member_name(spec: RunSpec) -> str:
     return f"{spec.label or spec.name}, seed {spec.seed}"
 
 
@@ -151,17 +156,17 @@ def resume_sweep(store: Path, name: str, as_json: bool) -> None:
 def run_sweep_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
     from joulelab.cli.console import PlainProgress
-    from joulelab.cli.sweep_member import run_apart
+    from joulelab.cli.sweep_member import run_in_subprocess
     from joulelab.report.page import write_report
     from joulelab.runs.groups import execute_group
     from joulelab.runs.paths import GroupPaths
 
     print(f"sweep {folder}", file=sys.stderr)
     try:
-        records = execute_group(GroupPaths(folder), PlainProgress(), run_apart)
+        records = execute_group(GroupPaths(folder), PlainProgress(), run_in_subprocess)
     except BaseException:
-        print(f"what is done so far: joulelab show {folder}", file=sys.stderr)
-        print(f"to go on with it:    joulelab sweep --resume {folder}", file=sys.stderr)
+        print(f"show what is done: joulelab show {folder}", file=sys.stderr)
+        print(f"resume it:         joulelab sweep --resume {folder}", file=sys.stderr)
         raise
     show_group(folder, as_json)
     print(f"\nreport: {write_report(folder)}", file=sys.stderr)
@@ -174,8 +179,8 @@ def _require_all_done(folder: Path, records: Sequence[RunRecord]) -> None:
     failed = [record for record in records if record.status != "done"]
     if failed:
         raise JoulelabError(
-            f"{len(failed)} of {len(records)} runs of the sweep failed; the table says why",
-            f"fix it and run those again: joulelab sweep --resume {folder}",
+            f"{len(failed)} of {len(records)} runs of the sweep failed (reasons in the table)",
+            f"fix the cause and rerun them: joulelab sweep --resume {folder}",
         )
     for record in records:
         enforce(record)

@@ -1,6 +1,6 @@
-"""One member of a sweep in a process of its own: `python -m joulelab.cli.sweep_member FOLDER`.
+"""One member of a sweep in its own process: `python -m joulelab.cli.sweep_member FOLDER`.
 
-Its memory, its caches and its peak are then its own, and when it runs out of memory the sweep does not.
+Memory, caches and peaks of the members are then independent, and an out-of-memory kill does not end the sweep.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 GRACE_S = 20.0
 
 
-def run_apart(run: RunPaths) -> RunRecord:
-    """Run the folder's pipeline in a child and read its record back; a signal to us reaches it and ends the sweep."""
+def run_in_subprocess(run: RunPaths) -> RunRecord:
+    """Execute the run in a child process and return its record; signals are forwarded and end the sweep."""
     from joulelab.runs.store import load_record
 
     command = [sys.executable, "-m", __name__, str(run.folder)]
     with StopRequest() as stop:
-        # a session of its own: Ctrl-C in the terminal then reaches us alone, and the child once, from us
+        # a separate session: Ctrl-C in the terminal reaches only this process, which forwards it once
         child = subprocess.Popen(command, start_new_session=True)
         try:
             _wait(child, stop)
@@ -40,17 +40,17 @@ def run_apart(run: RunPaths) -> RunRecord:
 
 
 def _wait(child: subprocess.Popen[bytes], stop: StopRequest) -> None:
-    told = False
+    forwarded = False
     while child.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=0.1)
-        if stop.signum is not None and not told:
+        if stop.signum is not None and not forwarded:
             child.send_signal(stop.signum)
-            told = True
+            forwarded = True
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Only where we are leaving before it: a second signal, or a bug."""
+    """Stop a child that is still running, after a second signal or an error of ours."""
     if child.poll() is None:
         child.terminate()
         try:
@@ -60,12 +60,12 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def main(folder: Path) -> int:
-    """What is printed goes to stderr; the record is in the folder."""
+    """Execute the run; output goes to stderr, the record is in the folder."""
     from joulelab.cli.console import watching
     from joulelab.errors import JoulelabError
     from joulelab.runs.execute import execute
 
-    _end_with_our_parent()
+    _exit_with_parent()
     try:
         with watching() as progress:
             execute(RunPaths(folder), progress)
@@ -75,8 +75,8 @@ def main(folder: Path) -> int:
     return 0
 
 
-def _end_with_our_parent() -> None:
-    """A sweep that is killed does not leave a member training for hours (Linux)."""
+def _exit_with_parent() -> None:
+    """Let the kernel signal this process when a killed sweep disappears (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 

@@ -1,1 +1,1 @@
-"""Where a run runs: job scripts for Slurm, what happens inside a job, and how one is watched and cancelled."""
+"""Runs on Slurm: job scripts, their submission, execution inside a job, watching, cancelling, accounting."""

@@ -1,11 +1,11 @@
-"""`python -m joulelab.cluster`: what a job script runs. It listens for the scheduler before it imports what is slow."""
+"""`python -m joulelab.cluster`: entry point of job scripts. Signal handlers are installed before the slow imports."""
 
 import sys
 
 from joulelab.cluster.time_limit_signal import TimeLimitSignal
 
 if __name__ == "__main__":
-    warned = TimeLimitSignal()
+    time_limit = TimeLimitSignal()
     from joulelab.cluster.job import main
 
-    sys.exit(main(sys.argv[1:], warned))
+    sys.exit(main(sys.argv[1:], time_limit))

@@ -1,8 +1,8 @@
-"""What Slurm itself says a job took, beside our own figure and never in its place.
+"""Energy of jobs from Slurm's accounting, reported next to our own figure and never instead of it.
 
-Slurm counts by a plugin of the site (RAPL, IPMI, or none), for whole nodes. It knows no NVIDIA joules unless the plugin
-does, reads 0 where the plugin is off, and on a node that several jobs share each of them is told everybody's. A job's
-own line has the joules of what srun started; where that was nothing, they stand in the line of the batch script.
+Slurm measures whole nodes with a plugin of the site (RAPL, IPMI, or none). The figure excludes GPUs unless the plugin
+reads NVML, is 0 if the plugin is off, and on a shared node covers all users. The line of a job has the energy of its
+srun steps; without such steps the energy is in the line of the batch script.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class AccountedJob(Frozen):
     elapsed: str
     nodes: str
     energy_j: float | None
-    """As Slurm's plugin counted; null where it counted nothing."""
+    """As reported by Slurm's plugin; null if it reported nothing."""
     remark: str
-    """Why it is no measurement of this job, or what it covers."""
+    """What the figure covers, or why there is none."""
 
     @property
     def text(self) -> str:
-        energy = f"{energy_text(self.energy_j)} by Slurm's accounting" if self.energy_j is not None else "no joules"
+        energy = f"{energy_text(self.energy_j)} by Slurm's accounting" if self.energy_j is not None else "no energy"
         return f"job {self.job_id} ({self.state}, {self.elapsed}): {energy}; {self.remark}"
 
 
 def parse_accounting(text: str, node_cpus: dict[str, int] | None = None) -> tuple[AccountedJob, ...]:
-    """`sacct --parsable2 --noheader` with `FIELDS`; `node_cpus` tells a job that has part of its node.
+    """Parse `sacct --parsable2 --noheader` with `FIELDS`; `node_cpus` (CPUs per node) identifies jobs on shared nodes.
 
-    A job that went back to the queue has one entry for each time it ran.
+    A requeued job has one entry per start.
     """
     jobs: list[tuple[dict[str, str], dict[str, str] | None]] = []
     for line in text.splitlines():
@@ -56,7 +56,7 @@ def parse_accounting(text: str, node_cpus: dict[str, int] | None = None) -> tupl
 
 
 def _accounted(job: dict[str, str], batch: dict[str, str] | None, node_cpus: dict[str, int]) -> AccountedJob:
-    energy_j, remark = _judge(job, batch, node_cpus)
+    energy_j, remark = _energy_and_remark(job, batch, node_cpus)
     return AccountedJob(
         job_id=job["JobID"],
         state=job["State"].split()[0] if job["State"] else "",
@@ -67,18 +67,20 @@ def _accounted(job: dict[str, str], batch: dict[str, str] | None, node_cpus: dic
     )
 
 
-def _judge(job: dict[str, str], batch: dict[str, str] | None, node_cpus: dict[str, int]) -> tuple[float | None, str]:
-    told = [_joules(row["ConsumedEnergyRaw"]) for row in (job, batch) if row is not None]
-    energy_j = next((joules for joules in told if joules), None)
-    if energy_j is None and 0 not in told:
+def _energy_and_remark(
+    job: dict[str, str], batch: dict[str, str] | None, node_cpus: dict[str, int]
+) -> tuple[float | None, str]:
+    readings = [_joules(row["ConsumedEnergyRaw"]) for row in (job, batch) if row is not None]
+    energy_j = next((joules for joules in readings if joules), None)
+    if energy_j is None and 0 not in readings:
         return None, "Slurm's accounting has no energy for it"
     if energy_j is None:
-        return None, "Slurm says 0 J: its energy plugin is off or saw nothing (AcctGatherEnergyType)"
-    whole, given = sum(node_cpus.get(node, 0) for node in _names(job["NodeList"])), int(job["AllocCPUS"] or 0)
-    if not whole or given < whole:
-        share = f"{given} of {whole} CPUs" if whole else "an unknown share"
-        return energy_j, f"of whole nodes, and the job had {share}: other jobs' work may be in it"
-    return energy_j, "of whole nodes, which the job had to itself; without GPUs unless the site's plugin has them"
+        return None, "Slurm reports 0 J: its energy plugin is off or recorded nothing (AcctGatherEnergyType)"
+    total, allocated = sum(node_cpus.get(node, 0) for node in _names(job["NodeList"])), int(job["AllocCPUS"] or 0)
+    if not total or allocated < total:
+        share = f"{allocated} of {total} CPUs" if total else "an unknown share"
+        return energy_j, f"whole nodes, of which the job had {share}: may include other jobs"
+    return energy_j, "whole nodes, used by this job only; excludes GPUs unless the site's plugin reads NVML"
 
 
 def _joules(text: str) -> int | None:
@@ -92,28 +94,28 @@ def _names(node_list: str) -> list[str]:
 
 
 def import_accounting(folder: Path) -> tuple[AccountedJob, ...]:
-    """Ask sacct for the jobs of a run or group and keep the answer beside the scripts; () where there is no sacct."""
+    """Query sacct for the jobs of a run or group and store the result with the scripts; () if there is no sacct."""
     jobs = read_jobs(folder)
     if jobs is None or shutil.which("sacct") is None:
         return ()
     ids = ",".join(job.job_id for job in jobs.jobs)
-    # --duplicates: what a job took before it was requeued; the day: numbers of jobs are used again after some years
-    asked = ("--duplicates", f"--jobs={ids}", f"--starttime={_day_before(jobs)}", f"--format={','.join(FIELDS)}")
-    told = slurm.tool("sacct", "--noheader", "--parsable2", *asked)
-    if told.returncode != 0:
+    # --duplicates: also the starts before a requeue; --starttime: job ids are reused after some years
+    arguments = ("--duplicates", f"--jobs={ids}", f"--starttime={_day_before(jobs)}", f"--format={','.join(FIELDS)}")
+    done = slurm.tool("sacct", "--noheader", "--parsable2", *arguments)
+    if done.returncode != 0:
         return ()
-    found = parse_accounting(told.stdout, _node_cpus())
+    found = parse_accounting(done.stdout, _node_cpus())
     write_json(folder / FOLDER / FILE, {"jobs": [row.model_dump(mode="json") for row in found]})
     return found
 
 
 def _day_before(jobs: JobsFile) -> str:
-    """Early enough in whatever time zone the cluster reads it."""
+    """A day before the first submission, so that it is early enough in any time zone of the cluster."""
     first = min(datetime.fromisoformat(job.submitted_at) for job in jobs.jobs)
     return (first - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def _node_cpus() -> dict[str, int]:
-    told = slurm.tool("sinfo", "--noheader", "--Node", "--format=%N|%c")
-    rows = [line.strip().split("|") for line in told.stdout.splitlines() if "|" in line]
+    done = slurm.tool("sinfo", "--noheader", "--Node", "--format=%N|%c")
+    rows = [line.strip().split("|") for line in done.stdout.splitlines() if "|" in line]
     return {name: int(cpus) for name, cpus in rows if cpus.isdigit()}

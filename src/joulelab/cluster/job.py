@@ -1,7 +1,7 @@
-"""What a job runs: `python -m joulelab.cluster run FOLDER`, with nothing but the folder.
+"""Execution inside a job: `python -m joulelab.cluster run FOLDER`.
 
-Refuse what cannot work before a GPU is touched; start the run, here or on every node; pass on the warning ahead of the
-time limit; go back to the queue, or tell those who wait that they wait for nothing.
+Check the inputs before using a GPU; start the run, here or on every node; forward the signal before the time limit;
+requeue the job, or close the runs of jobs that depend on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from joulelab.cluster import slurm
 from joulelab.cluster.accounting import import_accounting
-from joulelab.cluster.jobs import home_of, read_jobs, tell_waiting
+from joulelab.cluster.jobs import fail_dependent_runs, home_of, read_jobs
 from joulelab.cluster.time_limit_signal import TimeLimitSignal
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.sensors import SensorUnavailable
@@ -29,31 +29,29 @@ from joulelab.runs.phases import PHASES
 from joulelab.runs.spec import check, read_mapping
 from joulelab.runs.store import load_record
 
-# Where a job's nodes can be reached, and which GPUs it has on this one.
-
 
 def node_address() -> str:
-    """This node's address as Slurm itself uses it: its name need not resolve, and may mean another network."""
+    """This node's address as Slurm uses it: the host name may not resolve, or resolve to another network."""
     name = os.environ.get("SLURMD_NODENAME")
     if name:
         try:
-            told = slurm.tool("scontrol", "--oneliner", "show", "node", name)
+            done = slurm.tool("scontrol", "--oneliner", "show", "node", name)
         except JoulelabError:
             return name
-        found = re.search(r"\bNodeAddr=(\S+)", told.stdout)
+        found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
         return found.group(1) if found else name
     return socket.gethostname()
 
 
 def free_port() -> int:
-    """One that nobody listens on now, on the node that asks."""
+    """A TCP port that is free on this node now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def gpus_text() -> str:
-    """Which cards the job was given, by UUID and by whose word: the log says what is measured."""
+    """Names and UUIDs of the job's GPUs, for the log."""
     from joulelab.meter.config import EnergyConfig
     from joulelab.meter.sensors.nvml import NvmlSensor
 
@@ -62,7 +60,7 @@ def gpus_text() -> str:
         devices = sensor.open()
     except SensorUnavailable as missing:
         return f"no GPU: {missing.reason}"
-    except Exception as error:  # a driver that fails here is told by the recorder too, and ends nothing
+    except Exception as error:  # the recorder reports a failing driver too; it does not end the job
         return f"no GPU: {type(error).__name__}: {error}"
     sensor.close()
     return ", ".join(f"{device.name} {device.device.removeprefix('gpu:')}" for device in devices)
@@ -71,34 +69,34 @@ def gpus_text() -> str:
 JOULELAB = (sys.executable, "-m", "joulelab")
 
 
-def run_in_job(folder: Path, part: str | None, nodes: int, ranks: int, warned: TimeLimitSignal) -> int:
-    """One run, or one part of it, as this job's work; the exit code."""
+def run_in_job(folder: Path, until: str | None, nodes: int, ranks: int, time_limit: TimeLimitSignal) -> int:
+    """Execute a run, or one phase of it, and return the exit code."""
     paths = RunPaths(folder)
     try:
-        # Slurm may start a requeued job while the last processes of the one before still end
+        # Slurm may start a requeued job while the last processes of the previous start are still ending
         with holding(folder, wait_s=STALE_S):
             if load_record(folder).status == "done":
-                _say(f"{paths.run_id} is done already")
+                _say(f"{paths.run_id} is already done")
                 return 0
-            _close_without_inputs(paths)
+            _require_inputs(paths)
     except JoulelabError as error:
         _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
-        tell_waiting(folder, f"{paths.run_id}: {error.message}")
+        fail_dependent_runs(folder, f"{paths.run_id}: {error.message}")
         return error.exit_code
     _say(f"{paths.run_id} on {os.environ.get('SLURM_JOB_NODELIST', 'this machine')}: {gpus_text()}")
-    words = ["run", "--resume", str(folder), *(["--part", part] if part else [])]
-    code = _Child(_launch(words, nodes, ranks), nodes, ranks).wait(warned)
+    words = ["run", "--resume", str(folder), *(["--until", until] if until else [])]
+    code = _Child(_launch(words, nodes, ranks), nodes, ranks).wait(time_limit)
     if code == 0:
         return 0
-    if warned.received and _back_to_the_queue(folder):
+    if time_limit.received and _requeue(folder):
         return code
     record = load_record(folder)
-    why = record.error.message if record.error else f"ended with exit code {code}"
-    tell_waiting(folder, f"{paths.run_id}: {why}")
+    reason = record.error.message if record.error else f"exit code {code}"
+    fail_dependent_runs(folder, f"{paths.run_id}: {reason}")
     return code
 
 
-def _close_without_inputs(paths: RunPaths) -> None:
+def _require_inputs(paths: RunPaths) -> None:
     """Fail the run if files or samples that it names are missing where it will run: exit code 2 before any GPU work."""
     try:
         check(read_mapping(paths.config)).preflight()
@@ -119,25 +117,25 @@ def _launch(words: list[str], nodes: int, ranks: int) -> list[str]:
 
 
 class _Child:
-    """The program this job is for. It is warned once; what Slurm does after that is the end anyway."""
+    """The program of this job. The time-limit signal is forwarded once; afterwards Slurm kills the job."""
 
     def __init__(self, command: list[str], nodes: int, ranks: int) -> None:
         self._on_nodes = nodes > 1
         self._signal = signal.SIGUSR1 if ranks > 1 else signal.SIGTERM
         self._process = subprocess.Popen(command)
 
-    def wait(self, warned: TimeLimitSignal) -> int:
-        told = False
+    def wait(self, time_limit: TimeLimitSignal) -> int:
+        forwarded = False
         while self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=0.2)
-            if warned.received and not told:
-                told = True
-                self._tell()
+            if time_limit.received and not forwarded:
+                forwarded = True
+                self._forward_signal()
         return self._process.returncode
 
-    def _tell(self) -> None:
-        _say("asked to end: the run saves and writes its record")
+    def _forward_signal(self) -> None:
+        _say("received the signal to stop: the run saves a checkpoint and its record")
         job_id = slurm.this_job()
         if self._on_nodes and job_id:
             slurm.signal_steps(job_id, "USR1")
@@ -145,15 +143,15 @@ class _Child:
             self._process.send_signal(self._signal)
 
 
-def _back_to_the_queue(folder: Path) -> bool:
-    """Where the job was warned of its limit, is still meant to run, and may come back; says so either way."""
+def _requeue(folder: Path) -> bool:
+    """Requeue this job unless it was cancelled or has reached max_restarts; True if requeued."""
     job_id = slurm.this_job()
     jobs = read_jobs(home_of(folder))
     if job_id is None or jobs is None or jobs.cancelled_at is not None:
         return False
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     if restarts >= jobs.max_restarts:
-        _say(f"not requeued: restarted {restarts} times, {jobs.max_restarts} are allowed (max_restarts)")
+        _say(f"not requeued: restarted {restarts} times (max_restarts is {jobs.max_restarts})")
         return False
     try:
         state = slurm.states([job_id])
@@ -164,14 +162,14 @@ def _back_to_the_queue(folder: Path) -> bool:
     except JoulelabError as error:
         refused = error.message
     if refused is not None:
-        _say(f"the cluster does not requeue this job ({refused}); by hand: joulelab submit --resume {folder}")
+        _say(f"Slurm refused to requeue this job ({refused}); resubmit with: joulelab submit --resume {folder}")
         return False
-    _say(f"job {job_id} goes back to the queue and will go on from the checkpoint")
+    _say(f"job {job_id} is requeued and will resume from the checkpoint")
     return True
 
 
 def report_in_job(folder: Path) -> int:
-    """The last job of a chain: what Slurm counted, and the page."""
+    """The last job of a chain: import Slurm's accounting and write the report."""
     from joulelab.report.page import write_report
 
     for row in import_accounting(folder):
@@ -184,23 +182,23 @@ def _say(text: str) -> None:
     print(f"job: {text}", file=sys.stderr, flush=True)
 
 
-def main(words: list[str], warned: TimeLimitSignal) -> int:
+def main(words: list[str], time_limit: TimeLimitSignal) -> int:
     parser = argparse.ArgumentParser(prog="python -m joulelab.cluster", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run")
     run.add_argument("folder", type=Path)
-    run.add_argument("--part", choices=PHASES)
+    run.add_argument("--until", "--part", choices=PHASES)  # scripts of earlier versions pass --part
     run.add_argument("--nodes", type=int, default=1)
     run.add_argument("--ranks", type=int, default=1)
     report = verbs.add_parser("report")
     report.add_argument("folder", type=Path)
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     try:
-        if not asked.folder.is_dir():
-            raise UsageError(f"no such folder: {asked.folder}", "is its file system mounted on this node?")
-        if asked.verb == "report":
-            return report_in_job(asked.folder)
-        return run_in_job(asked.folder, asked.part, asked.nodes, asked.ranks, warned)
+        if not arguments.folder.is_dir():
+            raise UsageError(f"no such directory: {arguments.folder}", "is its file system mounted on this node?")
+        if arguments.verb == "report":
+            return report_in_job(arguments.folder)
+        return run_in_job(arguments.folder, arguments.until, arguments.nodes, arguments.ranks, time_limit)
     except JoulelabError as error:
         _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
         return error.exit_code

@@ -1,9 +1,9 @@
-"""What a job asks of the cluster: preset, site file and command line merged into one checked model.
+"""Resources of a job: preset, site file and command line merged into one checked model.
 
-    defaults of the site file < preset that ships < preset of the site file < options of the command line
+    defaults of the site file < built-in preset < preset of the site file < options of the command line
 
-The site file is `slurm.yaml` in the user's configuration folder: the partition, the account and the environment are the
-same for every experiment, and are written down once.
+The site file is `slurm.yaml` in the user's configuration directory, for what all experiments share: partition, account,
+environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.runs.spec import Section, explain, merge, read_mapping
 
-# One GPU each, with the share of a usual node's cores and memory that goes with it.
+# One GPU each, with its share of the cores and memory of a typical node.
 PRESETS: dict[str, dict[str, Any]] = {
     "h100": {"gpus": 1, "gpu_type": "h100", "cpus": 16, "memory": "128G", "time": "24:00:00"},
     "l40s": {"gpus": 1, "gpu_type": "l40s", "cpus": 8, "memory": "64G", "time": "12:00:00"},
@@ -31,72 +31,72 @@ _MEMORY = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
 
 
 class Environment(Section):
-    """How a job gets its Python; without any of these it uses the one that submitted it."""
+    """Python environment of a job; by default the one that submitted it."""
 
     modules: tuple[str, ...] = ()
-    """Loaded first, in this order, with `module load`."""
+    """Modules to load first, in this order (`module load`)."""
     conda: str = ""
     """Name or folder of a conda environment."""
     venv: str = ""
     """Folder of a virtual environment."""
     setup: tuple[str, ...] = ()
-    """Further lines of shell, run last."""
+    """Shell lines to run last."""
 
 
 class JobSettings(Section):
-    """What a job asks of the cluster."""
+    """Resources and environment of a job."""
 
     partition: str = ""
-    """Partition of jobs that need a GPU; empty: the cluster's default."""
+    """Partition of GPU jobs; empty: the cluster's default."""
     cpu_partition: str = ""
-    """Partition of jobs that need none (data, report); empty: the same as the others."""
+    """Partition of CPU jobs (data, report); empty: the same as `partition`."""
     account: str = ""
-    """Whom the hours are charged to."""
+    """Account to charge."""
     qos: str = ""
     """Quality of service."""
     constraint: str = ""
-    """Features the nodes must have."""
+    """Required node features."""
     time: str = "04:00:00"
-    """Time limit of each job, as Slurm writes it: minutes, H:MM:SS or D-HH:MM:SS."""
+    """Time limit of each job: minutes, H:MM:SS or D-HH:MM:SS."""
     gpus: int = Field(1, ge=0, le=64)
-    """GPUs on each node; each has a process of its own."""
+    """GPUs per node, with one process each."""
     gpu_type: str = ""
-    """The cluster's name of the GPU, as in `--gpus-per-node=h100:1`; empty: any."""
+    """Slurm's name of the GPU type, as in `--gpus-per-node=h100:1`; empty: any."""
     nodes: int = Field(1, ge=1, le=10_000)
-    """Nodes of each job."""
+    """Nodes per job."""
     ranks_per_node: int | None = Field(None, ge=1, le=64)
-    """Processes on each node where there are no GPUs to count by."""
+    """Processes per node; null: one per GPU."""
     cpus: int | None = Field(None, ge=1)
-    """CPU cores on each node."""
+    """CPU cores per node."""
     memory: str = ""
-    """Memory of each node, as in `64G`; empty: the partition's default."""
+    """Memory per node, as in `64G`; empty: the partition's default."""
     exclusive: bool = False
-    """Take whole nodes: RAPL's joules are then this job's alone."""
+    """Allocate whole nodes, so that RAPL measures only this job."""
     warn_s: int = Field(120, ge=1, le=65_535)
-    """Seconds before the time limit at which the run is told to save and end."""
+    """Seconds before the time limit at which the run saves a checkpoint and stops."""
     requeue: bool = True
-    """Go back to the queue after the time limit, and go on from the checkpoint."""
+    """Requeue the job at the time limit and resume from the checkpoint."""
     max_restarts: int = Field(20, ge=0)
-    """How often at most."""
+    """Maximum number of requeues."""
     max_at_once: int | None = Field(None, ge=1)
-    """Tasks of an array that run at the same time."""
+    """Maximum number of concurrent tasks of an array."""
     environment: Environment = Environment()
-    """How the job gets its Python."""
+    """Python environment of the job."""
     hf_home: str = ""
-    """`HF_HOME`: where models and datasets of the hub are kept."""
+    """`HF_HOME`: cache of models and datasets from the hub."""
     cache_dir: str = ""
-    """`XDG_CACHE_HOME`: caches of everything else."""
+    """`XDG_CACHE_HOME`: other caches."""
     scratch: str = ""
     """`TMPDIR`: fast local disk of the node."""
     export: dict[str, str] = {}
-    """Further variables of the job's environment."""
+    """Additional environment variables."""
     sbatch: tuple[str, ...] = ()
-    """Further options of sbatch, each as `--option=value`."""
+    """Additional options of sbatch, each as `--option=value`."""
 
     @field_validator("time", "memory", "partition", "cpu_partition", "account", mode="before")
     @classmethod
     def _text_in_quotes(cls, value: Any) -> Any:
-        """YAML reads 4:00:00 as 14400, and there is no telling it from a number."""
+        """YAML parses 4:00:00 as 14400, which is indistinguishable from a number."""
         if isinstance(value, (int, float)):
             raise ValueError(f'expected text in quotes, as in "4:00:00" or "64G", found the number {value}')
         return value
@@ -132,27 +132,27 @@ class JobSettings(Section):
 
 
 def site_file() -> Path:
-    """What `JOULELAB_SLURM` names, else slurm.yaml in the user's configuration folder, which need not exist."""
+    """`JOULELAB_SLURM`, else slurm.yaml in the user's configuration directory (may not exist)."""
     named = os.environ.get("JOULELAB_SLURM")
     if named and not Path(named).exists():
-        raise NotFoundError(f"JOULELAB_SLURM names {named}, and there is no such file", "docs/slurm.md has one")
+        raise NotFoundError(f"JOULELAB_SLURM is {named}, which does not exist", "docs/slurm.md has an example")
     if named:
         return Path(named)
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "joulelab" / "slurm.yaml"
 
 
-def job_settings(preset: str | None, asked: Mapping[str, Any], site: Path | None = None) -> JobSettings:
-    """The merged settings; `asked` are the options of the command line that were given."""
+def job_settings(preset: str | None, options: Mapping[str, Any], site: Path | None = None) -> JobSettings:
+    """The merged settings; `options` were given on the command line."""
     path = site or site_file()
-    written = _read_site(path)
-    presets = {**PRESETS, **written["presets"]}
+    site_settings = _read_site(path)
+    presets = {**PRESETS, **site_settings["presets"]}
     if preset is not None and preset not in presets:
         raise lookup.unknown("preset", preset, presets, f"{path} can define more")
-    layers = [written["defaults"]]
+    layers = [site_settings["defaults"]]
     if preset is not None:
-        layers += [PRESETS.get(preset, {}), written["presets"].get(preset, {})]
+        layers += [PRESETS.get(preset, {}), site_settings["presets"].get(preset, {})]
     merged: dict[str, Any] = {}
-    for layer in (*layers, asked):
+    for layer in (*layers, options):
         merged = merge(merged, layer)
     return _checked(merged, path)
 
@@ -161,7 +161,7 @@ def _read_site(path: Path) -> dict[str, dict[str, Any]]:
     content = read_mapping(path) if path.exists() else {}
     unknown = set(content) - {"defaults", "presets"}
     if unknown:
-        raise ConfigError(f"{path}: unknown key '{min(unknown)}'", "a site file has `defaults` and `presets`")
+        raise ConfigError(f"{path}: unknown key '{min(unknown)}'", "expected `defaults` and `presets`")
     found = {"defaults": content.get("defaults") or {}, "presets": content.get("presets") or {}}
     for name, section in found.items():
         _require_section(path, name, section)
@@ -172,14 +172,12 @@ def _read_site(path: Path) -> dict[str, dict[str, Any]]:
 
 def _require_section(path: Path, name: str, section: Any) -> None:
     if not isinstance(section, dict):
-        raise ConfigError(
-            f"{path}: {name} holds '{section}', expected `key: value` lines", "docs/slurm.md shows a file"
-        )
+        raise ConfigError(f"{path}: {name} is '{section}', expected `key: value` lines", "docs/slurm.md has an example")
 
 
 def _checked(settings: Mapping[str, Any], path: Path) -> JobSettings:
     try:
         return JobSettings.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
-        hint = f"`joulelab submit --help` lists the options; {path} may set them too; nothing was submitted"
+        hint = f"see `joulelab submit --help`; settings may also come from {path}; nothing was submitted"
         raise ConfigError(explain(error, JobSettings).message, hint) from None

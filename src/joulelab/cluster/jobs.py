@@ -1,4 +1,4 @@
-"""Which jobs a run or group was given to, kept in its folder: `slurm/jobs.json`, with scripts and logs beside it."""
+"""The submitted jobs of a run or group, stored in its directory as `slurm/jobs.json`, with scripts and logs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class SubmittedJob(Frozen):
     job_id: str
     script: str
     runs: tuple[str, ...] = ()
-    """Ids of the runs it works on, one per task of an array."""
+    """Ids of the runs it executes, one per task of an array."""
     array: bool = False
     after: str | None = None
-    """Key of the job that must end well before it."""
+    """Key of the job that must succeed first."""
     submitted_at: str
 
 
@@ -37,16 +37,16 @@ class JobsFile(Frozen):
     jobs: tuple[SubmittedJob, ...] = ()
     cancelled_at: str | None = None
     max_restarts: int = 0
-    """How often a job may go back to the queue; 0: never."""
+    """How often a job may be requeued."""
 
-    def after(self, key: str) -> list[SubmittedJob]:
-        """The jobs that wait for this one, directly or not."""
-        waiting, keys = [], {key}
+    def dependents(self, key: str) -> list[SubmittedJob]:
+        """The jobs that depend on this one, directly or indirectly."""
+        found, keys = [], {key}
         for job in self.jobs:
             if job.after in keys:
-                waiting.append(job)
+                found.append(job)
                 keys.add(job.key)
-        return waiting
+        return found
 
 
 def jobs_path(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def jobs_path(folder: Path) -> Path:
 
 
 def read_jobs(folder: Path) -> JobsFile | None:
-    """None where the folder was never submitted."""
+    """None if the folder was never submitted."""
     path = jobs_path(folder)
     if not path.exists():
         return None
@@ -62,7 +62,7 @@ def read_jobs(folder: Path) -> JobsFile | None:
         return JobsFile.model_validate(read_json(path))
     except ValidationError as error:
         raise JoulelabError(
-            f"{path} does not fit this version of joulelab: {error.error_count()} fields differ"
+            f"{path} cannot be read by this version of joulelab: {error.error_count()} invalid fields"
         ) from None
 
 
@@ -71,7 +71,7 @@ def write_jobs(folder: Path, jobs: JobsFile) -> None:
 
 
 def folder_of_job(store: Path, job_id: str) -> Path:
-    """The run or group that was submitted as this job; `123` and `123_4` both find it."""
+    """The run or group of a job id, `123` or `123_4`."""
     number = job_id.partition("_")[0]
     for path in (*store.glob(f"*/{FOLDER}/{FILE}"), *store.glob(f"{GROUPS_FOLDER}/*/{FOLDER}/{FILE}")):
         jobs = read_jobs(path.parent.parent)
@@ -79,19 +79,15 @@ def folder_of_job(store: Path, job_id: str) -> Path:
             return path.parent.parent
     raise NotFoundError(
         f"no run under {store.absolute()} was submitted as job {job_id}",
-        "--runs-dir or JOULELAB_RUNS names another store",
+        "set --runs-dir or JOULELAB_RUNS to search another store",
     )
-
-
-# Runs that wait for a job, and what they are told when it will never come.
 
 
 _HOME = "home.json"
 
 
 def home_of(folder: Path) -> Path:
-    """Where a run's jobs are written down: in its group or in the run it works for where it was submitted with one,
-    else in its own folder."""
+    """The folder that has the `jobs.json` of a run: its group, the run or group it does a shard for, or itself."""
     if read_jobs(folder) is not None or not RunPaths(folder).record.exists():
         return folder
     if (folder / FOLDER / _HOME).exists():
@@ -101,30 +97,30 @@ def home_of(folder: Path) -> Path:
 
 
 def write_home(folder: Path, home: Path) -> None:
-    """A run that does a share of the work for others names the run or group that it was submitted with."""
+    """Record in a shard's run the run or group that it was submitted with."""
     write_json(folder / FOLDER / _HOME, {"home": os.path.relpath(home.absolute(), folder.absolute().parent)})
 
 
-def tell_waiting(folder: Path, why: str) -> None:
-    """This job failed: Slurm cancels those that wait for it, and their runs say why they never began."""
+def fail_dependent_runs(folder: Path, reason: str) -> None:
+    """This job failed, so Slurm cancels the jobs that depend on it; write the reason into their queued runs."""
     job_id = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ.get("SLURM_JOB_ID")
     jobs = read_jobs(home_of(folder))
     job = next((job for job in jobs.jobs if job.job_id == job_id), None) if jobs else None
     if job is None or jobs is None:
         return
-    waiting = [run for later in jobs.after(job.key) for run in later.runs]
+    dependent = [run for later in jobs.dependents(job.key) for run in later.runs]
     store = folder.absolute().parent
-    close_queued((store / run for run in waiting), "failed", f"not started: job {job.key} failed ({why})")
+    close_queued((store / run for run in dependent), "failed", f"not started: job {job.key} failed ({reason})")
 
 
 def close_queued(folders: Iterable[Path], status: Status, message: str) -> list[str]:
-    """Runs that are still queued, now with the reason why they will not run; their ids."""
+    """Set status and reason of the runs that are still queued; returns their ids."""
     closed = []
     for folder in folders:
         paths = RunPaths(folder)
         if not paths.record.exists():
             continue
-        with suppress(FolderLocked), holding(folder):  # a locked one has just begun
+        with suppress(FolderLocked), holding(folder):  # a locked run has just started
             record = RunRecord.model_validate(read_json(paths.record))
             if record.status == "queued":
                 error = ErrorRecord(kind="NotStarted", message=message, hint=f"joulelab submit --resume {paths.run_id}")

@@ -1,11 +1,11 @@
-"""Which jobs an experiment becomes, and which waits for which. Pure: nothing is written or submitted here.
+"""The jobs of an experiment and their dependencies. Pure: nothing is written or submitted here.
 
     data (CPU) -> teacher (GPU) -> students (an array over members) -> evaluation -> report (CPU)
 
-Only what was asked for has a job of its own; the job after it does the rest. `data` and `teacher` are parts of the
-first member that needs them: the others find its artefacts in the store, with their bill. A teacher's work in shards is
-an array of runs of their own, whose shares the first student joins; where members need different work of a teacher, one
-array after the other, as a later one finds what an earlier one made.
+A step that is not requested is done by the job after it. `data` and `teacher` are phases of the first member that needs
+them; the others reuse its artifacts, energy included. A teacher's work in shards is an array of separate runs whose
+outputs the first student merges; if members need different teacher work, the arrays follow each other, because a later
+one reuses the outputs of an earlier one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _JOB = "python -m joulelab.cluster"
 
 @dataclass(frozen=True)
 class Member:
-    """A run as a plan sees it."""
+    """A run to be planned."""
 
     folder: Path
     has_teacher: bool
@@ -35,11 +35,11 @@ class Member:
 @dataclass(frozen=True)
 class PlannedJob:
     key: str
-    """`02-teacher`: its place and what it does; its files are called so."""
+    """Position and step, such as `02-teacher`; also the name of its files."""
     about: str
     command: str
     runs: tuple[Path, ...] = ()
-    """The run folders it works on, one per task."""
+    """Run directories, one per task."""
     array: bool = False
     needs_gpu: bool = True
     one_node: bool = False
@@ -47,8 +47,7 @@ class PlannedJob:
 
 
 def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -> tuple[str, ...]:
-    """Where a job of its own pays: a teacher for several students or in shards, data for several runs, a report for a
-    group."""
+    """Default steps: separate data and teacher jobs where several runs or shards use them, a report for a group."""
     if shards > 1:
         return ("data", "teacher", "students", "report") if len(specs) > 1 else ("data", "teacher", "students")
     if both:
@@ -60,20 +59,20 @@ def usual_steps(specs: Sequence[RunSpec], both: bool = False, shards: int = 1) -
 
 
 def read_steps(text: str) -> tuple[str, ...]:
-    asked = [step.strip() for step in text.split(",") if step.strip()]
-    wrong = [step for step in asked if step not in STEPS]
+    requested = [step.strip() for step in text.split(",") if step.strip()]
+    wrong = [step for step in requested if step not in STEPS]
     if wrong:
-        raise UsageError(f"'{wrong[0]}' is no step", f"the steps are {', '.join(STEPS)}")
-    if "students" not in asked:
-        raise UsageError("--steps leaves out the students", "they are what the others are for")
-    return tuple(step for step in STEPS if step in asked)
+        raise UsageError(f"unknown step '{wrong[0]}'", f"known: {', '.join(STEPS)}")
+    if "students" not in requested:
+        raise UsageError("--steps must contain students", "for example --steps data,students")
+    return tuple(step for step in STEPS if step in requested)
 
 
 def require_shards(shards: int, steps: Sequence[str]) -> None:
     if shards < 1:
         raise UsageError(f"--shards {shards}: expected 1 or more", "--shards 8 splits the teacher's work over 8 tasks")
     if shards > 1 and "teacher" not in steps:
-        raise UsageError(f"--shards {shards} splits the teacher's step, and --steps leaves it out", "add teacher to it")
+        raise UsageError(f"--shards {shards} needs the teacher step, which --steps leaves out", "add teacher to it")
 
 
 def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
@@ -87,11 +86,11 @@ def require_ranks(spec: RunSpec, nodes: int, ranks: int) -> None:
 
 
 def require_kept_model(spec: RunSpec, steps: Sequence[str]) -> None:
-    """An evaluation in a job of its own needs the model of the job before it."""
+    """A separate evaluation job needs the saved model of the job before it."""
     if "evaluation" in steps and not getattr(spec, "save_model", True):
         raise UsageError(
-            "an evaluation in a job of its own needs the trained model, and this run keeps none",
-            "save_model=true, or leave `evaluation` out of --steps",
+            "a separate evaluation job needs the trained model, which this run does not save",
+            "set save_model=true, or leave `evaluation` out of --steps",
         )
 
 
@@ -102,10 +101,9 @@ def plan(
     report_on: Path,
     nodes: int = 1,
     ranks: int = 1,
-    shares: Sequence[Sequence[Path]] = (),
+    shards: Sequence[Sequence[Path]] = (),
 ) -> tuple[PlannedJob, ...]:
-    """The jobs in order, each after the one before it. `shares` are the runs that do a teacher's work in shards, a row
-    for each piece of such work."""
+    """The jobs in order, each after the one before it. `shards` has one list of runs per sharded teacher work."""
     jobs: list[PlannedJob] = []
 
     def add(step: str, about: str, command: str, **more: object) -> None:
@@ -116,26 +114,26 @@ def plan(
     several = f" --nodes {nodes} --ranks {ranks}" if nodes * ranks > 1 else ""
     folders, many = tuple(member.folder for member in members), len(members) > 1
     if "data" in steps:
-        about = "Prepare the data, once for all runs."
-        add("data", about, _run_part("data"), runs=folders[:1], needs_gpu=False, one_node=True)
-    for tasks in shares:
-        about = f"The teacher's work in {len(tasks)} shards; whoever comes after joins them."
+        about = "Prepare the data once for all runs."
+        add("data", about, _run_command("data"), runs=folders[:1], needs_gpu=False, one_node=True)
+    for tasks in shards:
+        about = f"Do the teacher's work in {len(tasks)} shards; the next job merges them."
         among = f" --nodes 1 --ranks {ranks}" if ranks > 1 else ""
-        add("teacher", about, _run_part(None) + among, runs=tuple(tasks), array=True, one_node=True)
-    if "teacher" in steps and not shares:
-        taught = next((member.folder for member in members if member.has_teacher), folders[0])
-        about = "Make the teacher and what it says, once for all students."
-        add("teacher", about, _run_part("teacher") + several, runs=(taught,))
-    part: Phase | None = "train" if "evaluation" in steps else None
-    about = "Run what is left of each member." if part is None else "Train each member."
-    add("students", about, _run_part(part) + several, runs=folders, array=many)
+        add("teacher", about, _run_command(None) + among, runs=tuple(tasks), array=True, one_node=True)
+    if "teacher" in steps and not shards:
+        teaching = next((member.folder for member in members if member.has_teacher), folders[0])
+        about = "Prepare the teacher and its outputs once for all students."
+        add("teacher", about, _run_command("teacher") + several, runs=(teaching,))
+    until: Phase | None = "train" if "evaluation" in steps else None
+    about = "Run the remaining phases of each member." if until is None else "Train each member."
+    add("students", about, _run_command(until) + several, runs=folders, array=many)
     if "evaluation" in steps:
-        add("evaluation", "Evaluate each member.", _run_part(None), runs=folders, array=many, one_node=True)
+        add("evaluation", "Evaluate each member.", _run_command(None), runs=folders, array=many, one_node=True)
     if "report" in steps:
         command = f"{_JOB} report {shlex.quote(str(report_on))}"
-        add("report", "Take in Slurm's accounting and write the report.", command, needs_gpu=False, one_node=True)
+        add("report", "Import Slurm's accounting and write the report.", command, needs_gpu=False, one_node=True)
     return tuple(jobs)
 
 
-def _run_part(part: Phase | None) -> str:
-    return f'{_JOB} run "$run"' + (f" --part {part}" if part else "")
+def _run_command(until: Phase | None) -> str:
+    return f'{_JOB} run "$run"' + (f" --until {until}" if until else "")

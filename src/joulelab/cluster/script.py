@@ -1,4 +1,4 @@
-"""The job script as pure text: a person can read it, change it and submit it again with sbatch."""
+"""The text of a job script, which can be read, edited and resubmitted with sbatch; a check of its environment."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from joulelab.errors import UsageError
 
 @dataclass(frozen=True)
 class JobScript:
-    """One job, as far as its text is concerned."""
+    """What determines the text of a job script."""
 
     name: str
     about: str
-    """What it does, in a sentence."""
+    """Description of the job, one sentence."""
     command: str
-    """One line of shell; it replaces the shell, so that the scheduler's signals reach the program."""
+    """One shell command; it is exec'ed, so that the scheduler's signals reach the program."""
     log_folder: Path
     store: Path
     needs_gpu: bool = True
     array: int | None = None
-    """Number of tasks, where it is an array."""
+    """Number of tasks of an array job."""
     run: Path | None = None
-    """What `$run` stands for: a run's folder, or with an array a file with the folder of each task."""
+    """Value of `$run`: a run directory; for an array a file with the run directory of each task."""
     one_node: bool = False
-    """Jobs that prepare or report need no more, whatever the others have."""
+    """Use a single node, for jobs that prepare data or write a report."""
 
 
 def script_text(job: JobScript, settings: JobSettings, python: str = sys.executable) -> str:
     lines = [
         "#!/bin/bash",
         f"# {job.about}",
-        "# Written by `joulelab submit`; it can be read, changed and submitted again with sbatch.",
+        "# Written by `joulelab submit`. You can edit it and submit it again with sbatch.",
         *(f"#SBATCH {option}" for option in sbatch_options(job, settings)),
         "",
         "set -euo pipefail",
@@ -70,7 +70,7 @@ def sbatch_options(job: JobScript, settings: JobSettings) -> list[str]:
         "gpus-per-node": f"{settings.gpu_type}:{gpus}".lstrip(":") if gpus else "",
         "mem": settings.memory,
         "array": _array(job.array, settings.max_at_once),
-        # B: only this script is told, and it tells the run; the shell has become our program by then
+        # B: signal only this script; the shell has been replaced by our program, which forwards it
         "signal": f"B:TERM@{settings.warn_s}",
     }
     written = [f"--{name}={value}" for name, value in options.items() if value]
@@ -85,9 +85,9 @@ def _array(tasks: int | None, at_once: int | None) -> str:
 
 
 def activation_lines(environment: Environment, python: str = sys.executable) -> list[str]:
-    """What makes `python` the right one; the same lines are tried on this machine before anything is submitted."""
+    """Shell lines that activate the environment; `check_activation` runs them before submission."""
     lines = []
-    # conda's and modules' scripts read variables that are not set
+    # scripts of conda and modules read unset variables
     if environment.modules:
         lines.append(f"set +u; module load {' '.join(map(shlex.quote, environment.modules))}; set -u")
     if environment.conda:
@@ -110,46 +110,43 @@ def export_lines(job: JobScript, settings: JobSettings) -> list[str]:
         **settings.export,
     }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in named.items() if value]
-    # Python would quietly use another place where there is no such folder
+    # Python silently falls back to another directory if TMPDIR does not exist
     return [*lines, 'mkdir -p "$TMPDIR"'] if settings.scratch else lines
 
 
-# The job's environment, tried here before anything waits in a queue for hours and then fails in its first second.
-
-
-# find_spec looks for torch without importing it: seconds, and on a login node perhaps not even possible.
+# find_spec finds torch without importing it, which takes seconds and may fail on a login node.
 _PROBE = (
     "import importlib.util, json, sys, joulelab; "
     "print(json.dumps([joulelab.__version__, sys.executable, importlib.util.find_spec('torch') is not None]))"
 )
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 _SKIP = "--no-check submits without this check"
 
 
 def check_activation(environment: Environment, needs_torch: bool = True, python: str = sys.executable) -> str:
-    """The Python that a job will use; UsageError where there is none, or one without what the job needs."""
+    """Path of the Python that the job will use; UsageError if it is missing or lacks joulelab or torch."""
     lines = ["set -euo pipefail", *activation_lines(environment, python), f'python -c "{_PROBE}"']
     try:
         done = subprocess.run(
-            ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"the job's environment did not answer within {PATIENCE_S:.0f} s", _SKIP) from None
+        raise UsageError(f"the job's environment did not answer within {TIMEOUT_S:.0f} s", _SKIP) from None
     if done.returncode != 0:
-        said = "\n".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}"
+        output = "\n".join(done.stderr.strip().splitlines()[-3:]) or f"exit code {done.returncode}"
         raise UsageError(
-            f"the job's environment cannot be activated or has no joulelab: {said}",
-            f"name one that works with --venv, --conda or --module, or in the site file; {_SKIP}",
+            f"the job's environment cannot be activated or has no joulelab: {output}",
+            f"set --venv, --conda or --module, or the site file; {_SKIP}",
         )
     version, found, has_torch = json.loads(done.stdout.strip().splitlines()[-1])
     if version != __version__:
         raise UsageError(
-            f"the job's environment has joulelab {version} ({found}), this one is {__version__}",
-            f"submit with the one that runs the job; {_SKIP}",
+            f"the job's environment has joulelab {version} ({found}), but this is {__version__}",
+            f"submit from the environment of the job; {_SKIP}",
         )
     if needs_torch and not has_torch:
         raise UsageError(
             f"the job's environment ({found}) has no torch, which training needs",
-            f"pip install joulelab[train] there, or name another with --venv, --conda or --module; {_SKIP}",
+            f"pip install joulelab[train] there, or set --venv, --conda or --module; {_SKIP}",
         )
     return str(found)

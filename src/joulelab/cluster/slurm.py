@@ -1,4 +1,4 @@
-"""Slurm's own programs, called in one place: what they print becomes values, what they refuse becomes an error."""
+"""Calls of Slurm's commands: their output parsed into values, their failures raised as errors."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from joulelab.errors import DependencyMissing, JoulelabError
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED")
 ALIVE = (*_WAITING, "RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
 @dataclass(frozen=True)
 class JobState:
-    """One job, or one task of an array, as Slurm tells it."""
+    """State of a job, or of a task of an array."""
 
     job_id: str
     """`123`, or `123_4` for a task of an array."""
@@ -34,75 +34,75 @@ class JobState:
 def tool(*words: str) -> subprocess.CompletedProcess[str]:
     if shutil.which(words[0]) is None:
         raise DependencyMissing(
-            f"{words[0]} was not found: there is no Slurm on this machine",
-            "call it on the cluster's login node; --dry-run shows the scripts anywhere",
+            f"{words[0]} was not found: Slurm is not installed on this machine",
+            "run this on the cluster's login node; --dry-run prints the scripts anywhere",
         )
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        return subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise JoulelabError(
-            f"{words[0]} gave no answer within {PATIENCE_S:.0f} s", "try again later; `sinfo` says whether Slurm is up"
+            f"{words[0]} did not answer within {TIMEOUT_S:.0f} s", "try again later; check Slurm with `sinfo`"
         ) from None
 
 
 def this_job() -> str | None:
-    """The job this process runs in; a task of an array as `12_3`, for to Slurm the last task's bare number is all."""
+    """Id of the job of this process; `12_3` for a task, because the bare id of the last task means the whole array."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def submit(script: Path, after: str | None = None) -> str:
-    """The id of the job; it waits until the job `after` has ended well."""
+    """Submit a script and return the job id; the job starts after `after` has succeeded."""
     dependency = [f"--dependency=afterok:{after}"] if after else []
     done = tool("sbatch", "--parsable", *dependency, str(script))
     if done.returncode != 0:
         raise JoulelabError(
             f"sbatch refused {script.name}: {done.stderr.strip() or f'exit code {done.returncode}'}",
-            f"the script is {script}; options and site file say what it asks for, `sinfo` what there is",
+            f"the script is {script}; compare its options with `sinfo`",
         )
-    return done.stdout.strip().partition(";")[0]  # with several clusters its name follows
+    return done.stdout.strip().partition(";")[0]  # followed by the cluster's name in multi-cluster setups
 
 
 def cancel(job_ids: Sequence[str]) -> None:
     if not job_ids:
         return
     done = tool("scancel", *job_ids)
-    if done.returncode != 0 and not _forgotten(done):
+    if done.returncode != 0 and not _is_unknown(done):
         raise JoulelabError(f"scancel: {done.stderr.strip()}", "squeue --me lists your jobs")
 
 
 def signal_steps(job_id: str, name: str) -> bool:
-    """Send a signal to what srun started, and not to the script itself."""
+    """Send a signal to the srun steps, not to the batch script."""
     return tool("scancel", f"--signal={name}", job_id).returncode == 0
 
 
 def requeue(job_id: str) -> str | None:
-    """Put the job back into the queue; the reason where the cluster does not allow it."""
+    """Requeue the job; returns the reason if Slurm refuses, else None."""
     done = tool("scontrol", "requeue", job_id)
     return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
 
 def states(job_ids: Sequence[str]) -> dict[str, JobState]:
-    """All jobs and tasks that Slurm still knows: from the queue, then from its memory, then from its accounts.
+    """All jobs and tasks that Slurm knows: from squeue, else scontrol (recent jobs), else sacct.
 
-    An error where Slurm does not answer: that says nothing about the jobs.
+    Raises if Slurm does not answer, because that says nothing about the jobs.
     """
     found: dict[str, JobState] = {}
     for job_id in job_ids:
-        for state in _from_queue(job_id) or _from_memory(job_id) or _from_accounts(job_id):
+        for state in _from_squeue(job_id) or _from_scontrol(job_id) or _from_sacct(job_id):
             found[state.job_id] = state
     return found
 
 
-def _from_queue(job_id: str) -> list[JobState]:
+def _from_squeue(job_id: str) -> list[JobState]:
     done = tool("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%F|%K|%T|%r|%N")
-    if done.returncode != 0 and not _forgotten(done):
-        raise JoulelabError(f"squeue: {done.stderr.strip()}", "try again later; `sinfo` says whether Slurm is up")
+    if done.returncode != 0 and not _is_unknown(done):
+        raise JoulelabError(f"squeue: {done.stderr.strip()}", "try again later; check Slurm with `sinfo`")
     return parse_queue(done.stdout)
 
 
-def _forgotten(done: subprocess.CompletedProcess[str]) -> bool:
-    """An id that Slurm has known, and knows no more."""
+def _is_unknown(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether the id is no longer known to Slurm."""
     return "nvalid job id" in done.stderr
 
 
@@ -114,8 +114,8 @@ def parse_queue(text: str) -> list[JobState]:
     return found
 
 
-def _from_memory(job_id: str) -> list[JobState]:
-    """The controller remembers a finished job for some minutes."""
+def _from_scontrol(job_id: str) -> list[JobState]:
+    """scontrol shows a finished job for some minutes."""
     done = tool("scontrol", "--oneliner", "show", "job", job_id)
     return parse_jobs(done.stdout) if done.returncode == 0 else []
 
@@ -132,7 +132,7 @@ def parse_jobs(text: str) -> list[JobState]:
     return found
 
 
-def _from_accounts(job_id: str) -> list[JobState]:
+def _from_sacct(job_id: str) -> list[JobState]:
     if shutil.which("sacct") is None:
         return []
     done = tool("sacct", "--noheader", "--parsable2", "-X", f"--jobs={job_id}", "--format=JobID,State,NodeList")

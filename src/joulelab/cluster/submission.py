@@ -1,4 +1,4 @@
-"""From a plan to waiting jobs: scripts into the folder, each submitted after the one it waits for."""
+"""Submission of planned jobs to Slurm: the runs, their scripts, the jobs and their cancellation."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from joulelab.runs.store import find_folder, load_record
 Submit = Callable[[Path, str | None], str]
 
 
-def script_of(job: PlannedJob, folder: Path, store: Path, name: str, settings: JobSettings) -> str:
-    """The text of one job of a folder."""
+def job_script(job: PlannedJob, folder: Path, store: Path, name: str, settings: JobSettings) -> str:
+    """The script of one job of a run or group directory."""
     place = folder / FOLDER
     return script_text(
         JobScript(
@@ -63,8 +63,8 @@ def submit_plan(
     settings: JobSettings,
     submit: Submit = slurm.submit,
 ) -> JobsFile:
-    """Write the scripts and submit them in order. What was submitted before one is refused is cancelled again, and its
-    runs say in Slurm's words why they never began.
+    """Write the scripts and submit them in order. If one is refused, cancel those submitted before and write the
+    reason into their runs.
     """
     place = folder / FOLDER
     place.mkdir(parents=True, exist_ok=True)
@@ -73,30 +73,30 @@ def submit_plan(
     try:
         for job in jobs:
             script = place / f"{job.key}.sbatch"
-            script.write_text(script_of(job, folder, store, name, settings), encoding="utf-8")
+            script.write_text(job_script(job, folder, store, name, settings), encoding="utf-8")
             if job.array:
                 _task_list(place, job).write_text("".join(f"{run}\n" for run in job.runs), encoding="utf-8")
             ids[job.key] = submit(script, ids[job.after] if job.after else None)
             submitted.append(_submitted(job, ids[job.key], script))
-            # after each: a job may begin, and fail, before the last one is submitted
+            # after each submission, because a job may start and fail before the last one is submitted
             found = JobsFile(jobs=tuple(submitted), max_restarts=settings.max_restarts if settings.requeue else 0)
             write_jobs(folder, found)
     except BaseException as error:
         slurm.cancel(list(ids.values()))
-        closed = close_queued({run for job in jobs for run in job.runs}, "failed", f"never submitted: {error}")
+        closed = close_queued({run for job in jobs for run in job.runs}, "failed", f"not submitted: {error}")
         if isinstance(error, JoulelabError) and closed:
-            error.hint = f"{error.hint}; with other options: joulelab submit --resume {folder.name} ..."
+            error.hint = f"{error.hint}; to retry with other options: joulelab submit --resume {folder.name} ..."
         raise
     return found
 
 
 def dry_text(jobs: Sequence[PlannedJob], folder: Path, store: Path, name: str, settings: JobSettings) -> str:
-    """What would be submitted, to read: each script under the command that would submit it."""
+    """For --dry-run: each script under the command that would submit it."""
     parts = []
     for job in jobs:
         after = f" --dependency=afterok:<id of {job.after}>" if job.after else ""
         script = shlex.quote(str(folder / FOLDER / f"{job.key}.sbatch"))
-        parts.append(f"### sbatch --parsable{after} {script}\n{script_of(job, folder, store, name, settings)}")
+        parts.append(f"### sbatch --parsable{after} {script}\n{job_script(job, folder, store, name, settings)}")
     return "\n".join(parts)
 
 
@@ -117,14 +117,9 @@ def _submitted(job: PlannedJob, job_id: str, script: Path) -> SubmittedJob:
     )
 
 
-# What is to be submitted: one run or a group, new or from an earlier folder, with its folders made last.
-#
-# Everything is checked before a folder exists, so that a mistake leaves nothing behind, here as in `joulelab run`.
-
-
 @dataclass(frozen=True)
 class SubmissionRequest:
-    """What the user asked for: checked, and not made yet."""
+    """The runs to submit: one or a group, new or from an earlier submission; checked, directories not yet created."""
 
     name: str
     specs: tuple[RunSpec, ...]
@@ -133,14 +128,14 @@ class SubmissionRequest:
     is_group: bool = False
     sweep: bool = False
     earlier: Path | None = None
-    """The folder of an earlier submission, which goes on."""
+    """Directory of an earlier submission to resume."""
     left: tuple[Path, ...] = ()
-    """There, the folders of the runs that are not done; for one that has none yet, a name that stands for it."""
+    """Its unfinished runs; a placeholder for a run that has no directory yet."""
 
-    def made(self, store: Path, run_dir: Path | None = None) -> CreatedRuns:
-        """Its folders, queued."""
+    def create(self, store: Path, run_dir: Path | None = None) -> CreatedRuns:
+        """Create the run directories, queued."""
         if self.earlier is not None:
-            return CreatedRuns(self.earlier, self._members(_queued_again(self.earlier)))
+            return CreatedRuns(self.earlier, self._members(_requeued_runs(self.earlier)))
         if not self.is_group:
             paths = create_run(store, self.specs[0], folder=run_dir)
             return CreatedRuns(paths.folder, self._members([paths.folder]))
@@ -149,8 +144,8 @@ class SubmissionRequest:
         )
         return CreatedRuns(group.folder, self._members([run.folder for run in queue_members(group)]))
 
-    def imagined(self, store: Path, run_dir: Path | None = None) -> CreatedRuns:
-        """The same for a dry run: names that stand for folders that will be made."""
+    def preview(self, store: Path, run_dir: Path | None = None) -> CreatedRuns:
+        """For --dry-run: placeholders for the directories that `create` would make."""
         if self.earlier is not None:
             return CreatedRuns(self.earlier, self._members(self.left))
         folder = run_dir or store / ("groups/<new group>" if self.is_group else "<new run>")
@@ -169,108 +164,103 @@ class CreatedRuns:
     members: tuple[Member, ...]
 
 
-def made_shares(store: Path, works: Sequence[Sequence[RunSpec]], home: Path) -> list[list[Path]]:
-    """Runs that do shares of a teacher's work, queued; those of an earlier submission that were cut off go on."""
+def create_shards(store: Path, works: Sequence[Sequence[RunSpec]], home: Path) -> list[list[Path]]:
+    """Queue one run per shard of a teacher's work; unfinished ones of an earlier submission are resumed."""
     jobs = read_jobs(home)
     earlier = dict.fromkeys(run for job in (jobs.jobs if jobs else ()) for run in job.runs)
     known = {run: _spec(RunPaths(store / run)) for run in earlier if (store / run / "run.json").exists()}
 
     def folder_of(spec: RunSpec) -> Path:
-        cut_off = (RunPaths(store / run) for run, held in known.items() if held == spec)
-        paths = next((run for run in cut_off if _is_left(run)), None)
-        paths = _queued(paths) if paths else create_run(store, spec)
+        earlier_runs = (RunPaths(store / run) for run, known_spec in known.items() if known_spec == spec)
+        paths = next((run for run in earlier_runs if _is_unfinished(run)), None)
+        paths = _set_queued(paths) if paths else create_run(store, spec)
         write_home(paths.folder, home)
         return paths.folder.absolute()
 
-    return [[folder_of(spec) for spec in shares] for shares in works]
+    return [[folder_of(spec) for spec in shards] for shards in works]
 
 
-def imagined_shares(store: Path, works: Sequence[Sequence[RunSpec]]) -> list[list[Path]]:
-    return [[(store / f"<{spec.name}>").absolute() for spec in shares] for shares in works]
+def preview_shards(store: Path, works: Sequence[Sequence[RunSpec]]) -> list[list[Path]]:
+    return [[(store / f"<{spec.name}>").absolute() for spec in shards] for shards in works]
 
 
-def seeds_of(text: str) -> tuple[int, ...]:
-    """`0-3` or `0,2,5`, as Slurm writes arrays; each task has its number as its seed."""
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds from `0-3` or `0,2,5`, the syntax of Slurm arrays."""
     seeds: list[int] = []
     for piece in text.split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", piece.strip())
         if not found:
-            raise UsageError(f"--array {text}: '{piece}' is no number or range", "write 0-3 or 0,2,5: one run per seed")
+            raise UsageError(f"--array {text}: '{piece}' is not a number or range", "write 0-3 or 0,2,5")
         low, high = int(found.group(1)), int(found.group(2) or found.group(1))
         seeds += range(low, high + 1)
     if len(set(seeds)) < len(seeds) or not seeds:
-        raise UsageError(f"--array {text} names a seed twice or none", "write 0-3 or 0,2,5: one run per seed")
+        raise UsageError(f"--array {text} has a duplicate seed or none", "write 0-3 or 0,2,5: one run per seed")
     return tuple(seeds)
 
 
-def again(store: Path, name: str) -> SubmissionRequest:
-    """A run or group that was submitted or cut off before: what of it is not done. Nothing is written yet."""
+def resubmission(store: Path, name: str) -> SubmissionRequest:
+    """The unfinished runs of an earlier run or group. Nothing is written yet."""
     folder = find_folder(store, name).absolute()
     if (folder / "group.json").exists():
         group, paths = load_group(folder), GroupPaths(folder)
         runs = [member_paths(paths, member) for member in group.members]
-        left = [number for number, run in enumerate(runs) if run is None or _is_left(run)]
+        left = [number for number, run in enumerate(runs) if run is None or _is_unfinished(run)]
         folders = [run.folder if (run := runs[number]) else paths.store / f"<run {number}>" for number in left]
         specs = [_spec(run) if (run := runs[number]) else check(group.members[number].spec) for number in left]
-        chosen = SubmissionRequest(group.name, tuple(specs), is_group=True, earlier=folder, left=tuple(folders))
+        request = SubmissionRequest(group.name, tuple(specs), is_group=True, earlier=folder, left=tuple(folders))
     else:
         run = RunPaths(folder)
-        specs = [_spec(run)] if _is_left(run) else []
-        chosen = SubmissionRequest(load_record(folder).name, tuple(specs), earlier=folder, left=(folder,))
-    if not chosen.specs:
-        raise UsageError(f"{folder.name} is done already; nothing is left to submit", f"joulelab show {folder.name}")
-    return chosen
+        specs = [_spec(run)] if _is_unfinished(run) else []
+        request = SubmissionRequest(load_record(folder).name, tuple(specs), earlier=folder, left=(folder,))
+    if not request.specs:
+        raise UsageError(f"{folder.name} is already done; nothing to submit", f"joulelab show {folder.name}")
+    return request
 
 
-def _queued_again(folder: Path) -> list[Path]:
+def _requeued_runs(folder: Path) -> list[Path]:
     is_group = (folder / "group.json").exists()
     runs = queue_members(GroupPaths(folder)) if is_group else [RunPaths(folder)]
-    return [_queued(run).folder for run in runs if _is_left(run)]
+    return [_set_queued(run).folder for run in runs if _is_unfinished(run)]
 
 
 def _spec(run: RunPaths) -> RunSpec:
     return check(read_mapping(run.config))
 
 
-def _is_left(run: RunPaths) -> bool:
-    """Whether the run is not done; nobody may be at work on it."""
+def _is_unfinished(run: RunPaths) -> bool:
+    """Whether the run is not done; raises if it is running."""
     status = load_record(run.folder).status
     if status == "running":
         raise FolderLocked(run.folder, newest_lease(run.folder)[1])
     return status != "done"
 
 
-def _queued(run: RunPaths) -> RunPaths:
+def _set_queued(run: RunPaths) -> RunPaths:
     with holding(run.folder):
         record = RunRecord.model_validate(read_json(run.record))
         write_json(run.record, record.model_copy(update={"status": "queued", "error": None}))
     return run
 
 
-# End what was submitted: jobs that run are told to save and write their record, runs that wait are closed.
-
-
 @dataclass(frozen=True)
 class Cancelled:
     job_ids: tuple[str, ...]
     runs: tuple[str, ...]
-    """Runs that had not begun."""
+    """Runs that had not started."""
 
 
 def cancel_jobs(folder: Path) -> Cancelled:
-    """All jobs of a run or group; a run of a group takes the whole chain along, for its jobs are shared."""
+    """Cancel all jobs of a run or group; for a member of a group the whole chain, because its jobs are shared."""
     home = home_of(folder)
     jobs = read_jobs(home)
     if jobs is None:
-        raise NotFoundError(
-            f"{folder.name} was not submitted to Slurm", "a run on this machine is ended by Ctrl-C or SIGTERM"
-        )
+        raise NotFoundError(f"{folder.name} was not submitted to Slurm", "stop a local run with Ctrl-C or SIGTERM")
     states = slurm.states([job.job_id for job in jobs.jobs])
-    # before they end: a job that is ended looks here before it goes back to the queue
+    # before cancelling: a stopping job reads this before it requeues itself
     write_jobs(home, jobs.model_copy(update={"cancelled_at": clock.iso(clock.now().wall_s)}))
     alive = tuple(dict.fromkeys(job_id.partition("_")[0] for job_id, state in states.items() if state.alive))
     slurm.cancel(alive)
     store = GroupPaths(home).store if (home / "group.json").exists() else home.absolute().parent
     waiting = dict.fromkeys(run for job in jobs.jobs for run in job.runs)
-    closed = close_queued((store / run for run in waiting), "truncated", "cancelled before it began")
+    closed = close_queued((store / run for run in waiting), "truncated", "cancelled before it started")
     return Cancelled(alive, tuple(closed))

@@ -1,4 +1,4 @@
-"""The scheduler's word that a job's time is nearly over, kept until somebody can act on it."""
+"""Remembers the scheduler's signal that the time limit of a job is near."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class TimeLimitSignal:
-    """Listens from its making on; a warning that comes while modules are still being imported is not lost."""
+    """Handles the signal from construction on, so that one that arrives during imports is not lost."""
 
     def __init__(self) -> None:
         self.received = False

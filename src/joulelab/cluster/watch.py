@@ -1,4 +1,8 @@
-"""What a submitted run or group looks like now: its runs from the folder, its jobs from Slurm where there is one."""
+"""Live state of runs and jobs: runs from their directories, jobs from Slurm if it is available.
+
+Nothing is queried on the node of a run. Figures lag by about a second and energy so far includes idle baselines; the
+record is computed at the end.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,7 @@ from joulelab.runs.storage import read_json
 from joulelab.runs.store import find_folder
 from joulelab.units import duration_text, energy_text, percent_text, power_text
 
-# A run while it runs, from the shared folder alone: what it does, how fast, and how far it still is.
-#
-# Nothing is asked of the node it runs on. The figures lag by a second or so, and idle baselines are in the joules so
-# far; what ends up in the record is computed afterwards.
-
-
-# Speeds are taken over the last lines of metrics: long enough to be steady, short enough to show a change.
+# Speed is averaged over the last metric lines: enough to be steady, few enough to show a change.
 SPEED_LINES = 20
 _TAIL_BYTES = 65_536
 
@@ -52,14 +50,14 @@ class LiveRun:
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     fraction: float | None = None
-    """Of the stage's budget, spent."""
+    """Used fraction of the stage's budget."""
     loss: float | None = None
     left_s: float | None = None
-    """Time that the stage still needs at its present speed."""
+    """Remaining time of the stage at its current speed."""
     left_j: float | None = None
-    """Joules that it still needs at its present power."""
+    """Remaining energy of the stage at its current power."""
     why: str = ""
-    """What ended it, where it did not end well."""
+    """Error of a failed run."""
 
     @property
     def over(self) -> bool:
@@ -67,17 +65,17 @@ class LiveRun:
 
 
 class RunWatcher:
-    """Looks at one folder again and again."""
+    """Polls one run directory."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = RunPaths(folder)
         self._traces = LiveTraces()
 
-    def look(self) -> LiveRun:
+    def poll(self) -> LiveRun:
         record = RunRecord.model_validate(read_json(self.paths.record))
         status = record.status
         if status == "running" and not is_held(self.paths.folder):
-            record = RunRecord.model_validate(read_json(self.paths.record))  # it may have ended in between
+            record = RunRecord.model_validate(read_json(self.paths.record))  # it may have ended since
             status = "truncated" if record.status == "running" else record.status
         if status != "running":
             return _ended(record, status)
@@ -105,7 +103,7 @@ class RunWatcher:
         )
 
     def _stage(self, present: Sequence[tuple[str, int, Path]]) -> str:
-        """The stage that was begun last by the first rank."""
+        """The stage that rank 0 started last."""
         files = self.paths.event_files()
         found = [files[host, number][0] for host, number, _ in present if files.get((host, number))]
         if not found:
@@ -144,12 +142,12 @@ class Speed:
 
 
 def read_speed(lines: Sequence[dict[str, Any]]) -> Speed:
-    """From the last lines that one stage wrote in one attempt: their clock is one, and nothing lies between them."""
-    told = [line for line in lines if "loss" in line]
-    if not told:
+    """Speed from the last lines of one stage in one attempt, which share a monotonic clock and have no gap."""
+    logged = [line for line in lines if "loss" in line]
+    if not logged:
         return Speed()
-    last = told[-1]
-    same = [line for line in told if (line.get("stage"), line["attempt"]) == (last.get("stage"), last["attempt"])]
+    last = logged[-1]
+    same = [line for line in logged if (line.get("stage"), line["attempt"]) == (last.get("stage"), last["attempt"])]
     first = same[-SPEED_LINES:][0]
     span_s = (last["mono_ns"] - first["mono_ns"]) / NS
     fraction = last.get("fraction")
@@ -171,7 +169,7 @@ def _rate(first: dict[str, Any], last: dict[str, Any], what: str, span_s: float)
 
 
 def last_lines(path: Path) -> list[dict[str, Any]]:
-    """The end of a file of lines: a week of metrics is read no faster for knowing its beginning."""
+    """The last lines of a JSONL file, read from its end because it may be large."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -192,13 +190,13 @@ def _sum(before_j: float | None, now_j: float | None) -> float | None:
     return None if before_j is None and now_j is None else (before_j or 0.0) + (now_j or 0.0)
 
 
-UNASKED = "UNASKED"
-"""In the place of a job's state where Slurm could not be asked, as on a machine without it."""
+UNKNOWN = "UNKNOWN"
+"""State of a job where Slurm cannot be queried, for example on a machine without it."""
 
 
 @dataclass(frozen=True)
 class JobLine:
-    """One job of the chain, or one task of an array."""
+    """A job, or a task of an array."""
 
     key: str
     job_id: str
@@ -214,14 +212,14 @@ class WatchedJobs:
 
     @property
     def over(self) -> bool:
-        """A run that waits is over where no job is left, or ever was, to begin it; off the cluster nobody knows."""
+        """A queued run counts as over if no job is left to start it; without Slurm this is unknown."""
         states = {job.state for job in self.jobs}
         if not states.isdisjoint(slurm.ALIVE):
             return False
-        return all(run.over or (run.status == "queued" and UNASKED not in states) for run in self.runs)
+        return all(run.over or (run.status == "queued" and UNKNOWN not in states) for run in self.runs)
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
         return all(run.status == "done" for run in self.runs)
 
     def data(self) -> dict[str, Any]:
@@ -230,53 +228,53 @@ class WatchedJobs:
 
 
 class Watcher:
-    """A run, a group, or whatever was submitted as a job."""
+    """Polls a run, a group, or the runs of a job."""
 
     def __init__(self, store: Path, name: str) -> None:
         self.folder = find_watched(store, name)
         self._home = home_of(self.folder)
         self._whole = self.folder == self._home
-        """Not a run that was submitted with others."""
+        """False for a run that was submitted together with others."""
         self._runs: dict[str, RunWatcher] = {}
 
-    def look(self) -> WatchedJobs:
+    def poll(self) -> WatchedJobs:
         folders = self._run_folders()
         for folder in folders:
             self._runs.setdefault(folder.name, RunWatcher(folder))
-        runs = tuple(self._runs[folder.name].look() for folder in folders)
+        runs = tuple(self._runs[folder.name].poll() for folder in folders)
         return WatchedJobs(self.folder.name, runs, self._jobs())
 
     def accounts(self) -> tuple[AccountedJob, ...]:
-        """What Slurm says the jobs took, once they are over; kept in the folder."""
+        """Energy of the finished jobs from Slurm's accounting, also stored in the directory."""
         return import_accounting(self._home)
 
     def _run_folders(self) -> list[Path]:
-        """The run or the group's members, and before them the runs that do shares of a teacher's work for them."""
+        """Runs with shards of the teacher's work, then the run or the members of the group."""
         store, found = self.folder.absolute().parent, [self.folder.absolute()]
         if (self.folder / "group.json").exists():
             store, members = store.parent, load_group(self.folder).members
             found = [store / member.run_id for member in members if member.run_id is not None]
         jobs = read_jobs(self._home) if self._whole else None
         submitted = [store / run for job in (jobs.jobs if jobs else ()) for run in job.runs]
-        helping = [folder for folder in dict.fromkeys(submitted) if folder not in found]
-        return [folder for folder in (*helping, *found) if (folder / "run.json").exists()]
+        sharded = [folder for folder in dict.fromkeys(submitted) if folder not in found]
+        return [folder for folder in (*sharded, *found) if (folder / "run.json").exists()]
 
     def _jobs(self) -> tuple[JobLine, ...]:
         jobs = self._submitted()
         try:
             known = slurm.states([job.job_id for job in jobs])
-        except JoulelabError as error:  # the folder alone is enough to watch the runs themselves
-            return tuple(JobLine(job.key, job.job_id, UNASKED, error.message) for job in jobs)
+        except JoulelabError as error:  # the runs can be watched without Slurm
+            return tuple(JobLine(job.key, job.job_id, UNKNOWN, error.message) for job in jobs)
         lines = []
         for job in jobs:
             own = [state for state in known.values() if self._concerns(job, state.job_id)]
             lines += [JobLine(job.key, state.job_id, state.state, state.reason) for state in own]
             if not own:
-                lines.append(JobLine(job.key, job.job_id, "UNKNOWN", "Slurm does not know it any more"))
+                lines.append(JobLine(job.key, job.job_id, "NOT_FOUND", "no longer known to Slurm"))
         return tuple(lines)
 
     def _submitted(self) -> list[SubmittedJob]:
-        """All jobs of what is watched; of a run that was submitted with others, those that work on it."""
+        """All jobs of the run or group; for a run submitted with others only those that execute it."""
         jobs = read_jobs(self._home)
         return [job for job in (jobs.jobs if jobs else ()) if self._whole or self.folder.name in job.runs]
 
@@ -287,11 +285,11 @@ class Watcher:
 
 
 def find_watched(store: Path, name: str) -> Path:
-    """A job's number is told from a run's name by its digits."""
+    """The directory of a run or group; a name of digits only is a job id."""
     if name.replace("_", "").isdigit() and not (store / name).exists():
         return folder_of_job(store, name)
     found = find_folder(store, name)
-    return home_of(found) if name == "last" else found  # a chain's runs and its group are of the same second
+    return home_of(found) if name == "last" else found  # runs and group of a chain have the same timestamp
 
 
 def watch_grids(watched: WatchedJobs) -> tuple[Grid, ...]:
@@ -306,13 +304,13 @@ def _runs_grid(watched: WatchedJobs) -> Grid:
     titles = "Run|Status!|Stage|Loss>|Now>|So far>|tokens\nper s>|Done>|Time\nleft>|Energy\nleft>"
     estimated = any(run.estimated for run in watched.runs)
     scale = f"±{relative_text(KNOWN_MODEL_GAIN_ERROR_REL)} to ±{relative_text(FAMILY_GAIN_ERROR_REL)}"
-    note = f"Estimated: from CPU time, {scale}; no sensor measured it." if estimated else ""
+    note = f"Estimated from CPU time ({scale}); not measured by a sensor." if estimated else ""
     reasons = [f"{run.run_id}: {run.why}" for run in watched.runs if run.why]
     return make_grid(watched.name, titles, [_cells(run) for run in watched.runs], "\n".join([*reasons, note]).strip())
 
 
 def _energy_cell(run: LiveRun) -> str:
-    """Without an interval: that takes the whole trace, which is not read while the run goes on."""
+    """Without an interval, which would need the whole trace."""
     if run.energy_j is None:
         return NOTHING
     return f"{energy_text(run.energy_j)}, estimated" if run.estimated else energy_text(run.energy_j)

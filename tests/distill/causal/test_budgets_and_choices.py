@@ -221,7 +221,7 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
     assert budget_settings("1MJ", "compare-tiny") == ["budget.energy_j=1000000.0", "budget.tokens=null"]
     assert "training.max_energy_j=1000000.0" in budget_settings("1MJ", "demo-kd")
     assert parse_budget("4.1ktokens") == (None, 4100)
-    with pytest.raises(UsageError, match="no parts of a token"):
+    with pytest.raises(UsageError, match="whole number of tokens"):
         parse_budget("1.5tokens")
     for wrong in ("500", "kJ", "500kJoule", "0J", "-3J"):
         with pytest.raises(UsageError, match="not a budget"):

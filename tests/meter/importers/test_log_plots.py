@@ -38,7 +38,7 @@ def test_wall_time_says_its_zone_and_day(tmp_path, joulelab_here):
 def test_what_the_log_does_not_have_is_not_drawn_and_said(tmp_path, joulelab_here):
     code, _, err = joulelab_here("plot", dmon(tmp_path / "x", [[50] * 20]), "--format", "svg")
     assert code == 0
-    assert "not drawn, because the log has nothing for it: gpu_memory, cpu_utilization" in err
+    assert "not plotted (not in the log): gpu_memory, cpu_utilization" in err
 
 
 def test_a_line_is_broken_at_a_hole(tmp_path):
@@ -89,7 +89,7 @@ def test_a_run_s_trace_is_drawn_into_its_folder(tmp_path, joulelab_here):
     ("words", "message"),
     [
         (["--format", "gif"], "--format 'gif' is not known"),
-        (["--format", ","], "names no format"),
+        (["--format", ","], "--format is empty"),
         (["--x", "moon"], "'moon' is not one of 'elapsed', 'wall'"),
         (["--x", "wall"], "no times of day"),
         (["--period", "0"], "is not a number above 0"),

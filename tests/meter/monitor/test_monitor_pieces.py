@@ -121,7 +121,7 @@ def test_a_sensor_that_keeps_failing_is_opened_anew():
 
 @pytest.mark.parametrize(("installed", "expected"), [(True, "amd"), (False, None)])
 def test_another_maker_s_gpus_are_read_only_where_its_library_is_there(monkeypatch, installed, expected):
-    from joulelab.cli.monitor import _other_maker
+    from joulelab.cli.monitor import _amd_sensor
     from joulelab.errors import SensorMissing
     from joulelab.meter.monitor import operator_log
     from joulelab.meter.sensors import amd
@@ -131,7 +131,7 @@ def test_another_maker_s_gpus_are_read_only_where_its_library_is_there(monkeypat
 
     monkeypatch.setattr(amd, "present", lambda: installed)
     monkeypatch.setattr(operator_log, "choose", no_nvidia)
-    assert _other_maker() == expected
+    assert _amd_sensor() == expected
 
 
 def test_start_up_of_the_three_verbs_imports_nothing_heavy():

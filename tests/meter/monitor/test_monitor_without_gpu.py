@@ -26,8 +26,8 @@ def no_driver(monkeypatch, tmp_path):
 def test_by_default_it_records_the_cpu_and_says_why_there_is_no_gpu(tmp_path):
     done = monitor("--duration", 0.5, "--interval", 0.2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "recording the CPU alone" in done.stderr
-    assert "ended (the 0.5 s asked for are over)" in done.stderr
+    assert "logging only the CPU" in done.stderr
+    assert "stopped (the 0.5 s asked for are over)" in done.stderr
     assert done.stdout == ""
     log = read_log(tmp_path / "logs" / "power_log.jsonl")
     assert [line["kind"] for line in log] == ["header", *["host"] * 4, "end"]
@@ -40,7 +40,7 @@ def test_by_default_it_records_the_cpu_and_says_why_there_is_no_gpu(tmp_path):
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_exit_code_3(tmp_path, wanted):
     done = monitor("--gpu", wanted, "--duration", 1, cwd=tmp_path)
     assert done.returncode == 3
-    assert "no GPU can be read" in done.stderr
+    assert "cannot read any GPU" in done.stderr
     assert not (tmp_path / "logs").exists()
 
 
@@ -61,7 +61,7 @@ def test_a_signal_ends_it_at_once_with_a_last_record_a_closing_line_and_0(tmp_pa
         told_at = time.time()
         code, said = running.end(signum)
     assert code == 0
-    assert f"ended ({name}) after 2 records" in said
+    assert f"stopped ({name}) after 2 records" in said
     *_, last, end = read_log(running.log)
     assert last["kind"] == "host"
     assert 0 <= wall_seconds(last["timestamp"]) - told_at < 1
@@ -112,7 +112,7 @@ def test_all_names_of_the_log_option_are_one_option(tmp_path, monkeypatch, optio
         (["--interval", 0], "--interval 0 is not between"),
         (["--interval", "nan"], "--interval nan is not between"),
         (["--interval", "fast"], "--interval: expected a number, found the text 'fast'"),
-        (["--duration", -1], "--duration -1 is not a number of seconds"),
+        (["--duration", -1], "--duration -1: expected seconds above 0"),
         (["--out", "/proc/nowhere/log.jsonl"], "cannot write the log /proc/nowhere/log.jsonl"),
         (["--out", "."], "cannot write the log"),
         (["--prometheus", 99999999], "cannot serve Prometheus"),

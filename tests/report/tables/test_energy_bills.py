@@ -158,7 +158,7 @@ def test_a_group_is_billed_whole_each_ancestor_once(made, tmp_path: Path) -> Non
         (["made-KD", "--grid", "atlantis"], "no grid 'atlantis'"),
         (["nobody"], "unknown run 'nobody'"),
         (["made-KD", "--pue", "inf"], "--pue inf"),
-        (["made-KD", "--grid", "none", "--pue", "1.2"], "they need a grid"),
+        (["made-KD", "--grid", "none", "--pue", "1.2"], "needs a grid"),
     ],
 )
 def test_what_cannot_be_billed_is_answered(store: Path, words: list[str], answer: str) -> None:
