@@ -79,7 +79,7 @@ def test_slurm_s_joules_are_flagged_where_they_are_zero_or_of_a_shared_node():
     ]  # fmt: skip
     part, whole, zero, _, none = jobs
     assert "1 of 4 CPUs: may include other jobs" in part.remark
-    assert "to itself" in whole.remark
+    assert "used by this job only" in whole.remark
     assert "0 J" in zero.remark
     assert "no energy" in none.remark
     assert "198 J by Slurm's accounting" in part.text
@@ -248,8 +248,8 @@ def test_pipelines_that_share_their_work_are_those_that_join_the_ranks():
     modules = {name: place.partition(":")[0] for name, place in lookup.PIPELINES._entries.items()}
     sources = {name: Path(find_spec(module).origin).read_text() for name, module in modules.items()}
     declared = {name for name in lookup.PIPELINE_SPECS.names() if lookup.PIPELINE_SPECS.resolve(name).shares_ranks}
-    assert {name for name, text in sources.items() if "joined() as" in text} <= declared
-    assert all("joined() as" in sources[name] or "run_recipe(" in sources[name] for name in declared)
+    assert {name for name, text in sources.items() if "process_group() as" in text} <= declared
+    assert all("process_group() as" in sources[name] or "run_recipe(" in sources[name] for name in declared)
 
 
 WITHOUT_TORCH = """\

@@ -54,7 +54,7 @@ def test_zero_joules_a_part_of_a_node_and_a_whole_node_are_told_apart(lab, tmp_p
     assert [rows[job["job_id"]].energy_j for job in (off, part, whole)] == [None, 360_000, 360_000]
     assert "Slurm reports 0 J" in rows[off["job_id"]].remark
     assert "1 of 4 CPUs: may include other jobs" in rows[part["job_id"]].remark
-    assert "to itself" in rows[whole["job_id"]].remark
+    assert "used by this job only" in rows[whole["job_id"]].remark
     assert {row.state for row in rows.values()} == {"COMPLETED"}
     assert (tmp_path / "slurm" / "accounting.json").exists()
 

@@ -173,7 +173,7 @@ def _amd_sensor() -> str | None:
 def _open(watched: Monitor, requested: bool) -> None:
     for missing in watched.open():
         if missing.component == "gpu" and requested:
-            raise SensorMissing(f"cannot read any GPU: {missing.reason}", missing.fix)
+            raise SensorMissing(f"no GPU can be read: {missing.reason}", missing.fix)
         fix = f" ({missing.fix})" if missing.fix else ""
         report(f"no {missing.component} energy: {missing.reason}{fix}")
 

@@ -88,10 +88,10 @@ def test_a_run_s_trace_is_drawn_into_its_folder(tmp_path, joulelab_here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--format", "gif"], "--format 'gif' is not known"),
+        (["--format", "gif"], "unknown --format 'gif'"),
         (["--format", ","], "--format is empty"),
         (["--x", "moon"], "'moon' is not one of 'elapsed', 'wall'"),
-        (["--x", "wall"], "no times of day"),
+        (["--x", "wall"], "--x wall needs times of day"),
         (["--period", "0"], "is not a number above 0"),
         (["--out", "/proc/nowhere"], "cannot write into /proc/nowhere"),
     ],

@@ -40,7 +40,7 @@ def test_by_default_it_records_the_cpu_and_says_why_there_is_no_gpu(tmp_path):
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_exit_code_3(tmp_path, wanted):
     done = monitor("--gpu", wanted, "--duration", 1, cwd=tmp_path)
     assert done.returncode == 3
-    assert "cannot read any GPU" in done.stderr
+    assert "no GPU can be read" in done.stderr
     assert not (tmp_path / "logs").exists()
 
 
