@@ -98,7 +98,10 @@ class Scores(Protocol):
 
 
 def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Recipe[DataT, TeacherT]]) -> None:
-    """Walk a recipe from data to evaluation, or to the phase that `until` names."""
+    """Walk a recipe from data to evaluation, or to the last phase.
+
+    `until` in the settings ends the run after a phase; `run.includes` ends this attempt, and another one continues it.
+    """
     with process_group() if run.spec.shares_ranks else nullcontext(SINGLE_RANK) as ranks:
         runner: Runner[DistillSpecT] = Runner(run, ranks)
         recipe, spec = make_recipe(runner), runner.spec
