@@ -1,0 +1,80 @@
+"""Options shared by verbs: the table from options to settings, and options that stand for several settings."""
+
+import pytest
+
+from joulelab.cli import infer, prepare, slurm_jobs, train
+from joulelab.cli.options import Flag, comparison_of, read_override, requested_settings, settings_for
+from joulelab.errors import NotFoundError, UsageError
+
+
+@pytest.mark.parametrize(
+    ("experiment", "group"),
+    [
+        ("fitnets", "fitnets"),
+        ("fitnets-response", "fitnets"),
+        ("distilbert-tiny-quick-kd", "distilbert-tiny-quick"),
+        ("kd-tiny", "compare-tiny"),
+    ],
+)
+def test_an_experiment_leads_to_the_group_it_is_named_after_or_alone_in(experiment, group):
+    assert comparison_of(experiment) == group
+
+
+def test_where_it_is_not_plain_which_group_is_meant_the_choice_is_the_users():
+    with pytest.raises(UsageError, match="several groups") as several:
+        comparison_of("kd-small")
+    assert "compare-small" in several.value.hint
+    with pytest.raises(UsageError, match="no group compares squad-tiny"):
+        comparison_of("squad-tiny")
+    with pytest.raises(UsageError, match="needs an experiment"):
+        comparison_of(None)
+    with pytest.raises(NotFoundError):
+        comparison_of("no-such-thing")
+
+
+FLAGS = {
+    "rate": Flag("training.learning_rate", float),
+    "stats": Flag("training.stats", lambda text: text.split(","), is_list=True),
+    "save": Flag("save_model", switch=True),
+    "threads": Flag("threads"),
+}
+
+
+def test_options_become_settings_and_overrides_take_precedence():
+    params = {"rate": "0.1,0.2", "stats": "simple,energy", "save": False, "threads": 0, "overrides": ["threads=4"]}
+    requested = requested_settings(FLAGS, params)
+    assert [(setting.key, setting.given) for setting in requested] == [
+        ("training.learning_rate", "0.1,0.2"),
+        ("training.stats", "simple,energy"),
+        ("threads", 0),
+        ("threads", "4"),
+    ]
+    assert requested[0].values == [0.1, 0.2]
+    assert requested[1].values == [["simple", "energy"]]
+    settings = settings_for("train", FLAGS, {**params, "rate": "0.1", "save": True}, model="gpt2")
+    assert (settings["pipeline"], settings["model"], settings["threads"], settings["save_model"]) == (
+        "train",
+        "gpt2",
+        4,
+        True,
+    )
+    assert settings["training"] == {"learning_rate": 0.1, "stats": ["simple", "energy"]}
+
+
+def test_commas_inside_brackets_are_not_swept():
+    assert read_override("training.betas=[0.9, 0.95]").values == [[0.9, 0.95]]
+    assert read_override("training.stats=simple,energy").values == [["simple", "energy"]]
+    assert read_override("seed=1,2").values == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [(train.FLAGS, train.train), (infer.FLAGS, infer.infer), (slurm_jobs.FLAGS, slurm_jobs.submit)],
+)
+def test_every_flag_of_a_table_is_a_parameter_of_its_verb(flags, command):
+    assert set(flags) <= set(command.__annotations__)
+
+
+def test_every_flag_of_prepare_is_a_parameter_of_a_step():
+    steps = (prepare.dump, prepare.binarize, prepare.token_counts, prepare.extract_student, prepare.reviews)
+    assert set(prepare.FLAGS) <= {name for step in steps for name in step.__annotations__}

@@ -1,0 +1,68 @@
+"""Settings of a job from preset, site file and options."""
+
+import pytest
+
+from joulelab.cluster.job_settings import job_settings
+from joulelab.errors import ConfigError, NotFoundError
+
+SITE = """\
+defaults:
+  account: physics
+  environment: {modules: [cuda/12.6], venv: /shared/venv}
+  hf_home: /scratch/hf
+presets:
+  h100: {partition: hopper, cpu_partition: cpu}
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    path = tmp_path / "slurm.yaml"
+    path.write_text(SITE)
+    return path
+
+
+def test_options_go_over_the_site_file_and_that_over_the_preset(site):
+    settings = job_settings("h100", {"cpus": 4}, site)
+    assert (settings.partition, settings.account, settings.cpus, settings.memory) == ("hopper", "physics", 4, "128G")
+
+
+@pytest.mark.parametrize(
+    ("preset", "asked", "error", "text"),
+    [
+        ("h10", {}, NotFoundError, "did you mean 'h100'"),
+        (None, {"time": "two hours"}, ConfigError, "D-HH:MM:SS"),
+        (None, {"gpu": 2}, ConfigError, "gpus"),
+        (None, {"memory": "lots"}, ConfigError, "as in 64G or 512M, found 'lots'"),
+        (None, {"sbatch": ["nonsense"]}, ConfigError, "found 'nonsense'"),
+    ],
+)
+def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, asked, error, text, tmp_path):
+    with pytest.raises(error) as refused:
+        job_settings(preset, asked, tmp_path / "none")
+    assert text in f"{refused.value.message} {refused.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("default: {account: physics}", "unknown key 'default'"),
+        ("presets: [big]", "presets is"),
+        ("presets: {big: 3}", "presets.big is '3'"),
+        ("defaults: {time: 4:00:00}", "in quotes, .* found the number 14400"),
+        ("defaults: {acount: physics}", "did you mean account"),
+        ("defaults: {gpus: many}", "whole number"),
+    ],
+)
+def test_a_mistake_in_the_site_file_is_refused_with_its_name(tmp_path, written, text):
+    (tmp_path / "slurm.yaml").write_text(written)
+    with pytest.raises(ConfigError, match=text) as refused:
+        job_settings(None, {}, tmp_path / "slurm.yaml")
+    assert str(tmp_path) in f"{refused.value.message} {refused.value.hint}"
+
+
+def test_a_site_file_that_is_named_must_be_there(tmp_path, monkeypatch):
+    for name in (str(tmp_path / "gone.yaml"), "./gone.yaml"):
+        monkeypatch.setenv("JOULELAB_SLURM", name)
+        with pytest.raises(NotFoundError, match=r"gone\.yaml"):
+            job_settings(None, {})

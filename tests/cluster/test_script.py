@@ -1,0 +1,63 @@
+"""Job scripts compared with recorded text."""
+
+from pathlib import Path
+
+import pytest
+
+from joulelab.cluster.job_settings import Environment, job_settings
+from joulelab.cluster.plan import Member, plan, read_steps
+from joulelab.cluster.script import activation_lines
+from joulelab.cluster.submission import dry_text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+STORE = Path("/shared/runs")
+
+
+GROUP = STORE / "groups" / "demo-1"
+
+
+MEMBERS = [Member(STORE / "labels-1", False), Member(STORE / "kd-1", True), Member(STORE / "kd-2", True)]
+
+
+SITE = """\
+defaults:
+  account: physics
+  environment: {modules: [cuda/12.6], venv: /shared/venv}
+  hf_home: /scratch/hf
+presets:
+  h100: {partition: hopper, cpu_partition: cpu}
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    path = tmp_path / "slurm.yaml"
+    path.write_text(SITE)
+    return path
+
+
+def scripts(jobs, settings, monkeypatch):
+    monkeypatch.setattr("joulelab.cluster.submission.script_text.__defaults__", ("/usr/bin/python",))
+    return dry_text(jobs, GROUP, STORE, "demo", settings)
+
+
+def test_a_chain_of_all_steps_reads_as_recorded(site, monkeypatch):
+    settings = job_settings("h100", {"time": "2:00:00", "max_at_once": 2, "scratch": "/local"}, site)
+    jobs = plan(MEMBERS, read_steps("data,teacher,students,evaluation,report"), report_on=GROUP)
+    assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "chain.txt").read_text()
+
+
+def test_ranks_on_two_nodes_and_shards_before_them_read_as_recorded(tmp_path, monkeypatch):
+    asked = {"nodes": 2, "gpus": 4, "exclusive": True, "requeue": False, "sbatch": ["--mail-type=END"]}
+    settings = job_settings("l40s", asked, tmp_path / "no-site-file")
+    shards = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
+    jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shards=shards)
+    assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "two-nodes.txt").read_text()
+
+
+def test_conda_and_setup_lines_come_in_their_order():
+    lines = activation_lines(Environment(modules=("gcc",), conda="lab", setup=("ulimit -n 4096",)))
+    assert [("module load gcc" in line, "conda activate lab" in line) for line in lines[:2]] == [(1, 0), (0, 1)]
+    assert lines[2:] == ["ulimit -n 4096"]

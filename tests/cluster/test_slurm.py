@@ -1,0 +1,55 @@
+"""Output of Slurm's commands parsed into job states."""
+
+import pytest
+
+from joulelab.cluster.slurm import parse_jobs, parse_queue, states, this_job
+from joulelab.errors import JoulelabError
+
+
+def test_the_queue_s_lines_become_states_tasks_apart():
+    told = parse_queue("12|N/A|RUNNING|None|node1\n13|0|PENDING|Dependency|\n13|1|PENDING|Dependency|\n")
+    assert [(job.job_id, job.state, job.reason) for job in told] == [
+        ("12", "RUNNING", ""), ("13_0", "PENDING", "Dependency"), ("13_1", "PENDING", "Dependency"),
+    ]  # fmt: skip
+
+
+def test_the_controller_s_memory_becomes_states_too():
+    line = "JobId=21 ArrayJobId=20 ArrayTaskId=1 JobName=x JobState=FAILED Reason=NonZeroExitCode NodeList=node2\n"
+    (job,) = parse_jobs(line + "garbage\n")
+    assert (job.job_id, job.state, job.reason, job.nodes, job.alive) == (
+        "20_1",
+        "FAILED",
+        "NonZeroExitCode",
+        "node2",
+        False,
+    )
+
+
+def test_a_task_of_an_array_names_itself_and_not_the_whole_array(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    assert this_job() == "12"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert this_job() == "12_3"
+
+
+def line(step, second, attempt=1, stage="student.train"):
+    stamp = {"mono_ns": round(second * 1e9), "attempt": attempt, "stage": stage, "step": step}
+    return {**stamp, "loss": 1.0 / step, "fraction": step / 100, "tokens": 1000 * step, "samples": step}
+
+
+def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, line in {"squeue": "echo $SAID >&2; exit 1", "scontrol": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("SAID", "slurm_load_jobs error: Invalid job id specified")
+    assert states(["41"]) == {}
+    monkeypatch.setenv("SAID", "Unable to contact slurm controller")
+    with pytest.raises(JoulelabError, match="Unable to contact"):
+        states(["41"])
+    (tmp_path / "squeue").write_text("#!/bin/sh\nexec /bin/sleep 5\n")
+    monkeypatch.setattr("joulelab.cluster.slurm.TIMEOUT_S", 0.1)
+    with pytest.raises(JoulelabError, match="did not answer"):
+        states(["41"])

@@ -1,0 +1,70 @@
+"""Submission, resubmission and shards, without Slurm."""
+
+import shutil
+
+import pytest
+
+from joulelab.cluster.job_settings import job_settings
+from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of, write_jobs
+from joulelab.cluster.plan import Member, plan
+from joulelab.cluster.submission import create_shards, parse_seeds, resubmission, submit_plan
+from joulelab.distill.causal.phases import shard_specs
+from joulelab.errors import JoulelabError, UsageError
+from joulelab.runs.attempt import create_run
+from joulelab.runs.groups import create_group, queue_members
+from joulelab.runs.spec import RunSpec, check, read_experiment
+from joulelab.runs.store import load_record, run_folders
+
+
+def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_again(tmp_path):
+    works, home = shard_specs([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
+    (first,) = create_shards(tmp_path, works, home)
+    assert [home_of(folder).resolve() for folder in first] == [home.resolve()] * 2
+    runs = tuple(folder.name for folder in first)
+    job = SubmittedJob(key="01-teacher", about="", job_id="7", script="", runs=runs, array=True, submitted_at="")
+    write_jobs(home, JobsFile(jobs=(job,)))
+    assert create_shards(tmp_path, works, home) == [first]
+
+
+def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkeypatch):
+    cancelled = []
+    monkeypatch.setattr("joulelab.cluster.slurm.cancel", cancelled.extend)
+
+    def submit(script, after):
+        if after is not None:
+            raise JoulelabError("sbatch refused it")
+        return "17"
+
+    run = create_run(tmp_path, RunSpec(name="demo", pipeline="measure")).folder
+    jobs = plan([Member(run, False)], ("data", "students"), report_on=tmp_path)
+    with pytest.raises(JoulelabError, match="refused") as refused:
+        submit_plan(jobs, run, tmp_path, "demo", job_settings(None, {}, tmp_path / "none"), submit)
+    assert cancelled == ["17"]
+    assert f"joulelab submit --resume {run.name}" in refused.value.hint
+    record = load_record(run)
+    assert (record.status, record.error.message) == ("failed", "not submitted: sbatch refused it")
+
+
+def test_what_is_left_of_a_group_is_told_before_anything_is_queued_again(tmp_path):
+    specs = [RunSpec(name=name, pipeline="measure") for name in ("done", "failed", "new")]
+    group = create_group(tmp_path, specs, name="pair")
+    done, failed, new = (run.folder for run in queue_members(group))
+    close_queued([done], "done", "")
+    close_queued([failed], "failed", "")
+    shutil.rmtree(new)
+    wanted = resubmission(tmp_path, group.group_id)
+    imagined = wanted.preview(tmp_path)
+    assert [spec.name for spec in wanted.specs] == ["failed", "new"]
+    assert (load_record(failed).status, len(run_folders(tmp_path))) == ("failed", 2)
+    made = wanted.create(tmp_path)
+    assert made.members[0] == imagined.members[0]
+    assert [load_record(member.folder).status for member in made.members] == ["queued", "queued"]
+
+
+def test_seeds_of_an_array():
+    assert parse_seeds("0-3") == (0, 1, 2, 3)
+    assert parse_seeds("5, 1-2") == (5, 1, 2)
+    with pytest.raises(UsageError, match="not a number or range"):
+        parse_seeds("a-b")
+    with pytest.raises(UsageError, match="duplicate seed"):
+        parse_seeds("1,1")

@@ -1,0 +1,47 @@
+"""Phases of a run, and stop requests at their borders."""
+
+from unittest.mock import MagicMock
+
+import pytest
+
+from joulelab.errors import EndedBySignal
+from joulelab.runs.attempt import create_run
+from joulelab.runs.context import JOB_SIGNALS, RunContext, SilentProgress, StopRequest
+from joulelab.runs.phases import PhaseFinished, end_before_later_phase
+from joulelab.runs.record import kind_by_name
+from joulelab.runs.spec import RunSpec
+
+
+def test_a_part_ends_where_a_stage_of_the_next_one_begins():
+    for stage in ("idle.before", "data.preprocess", "teacher.train", "teacher.evaluate"):
+        end_before_later_phase(stage, kind_by_name(stage), "teacher")
+    for stage, part in [("teacher.train", "data"), ("student.train", "teacher"), ("model.evaluate", "train")]:
+        with pytest.raises(PhaseFinished):
+            end_before_later_phase(stage, kind_by_name(stage), part)
+    end_before_later_phase("student.evaluate", kind_by_name("student.evaluate"), None)
+
+
+def test_a_signal_and_its_echo_are_one_request_and_a_record_being_written_is_left_in_peace(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("joulelab.runs.context.time.monotonic", lambda: now[0])
+    stop = StopRequest(JOB_SIGNALS)
+    stop._receive(10, None)
+    now[0] += 0.5
+    stop._receive(15, None)
+    assert stop.signum == 10
+    now[0] += 5
+    with pytest.raises(EndedBySignal):
+        stop._receive(15, None)
+    stop.ignore_repeats()
+    stop._receive(15, None)
+
+
+def test_a_warning_leaves_an_evaluation_inside_a_training_in_peace_so_that_the_loop_can_save(tmp_path):
+    spec, stop = RunSpec(name="a", pipeline="measure"), StopRequest(JOB_SIGNALS)
+    run = RunContext(create_run(tmp_path, spec), spec, MagicMock(), stop, 1, SilentProgress())
+    with run.stage("student.train"):
+        stop._receive(15, None)
+        with run.stage("student.validate"):
+            pass
+    with pytest.raises(EndedBySignal), run.stage("student.evaluate"):
+        pass
