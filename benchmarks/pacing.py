@@ -27,7 +27,7 @@ def wait(device: torch.device) -> None:
 def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> float:
     """Until compiling and the allocator have settled, some time after the third step. The loss of the first step."""
     trainer.step()
-    first, _ = trainer._tally.take(trainer.ranks)
+    first, _ = trainer._running_loss.pop_means(trainer.ranks)
     for _ in range(2):
         trainer.step()
     wait(device)
@@ -35,7 +35,7 @@ def warm_up(trainer: SimpleTrainer[Any], device: torch.device) -> float:
     while time.monotonic() < end:
         trainer.step()
         wait(device)
-    trainer._tally.take(trainer.ranks)
+    trainer._running_loss.pop_means(trainer.ranks)
     return first
 
 
@@ -68,7 +68,7 @@ def undisturbed(trainer: SimpleTrainer[Any], device: torch.device, seconds: floa
         keep_pace(marks, device)
     wait(device)
     window = (begin_ns, time.monotonic_ns())
-    loss, _ = trainer._tally.take(trainer.ranks)
+    loss, _ = trainer._running_loss.pop_means(trainer.ranks)
     trainer.close()
     samples, tokens = trainer.position.samples - before.samples, trainer.position.tokens - before.tokens
     return Undisturbed(window, samples, tokens, loss, peak_gib())

@@ -36,7 +36,7 @@ def losses_of(kind, ranks, folder, stop_at=None):
         ranks=ranks,
         checkpoints=ShardedCheckpoints(folder, ranks),
         check_stop=check_stop,
-        report=lambda report: losses.setdefault(report.position.step, report.loss),
+        on_log=lambda report: losses.setdefault(report.position.step, report.loss),
     )
     trainer = language_trainer(
         4, around, dropout=0.2, parallel=kind, accumulate=2, max_steps=8, optimizer="adamw", learning_rate=0.01,

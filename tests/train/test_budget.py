@@ -31,8 +31,8 @@ def test_the_first_limit_that_is_reached_ends_it():
     assert budget(epochs=2.0).steps == 10
     assert budget(epochs=2.0, max_steps=3).steps == 3
     assert budget(max_tokens=100).steps is None
-    assert budget(max_tokens=100).over(Position(step=2, tokens=100))
-    assert not budget(max_tokens=100, max_steps=5).over(Position(step=2, tokens=99))
+    assert budget(max_tokens=100).exhausted(Position(step=2, tokens=100))
+    assert not budget(max_tokens=100, max_steps=5).exhausted(Position(step=2, tokens=99))
 
 
 def test_training_without_an_end_is_refused():
@@ -47,14 +47,14 @@ def test_time_is_looked_at_and_counts_over_attempts():
     timed = budget(clock=lambda: now[0], max_time_s=100.0)
     timed.start()
     now[0] = 60.0
-    timed.see(Position(step=4), timed.look(Position(step=4)))
+    timed.update(Position(step=4), timed.read(Position(step=4)))
     assert timed.fraction(Position(step=5)) == pytest.approx(0.6)
     later = budget(clock=lambda: now[0], max_time_s=100.0)
     later.load_state(timed.state())
     later.start()
     now[0] += 40.0
-    later.see(Position(step=9), later.look(Position(step=9)))
-    assert later.over(Position(step=10))
+    later.update(Position(step=9), later.read(Position(step=9)))
+    assert later.exhausted(Position(step=10))
 
 
 def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
@@ -65,7 +65,7 @@ def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
         spent[0] += 7.0
         return spent[0]
 
-    around = TrainerCallbacks(energy_j=meter, budget_look=lambda step, seen: notes.append((step, seen)))
+    around = TrainerCallbacks(energy_j=meter, on_budget_reading=lambda step, seen: notes.append((step, seen)))
     first = language_trainer(8, around, max_steps=None, max_energy_j=100.0, max_time_s=1e-3 * 1e6, warmup_share=0.3)
     first.budget.clock_s = Ticking()
     first.train()
@@ -73,7 +73,7 @@ def test_a_joule_budget_ends_training_and_its_run_can_be_replayed():
     assert notes[-1][1] >= 1
 
     replay = language_trainer(
-        8, TrainerCallbacks(replayed_looks=notes), max_steps=None, max_energy_j=100.0, warmup_share=0.3
+        8, TrainerCallbacks(replayed_readings=notes), max_steps=None, max_energy_j=100.0, warmup_share=0.3
     )
     replay.train()
     assert replay.position == first.position
@@ -118,7 +118,7 @@ def test_a_joule_budget_is_passed_by_one_step_and_the_sensor_delay_at_most(
     rates, spent = [], []
     around = TrainerCallbacks(
         energy_j=live.read_now,
-        report=lambda report: (rates.append(report.learning_rate), spent.append(machine.used_j)),
+        on_log=lambda report: (rates.append(report.learning_rate), spent.append(machine.used_j)),
     )
     trainer = language_trainer(
         8, around, max_steps=None, max_energy_j=budget_j, warmup_share=0.3, learning_rate=1.0, log_every_steps=1
@@ -180,7 +180,7 @@ def test_a_pause_within_a_pause_is_counted_once_and_a_failed_one_ends():
 def test_no_step_of_a_token_budget_has_rate_0(max_tokens, batch_size):
     """The first step was made at rate 0, and so was a last step whose middle lay beyond the budget."""
     rates = []
-    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(
         batch_size, around, max_steps=None, max_tokens=max_tokens, warmup_share=0.2, log_every_steps=1
     )
@@ -192,7 +192,7 @@ def test_no_step_of_a_token_budget_has_rate_0(max_tokens, batch_size):
 def test_the_rates_of_a_step_budget_are_those_of_before():
     """Middle of the step over all steps, to the bit."""
     rates = []
-    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(8, around, max_steps=7, warmup_share=0.2, learning_rate=0.3, log_every_steps=1)
     trainer.train()
     schedule = trainer.config.schedule
@@ -218,7 +218,7 @@ def test_the_schedule_is_a_function_of_the_budgets_fraction():
 
 def test_a_token_budget_lets_the_rate_fall_to_zero():
     rates = []
-    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
     trainer = language_trainer(8, around, max_steps=None, max_tokens=1500, learning_rate=1.0, warmup_share=0.2)
     trainer.train()
     assert trainer.position.tokens >= 1500
@@ -228,12 +228,12 @@ def test_a_token_budget_lets_the_rate_fall_to_zero():
 def test_early_stopping_waits_for_its_patience_and_survives_a_resume():
     stopping = EarlyStopping(2)
     for loss in (3.0, 2.0, 2.5):
-        stopping.take(loss)
+        stopping.update(loss)
     later = EarlyStopping(2)
     later.load_state(stopping.state())
-    assert not later.over
-    later.take(2.1)
-    assert later.over
+    assert not later.triggered
+    later.update(2.1)
+    assert later.triggered
     assert later.best == 2.0
 
 

@@ -89,7 +89,7 @@ def test_activations_are_really_recomputed():
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
 def test_every_optimiser_lowers_the_loss(optimizer):
     losses = []
-    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
     rate = {"adamw": 0.03, "adafactor": 0.1, "sgd": 0.1}[optimizer]
     trainer = language_trainer(32, around, optimizer=optimizer, learning_rate=rate, max_steps=30, schedule="constant")
     same = trainer._input._source.at(0, 0)

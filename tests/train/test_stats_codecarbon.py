@@ -74,7 +74,7 @@ def test_one_that_breaks_is_told_and_training_goes_on(monkeypatch):
 def test_on_a_node_only_one_rank_runs_it(monkeypatch):
     pytest.importorskip("codecarbon")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert trained(make_trainer(CodeCarbonStats(), max_steps=2)) == "codecarbon: another rank of this node has it"
+    assert trained(make_trainer(CodeCarbonStats(), max_steps=2)) == "codecarbon: measured by another rank of this node"
 
 
 def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
@@ -82,7 +82,7 @@ def test_readings_of_a_counter_that_stands_still_are_told_for_what_they_are():
     for number in range(100):
         readings.add(0.005, 0.05 + (60.0 if number % 20 == 0 else 0.0), 60.0 if number % 20 == 0 else 0.0)
     assert readings.text("forward") == (
-        "  forward: 100 readings of 5.0 ms, 3.05 J each: 95 % of them read 0 J, so a single one is worth nothing"
+        "  forward: 100 readings of 5.0 ms, 3.05 J each: 95 % are 0 J, so single readings are meaningless"
     )
 
 
@@ -90,6 +90,6 @@ def test_readings_that_are_a_constant_times_time_are_told_too():
     readings = PhaseReadings()
     for number in range(100):
         readings.add(0.005 + number * 1e-5, 42.5 * (0.005 + number * 1e-5), 0.0)
-    assert readings.text("forward").endswith("duration times a constant, so nothing that the duration does not say")
+    assert readings.text("forward").endswith("duration times a constant, no information beyond the duration")
     readings.add(0.005, 0.5, 0.0)
     assert "none read 0 J; they scatter by" in readings.text("forward")

@@ -90,7 +90,7 @@ class PartsTrainer(MachineTrainer):
 
     def forward(self, batch):
         for name, cost in self.part_costs.items():
-            with self.mark_part(name):
+            with self.mark_phase(name):
                 self.machine.spend(*cost)
         return self.objective(self.model, batch, lambda name: nullcontext())
 
@@ -141,7 +141,7 @@ def test_a_step_that_isolation_does_not_repeat_faithfully_is_flagged(machine, mo
     found, text, _, _ = measured(machine)
     assert found["isolated"]["agrees"] is False
     assert "differs from undisturbed training by -1" in text
-    assert "read the isolated joules as shares" in text
+    assert "use the isolated energies as shares" in text
 
 
 def test_drift_cancels_in_the_mirrored_order(machine):
@@ -183,7 +183,7 @@ def test_without_a_meter_it_says_so():
 def test_an_estimate_is_called_one(machine):
     found, text, _, _ = measured(machine, meter=machine.meter("cpu_estimate"))
     assert found["figure"]["method"] == "estimated"
-    assert "These joules are an estimate from CPU time" in text
+    assert "The energy is estimated from CPU time" in text
     assert phases(found)["backward"] == pytest.approx(90.0, rel=0.05)
 
 
@@ -194,11 +194,11 @@ def test_a_training_shorter_than_the_warm_up_keeps_its_average(machine):
     assert found["direct"]["step"]["energy_j"] == pytest.approx(
         sum(per_step({**MachineTrainer.costs, **costs}).values()), rel=0.02
     )
-    assert "Not taken apart: training ended before its 10 steps of warm-up did" in text
+    assert "Not isolated: training ended within the 10 warm-up steps" in text
 
 
 def reporting(losses):
-    return TrainerCallbacks(report=lambda report: losses.append((report.loss, report.parts, report.learning_rate)))
+    return TrainerCallbacks(on_log=lambda report: losses.append((report.loss, report.parts, report.learning_rate)))
 
 
 def test_the_training_is_bit_for_bit_the_one_without_the_tracker(machine):
@@ -223,14 +223,14 @@ def test_a_snapshot_undoes_steps_that_never_were(config):
     trainer = make_trainer(schedule="constant", **config)
     for _ in range(3):
         trainer.step()
-    before, scaler = all_numbers(trainer), trainer.light_state()["scaler"]
+    before, scaler = all_numbers(trainer), trainer.loop_state()["scaler"]
     position, rates = trainer.position, [group["lr"] for group in trainer.optimizer.param_groups]
     snapshot = Snapshot(trainer)
     Isolation(trainer, LoopPlan(window_s=0.005, settle_s=0.005, rounds=2), time.monotonic_ns, lambda: None).run()
     assert not torch.equal(all_numbers(trainer)["rng"], before["rng"])
     snapshot.restore()
     assert_same_numbers(all_numbers(trainer), before)
-    assert trainer.light_state()["scaler"] == scaler
+    assert trainer.loop_state()["scaler"] == scaler
     assert trainer.position == position
     assert [group["lr"] for group in trainer.optimizer.param_groups] == rates
     assert all(parameter.grad is None for parameter in trainer.trained.parameters())
@@ -255,7 +255,7 @@ def test_a_loop_that_fails_is_told_and_training_goes_on(machine, monkeypatch):
     plain.train()
     watched = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), kind=MachineTrainer)
     text = trained(watched, meter=machine.meter())
-    assert "Not taken apart: OutOfMemoryError: no room" in text
+    assert "Not isolated: OutOfMemoryError: no room" in text
     assert_same_numbers(all_numbers(watched), all_numbers(plain))
 
 

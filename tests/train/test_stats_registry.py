@@ -40,12 +40,12 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("x = 1\n", "holds no tracker"),
-        (IMPORT, "holds no tracker"),
-        (MINE + "class Yours(TrainerStats):\n    pass\n", "holds several trackers: Mine and Yours"),
+        ("x = 1\n", "defines no tracker"),
+        (IMPORT, "defines no tracker"),
+        (MINE + "class Yours(TrainerStats):\n    pass\n", "defines several trackers: Mine and Yours"),
         ("x = 1\n1 / 0\n", r"mine.py, line 2: ZeroDivisionError: division by zero"),
         ("class Mine(\n", r"mine.py, line 1: SyntaxError"),
-        (MINE + "    def __init__(self, size):\n        pass\n", "Mine in .*cannot be made without arguments"),
+        (MINE + "    def __init__(self, size):\n        pass\n", "Mine in .*requires constructor arguments"),
     ],
 )
 def test_a_file_with_a_mistake_is_told_where(tmp_path, text, words):

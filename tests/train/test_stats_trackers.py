@@ -48,7 +48,7 @@ def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path
     assert json.loads((tmp_path / "simple" / "phases.json").read_text())["phases"] == results["simple"]["phases"]
     losses = list(csv.DictReader((tmp_path / "simple" / "losses.csv").open()))
     assert [row["step"] for row in losses] == ["5", "10", "15", "20", "25", "30"]
-    assert told.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first line")
+    assert told.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first log line")
 
 
 def test_a_second_training_writes_beside_the_first(tmp_path):
@@ -115,7 +115,7 @@ def test_device_times_come_late_and_without_waiting(monkeypatch):
     assert [(timed.phase, timed.device_s) for timed in clock.harvest()] == [("forward", 0.01)]
     device.passed = 4
     (backward,) = clock.harvest()
-    assert (backward.phase, backward.best_s) == ("backward", 0.01)
+    assert (backward.phase, backward.duration_s) == ("backward", 0.01)
     assert backward.host_s < 0.01
     clock.start("forward")
     clock.stop("forward")
@@ -204,7 +204,7 @@ def test_a_stretch_is_cut_where_something_else_happened():
     clock.ns += 1_000_000_000  # an evaluation that no hook told of
     steps(stretches, clock, 4)
     stretches.interrupt()
-    assert [(piece.steps, piece.duration_s) for piece in stretches.pieces] == [(4, 2.0), (4, 2.0)]
+    assert [(piece.steps, piece.duration_s) for piece in stretches.windows] == [(4, 2.0), (4, 2.0)]
 
 
 def test_waiting_for_the_losses_belongs_to_the_steps():
@@ -215,7 +215,7 @@ def test_waiting_for_the_losses_belongs_to_the_steps():
     stretches.touch()
     steps(stretches, clock, 2)
     stretches.interrupt()
-    assert [(piece.steps, piece.duration_s) for piece in stretches.pieces] == [(6, 4.0)]
+    assert [(piece.steps, piece.duration_s) for piece in stretches.windows] == [(6, 4.0)]
 
 
 def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
@@ -223,7 +223,7 @@ def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
     stretches = CleanWindows(clock)
     steps(stretches, clock, 20_000, each_s=1.0)
     stretches.interrupt()
-    assert len(stretches.pieces) <= MAX_WINDOWS + 1
-    assert sum(piece.steps for piece in stretches.pieces) == 20_000
-    assert sum(piece.duration_s for piece in stretches.pieces) == 20_000
-    assert all(len(piece.windows) == 1 for piece in stretches.pieces)
+    assert len(stretches.windows) <= MAX_WINDOWS + 1
+    assert sum(piece.steps for piece in stretches.windows) == 20_000
+    assert sum(piece.duration_s for piece in stretches.windows) == 20_000
+    assert all(len(piece.spans) == 1 for piece in stretches.windows)

@@ -87,7 +87,7 @@ def test_every_split_into_micro_batches_gives_the_same_step(sizes):
 
 def test_training_lowers_the_loss():
     losses = []
-    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
     trainer(Ragged([8] * 4), around=around, epochs=20).train()
     assert losses[-1] < 0.5 * losses[0]
 
@@ -162,7 +162,7 @@ def test_a_broken_state_is_never_saved(tmp_path):
 
 def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
     rates = []
-    around = TrainerCallbacks(report=lambda report: rates.append(report.learning_rate))
+    around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
     trainer(Ragged([2] * 16), around=around, accumulate=4, epochs=2, warmup_share=0.25, learning_rate=1.0).train()
     assert len(rates) == 8
     assert max(rates) == rates[2]

@@ -62,7 +62,7 @@ def test_a_file_is_named_by_its_full_path(tmp_path, monkeypatch):
         (["dataset_split='train[7:7]'"], ConfigError, "holds none of the"),
         (["dataset=./nothing"], NotFoundError, "there is no file or folder"),
         (["weights=./nothing"], NotFoundError, "there is no file or folder"),
-        (["weights=published", "size=tiny"], ConfigError, "no published weights of the size tiny"),
+        (["weights=published", "size=tiny"], ConfigError, "no published weights for size tiny"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_folder_is_made(settings, error, message):

@@ -47,7 +47,7 @@ def request(name, size="tiny", **asked):
 def losses_of_training(workload, steps=20):
     losses = []
     config = TrainingConfig(max_steps=steps, learning_rate=3e-3, log_every_steps=1)
-    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
     torch.manual_seed(0)
     SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around).train()
     return losses

@@ -37,7 +37,7 @@ def tensors_of(batch):
 def train(workload, learning_rate, steps):
     losses = []
     config = TrainingConfig(epochs=None, max_steps=steps, learning_rate=learning_rate, log_every_steps=1)
-    around = TrainerCallbacks(report=lambda report: losses.append(report.loss))
+    around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
     trainer = SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around)
     trainer.train()
     return losses, trainer.position

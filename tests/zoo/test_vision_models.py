@@ -45,7 +45,7 @@ def trained(workload: Workload, steps: int = 20, learning_rate: float = 1e-2) ->
     reports: list[StepReport] = []
     config = TrainingConfig(epochs=None, max_steps=steps, learning_rate=learning_rate, log_every_steps=1)
     torch.manual_seed(0)
-    around = TrainerCallbacks(report=reports.append)
+    around = TrainerCallbacks(on_log=reports.append)
     SimpleTrainer(workload.model, workload.batches, workload.objective, config, NoOpStats(), around).train()
     return reports
 

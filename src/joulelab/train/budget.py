@@ -1,10 +1,12 @@
-"""How much training is allowed: in steps, epochs, tokens, seconds or joules, whichever is used up first.
+"""Training budgets: steps, epochs, tokens, seconds or joules. The limit that is reached first ends the training.
 
-Setup is not training: evaluations, compilation and the first step of an attempt spend neither seconds nor joules.
+Setup does not count: evaluations, compilation and the first step of an attempt spend neither time nor energy.
 
-Steps, epochs and tokens follow from the position alone. Seconds and joules are looked at once a second, and more often
-towards the end; what was seen is noted with its step, so that the run can be replayed elsewhere with the same learning
-rates and the same end.
+Steps, epochs and tokens follow from the position alone. Clock and meter are read about once a second, and more often
+towards the end. Every reading is recorded with its step, so that a run can be replayed on another machine with the same
+learning rates and the same last step.
+
+The module also has early stopping, and the check that a sensor exists before an energy budget is used.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.runs.context import RunContext
 from joulelab.train.config import TrainingConfig
 
-# Where training stands: the next micro-batch to draw, and what was done so far, over all ranks.
-
 
 @dataclass(frozen=True)
 class Position:
+    """Progress of a training, summed over all ranks."""
+
     drawn: int = 0
-    """Micro-batches drawn by all ranks together; the next one follows from it alone."""
+    """Micro-batches drawn by all ranks; determines the next one."""
     step: int = 0
-    """Optimiser steps."""
+    """Optimizer steps."""
     samples: int = 0
     tokens: int = 0
 
@@ -38,48 +40,52 @@ class Position:
 
 READ_EVERY_S = 1.0
 READ_FRACTION_OF_REST = 0.1
-"""Of the time that is left, at most, between two looks: a budget is not passed by a second's worth."""
+"""Largest interval between two readings, as a fraction of the remaining time, so that the budget is not overshot by a
+whole second."""
 MIN_FRACTION = 1e-3
-"""Share that counts as spent while neither clock nor meter has advanced."""
+"""Fraction that counts as spent while neither clock nor meter has advanced."""
 BudgetReading = tuple[int, float]
+"""Step, and the fraction of the time or energy budget that was spent by then."""
 
 
 @dataclass
 class Budget:
+    """Fraction of the budget that is spent, over all attempts of a run."""
+
     config: TrainingConfig
     micro_batches_per_epoch: int
     micro_batches_per_step: int
     """Over all ranks."""
     energy_j: Callable[[], float | None] = lambda: None
-    """Joules that the job has used so far, from any origin; None where no sensor reports."""
-    note: Callable[[int, float], None] = lambda step, fraction: None
+    """Energy of the job so far, from an arbitrary origin; None where no sensor reports."""
+    on_reading: Callable[[int, float], None] = lambda step, fraction: None
     replayed: Sequence[BudgetReading] | None = None
-    """Looks of an earlier run, in the order of their steps."""
+    """Readings of an earlier run, sorted by step, used in place of clock and meter."""
     clock_s: Callable[[], float] = time.monotonic
     overshoot_j: float = 0.0
-    """Energy beyond the joule budget when training stopped; negative where something else ended it."""
-    _began_s: float = 0.0
-    _began_j: float = 0.0
-    _looked_s: float = -math.inf
-    _look_every_s: float = 0.0
-    _seen: float = 0.0
-    _seen_at: float = 1.0
-    """Steps that were done when `_seen` was read; the first one spends nothing, because it is setup."""
-    _seen_below_1: float = 0.0
+    """Energy beyond the budget when training stopped; negative if another limit ended it."""
+    _start_s: float = 0.0
+    _start_j: float = 0.0
+    _read_s: float = -math.inf
+    _read_every_s: float = 0.0
+    _spent_fraction: float = 0.0
+    _read_at_step: float = 1.0
+    """Steps done at the last reading. Starts at 1: the first step is setup and spends nothing."""
+    _last_fraction_below_1: float = 0.0
     _per_step: float = 0.0
-    """Rise of `_seen` per step between the last two readings."""
-    _earlier: dict[str, float] = field(default_factory=lambda: {"time_s": 0.0, "energy_j": 0.0})
+    """Increase of the fraction per step between the last two readings."""
+    _spent_before: dict[str, float] = field(default_factory=lambda: {"time_s": 0.0, "energy_j": 0.0})
     _before_pause: dict[str, float] | None = None
-    """What was spent when the pause began; None while training."""
+    """Spent time and energy when the pause began; None while training."""
 
     def __post_init__(self) -> None:
-        self._began_s = self.clock_s()
+        self._start_s = self.clock_s()
 
     def start(self) -> None:
-        """Time and energy count from here; setting up is not training."""
-        self._began_s = self.clock_s()
+        """Time and energy count from here."""
+        self._start_s = self.clock_s()
         if self.config.max_energy_j is not None and self.replayed is None:
-            self._began_j = self.energy_j() or 0.0
+            self._start_j = self.energy_j() or 0.0
 
     def stop(self) -> None:
         if self.config.max_energy_j is not None and self.replayed is None:
@@ -87,7 +93,7 @@ class Budget:
 
     @property
     def steps(self) -> int | None:
-        """Where steps or epochs end it; None where neither is limited."""
+        """Total steps if steps or epochs are limited, else None."""
         config = self.config
         by_epochs = config.epochs and math.ceil(
             config.epochs * self.micro_batches_per_epoch / self.micro_batches_per_step
@@ -96,75 +102,74 @@ class Budget:
         return min(known) if known else None
 
     def fraction(self, position: Position) -> float:
-        """The largest share that any limit has of itself spent."""
-        shares = [self._seen]
+        """Fraction spent of the limit that is closest to its end."""
+        fractions = [self._spent_fraction]
         if self.steps:
-            shares.append(position.step / self.steps)
+            fractions.append(position.step / self.steps)
         if self.config.max_tokens:
-            shares.append(position.tokens / self.config.max_tokens)
-        return max(shares)
+            fractions.append(position.tokens / self.config.max_tokens)
+        return max(fractions)
 
     def fraction_amid(self, position: Position, tokens: int) -> float:
-        """The same in the middle of the step under way, of so many tokens: above 0 in the first step and below 1 in the
-        last, so that no step is made at learning rate 0.
+        """The fraction in the middle of the current step, which trains on `tokens` tokens: above 0 in the first step
+        and below 1 in the last, so that no step has learning rate 0.
 
-        Between two readings of clock and meter the share advances by what the steps before took. That depends on noted
+        Between two readings of clock and meter the fraction is extrapolated linearly. The extrapolation uses recorded
         readings and step numbers only, so a replay has the same learning rates.
         """
-        shares = []
+        fractions = []
         if self.steps:
-            shares.append((position.step + 0.5) / self.steps)
+            fractions.append((position.step + 0.5) / self.steps)
         if limit := self.config.max_tokens:
-            shares.append((position.tokens + min(position.tokens + tokens, limit)) / 2 / limit)
-        if self._is_looked_at:
-            reached = self._seen + (position.step + 0.5 - self._seen_at) * self._per_step
-            shares.append(min(max(reached, MIN_FRACTION), (1 + self._seen_below_1) / 2))
-        return min(1.0, max(shares))
+            fractions.append((position.tokens + min(position.tokens + tokens, limit)) / 2 / limit)
+        if self._needs_readings:
+            reached = self._spent_fraction + (position.step + 0.5 - self._read_at_step) * self._per_step
+            fractions.append(min(max(reached, MIN_FRACTION), (1 + self._last_fraction_below_1) / 2))
+        return min(1.0, max(fractions))
 
     @property
-    def _is_looked_at(self) -> bool:
+    def _needs_readings(self) -> bool:
         limits = (self.replayed, self.config.max_time_s, self.config.max_energy_j)
         return any(limit is not None for limit in limits)
 
-    def over(self, position: Position) -> bool:
+    def exhausted(self, position: Position) -> bool:
         return self.fraction(position) >= 1
 
-    def look(self, position: Position) -> float:
-        """Read clock and meter if a look is due, and note what is newly known; the share of them that is spent."""
+    def read(self, position: Position) -> float:
+        """Read clock and meter if a reading is due; returns the spent fraction of the time or energy budget."""
         if self.replayed is not None:
-            return max((seen for step, seen in self.replayed if step <= position.step), default=0.0)
-        if not self._is_looked_at:
+            return max((fraction for step, fraction in self.replayed if step <= position.step), default=0.0)
+        if not self._needs_readings:
             return 0.0
-        if self.clock_s() - self._looked_s < self._look_every_s:
-            return self._seen
-        self._looked_s = self.clock_s()
+        if self.clock_s() - self._read_s < self._read_every_s:
+            return self._spent_fraction
+        self._read_s = self.clock_s()
         spent = self.state()
-        shares = (
+        limits = (
             (spent["time_s"], self.config.max_time_s),
             (spent["energy_j"], self.config.max_energy_j),
         )
-        share = max(self._seen, max(value / limit for value, limit in shares if limit))
-        # closer and closer to the end, where every step counts; every step while nothing is known yet
-        left_s = spent["time_s"] * (1 - share) / share if share > 0 else 0.0
-        self._look_every_s = min(READ_EVERY_S, READ_FRACTION_OF_REST * left_s)
-        return share
+        fraction = max(self._spent_fraction, max(value / limit for value, limit in limits if limit))
+        # More often towards the end, where every step counts, and at every step before the first estimate.
+        left_s = spent["time_s"] * (1 - fraction) / fraction if fraction > 0 else 0.0
+        self._read_every_s = min(READ_EVERY_S, READ_FRACTION_OF_REST * left_s)
+        return fraction
 
-    def see(self, position: Position, seen: float) -> None:
-        """What all ranks go by from here on."""
-        if seen == self._seen:
+    def update(self, position: Position, fraction: float) -> None:
+        """Set the reading that all ranks use from here on."""
+        if fraction == self._spent_fraction:
             return
-        self.note(position.step, seen)
-        # a reading comes after the backward pass, nearly at the end of its step
-        done = position.step + 1
-        if done > self._seen_at:
-            self._per_step = max(0.0, seen - self._seen) / (done - self._seen_at)
-        self._seen, self._seen_at = seen, done
-        if seen < 1:
-            self._seen_below_1 = seen
+        self.on_reading(position.step, fraction)
+        done = position.step + 1  # readings are taken after the backward pass, nearly at the end of the step
+        if done > self._read_at_step:
+            self._per_step = max(0.0, fraction - self._spent_fraction) / (done - self._read_at_step)
+        self._spent_fraction, self._read_at_step = fraction, done
+        if fraction < 1:
+            self._last_fraction_below_1 = fraction
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is spent meanwhile (an evaluation, a compilation, the first step) is not training's; pauses may nest."""
+        """Exclude what is spent inside (an evaluation, a compilation, the first step); pauses may nest."""
         if self._before_pause is not None:
             yield
             return
@@ -174,58 +179,60 @@ class Budget:
         finally:
             self._before_pause = None
             after = self._spent()
-            for name in self._earlier:
-                self._earlier[name] -= after[name] - before[name]
+            for name in self._spent_before:
+                self._spent_before[name] -= after[name] - before[name]
 
     def state(self) -> dict[str, float]:
-        """Spent over all attempts, for a checkpoint."""
-        return {**self._spent(), "seen": self._seen, "seen_at": self._seen_at, "per_step": self._per_step}
+        """Spent time and energy over all attempts, for a checkpoint."""
+        return {
+            **self._spent(),
+            "seen": self._spent_fraction,
+            "seen_at": self._read_at_step,
+            "per_step": self._per_step,
+        }
 
     def _spent(self) -> dict[str, float]:
         if self._before_pause is not None:
             return self._before_pause
         return {
-            "time_s": self._earlier["time_s"] + self.clock_s() - self._began_s,
-            "energy_j": self._earlier["energy_j"] + self._energy_of_attempt_j(),
+            "time_s": self._spent_before["time_s"] + self.clock_s() - self._start_s,
+            "energy_j": self._spent_before["energy_j"] + self._attempt_energy_j(),
         }
 
-    def _energy_of_attempt_j(self) -> float:
+    def _attempt_energy_j(self) -> float:
         if self.config.max_energy_j is None or self.replayed is not None:
             return 0.0
         now_j = self.energy_j()
-        return 0.0 if now_j is None else now_j - self._began_j
+        return 0.0 if now_j is None else now_j - self._start_j
 
     def load_state(self, state: dict[str, float]) -> None:
-        self._earlier = {"time_s": state["time_s"], "energy_j": state["energy_j"]}
-        self._seen = self._seen_below_1 = state["seen"]
-        self._seen_at, self._per_step = state.get("seen_at", 1.0), state.get("per_step", 0.0)
+        self._spent_before = {"time_s": state["time_s"], "energy_j": state["energy_j"]}
+        self._spent_fraction = self._last_fraction_below_1 = state["seen"]
+        self._read_at_step, self._per_step = state.get("seen_at", 1.0), state.get("per_step", 0.0)
 
 
 class EarlyStopping:
-    """Ends training when held-out loss has not improved for some looks."""
+    """Ends training when the held-out loss has not improved in `patience` evaluations."""
 
     def __init__(self, patience: int | None) -> None:
         self.patience = patience
         self.best = math.inf
-        self.looks_since_best = 0
+        self.evaluations_since_best = 0
 
-    def take(self, loss: float) -> None:
+    def update(self, loss: float) -> None:
         better = loss < self.best
         self.best = min(self.best, loss)
-        self.looks_since_best = 0 if better else self.looks_since_best + 1
+        self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
 
     @property
-    def over(self) -> bool:
-        return self.patience is not None and self.looks_since_best >= self.patience
+    def triggered(self) -> bool:
+        return self.patience is not None and self.evaluations_since_best >= self.patience
 
     def state(self) -> dict[str, float]:
-        return {"best": self.best, "looks_since_best": self.looks_since_best}
+        return {"best": self.best, "looks_since_best": self.evaluations_since_best}
 
     def load_state(self, state: dict[str, float]) -> None:
-        self.best, self.looks_since_best = state["best"], int(state["looks_since_best"])
-
-
-# A budget in joules needs somebody who tells joules: asked before anything is spent, and again by the loop.
+        self.best, self.evaluations_since_best = state["best"], int(state["looks_since_best"])
 
 
 _READING_TIMEOUT_S = 3.0
@@ -233,9 +240,9 @@ _READING_TIMEOUT_S = 3.0
 
 
 def require_energy_reading(run: RunContext, *trainings: TrainingConfig | None, energy_j: float | None = None) -> None:
-    """That the joule budgets of these trainings, or one of `energy_j` for each of them, can be kept here.
+    """Require a sensor if one of these trainings has an energy budget, or if `energy_j` sets one for each of them.
 
-    The stages before a training may take hours, and all of them are in vain where its budget cannot be kept.
+    Call it before any work: the stages before a training may take hours.
     """
     for config in trainings:
         if config is not None and (energy_j is not None or config.max_energy_j is not None):
@@ -243,16 +250,16 @@ def require_energy_reading(run: RunContext, *trainings: TrainingConfig | None, e
 
 
 def wait_for_energy_reading(run: RunContext, live: LiveEnergy, config: TrainingConfig) -> float:
-    """What the sensors that count towards a budget have told; where there are none, the run ends here."""
-    patience_s = max(_READING_TIMEOUT_S, 2 * run.spec.energy.sample_interval_s)
-    begun_s = time.monotonic()
-    while (told_j := live.read_now(config.budget_counts_estimates)) is None:
-        if time.monotonic() - begun_s > patience_s:
+    """Energy from the sensors that count towards a budget; raises ConfigError if none reports."""
+    timeout_s = max(_READING_TIMEOUT_S, 2 * run.spec.energy.sample_interval_s)
+    start_s = time.monotonic()
+    while (reading_j := live.read_now(config.budget_counts_estimates)) is None:
+        if time.monotonic() - start_s > timeout_s:
             raise ConfigError(
-                "a joule budget was set and no sensor tells joules here",
-                "`joulelab doctor` says why; or let estimates count: energy.estimate_cpu=true "
-                "training.budget_counts_estimates=true; or give the budget in tokens",
+                "an energy budget was set but no energy sensor works on this machine",
+                "run `joulelab doctor` to see why, or let estimates count (energy.estimate_cpu=true "
+                "training.budget_counts_estimates=true), or set the budget in tokens",
             )
         run.stop.check()
         time.sleep(0.1)
-    return told_j
+    return reading_j

@@ -1,8 +1,8 @@
-"""A load to calibrate and burn in with: matrix products on all GPUs that torch sees, else a busy CPU core.
+"""A load for calibration and burn-in: matrix products on all GPUs visible to torch, else one busy CPU core.
 
-Runs as a program of its own (`python -m joulelab.train.burn SECONDS`), so that the meter, which knows no framework, can
-start it by name, and so that polling a sensor and feeding the GPU do not share an interpreter. Says in JSON lines on
-standard output what it is and, on the monotonic clock, when the load began and ended.
+Runs as a separate program (`python -m joulelab.train.burn SECONDS`): the meter does not import a framework, and polling
+a sensor must not share an interpreter with the loop that launches kernels. Prints JSON lines with a description of the
+load and its begin and end on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import sys
 import time
 from collections.abc import Callable
 
-# Large enough to fill any current card; 3 x 8192^2 in bf16 is 0.4 GB.
+# Large enough to saturate any current GPU; 3 x 8192^2 in bf16 is 0.4 GB.
 SIDE = 8192
 PRODUCTS_PER_STEP = 8
 
 
 def main() -> None:
     seconds = float(sys.argv[1])
-    what, step, settle = _gpu_load() or _cpu_load()
+    what, step, synchronize = _gpu_load() or _cpu_load()
     _print_json(load=what, begin_ns=time.monotonic_ns())
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         step()
-    settle()
+    synchronize()
     _print_json(end_ns=time.monotonic_ns())
 
 
@@ -40,24 +40,24 @@ def _gpu_load() -> tuple[str, Callable[[], object], Callable[[], object]] | None
     if not torch.cuda.is_available():
         return None
     kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    cards = range(torch.cuda.device_count())
-    factors = [[torch.randn(SIDE, SIDE, device=f"cuda:{card}", dtype=kind) for _ in range(2)] for card in cards]
+    gpus = range(torch.cuda.device_count())
+    factors = [[torch.randn(SIDE, SIDE, device=f"cuda:{gpu}", dtype=kind) for _ in range(2)] for gpu in gpus]
     products = [torch.empty_like(a) for a, _ in factors]
 
-    def settle() -> None:
-        for card in cards:
-            torch.cuda.synchronize(card)
+    def synchronize() -> None:
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
 
     def step() -> None:
-        """Products are only queued, so one thread keeps every card busy."""
+        """Launches are asynchronous, so one thread keeps every GPU busy."""
         for (a, b), out in zip(factors, products, strict=True):
             for _ in range(PRODUCTS_PER_STEP):
                 torch.mm(a, b, out=out)
-        settle()  # bounds how long the load goes on after its end
+        synchronize()  # limits how long kernels run on after the end
 
     step()
     what = f"torch {torch.__version__}, {SIDE} x {SIDE} products in {str(kind).removeprefix('torch.')}"
-    return f"{what} on {_count_names([torch.cuda.get_device_name(card) for card in cards])}", step, settle
+    return f"{what} on {_count_names([torch.cuda.get_device_name(gpu) for gpu in gpus])}", step, synchronize
 
 
 def _count_names(names: list[str]) -> str:

@@ -1,8 +1,7 @@
-"""Checkpoints: everything a resumed run needs to go on as if nothing had happened, without pickled code.
+"""Checkpoints: everything a resumed run needs to continue bit for bit, without pickled code.
 
-A file is complete or absent (temporary name, sync, rename), and the newest two are kept: if the machine dies while one
-is written, the one before is still there. Training waits only for the copy out of the device; the disk is written to
-meanwhile.
+A file is complete or absent (temporary name, fsync, rename). The newest two are kept, so that one survives if the
+machine fails during a write. Training waits only for the copy from the device to host memory; a thread writes the file.
 """
 
 from __future__ import annotations
@@ -21,33 +20,33 @@ from joulelab.train.budget import Position
 
 KEEP = 2
 LoopState = dict[str, Any]
-"""Everything but weights and optimiser: random states, tallies, budgets."""
+"""Everything except weights and optimizer: random states, running loss, budget."""
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """What is large: the modules and their optimiser."""
+    """The trained modules and their optimizer."""
 
     trained: nn.Module
     optimizer: torch.optim.Optimizer
 
 
 class Checkpoints(Protocol):
-    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
-        """Takes a copy and returns; with `wait` only after it is safe on the disk."""
+    def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
+        """Copy the state and return; with `wait`, return after it is on disk."""
 
-    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
-        """Fill the modules and the optimiser from the newest complete checkpoint, if there is one."""
+    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
+        """Load the newest complete checkpoint into the modules and the optimizer, if there is one."""
 
     def finish(self) -> None:
-        """Wait for a checkpoint that is still being written; raises what went wrong with it."""
+        """Wait for a checkpoint that is being written; raises if writing failed."""
 
     def clear(self) -> None:
-        """The finished model is an artefact; checkpoints of it are only weight on the disk."""
+        """Delete all checkpoints; the finished model is an artifact."""
 
 
 class CheckpointFolder:
-    """One process, one file."""
+    """Checkpoints of a single process: one file each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,22 +54,26 @@ class CheckpointFolder:
         self._writing: Future[None] | None = None
         self._buffers: dict[str, Tensor] = {}
 
-    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
-        self.finish()  # the buffers are free again, and an earlier failure is told
-        state = {"trained": heavy.trained.state_dict(), "optimizer": heavy.optimizer.state_dict(), "light": light}
+    def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
+        self.finish()  # frees the buffers, and raises if the previous write failed
+        state = {
+            "trained": model_state.trained.state_dict(),
+            "optimizer": model_state.optimizer.state_dict(),
+            "light": loop_state,
+        }
         copied = self._copy(state)
         self._writing = self._pool.submit(self._write, position, copied)
         if wait:
             self.finish()
 
-    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
+    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
         self.finish()
         files = self._files()
         if not files:
             return None
         content = torch.load(files[-1], weights_only=True, map_location="cpu")
-        heavy.trained.load_state_dict(content["state"]["trained"])
-        heavy.optimizer.load_state_dict(content["state"]["optimizer"])
+        model_state.trained.load_state_dict(content["state"]["trained"])
+        model_state.optimizer.load_state_dict(content["state"]["optimizer"])
         return Position(**content["position"]), content["state"]["light"]
 
     def finish(self) -> None:
@@ -88,7 +91,7 @@ class CheckpointFolder:
     def _copy(self, state: Any) -> Any:
         copied = self._copied(state, "")
         if torch.cuda.is_available():
-            torch.cuda.synchronize()  # copies out of the device were only begun
+            torch.cuda.synchronize()  # the copies are asynchronous
         return copied
 
     def _copied(self, value: Any, name: str) -> Any:
@@ -105,7 +108,7 @@ class CheckpointFolder:
             return value.clone()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-            # page-locked memory is slow to get and fast to copy into: kept for the next checkpoint
+            # Page-locked memory is slow to allocate and fast to copy into; reused by the next checkpoint.
             buffer = self._buffers[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         return buffer.copy_(value, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Settings of the training loop, as a user writes them under `training:`; importable without torch."""
+"""Settings of the training loop, the section `training:` of an experiment. Importable without torch."""
 
 from __future__ import annotations
 
@@ -14,91 +14,92 @@ CompileMode = Literal["off", "default", "blocks", "reduce-overhead", "max-autotu
 
 
 class TrainingConfig(Section):
-    """One loop for every pipeline. Whichever budget is used up first ends the training; the schedule follows the share
-    of it that is spent."""
+    """Training settings of every pipeline. The budget that is reached first ends the training; the learning-rate
+    schedule follows the fraction of it that is spent."""
 
-    # how long
+    # budget
     epochs: float | None = Field(1.0, gt=0)
-    """Passes over the training data; fractions are allowed. Nothing: as many as the other budgets allow."""
+    """Passes over the training data; fractions are allowed. null: limited by the other budgets only."""
     max_steps: int | None = Field(None, ge=1)
-    """Stop after this many optimiser steps."""
+    """Stop after this many optimizer steps."""
     max_tokens: int | None = Field(None, ge=1)
-    """Stop after the step in which this many tokens have been trained on."""
+    """Stop after the step that reaches this many trained tokens."""
     max_time_s: float | None = Field(None, gt=0)
-    """Stop after this many seconds of training, earlier attempts of a resumed run included. Setup does not count: the
+    """Stop after this many seconds of training, including earlier attempts of a resumed run. Setup does not count: the
     first step of each attempt, compilation, evaluations."""
     max_energy_j: float | None = Field(None, gt=0)
-    """Stop after this many joules of training, as measured while it runs. Setup does not count, as for `max_time_s`."""
+    """Stop after this many joules of training, measured while it runs. Setup does not count, as for `max_time_s`."""
     budget_counts_estimates: bool = False
-    """Let estimated joules count towards `max_energy_j`; without it a joule budget needs a sensor."""
+    """Count estimated energy towards `max_energy_j`. If false, an energy budget needs a sensor."""
     replay_budget_of: str | None = None
-    """A run whose time or joule budget is followed again step by step, whatever this machine's clock and meter say."""
+    """Replay the budget readings of this run step by step, instead of reading this machine's clock and meter."""
 
-    # what a step is
+    # optimizer step
     batch_size: int = Field(16, ge=1)
     """Samples in a micro-batch."""
     accumulate: int = Field(1, ge=1)
-    """Micro-batches whose gradients make one optimiser step; the mean is over all their tokens or samples."""
+    """Micro-batches per optimizer step; the gradient is the mean over all their tokens or samples."""
     optimizer: Optimizer = "adamw"
-    """AdamW (fused), Adafactor (factored second moments, little memory) or SGD with momentum."""
+    """adamw (fused), adafactor (factored second moments, little memory) or sgd (with momentum)."""
     learning_rate: float = Field(5e-5, gt=0, allow_inf_nan=False)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW's decay rates of the two moments; the first is also SGD's momentum."""
+    """Decay rates of AdamW's two moments; the first is also the momentum of SGD."""
     eps: float = Field(1e-8, gt=0)
-    """AdamW's term against division by nothing."""
+    """AdamW's term added to the denominator."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay; biases and norms are left out."""
+    """Decoupled weight decay; not applied to biases and norms."""
     clip_norm: float | None = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm where they are longer; nothing: no clipping."""
+    """Clip the gradient norm at this value; null disables clipping."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls after the warm-up: to 0 in a line, to 0 along a cosine, or not at all."""
+    """Learning rate after the warm-up: linear to 0, cosine to 0, or constant."""
     warmup_share: float = Field(0.1, ge=0, lt=1)
-    """Share of the budget in which the learning rate rises from 0."""
+    """Fraction of the budget over which the learning rate rises from 0."""
 
-    # how it is computed
+    # numerics and devices
     precision: Precision = "fp32"
     """fp32; tf32 matrix products; or autocast to bf16 or fp16 (with loss scaling) over fp32 weights."""
     compile: CompileMode = "off"
-    """torch.compile, and its mode; `blocks` compiles a layer of a deep model once for all of them: quick to start."""
+    """Mode of torch.compile; `blocks` compiles one layer of a deep model and reuses it for all, which starts faster."""
     activation_checkpointing: bool = False
-    """Recompute the activations of each block in the backward pass: less memory, about a third more work."""
+    """Recompute the activations of each block in the backward pass: less memory, about a third more compute."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
-    """Over the ranks torchrun started: copies (ddp) or shards (fsdp); auto is ddp where there are ranks."""
+    """Parallelism over the ranks that torchrun started: replicas (ddp) or shards (fsdp); auto: ddp if several ranks."""
     prefetch: int = Field(2, ge=0)
-    """Batches made ready ahead of the step that needs them; 0 makes each one when it is needed."""
+    """Batches prepared ahead of the current step; 0 prepares each batch when it is needed."""
 
-    # what is kept and looked at
+    # checkpoints, evaluation, logging
     checkpoint_every_steps: int = Field(50, ge=1)
-    """Optimiser steps between checkpoints; a killed run loses at most this much work, and none of its joules."""
+    """Optimizer steps between checkpoints. A killed run repeats at most this many steps; all its energy is recorded."""
     checkpoint_async: bool = True
-    """Write checkpoints while training goes on; only the copy out of the device is waited for."""
+    """Write checkpoints in the background; training waits only for the copy to host memory."""
     evaluate_every_steps: int | None = Field(None, ge=1)
-    """Optimiser steps between looks at held-out data, each billed to a stage of its own; nothing: none on the way."""
+    """Optimizer steps between evaluations on held-out data, billed to a separate stage; null evaluates only after
+    training."""
     early_stopping_patience: int | None = Field(None, ge=1)
-    """Stop after this many looks at held-out data without a better one."""
+    """Stop after this many evaluations without improvement of the held-out loss."""
     log_every_steps: int = Field(10, ge=1)
-    """Optimiser steps between lines of metrics; a loss that is not finite is noticed there at the latest."""
+    """Optimizer steps between log lines; a loss that is not finite ends the run at the next one."""
     stats: tuple[str, ...] = ("no-op",)
-    """Further trackers of the loop's phases, beside the meter's own."""
+    """Additional trackers of the loop's phases."""
 
     @field_validator("compile", mode="before")
     @classmethod
-    def _off_is_a_word(cls, value: object) -> object:
+    def _read_yaml_off(cls, value: object) -> object:
         return "off" if value is False else value  # YAML reads a bare `off` as false
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.early_stopping_patience and not self.evaluate_every_steps:
-            raise ValueError("early_stopping_patience needs evaluate_every_steps: there is nothing to wait for else")
+            raise ValueError("early_stopping_patience requires evaluate_every_steps")
         if not any((self.epochs, self.max_steps, self.max_tokens, self.max_time_s, self.max_energy_j)):
             raise ValueError("training has no end: set epochs, max_steps, max_tokens, max_time_s or max_energy_j")
         return self
 
 
 class TrainingRunSpec(RunSpec):
-    """What the settings of every pipeline with a training loop have in common."""
+    """Settings shared by all pipelines with a training loop."""
 
     telemetry_every: int | None = Field(None, ge=0)
-    """Optimiser steps between rows of `distill_power.csv`, beside a row where a training starts and one after each look
-    at held-out data; 0: those alone; nothing: no such file."""
+    """Optimizer steps between rows of `distill_power.csv`, in addition to one row at the start of each training and one
+    after each evaluation. 0 writes only those rows; null disables the file."""

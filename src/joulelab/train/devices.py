@@ -1,4 +1,4 @@
-"""Which device the settings mean."""
+"""Devices: resolve the setting, recognize out-of-memory errors, peak FLOP/s of known GPUs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from joulelab.runs.context import RunContext
 
 
 def resolve_device(name: str, run: RunContext) -> torch.device:
-    """`auto`, `cpu` or `cuda`, started and noted in the run; a GPU that is not there is told before anything is loaded.
+    """The device for `auto`, `cpu` or `cuda`, initialized and noted in the run.
 
-    Starting a device takes a second, once in a process; it is start-up, whichever stage asks first.
+    Initializing CUDA takes about a second, once per process, and is recorded as start-up.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda, and torch sees no GPU", "install a CUDA build of torch, or set device=cpu")
+        raise ConfigError(
+            "device=cuda was requested but torch.cuda.is_available() is False",
+            "set device=cpu or install a CUDA build of torch",
+        )
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     run.note_device(name)
@@ -33,7 +36,7 @@ _started_devices: set[torch.device] = set()
 
 
 def _start_device(device: torch.device) -> bool:
-    """Create the CUDA context and load the libraries of matrix products; whether this call did so."""
+    """Create the CUDA context and load cuBLAS; returns whether this call did so."""
     if device.type != "cuda" or device in _started_devices:
         return False
     square = torch.ones(256, 256, device=device)
@@ -42,10 +45,7 @@ def _start_device(device: torch.device) -> bool:
     return True
 
 
-# Whether an error says that memory was refused; torch tells it of GPUs by a class, and of the host in words alone.
-
-
-# what torch's allocator for the host says, and what it says where the size itself is too large a number
+# torch has an exception class for GPU memory only; for host memory it raises RuntimeError with one of these texts.
 _HOST_MEMORY_ERRORS = ("DefaultCPUAllocator", "size calculation overflowed")
 
 
@@ -55,13 +55,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _HOST_MEMORY_ERRORS)
 
 
-# What a GPU can do at most, by its vendor's data sheet, for the share of it that a training uses (MFU).
+# Peak FLOP/s from the vendor's data sheets, the denominator of model FLOPs utilization (MFU).
 #
-# Dense figures at boost clock: a data sheet's headline is often twice that, for matrices that are half zeros. tf32,
-# bf16 and fp16 are the matrix units' with fp32 accumulation; fp32 is the ordinary units', as `precision=fp32` allows
-# no other.
-
-
+# Dense figures at boost clock: the headline of a data sheet is often twice that, for 2:4 sparse matrices. tf32, bf16
+# and fp16 are tensor-core rates with fp32 accumulation; fp32 is the rate of the CUDA cores, as precision=fp32 forbids
+# tf32.
 _TERA = 1e12
 
 
@@ -69,7 +67,7 @@ def _dense_tflops(fp32: float, tf32: float | None, half: float | None) -> Mappin
     return {"fp32": fp32, "tf32": tf32, "bf16": half, "fp16": half}
 
 
-# Words of the name the driver tells -> TFLOP/s; the first row that fits counts, special forms above plain ones.
+# Words of the driver's device name -> TFLOP/s. The first matching row is used, so variants precede the plain name.
 # Sources: NVIDIA's data sheets of the B200 (HGX), H200, H100, A100, V100, L40S, L4, A40, A10 and T4.
 _PEAKS: tuple[tuple[str, Mapping[str, float | None]], ...] = (
     ("B200", _dense_tflops(75.0, 1125.0, 2250.0)),
@@ -91,7 +89,7 @@ _PEAKS: tuple[tuple[str, Mapping[str, float | None]], ...] = (
 
 
 def peak_flops(gpu_name: str, precision: str) -> float | None:
-    """FLOP/s, or None for a card that is not in the table or lacks the precision."""
+    """FLOP/s, or None for a GPU that is not in the table or does not support the precision."""
     words = set(re.split(r"[\s-]+", gpu_name.lower()))
     for card, figures in _PEAKS:
         if set(card.lower().split()) <= words:

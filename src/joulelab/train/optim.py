@@ -1,4 +1,8 @@
-"""The optimisers by name, from torch itself; biases and norms are left out of weight decay."""
+"""How a training step is computed: optimizer, precision, activation checkpointing and compilation.
+
+The optimizers are torch's own. `fp32` means IEEE fp32: torch allows tf32 in convolutions by default, so it is switched
+off explicitly.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +32,14 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -
     if config.optimizer == "adafactor":
         return torch.optim.Adafactor(groups, lr=rate)
     if config.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=config.betas[0], foreach=True)  # fused has no shards
+        return torch.optim.SGD(
+            groups, lr=rate, momentum=config.betas[0], foreach=True
+        )  # fused SGD does not support DTensor shards
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True)
 
 
-# In which numbers a step is computed: autocast, loss scaling, and what fp32 means to the matrix units.
-#
-# `fp32` here is fp32: torch lets convolutions use tf32 unless told otherwise, so it is told.
-
-
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Losses are sums, not means: the scale that keeps a mean's gradients inside fp16 is smaller by the count of terms.
+# GradScaler's default suits a mean loss. Our losses are sums, so the initial scale is divided by the number of terms.
 _MEAN_LOSS_SCALE = 2.0**16
 
 
@@ -49,7 +50,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 @contextmanager
 def float32_matmul_precision(precision: str) -> Iterator[None]:
-    """tf32 for fp32 matrix products and convolutions, or not; as it was afterwards."""
+    """Allow or forbid tf32 in fp32 matrix products and convolutions inside the block."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     tf32 = precision != "fp32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -62,16 +63,13 @@ def float32_matmul_precision(precision: str) -> Iterator[None]:
 
 
 def make_scaler(precision: str, device: torch.device, count: int) -> torch.amp.GradScaler:
-    """Scales the loss so that fp16 gradients do not vanish; passes everything through for the other precisions."""
+    """Scales the loss so that fp16 gradients do not underflow; disabled for the other precisions."""
     scale = _MEAN_LOSS_SCALE / 2 ** max(0, count.bit_length() - 1)
     return torch.amp.GradScaler(device.type, init_scale=scale, enabled=precision == "fp16")
 
 
-# The repeated blocks of a model (its layers or stages): what activation checkpointing and sharding work on.
-
-
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The members of every list of equal modules, the outermost lists only."""
+    """The layers or stages of a model: the members of every outermost list of modules of one type."""
     return list(_find_blocks(model))
 
 
@@ -85,9 +83,9 @@ def _find_blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def checkpoint_activations(model: nn.Module) -> int:
-    """Make every block forget its activations and recompute them in the backward pass; how many blocks that were.
+    """Make every block recompute its activations in the backward pass; returns the number of blocks.
 
-    The forward method is wrapped, not the module: names of parameters stay what they are.
+    The forward method is wrapped, not the module, so parameter names do not change.
     """
     blocks = [block for block in repeated_blocks(model) if any(p.requires_grad for p in block.parameters())]
     for block in blocks:
@@ -95,21 +93,18 @@ def checkpoint_activations(model: nn.Module) -> int:
     return len(blocks)
 
 
-# What the setting `compile` does to a model: torch.compile over all of it, or over each of its repeated blocks.
-
-
 OFF, DEFAULT, BLOCKS = "off", "default", "blocks"
-# all blocks share the code of nn.Module's call; every kind, shape and mode of one is a variant of it
+# All blocks share the code object of nn.Module's call, and each type, shape and mode of a block is one recompilation.
 _RECOMPILE_LIMIT = 64
 
 
 def torch_compile_mode(setting: str) -> str | None:
-    """torch.compile's own name for it."""
+    """The `mode` argument of torch.compile."""
     return None if setting == DEFAULT else setting
 
 
 def compile_in_place(model: nn.Module, setting: str) -> None:
-    """The module stays what it is, by name and by type; only its calls are compiled."""
+    """Compile the calls of a module; its type and parameter names do not change."""
     if setting == OFF:
         return
     _use_stdlib_distutils()
@@ -119,7 +114,7 @@ def compile_in_place(model: nn.Module, setting: str) -> None:
     blocks = repeated_blocks(model)
     if not blocks:
         raise ConfigError(
-            f"compile 'blocks': {type(model).__name__} has no list of equal layers", "use compile 'default'"
+            f"compile=blocks: {type(model).__name__} has no list of identical layers", "use compile=default"
         )
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
@@ -135,10 +130,9 @@ def track_compilations(
 ) -> Iterator[None]:
     """Report the time of every compilation, autotuning and CUDA-graph capture as `note("compile", begin_ns, end_ns)`.
 
-    Each of them runs inside `paused()`: a budget of training does not count it.
-
-    They come when a graph or shape is first met: mostly in the first step, and in any later one with a new shape.
-    torch counts nested ones itself and reports the outermost begin and end.
+    Each runs inside `paused()`, so that a training budget does not count it. Compilations happen when a graph or shape
+    is first seen: mostly in the first step, and in later steps with a new shape. torch reports nested compilations as
+    one.
     """
     if setting == OFF:
         yield
@@ -168,7 +162,7 @@ def track_compilations(
 
 
 def _use_stdlib_distutils() -> None:
-    """torch's compiler imports setuptools, which before Python 3.12 swaps distutils for its own
-    and fails where that was imported already. The compiler needs neither."""
+    """torch's compiler imports setuptools, which before Python 3.12 replaces distutils with its own copy and fails if
+    distutils was already imported."""
     if sys.version_info < (3, 12):
         os.environ.setdefault("SETUPTOOLS_USE_DISTUTILS", "stdlib")

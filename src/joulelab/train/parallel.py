@@ -1,6 +1,10 @@
-"""One model on several ranks, by torch's own means: copies that average gradients (DDP), or shards (shards.py).
+"""One model on several ranks started by torchrun: replicas (DDP) or shards (FSDP, in sharding_fsdp.py).
 
-Both average the ranks' gradients; the loop turns that mean of sums into the sum over the true count of all ranks.
+Both average gradients over ranks; the trainer rescales that to the mean over the terms of all ranks.
+
+Once per step the ranks exchange counts and stop requests over gloo, on the CPU. It is one small message, sent while the
+device still works through its queue, and it keeps every decision of the loop the same on all ranks. A single process is
+a group of one.
 """
 
 from __future__ import annotations
@@ -19,13 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
-
-# The processes that train one model together, as torchrun started them; one process alone is a group of one.
-#
-# Once a step the ranks tell each other over the CPU (gloo) what was counted and whether to stop. It is one small
-# message, sent while the device still works off its queue, and it keeps every decision of the loop the same on every
-# rank.
-
 
 TIMEOUT = timedelta(minutes=10)
 
@@ -61,7 +58,7 @@ def started_by_torchrun() -> bool:
 
 @contextmanager
 def process_group() -> Iterator[Ranks]:
-    """This process's place among those torchrun started, for as long as they work together."""
+    """The ranks that torchrun started, inside a process group that is destroyed at the end of the block."""
     ranks = init_ranks()
     try:
         yield ranks
@@ -71,7 +68,7 @@ def process_group() -> Iterator[Ranks]:
 
 
 def init_ranks() -> Ranks:
-    """This process's place among those torchrun started."""
+    """Initialize the process group if torchrun started several ranks."""
     if not started_by_torchrun():
         return Ranks()
     if not dist.is_initialized():
@@ -86,34 +83,34 @@ def init_ranks() -> Ranks:
 def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
     if config.parallel in ("ddp", "fsdp") and ranks.world == 1:
         raise ConfigError(
-            f"parallel={config.parallel} needs several ranks and there is one",
-            "start with torchrun --nproc-per-node N, or leave `parallel` at auto",
+            f"parallel={config.parallel} requires several ranks but there is one",
+            "start with torchrun --nproc-per-node N, or set parallel=auto",
         )
     if config.parallel == "fsdp" and config.precision == "fp16":
-        raise ConfigError("fp16's loss scaling is not supported on shards", "use precision=bf16 with parallel=fsdp")
+        raise ConfigError("loss scaling for fp16 is not supported with fsdp", "use precision=bf16 with parallel=fsdp")
     if config.parallel == "none" and ranks.world > 1:
         raise ConfigError(
-            f"parallel=none with {ranks.world} ranks would train {ranks.world} models apart",
-            "leave `parallel` at auto, or start one process",
+            f"parallel=none with {ranks.world} ranks would train {ranks.world} separate models",
+            "set parallel=auto, or start one process",
         )
     return "ddp" if config.parallel == "auto" and ranks.world > 1 else config.parallel
 
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> nn.Module:
-    places: Any = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=places, gradient_as_bucket_view=True)
+    device_ids: Any = [device] if device.type == "cuda" else None
+    return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
 
 def set_gradient_sync(called: nn.Module, now: bool) -> None:
-    """Gradients travel with the last micro-batch of a step only; set before its forward pass."""
+    """Synchronize gradients only for the last micro-batch of a step; call before its forward pass."""
     if isinstance(called, DistributedDataParallel):
         called.require_backward_grad_sync = now
-    elif hasattr(called, "set_requires_gradient_sync"):  # shards; their module takes seconds to import
+    elif hasattr(called, "set_requires_gradient_sync"):  # FSDP, whose class takes seconds to import
         called.set_requires_gradient_sync(now)  # type: ignore[operator]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
-    """For modules that train beside the wrapped model (a connector): small, so one message each."""
+    """For modules outside the wrapped model, such as a connector. They are small, so each tensor is one message."""
     for parameter in parameters:
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad)

@@ -1,4 +1,9 @@
-"""A model in shards (FSDP2). Apart from parallel.py because torch takes seconds to import what only shards need."""
+"""Sharded models (FSDP2) and their checkpoints. A separate module because its torch imports take seconds.
+
+Checkpoints use torch.distributed.checkpoint: each rank writes its shards, and any number of ranks can read them. A
+folder is complete when torch has written `.metadata`, which it does last. State that belongs to one rank, such as its
+random state, is stored next to it in one file per rank.
+"""
 
 from __future__ import annotations
 
@@ -27,30 +32,23 @@ from joulelab.train.parallel import Ranks
 
 
 def shard_modules(modules: Iterable[nn.Module]) -> None:
-    """In place, before the optimiser is made: what it holds is then sharded too."""
+    """Shard in place. Call before the optimizer is created, so that its state is sharded too."""
     for module in modules:
         for parameter in module.parameters():
-            parameter.data = parameter.data.contiguous()  # channels-last weights cannot be cut into shards
+            parameter.data = parameter.data.contiguous()  # FSDP cannot shard channels-last weights
         for block in repeated_blocks(module):
             fully_shard(block)
-        # what is never trained sees no backward pass, which is where a root gives back what it gathered
+        # FSDP reshards the root module in the backward pass, which a frozen module never has.
         trained = any(parameter.requires_grad for parameter in module.parameters())
         fully_shard(module, reshard_after_forward=None if trained else True)
 
 
 def gather_weights(model: nn.Module) -> dict[str, Tensor] | None:
-    """Of a model in shards, gathered on the CPU of the first rank; None for a model that has all of itself."""
+    """Full weights of a sharded model, gathered on the CPU of the first rank; None for a model that is not sharded."""
     if not isinstance(model, FSDPModule):
         return None
     found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
-
-
-# Checkpoints of several ranks, by torch's distributed checkpoint: each rank writes its part, any number can read
-# them.
-#
-# A folder is complete when torch has written its `.metadata`, which it does last. What belongs to one rank alone (its
-# random state) lies beside it, in a file per rank.
 
 
 _COMPLETE = ".metadata"
@@ -58,39 +56,41 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class ShardedCheckpoints:
+    """Checkpoints of several ranks: one folder each."""
+
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self.folder = folder
         self._ranks = ranks
-        # the writer's messages run beside the loop's and must not meet them
+        # The writer thread communicates while the loop does; a separate group keeps their messages apart.
         self._group = dist.new_group(backend="gloo")
         self._writing: Any = None
 
-    def save(self, position: Position, heavy: ModelState, light: LoopState, wait: bool) -> None:
+    def save(self, position: Position, model_state: ModelState, loop_state: LoopState, wait: bool) -> None:
         self.finish()
         folder = self.folder / f"step-{position.step:09d}"
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"position": asdict(position), "light": light}, self._own_file(folder))
+        torch.save({"position": asdict(position), "light": loop_state}, self._rank_file(folder))
         self._ranks.barrier()
-        state = _state_dicts(heavy)
+        state = _state_dicts(model_state)
         self._writing = dcp.async_save(state, checkpoint_id=folder, process_group=self._group)  # type: ignore[attr-defined]
         if wait:
             self.finish()
 
-    def load(self, heavy: ModelState) -> tuple[Position, LoopState] | None:
-        folders = self._complete()
+    def load(self, model_state: ModelState) -> tuple[Position, LoopState] | None:
+        folders = self._complete_folders()
         if not folders:
             return None
-        state = _state_dicts(heavy)
+        state = _state_dicts(model_state)
         dcp.load(state, checkpoint_id=folders[-1], process_group=self._group)  # type: ignore[attr-defined]
         set_state_dict(
-            heavy.trained,
-            heavy.optimizer,
+            model_state.trained,
+            model_state.optimizer,
             model_state_dict=state["trained"],
             optim_state_dict=state["optimizer"],
             options=_OPTIONS,
         )
-        own = self._own_file(folders[-1])
-        # a rank that the earlier attempt did not have goes on with the first one's light state
+        own = self._rank_file(folders[-1])
+        # A rank that the earlier attempt did not have starts from the first rank's state.
         content = torch.load(own if own.exists() else folders[-1] / "rank-00000.pt", weights_only=True)
         return Position(**content["position"]), content["light"]
 
@@ -100,7 +100,7 @@ class ShardedCheckpoints:
             getattr(writing, "upload_completion", writing).result()
             self._ranks.barrier()
             if self._ranks.is_first:
-                for old in self._complete()[:-KEEP]:
+                for old in self._complete_folders()[:-KEEP]:
                     shutil.rmtree(old)
 
     def clear(self) -> None:
@@ -109,13 +109,13 @@ class ShardedCheckpoints:
         if self._ranks.is_first and self.folder.is_dir():
             shutil.rmtree(self.folder)
 
-    def _own_file(self, folder: Path) -> Path:
+    def _rank_file(self, folder: Path) -> Path:
         return folder / f"rank-{self._ranks.rank:05d}.pt"
 
-    def _complete(self) -> list[Path]:
+    def _complete_folders(self) -> list[Path]:
         return sorted(path.parent for path in self.folder.glob(f"step-*/{_COMPLETE}"))
 
 
-def _state_dicts(heavy: ModelState) -> dict[str, Any]:
-    model, optimizer = get_state_dict(heavy.trained, heavy.optimizer, options=_OPTIONS)
+def _state_dicts(model_state: ModelState) -> dict[str, Any]:
+    model, optimizer = get_state_dict(model_state.trained, model_state.optimizer, options=_OPTIONS)
     return {"trained": model, "optimizer": optimizer}

@@ -1,11 +1,14 @@
-"""The training loop: one story, top to bottom, for teachers, students and every model of the zoo.
+"""The training loop, for teachers, students and every model of the zoo.
 
     train: resume -> (step -> log, evaluate, save or stop)* -> done
-    step:  draw micro-batches -> forward -> backward, each -> one optimiser step
+    step:  draw micro-batches -> forward -> backward, each -> one optimizer step
 
-Gradients of summed losses are accumulated and divided by the true count once per step, so that every split into
-micro-batches and ranks gives the same gradient. The loss stays on the device between log lines: looking at it costs a
-wait.
+`Trainer` is the loop, `SimpleTrainer` runs a micro-batch on one device or on many (DDP, FSDP). The rest of the module
+is what they use: the running loss, the learning-rate schedule and the prefetching of batches.
+
+Objectives return a summed loss and its count. Gradients of sums are accumulated and divided by the total count once per
+step, so every split into micro-batches and ranks gives the same gradient; a mean of micro-batch means would weight the
+tokens of short batches more. The loss stays on the device between log lines, because reading it synchronizes.
 """
 
 from __future__ import annotations
@@ -44,50 +47,392 @@ from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.train.stats.hooks import TrainerStats
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
-# What the loop needs from the run around it, and what it tells it; with the defaults the loop works alone.
+B = TypeVar("B", bound=TrainingBatch)
+_CLIP_EPS = 1e-6
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What the loop tells its surroundings every `log_every_steps` steps."""
+    """Metrics of the last `log_every_steps` steps."""
 
     position: Position
     fraction: float
-    """Of the budget, spent."""
+    """Fraction of the budget that is spent."""
     loss: float
     parts: dict[str, float]
+    """Mean of each term of the loss."""
     learning_rate: float
 
 
 @dataclass(frozen=True)
 class TrainerCallbacks:
-    """What the loop needs from the run around it; the defaults make it work alone."""
+    """What the loop needs from the run around it, and what it reports to it. With the defaults the loop runs alone."""
 
     checkpoints: Checkpoints | None = None
     phase: PhaseMaker = lambda name: torch.autograd.profiler.record_function(name)
     check_stop: Callable[[], None] = lambda: None
-    report: Callable[[StepReport], None] = lambda report: None
-    advance: Callable[[Position], None] = lambda position: None
-    saved: Callable[[Position], None] = lambda position: None
+    """Raises EndedBySignal when the run was asked to stop."""
+    on_log: Callable[[StepReport], None] = lambda report: None
+    on_step: Callable[[Position], None] = lambda position: None
+    on_checkpoint: Callable[[Position], None] = lambda position: None
     """A checkpoint of this position was taken."""
-    resumed: Callable[[Position], None] = lambda position: None
-    """Training goes on from the checkpoint of this position."""
-    warmed_up: Callable[[Position, Position], None] = lambda began, position: None
-    """The first step of this attempt is done, from one position to the other, and was setup."""
+    on_resume: Callable[[Position], None] = lambda position: None
+    """Training continues from the checkpoint of this position."""
+    on_warmup: Callable[[Position, Position], None] = lambda before, after: None
+    """The first step of this attempt is done and counts as setup; positions before and after it."""
     evaluate: Callable[[], float] | None = None
-    """Held-out loss, computed in a stage of its own."""
+    """Computes the held-out loss, in a separate stage."""
     energy_j: Callable[[], float | None] = lambda: None
-    """Joules that the job has used so far, from any origin; None where no sensor reports."""
-    budget_look: Callable[[int, float], None] = lambda step, fraction: None
-    replayed_looks: Sequence[BudgetReading] | None = None
+    """Energy of the job so far, from an arbitrary origin; None where no sensor reports."""
+    on_budget_reading: Callable[[int, float], None] = lambda step, fraction: None
+    replayed_readings: Sequence[BudgetReading] | None = None
     warn: Callable[[str], None] = lambda text: None
     ranks: Ranks = SINGLE_RANK
 
 
-# Loss and its parts since the last look, summed on the device: looking at them makes the host wait.
+class Trainer(ABC, Generic[B]):
+    """The loop. Subclasses define forward and backward of a micro-batch and the optimizer step."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: BatchSource[B],
+        objective: Objective[B],
+        config: TrainingConfig,
+        stats: TrainerStats,
+        callbacks: TrainerCallbacks | None = None,
+    ) -> None:
+        self.model = model
+        self.objective = objective
+        self.config = config
+        self.stats = stats
+        self.callbacks = callbacks or TrainerCallbacks()
+        self.ranks = self.callbacks.ranks
+        self.mark_phase = self.callbacks.phase
+        self.device = next(model.parameters()).device
+        self.trained = nn.ModuleDict({"model": model, **objective.modules()})
+        self.optimizer = self.set_up()
+        self.position = Position()
+        self.early_stopping = EarlyStopping(config.early_stopping_patience)
+        self.budget = Budget(
+            config,
+            batches.batches_per_epoch,
+            config.accumulate * self.ranks.world,
+            self.callbacks.energy_j,
+            self.callbacks.on_budget_reading,
+            self.callbacks.replayed_readings,
+        )
+        self._input = Prefetcher(batches, self.device, config.prefetch, stride=self.ranks.world)
+        self._running_loss = RunningLoss(self.device)
+        self._stop: EndedBySignal | None = None
+
+    @abstractmethod
+    def set_up(self) -> torch.optim.Optimizer:
+        """Prepare the modules for forward passes; returns the optimizer of their parameters."""
+
+    @abstractmethod
+    def forward(self, batch: B) -> ObjectiveOutput: ...
+
+    @abstractmethod
+    def backward(self, output: ObjectiveOutput) -> None: ...
+
+    @abstractmethod
+    def optimizer_step(self, count: int) -> None: ...
+
+    def train(self) -> float:
+        """Train until the budget is spent; returns the mean loss since the second to last log line."""
+        self.resume()
+        self.trained.train()
+        loss = math.nan
+        with float32_matmul_precision(self.config.precision):
+            self.budget.start()
+            with self.stats.phase("train"):
+                first_step = self.position.step
+                while not self.finished:
+                    if self.position.step == first_step:
+                        self._warm_up()
+                    else:
+                        self.step()
+                    if self._due(self.config.log_every_steps):
+                        loss = self.log()
+                    if self.callbacks.evaluate and self._due(self.config.evaluate_every_steps):
+                        self.evaluate()
+                    if self._due(self.config.checkpoint_every_steps) and not self.finished:
+                        self.save()  # not after the last step: the model becomes an artifact
+                    if self._stop is not None:
+                        self._save_and_stop(self._stop)
+                self.budget.stop()
+        self.close()
+        return loss
+
+    def _warm_up(self) -> None:
+        """Run the first step of an attempt, which counts as setup: it allocates memory and loads libraries and kernels.
+
+        The rule does not depend on the length of the training, so rates of short and long trainings are comparable. A
+        training of a single step keeps it, because nothing else was trained.
+        """
+        before = self.position
+        with self.budget.paused():
+            self.step()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # kernels still queued belong to this step
+        if before.step > 0 or not self.finished:
+            self.callbacks.on_warmup(before, self.position)
+
+    @property
+    def finished(self) -> bool:
+        return self.budget.exhausted(self.position) or self.early_stopping.triggered
+
+    @property
+    def total_steps(self) -> int | None:
+        """None if the budget does not determine it in advance."""
+        return self.budget.steps
+
+    def step(self) -> None:
+        """One optimizer step over `accumulate` micro-batches on every rank."""
+        with self.stats.phase("step"):
+            count, samples, tokens = 0, 0, 0
+            for number in range(self.config.accumulate):
+                with self.stats.phase("input"):
+                    batch = self.next_batch()
+                self.last_of_step = number == self.config.accumulate - 1
+                with self.stats.phase("forward"):
+                    output = self.forward(batch)
+                with self.stats.phase("backward"):
+                    self.backward(output)
+                self._running_loss.add(output)
+                count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
+            count, samples, tokens = self._sync_ranks(count, samples, tokens)
+            self._set_learning_rate(tokens)
+            with self.stats.phase("optimiser_step"):
+                self.optimizer_step(count)
+                self.objective.after_step(self.model)
+            self.position = self.position.after_step(samples, tokens)
+            self.callbacks.on_step(self.position)
+        self.stats.log_step(self.position.step)
+
+    def next_batch(self) -> B:
+        """This rank's next micro-batch, on the device."""
+        batch = self._input.take(self.position.drawn + self.ranks.rank)
+        self.position = replace(self.position, drawn=self.position.drawn + self.ranks.world)
+        return batch
+
+    def rewind(self, position: Position) -> None:
+        """Return to an earlier position; the same batches follow again."""
+        self.position = position
+
+    def _sync_ranks(self, count: int, samples: int, tokens: int) -> tuple[int, int, int]:
+        """Counts summed over all ranks. Also shares the first rank's budget reading and any request to stop, so that
+        all ranks take the same decisions."""
+        spent = self.budget.read(self.position) if self.ranks.is_first else 0.0
+        stop = self._stop_request()
+        sums = self.ranks.sum([count, samples, tokens, spent, stop is not None])
+        self.budget.update(self.position, sums[3])
+        if sums[4]:
+            self._stop = stop or EndedBySignal(15)
+        return int(sums[0]), int(sums[1]), int(sums[2])
+
+    def _stop_request(self) -> EndedBySignal | None:
+        try:
+            self.callbacks.check_stop()
+        except EndedBySignal as signal:
+            return signal
+        return None
+
+    def _save_and_stop(self, signal: EndedBySignal) -> None:
+        self.save(wait=True)
+        self.close()
+        raise signal
+
+    def log(self) -> float:
+        """Report the mean loss since the last call. A loss that is not finite ends the run here."""
+        loss, parts = self._running_loss.pop_means(self.ranks)
+        self._require_finite(loss)
+        self.stats.log_loss(loss)
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.callbacks.on_log(StepReport(self.position, self.budget.fraction(self.position), loss, parts, rate))
+        return loss
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Other work between two steps: excluded from the budget, and trackers are notified."""
+        with self.stats.phase("aside"), self.budget.paused():
+            yield
+
+    def evaluate(self) -> None:
+        """Evaluate the held-out loss during training."""
+        assert self.callbacks.evaluate is not None
+        with self.pause():
+            self.trained.eval()
+            held_out = self.callbacks.evaluate()
+            self.trained.train()
+        # All ranks use the first rank's figure: rounding must not make one rank stop and another continue.
+        self.early_stopping.update(self.ranks.sum([held_out if self.ranks.is_first else 0.0])[0])
+
+    def save(self, wait: bool = False) -> None:
+        if self.callbacks.checkpoints is None:
+            return
+        self._require_finite(self._running_loss.peek())  # never resume from a diverged state
+        with self.stats.phase("checkpoint"):
+            self._finish_checkpoint()
+            wait = wait or not self.config.checkpoint_async
+            self.callbacks.checkpoints.save(self.position, self._model_state, self.loop_state(), wait=False)
+            self.callbacks.on_checkpoint(self.position)
+            if wait:
+                self._finish_checkpoint()
+
+    def _finish_checkpoint(self) -> None:
+        """Wait for the checkpoint being written. A full disk is a warning: the training itself can still finish."""
+        try:
+            if self.callbacks.checkpoints is not None:
+                self.callbacks.checkpoints.finish()
+        except OSError as error:
+            self.callbacks.warn(f"a checkpoint could not be written: {error}")
+
+    def close(self) -> None:
+        """Stop the input thread and wait for the checkpoint being written."""
+        self._input.close()
+        self._finish_checkpoint()
+
+    def _require_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise NonFiniteLoss(
+                f"the loss became {loss} by step {self.position.step}",
+                "lower the learning rate or inspect the data of the last steps; the energy used so far is recorded",
+            )
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint, if there is one."""
+        loaded = self.callbacks.checkpoints.load(self._model_state) if self.callbacks.checkpoints else None
+        if loaded is not None:
+            self.position, loop_state = loaded
+            self.load_loop_state(loop_state)
+            self.callbacks.on_resume(self.position)
+            self.callbacks.on_step(self.position)
+
+    @property
+    def _model_state(self) -> ModelState:
+        return ModelState(self.trained, self.optimizer)
+
+    def loop_state(self) -> LoopState:
+        return {
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "tally": self._running_loss.state(),
+            "budget": self.budget.state(),
+            "early_stopping": self.early_stopping.state(),
+        }
+
+    def load_loop_state(self, state: LoopState) -> None:
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(state["cuda_rng"].cpu(), self.device)
+        self._running_loss.load_state(state["tally"])
+        self.budget.load_state(state["budget"])
+        self.early_stopping.load_state(state["early_stopping"])
+
+    def _set_learning_rate(self, tokens: int) -> None:
+        """For the current step, which trains on `tokens` tokens."""
+        fraction = self.budget.fraction_amid(self.position, tokens)
+        factor = learning_rate_factor(self.config.schedule, fraction, self.config.warmup_share)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * factor
+
+    def _due(self, every: int | None) -> bool:
+        return every is not None and (self.position.step % every == 0 or self.finished)
+
+
+class SimpleTrainer(Trainer[B]):
+    """Forward, backward and optimizer step on one device, or on several ranks with DDP or FSDP."""
+
+    def set_up(self) -> torch.optim.Optimizer:
+        self.parallel = parallel.parallel_mode(self.config, self.ranks)
+        self.scaler: Any = None
+        self.last_of_step = True
+        if self.config.activation_checkpointing:
+            checkpoint_activations(self.model)
+        if self.parallel == "fsdp":
+            from joulelab.train.sharding_fsdp import shard_modules
+
+            shard_modules(self.trained.values())
+        self.wrapped_model = parallel.wrap_ddp(self.model, self.device) if self.parallel == "ddp" else self.model
+        self._compute = self._compile_objective()
+        return make_optimizer(self.trained.parameters(), self.config)
+
+    def _compile_objective(self) -> Callable[[B], ObjectiveOutput]:
+        """The objective applied to the model, compiled as configured: model and loss as one graph if the objective
+        allows it, else the model alone or only its blocks."""
+        objective, model = self.objective, self.wrapped_model
+        setting, mode = self.config.compile, torch_compile_mode(self.config.compile)
+        for module in objective.modules().values():
+            if setting != BLOCKS or repeated_blocks(module):  # a small connector has no blocks
+                compile_in_place(module, setting)
+        if setting in (OFF, BLOCKS):
+            compile_in_place(self.model, setting)
+            return lambda batch: objective(model, batch, self.mark_phase)
+        if getattr(objective, "is_one_graph", False):  # it marks no phases
+            whole = torch.compile(lambda batch: objective(model, batch, lambda name: nullcontext()), mode=mode)
+            return lambda batch: whole(batch)
+        compiled: Any = torch.compile(model, mode=mode)
+        return lambda batch: objective(compiled, batch, self.mark_phase)
+
+    def forward(self, batch: B) -> ObjectiveOutput:
+        parallel.set_gradient_sync(self.wrapped_model, now=self.last_of_step)
+        with autocast(self.config.precision, self.device):
+            return self._compute(batch)
+
+    def backward(self, output: ObjectiveOutput) -> None:
+        if self.config.precision != "fp16":
+            output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
+            return
+        if self.scaler is None:
+            self.scaler = make_scaler(self.config.precision, self.device, output.count)
+        self.scaler.scale(output.loss_sum).backward()
+
+    def optimizer_step(self, count: int) -> None:
+        """Step on the gradient of the mean over `count` terms of all ranks.
+
+        DDP and FSDP average gradients over ranks. The gradient of a sum, averaged over `world` ranks, becomes that of
+        the mean over all terms when multiplied by world / count.
+        """
+        if self.parallel == "ddp":
+            parallel.average_gradients(self._objective_parameters(), self.ranks)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
+        if gradients:
+            torch._foreach_mul_(gradients, self._gradient_factor(gradients, self.ranks.world / max(1, count)))
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _gradient_factor(self, gradients: list[Tensor], sum_to_mean: float) -> float | Tensor:
+        """Sum to mean, times clipping by norm: one pass over the gradients does both."""
+        if self.config.clip_norm is None:
+            return sum_to_mean
+        norm = sum_to_mean * nn.utils.get_total_norm(gradients, foreach=True)
+        return sum_to_mean * torch.clamp(self.config.clip_norm / (norm + _CLIP_EPS), max=1.0)
+
+    def _objective_parameters(self) -> list[nn.Parameter]:
+        """Parameters outside the model, which DDP does not wrap."""
+        return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]
+
+    def loop_state(self) -> LoopState:
+        return {**super().loop_state(), "scaler": self.scaler.state_dict() if self.scaler is not None else None}
+
+    def load_loop_state(self, state: LoopState) -> None:
+        super().load_loop_state(state)
+        if state["scaler"] is not None:
+            self.scaler = make_scaler(self.config.precision, self.device, 1)
+            self.scaler.load_state_dict(state["scaler"])
 
 
 class RunningLoss:
+    """Loss and its parts since the last log line, summed on the device so that adding does not synchronize."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._sums: dict[str, Tensor] = {}
@@ -98,8 +443,8 @@ class RunningLoss:
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         self._count += output.count
 
-    def take(self, ranks: Ranks) -> tuple[float, dict[str, float]]:
-        """Mean loss and mean parts over all ranks; begins anew."""
+    def pop_means(self, ranks: Ranks) -> tuple[float, dict[str, float]]:
+        """Mean loss and mean parts over all ranks; resets the sums."""
         names = list(self._sums)
         *sums, count = ranks.sum([*(float(self._sums[name]) for name in names), self._count])
         means = {name: value / max(1.0, count) for name, value in zip(names, sums, strict=True)}
@@ -117,13 +462,12 @@ class RunningLoss:
         self._count = state["count"]
 
 
-# The learning rate as a function of the fraction of the budget that is spent.
-#
-# A fraction, not a step number: a budget of joules or minutes has no last step that anyone knows in advance.
-
-
 def learning_rate_factor(schedule: str, fraction: float, warmup_share: float) -> float:
-    """Factor on the peak rate: up to 1 over the warm-up, then as the schedule says until the budget is spent."""
+    """Factor on the peak rate at this fraction of the budget: rises to 1 over the warm-up, then follows the schedule.
+
+    The argument is a fraction and not a step number, because the last step of a time or energy budget is not known in
+    advance.
+    """
     if fraction < warmup_share:
         return fraction / warmup_share
     rest = min(1.0, (fraction - warmup_share) / (1 - warmup_share))
@@ -132,22 +476,18 @@ def learning_rate_factor(schedule: str, fraction: float, warmup_share: float) ->
     return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * rest))
 
 
-# Batches made ready ahead of the step that needs them, in a thread and a stream of their own.
-#
-# Which batch comes next follows from the position alone, so nothing of this is state: after a resume or a step back,
-# what was made ahead is dropped and made anew.
-
-
-B = TypeVar("B", bound=TrainingBatch)
-
-
 class _PreparedBatch(NamedTuple):
     batch: Any
     copied: torch.cuda.Event | None
 
 
 class Prefetcher(Generic[B]):
-    """`take(number)` gives the micro-batch of that number; the following ones, `stride` apart, are made meanwhile."""
+    """Prepares batches ahead of the step that needs them, in a thread and, on a GPU, a separate CUDA stream.
+
+    `take(number)` returns the micro-batch of that number; the following ones, `stride` apart, are prepared meanwhile.
+    Batches depend only on the position, so the queue is not part of a checkpoint: after a resume or a rewind it is
+    dropped and refilled.
+    """
 
     def __init__(self, source: BatchSource[B], device: torch.device, ahead: int, stride: int = 1) -> None:
         self._source, self._device, self._ahead, self._stride = source, device, ahead, stride
@@ -162,14 +502,15 @@ class Prefetcher(Generic[B]):
             self._drop()
         while len(self._queue) <= self._ahead:
             following = self._queue[-1][0] + self._stride if self._queue else number
-            self._queue.append((following, self._pool.submit(self._make, following)))
-        ready = self._queue.popleft()[1].result()
-        if ready.copied is not None:
+            self._queue.append((following, self._pool.submit(self._prepare, following)))
+        prepared = self._queue.popleft()[1].result()
+        if prepared.copied is not None:
             stream = torch.cuda.current_stream(self._device)
-            stream.wait_event(ready.copied)
-            for tensor in _cuda_tensors(ready.batch):
-                tensor.record_stream(stream)  # not to be overwritten by a later batch while a kernel still reads it
-        batch: B = ready.batch
+            stream.wait_event(prepared.copied)
+            for tensor in _cuda_tensors(prepared.batch):
+                # The allocator must not reuse the memory for a later batch while a kernel of this stream reads it.
+                tensor.record_stream(stream)
+        batch: B = prepared.batch
         return batch
 
     def close(self) -> None:
@@ -186,7 +527,7 @@ class Prefetcher(Generic[B]):
         epoch, index = divmod(number, self._source.batches_per_epoch)
         return self._source.at(epoch, index)
 
-    def _make(self, number: int) -> _PreparedBatch:
+    def _prepare(self, number: int) -> _PreparedBatch:
         batch = self._batch(number)
         if self._stream is None:
             return _PreparedBatch(batch.to(self._device), None)
@@ -202,363 +543,3 @@ def _cuda_tensors(batch: object) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, Mapping):
             yield from (inner for inner in value.values() if isinstance(inner, Tensor) and inner.is_cuda)
-
-
-class Trainer(ABC, Generic[B]):
-    """The loop. A trainer says how one micro-batch goes forward and backward and how the optimiser steps."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: BatchSource[B],
-        objective: Objective[B],
-        config: TrainingConfig,
-        stats: TrainerStats,
-        surroundings: TrainerCallbacks | None = None,
-    ) -> None:
-        self.model = model
-        self.objective = objective
-        self.config = config
-        self.stats = stats
-        self.around = surroundings or TrainerCallbacks()
-        self.ranks = self.around.ranks
-        self.mark_part = self.around.phase
-        self.device = next(model.parameters()).device
-        self.trained = nn.ModuleDict({"model": model, **objective.modules()})
-        self.optimizer = self.set_up()
-        self.position = Position()
-        self.early_stopping = EarlyStopping(config.early_stopping_patience)
-        self.budget = Budget(
-            config,
-            batches.batches_per_epoch,
-            config.accumulate * self.ranks.world,
-            self.around.energy_j,
-            self.around.budget_look,
-            self.around.replayed_looks,
-        )
-        self._input = Prefetcher(batches, self.device, config.prefetch, stride=self.ranks.world)
-        self._tally = RunningLoss(self.device)
-        self._stop: EndedBySignal | None = None
-
-    @abstractmethod
-    def set_up(self) -> torch.optim.Optimizer:
-        """Make the modules ready for forward passes, and the optimiser of their parameters."""
-
-    @abstractmethod
-    def forward(self, batch: B) -> ObjectiveOutput: ...
-
-    @abstractmethod
-    def backward(self, output: ObjectiveOutput) -> None: ...
-
-    @abstractmethod
-    def optimizer_step(self, count: int) -> None: ...
-
-    def train(self) -> float:
-        """Train to the end of the budget; the mean loss of the last stretch of steps."""
-        self.resume()
-        self.trained.train()
-        loss = math.nan
-        with float32_matmul_precision(self.config.precision):
-            self.budget.start()
-            self.stats.start_train()
-            began = self.position
-            while not self.over:
-                if self.position.step == began.step:
-                    self._warm_up()
-                else:
-                    self.step()
-                if self._due(self.config.log_every_steps):
-                    loss = self.log()
-                if self.around.evaluate and self._due(self.config.evaluate_every_steps):
-                    self.evaluate()
-                if self._due(self.config.checkpoint_every_steps) and not self.over:
-                    self.save()  # after the last step the model is about to become an artifact
-                if self._stop is not None:
-                    self._leave_off(self._stop)
-            self.budget.stop()
-            self.stats.stop_train()
-        self.close()
-        return loss
-
-    def _warm_up(self) -> None:
-        """The first step of an attempt allocates, initializes libraries and loads kernels: it is setup.
-
-        The rule is the same for short and long trainings, so that their rates can be compared. Only a training of a
-        single step keeps it, as nothing else was trained.
-        """
-        began = self.position
-        with self.budget.paused():
-            self.step()
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # what the step left to the device belongs to it
-        if began.step > 0 or not self.over:
-            self.around.warmed_up(began, self.position)
-
-    @property
-    def over(self) -> bool:
-        return self.budget.over(self.position) or self.early_stopping.over
-
-    @property
-    def total_steps(self) -> int | None:
-        """Where it is known in advance."""
-        return self.budget.steps
-
-    def step(self) -> None:
-        """One optimiser step over `accumulate` micro-batches on every rank."""
-        self.stats.start_step()
-        count, samples, tokens = 0, 0, 0
-        for number in range(self.config.accumulate):
-            self.stats.start_input()
-            batch = self.next_batch()
-            self.stats.stop_input()
-            self.last_of_step = number == self.config.accumulate - 1
-            self.stats.start_forward()
-            output = self.forward(batch)
-            self.stats.stop_forward()
-            self.stats.start_backward()
-            self.backward(output)
-            self.stats.stop_backward()
-            self._tally.add(output)
-            count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
-        count, samples, tokens = self._agree(count, samples, tokens)
-        self._set_learning_rate(tokens)
-        self.stats.start_optimiser_step()
-        self.optimizer_step(count)
-        self.objective.after_step(self.model)
-        self.stats.stop_optimiser_step()
-        self.position = self.position.after_step(samples, tokens)
-        self.around.advance(self.position)
-        self.stats.stop_step()
-        self.stats.log_step(self.position.step)
-
-    def next_batch(self) -> B:
-        """This rank's next micro-batch, on the device."""
-        batch = self._input.take(self.position.drawn + self.ranks.rank)
-        self.position = replace(self.position, drawn=self.position.drawn + self.ranks.world)
-        return batch
-
-    def rewind(self, position: Position) -> None:
-        """Stand at an earlier position again; the batches after it come again."""
-        self.position = position
-
-    def _agree(self, count: int, samples: int, tokens: int) -> tuple[int, int, int]:
-        """Counts over all ranks, the first one's reading of clock and meter, and whether anyone was asked to stop."""
-        seen = self.budget.look(self.position) if self.ranks.is_first else 0.0
-        asked = self._asked_to_stop()
-        found = self.ranks.sum([count, samples, tokens, seen, asked is not None])
-        self.budget.see(self.position, found[3])
-        if found[4]:
-            self._stop = asked or EndedBySignal(15)
-        return int(found[0]), int(found[1]), int(found[2])
-
-    def _asked_to_stop(self) -> EndedBySignal | None:
-        try:
-            self.around.check_stop()
-        except EndedBySignal as ended:
-            return ended
-        return None
-
-    def _leave_off(self, ended: EndedBySignal) -> None:
-        self.save(wait=True)
-        self.close()
-        raise ended
-
-    def log(self) -> float:
-        """Look at the losses since the last look; a loss that is not finite ends the run here."""
-        loss, parts = self._tally.take(self.ranks)
-        self._require_finite(loss)
-        self.stats.log_loss(loss)
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.around.report(StepReport(self.position, self.budget.fraction(self.position), loss, parts, rate))
-        return loss
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Work that is not training, between two steps: trackers and budgets look away."""
-        self.stats.start_aside()
-        with self.budget.paused():
-            yield
-        self.stats.stop_aside()
-
-    def evaluate(self) -> None:
-        """Held-out loss, on the way; the model is as it was afterwards."""
-        assert self.around.evaluate is not None
-        with self.aside():
-            self.trained.eval()
-            held_out = self.around.evaluate()
-            self.trained.train()
-        # the first rank's figure, so that rounding cannot make one rank stop and another go on
-        self.early_stopping.take(self.ranks.sum([held_out if self.ranks.is_first else 0.0])[0])
-
-    def save(self, wait: bool = False) -> None:
-        if self.around.checkpoints is None:
-            return
-        self._require_finite(self._tally.peek())  # a broken state must not become what a resume starts from
-        self.stats.start_checkpoint()
-        self._settle_checkpoint()
-        wait = wait or not self.config.checkpoint_async
-        self.around.checkpoints.save(self.position, self._heavy, self.light_state(), wait=False)
-        self.around.saved(self.position)
-        if wait:
-            self._settle_checkpoint()
-        self.stats.stop_checkpoint()
-
-    def _settle_checkpoint(self) -> None:
-        """A full disk must not end hours of training that can still be finished: it is told, and training goes on."""
-        try:
-            if self.around.checkpoints is not None:
-                self.around.checkpoints.finish()
-        except OSError as error:
-            self.around.warn(f"a checkpoint could not be written: {error}")
-
-    def close(self) -> None:
-        """Wait for what is still being written, and end the input's thread."""
-        self._input.close()
-        self._settle_checkpoint()
-
-    def _require_finite(self, loss: float) -> None:
-        if not math.isfinite(loss):
-            raise NonFiniteLoss(
-                f"the loss became {loss} by step {self.position.step}",
-                "lower the learning rate, or look at the data of the last steps; the joules spent are recorded",
-            )
-
-    def resume(self) -> None:
-        """Go on from the newest checkpoint, if there is one."""
-        found = self.around.checkpoints.load(self._heavy) if self.around.checkpoints else None
-        if found is not None:
-            self.position, light = found
-            self.load_light_state(light)
-            self.around.resumed(self.position)
-            self.around.advance(self.position)
-
-    @property
-    def _heavy(self) -> ModelState:
-        return ModelState(self.trained, self.optimizer)
-
-    def state(self) -> dict[str, Any]:
-        """All that training changes, by reference; `position` apart."""
-        return {
-            "trained": self.trained.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "light": self.light_state(),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.trained.load_state_dict(state["trained"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.load_light_state(state["light"])
-
-    def light_state(self) -> LoopState:
-        return {
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "tally": self._tally.state(),
-            "budget": self.budget.state(),
-            "early_stopping": self.early_stopping.state(),
-        }
-
-    def load_light_state(self, light: LoopState) -> None:
-        torch.set_rng_state(light["rng"].cpu())
-        if light["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(light["cuda_rng"].cpu(), self.device)
-        self._tally.load_state(light["tally"])
-        self.budget.load_state(light["budget"])
-        self.early_stopping.load_state(light["early_stopping"])
-
-    def _set_learning_rate(self, tokens: int) -> None:
-        """For the step under way, of so many tokens."""
-        fraction = self.budget.fraction_amid(self.position, tokens)
-        factor = learning_rate_factor(self.config.schedule, fraction, self.config.warmup_share)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * factor
-
-    def _due(self, every: int | None) -> bool:
-        return every is not None and (self.position.step % every == 0 or self.over)
-
-
-# How a micro-batch goes forward and backward and how the optimiser steps: on one device, or on many by DDP or FSDP.
-
-
-_CLIP_EPS = 1e-6
-
-
-class SimpleTrainer(Trainer[B]):
-    def set_up(self) -> torch.optim.Optimizer:
-        self.parallel = parallel.parallel_mode(self.config, self.ranks)
-        self.scaler: Any = None
-        self.last_of_step = True
-        if self.config.activation_checkpointing:
-            checkpoint_activations(self.model)
-        if self.parallel == "fsdp":
-            from joulelab.train.sharding_fsdp import shard_modules
-
-            shard_modules(self.trained.values())
-        self.called = parallel.wrap_ddp(self.model, self.device) if self.parallel == "ddp" else self.model
-        self._compute = self._computation()
-        return make_optimizer(self.trained.parameters(), self.config)
-
-    def _computation(self) -> Callable[[B], ObjectiveOutput]:
-        """The objective over the model, compiled where asked: as one graph where it is one, else the model alone, or
-        only its blocks."""
-        objective, called = self.objective, self.called
-        setting, mode = self.config.compile, torch_compile_mode(self.config.compile)
-        for module in objective.modules().values():
-            if setting != BLOCKS or repeated_blocks(module):  # a connector has none
-                compile_in_place(module, setting)
-        if setting in (OFF, BLOCKS):
-            compile_in_place(self.model, setting)
-            return lambda batch: objective(called, batch, self.mark_part)
-        if getattr(objective, "is_one_graph", False):  # it marks no phases of its own
-            whole = torch.compile(lambda batch: objective(called, batch, lambda name: nullcontext()), mode=mode)
-            return lambda batch: whole(batch)
-        compiled: Any = torch.compile(called, mode=mode)
-        return lambda batch: objective(compiled, batch, self.mark_part)
-
-    def forward(self, batch: B) -> ObjectiveOutput:
-        parallel.set_gradient_sync(self.called, now=self.last_of_step)
-        with autocast(self.config.precision, self.device):
-            return self._compute(batch)
-
-    def backward(self, output: ObjectiveOutput) -> None:
-        if self.config.precision != "fp16":
-            output.loss_sum.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward untyped
-            return
-        if self.scaler is None:
-            self.scaler = make_scaler(self.config.precision, self.device, output.count)
-        self.scaler.scale(output.loss_sum).backward()
-
-    def optimizer_step(self, count: int) -> None:
-        """From gradients of sums, averaged over ranks, to the gradient of the mean over all that was counted."""
-        if self.parallel == "ddp":
-            parallel.average_gradients(self._beside_the_model(), self.ranks)
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
-        if gradients:
-            torch._foreach_mul_(gradients, self._factor(gradients, self.ranks.world / max(1, count)))
-        if self.scaler is not None:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _factor(self, gradients: list[Tensor], of_mean: float) -> float | Tensor:
-        """From sums to the mean and, where that is too long, to the allowed length: one pass over them for both."""
-        if self.config.clip_norm is None:
-            return of_mean
-        length = of_mean * nn.utils.get_total_norm(gradients, foreach=True)
-        return of_mean * torch.clamp(self.config.clip_norm / (length + _CLIP_EPS), max=1.0)
-
-    def _beside_the_model(self) -> list[nn.Parameter]:
-        return [p for name, module in self.trained.items() if name != "model" for p in module.parameters()]
-
-    def light_state(self) -> LoopState:
-        return {**super().light_state(), "scaler": self.scaler.state_dict() if self.scaler is not None else None}
-
-    def load_light_state(self, light: LoopState) -> None:
-        super().load_light_state(light)
-        if light["scaler"] is not None:
-            self.scaler = make_scaler(self.config.precision, self.device, 1)
-            self.scaler.load_state_dict(light["scaler"])

@@ -1,4 +1,4 @@
-"""The loop inside a run: its stage, its checkpoints, its trackers, its budget, and what the record learns from it."""
+"""Runs the training loop inside a run: connects it to a stage, checkpoints, trackers, a budget and the run's record."""
 
 from __future__ import annotations
 
@@ -33,200 +33,200 @@ from joulelab.zoo.objective import Objective
 
 
 class EvaluationPoint(NamedTuple):
-    """When the loop evaluates the model on held-out data."""
+    """One evaluation on held-out data during training."""
 
     step: int
     evaluations: int
-    """Evaluations of this training so far, this one and those of earlier attempts included."""
+    """Evaluations so far, including this one and those of earlier attempts."""
     stage: Stage
-    """The stage it is billed to, which counts the items of all evaluations."""
+    """The stage it is billed to; counts the items of all evaluations."""
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One training in one stage: the model, what it is trained on, and how."""
+    """One training in one stage: model, data, objective and settings."""
 
     stage: str
     role: str
-    """Whose training it is: `teacher` or `student`."""
+    """`teacher` or `student`."""
     model: nn.Module
-    """On its device."""
+    """Already on its device."""
     batches: BatchSource[Any]
     objective: Objective[Any]
     config: TrainingConfig
     seed: int
     evaluate: Callable[[EvaluationPoint], float] | None = None
-    """Held-out loss, without a stage of its own around it."""
+    """Computes the held-out loss; called inside the evaluation stage."""
     evaluate_stage: str = ""
     evaluate_activity: str = "evaluate"
-    """`validate` where that stage holds only evaluations during training."""
+    """`validate` if that stage has only evaluations during training."""
     ranks: Ranks = SINGLE_RANK
     loss_name: str = ""
-    """What the loss is made of, for whoever watches: the numbers of two objectives are not to be compared."""
+    """Shown with the loss on the console, because losses of different objectives are not comparable."""
 
 
 @dataclass(frozen=True)
 class TrainingOutcome:
     loss: float
     position: Position
-    told: str
-    """What the trackers had to say."""
+    tracker_report: str
+    """Summaries of all trackers."""
 
 
-def train_in_run(run: RunContext, task: TrainingJob) -> TrainingOutcome:
-    return _Session(run, task).train()
+def train_in_run(run: RunContext, job: TrainingJob) -> TrainingOutcome:
+    return _Session(run, job).train()
 
 
 class _Session:
-    def __init__(self, run: RunContext, task: TrainingJob) -> None:
+    def __init__(self, run: RunContext, job: TrainingJob) -> None:
         self.run = run
-        self.task = task
+        self.job = job
         self.checkpoints = self._make_checkpoints()
         self.step = 0
-        self.began_ns = 0
+        self.start_ns = 0
         self.trainer: SimpleTrainer[Any] | None = None
         self.telemetry_every = run.spec.telemetry_every if isinstance(run.spec, TrainingRunSpec) else None
         self.telemetry = Telemetry(run.paths.folder / FILE_NAME, self.telemetry_every or 0, run.spec.energy.gpus)
 
     def train(self) -> TrainingOutcome:
-        run, task = self.run, self.task
-        torch.manual_seed(task.seed + task.ranks.rank)
-        compiling = track_compilations(task.config.compile, run.note_setup, self._budget_paused)
-        with self._rows(), compiling, self._training_stage() as stage, _explain_out_of_memory(task):
-            self.began_ns = clock.now().mono_ns
-            trainer = self.trainer = self._trainer(stage)
-            trainer.stats.attach(self._bench(trainer))
-            run.progress.stage(task.stage, trainer.total_steps)
+        run, job = self.run, self.job
+        torch.manual_seed(job.seed + job.ranks.rank)
+        compiling = track_compilations(job.config.compile, run.note_setup, self._budget_paused)
+        with self._telemetry(), compiling, self._training_stage() as stage, _explain_out_of_memory(job):
+            self.start_ns = clock.now().mono_ns
+            trainer = self.trainer = self._make_trainer(stage)
+            trainer.stats.attach(self._tracker_context(trainer))
+            run.progress.stage(job.stage, trainer.total_steps)
             loss = trainer.train()
-        self._tell_overshoot(trainer)
-        told = trainer.stats.log_stats()  # may wait for the recorder, which is nobody's training
-        run.result(f"{task.stage}.final_loss", Result(value=loss))
-        run.result(f"{task.stage}.steps", Result(value=float(trainer.position.step)))
+        self._report_overshoot(trainer)
+        tracker_report = trainer.stats.log_stats()  # outside the stage: it may wait for the recorder
+        run.result(f"{job.stage}.final_loss", Result(value=loss))
+        run.result(f"{job.stage}.steps", Result(value=float(trainer.position.step)))
         self.checkpoints.clear()
-        if told:
-            run.progress.say(told)
-        return TrainingOutcome(loss, trainer.position, told)
+        if tracker_report:
+            run.progress.say(tracker_report)
+        return TrainingOutcome(loss, trainer.position, tracker_report)
 
     def _budget_paused(self) -> AbstractContextManager[object]:
         return nullcontext() if self.trainer is None else self.trainer.budget.paused()
 
     def _training_stage(self) -> AbstractContextManager[Stage]:
-        return self.run.stage(self.task.stage, role=self.task.role, activity="train")
+        return self.run.stage(self.job.stage, role=self.job.role, activity="train")
 
-    def _rows(self) -> AbstractContextManager[object]:
-        """Telemetry where it was asked for, written by one rank; as long as it is not entered it does nothing."""
+    def _telemetry(self) -> AbstractContextManager[object]:
+        """Telemetry if it is enabled, written by the first rank. Its methods do nothing unless it is entered."""
         return nullcontext() if self.telemetry_every is None or current_rank().is_worker else self.telemetry
 
-    def _trainer(self, stage: Stage) -> SimpleTrainer[Any]:
-        run, task = self.run, self.task
-        trackers = [load_tracker(name) for name in task.config.stats]
-        surroundings = TrainerCallbacks(
+    def _make_trainer(self, stage: Stage) -> SimpleTrainer[Any]:
+        run, job = self.run, self.job
+        trackers = [load_tracker(name) for name in job.config.stats]
+        callbacks = TrainerCallbacks(
             checkpoints=self.checkpoints,
             phase=run.meter.phase,
             check_stop=run.stop.check,
-            report=self._report,
-            advance=lambda position: self._advance(stage, position),
-            saved=lambda position: stage.checkpointed(position.step),
-            resumed=lambda position: self._resumed(stage, position),
-            warmed_up=lambda began, position: self._warmed_up(stage, began, position),
-            evaluate=self._evaluate if task.evaluate else None,
-            energy_j=self._energy(),
-            budget_look=lambda step, fraction: run.log(step, stage=task.stage, budget_fraction=fraction),
-            replayed_looks=self._replayed(),
+            on_log=self._on_log,
+            on_step=lambda position: self._on_step(stage, position),
+            on_checkpoint=lambda position: stage.checkpointed(position.step),
+            on_resume=lambda position: self._on_resume(stage, position),
+            on_warmup=lambda before, after: self._on_warmup(stage, before, after),
+            evaluate=self._evaluate if job.evaluate else None,
+            energy_j=self._energy_reader(),
+            on_budget_reading=lambda step, fraction: run.log(step, stage=job.stage, budget_fraction=fraction),
+            replayed_readings=self._readings_to_replay(),
             warn=run.warn,
-            ranks=task.ranks,
+            ranks=job.ranks,
         )
         stats = StatsList([MeterStats(run.meter.phase), *trackers])
-        return SimpleTrainer(task.model, task.batches, task.objective, task.config, stats, surroundings)
+        return SimpleTrainer(job.model, job.batches, job.objective, job.config, stats, callbacks)
 
-    def _resumed(self, stage: Stage, position: Position) -> None:
-        """Start-up of a second attempt is setup: all from the stage's begin to here."""
+    def _on_resume(self, stage: Stage, position: Position) -> None:
+        """Loading a checkpoint, from the start of the stage to here, is setup."""
         stage.resumed(position.step)
-        self.run.note_setup("load", self.began_ns, clock.now().mono_ns)
+        self.run.note_setup("load", self.start_ns, clock.now().mono_ns)
 
-    def _warmed_up(self, stage: Stage, began: Position, position: Position) -> None:
-        self.run.note_setup("warmup", self.began_ns, clock.now().mono_ns)
-        stage.count_as_setup(samples=position.samples - began.samples, tokens=position.tokens - began.tokens)
+    def _on_warmup(self, stage: Stage, before: Position, after: Position) -> None:
+        self.run.note_setup("warmup", self.start_ns, clock.now().mono_ns)
+        stage.count_as_setup(samples=after.samples - before.samples, tokens=after.tokens - before.tokens)
 
     def _make_checkpoints(self) -> Checkpoints:
-        folder = self.run.paths.checkpoints / self.task.stage
-        if self.task.ranks.world == 1:
+        folder = self.run.paths.checkpoints / self.job.stage
+        if self.job.ranks.world == 1:
             return CheckpointFolder(folder)
         from joulelab.train.sharding_fsdp import ShardedCheckpoints  # torch.distributed, seconds to import
 
-        return ShardedCheckpoints(folder, self.task.ranks)
+        return ShardedCheckpoints(folder, self.job.ranks)
 
-    def _bench(self, trainer: SimpleTrainer[Any]) -> TrackerContext:
+    def _tracker_context(self, trainer: SimpleTrainer[Any]) -> TrackerContext:
         return TrackerContext(
             trainer=trainer,
             device=trainer.device,
             folder=self.run.paths.folder / "stats",
             meter=self.run.meter,
-            stage=self.task.stage,
-            aside=lambda name: self._aside(name, "setup", "profile"),
+            stage=self.job.stage,
+            aside=lambda name: self._other_stage(name, "setup", "profile"),
             say=self.run.progress.say,
-            result=self._note,
+            result=self._record_tracker_result,
         )
 
-    def _note(self, name: str, values: dict[str, Any]) -> None:
-        self.run.meter.event("tracker", stage=self.task.stage, name=name, values=values)
+    def _record_tracker_result(self, name: str, values: dict[str, Any]) -> None:
+        self.run.meter.event("tracker", stage=self.job.stage, name=name, values=values)
 
     @contextmanager
-    def _aside(self, name: str, role: str, activity: str) -> Iterator[Stage]:
-        """Something else in between; who watches is told when training goes on, so that later losses are seen too."""
+    def _other_stage(self, name: str, role: str, activity: str) -> Iterator[Stage]:
+        """A stage that suspends training. Afterwards the console shows the training stage again."""
         with self.run.stage(name, again=True, role=role, activity=activity) as stage:
             yield stage
-        if self.trainer is not None and not self.trainer.over:
-            self.run.progress.stage(self.task.stage, self.trainer.total_steps)
+        if self.trainer is not None and not self.trainer.finished:
+            self.run.progress.stage(self.job.stage, self.trainer.total_steps)
 
-    def _tell_overshoot(self, trainer: SimpleTrainer[Any]) -> None:
-        """Report by how much the budget was passed: a step is never cut in two."""
-        limit_j, over_j = self.task.config.max_energy_j, trainer.budget.overshoot_j
+    def _report_overshoot(self, trainer: SimpleTrainer[Any]) -> None:
+        """Report the energy beyond the budget: training stops only after a whole step."""
+        limit_j, over_j = self.job.config.max_energy_j, trainer.budget.overshoot_j
         if limit_j is None or over_j <= 0:
             return
-        name = f"{self.task.stage}.budget_overshoot_j"
+        name = f"{self.job.stage}.budget_overshoot_j"
         self.run.result(name, Result(value=over_j))
         self.run.progress.say(
-            f"{self.task.stage}: the budget of {energy_text(limit_j)} was passed by about {energy_text(over_j)} "
-            f"({100 * over_j / limit_j:.0f} %) by the live reading: training ends after a whole step. The energy in "
-            "the record is computed from the whole trace and may differ"
+            f"{self.job.stage}: the budget of {energy_text(limit_j)} was exceeded by about {energy_text(over_j)} "
+            f"({100 * over_j / limit_j:.0f} %) by the live reading: training stops after a whole step. The energy in "
+            "the record is computed from the complete trace and may differ"
         )
 
     def _evaluate(self) -> float:
-        every = self.task.config.evaluate_every_steps
-        assert self.task.evaluate is not None and every is not None
-        with self._aside(self.task.evaluate_stage, self.task.role, self.task.evaluate_activity) as stage:
-            held_out = self.task.evaluate(EvaluationPoint(self.step, -(-self.step // every), stage))
-        self.run.log(self.step, stage=self.task.evaluate_stage, held_out_loss=held_out)
+        every = self.job.config.evaluate_every_steps
+        assert self.job.evaluate is not None and every is not None
+        with self._other_stage(self.job.evaluate_stage, self.job.role, self.job.evaluate_activity) as stage:
+            held_out = self.job.evaluate(EvaluationPoint(self.step, -(-self.step // every), stage))
+        self.run.log(self.step, stage=self.job.evaluate_stage, held_out_loss=held_out)
         self.telemetry.log_once()
         return held_out
 
-    def _energy(self) -> Callable[[], float | None]:
-        """Joules of this attempt's training, for a joule budget; demands a sensor where there is such a budget."""
-        config = self.task.config
+    def _energy_reader(self) -> Callable[[], float | None]:
+        """Reads the energy so far, for an energy budget; raises if such a budget is set and no sensor reports."""
+        config = self.job.config
         if config.max_energy_j is None:
             return lambda: None
         live = self.run.meter.live()
         wait_for_energy_reading(self.run, live, config)
         return lambda: live.read_now(config.budget_counts_estimates)
 
-    def _replayed(self) -> list[BudgetReading] | None:
-        name = self.task.config.replay_budget_of
+    def _readings_to_replay(self) -> list[BudgetReading] | None:
+        name = self.job.config.replay_budget_of
         if name is None:
             return None
         folder = find_folder(self.run.store, name)
-        looks = _budget_readings(read_lines(RunPaths(folder).metrics), self.task.stage)
-        if not looks:
+        readings = _budget_readings(read_lines(RunPaths(folder).metrics), self.job.stage)
+        if not readings:
             raise ConfigError(
-                f"{folder.name} noted no budget of time or joules for {self.task.stage}",
-                "name a run that was trained with max_time_s or max_energy_j",
+                f"{folder.name} has no time or energy budget readings for {self.job.stage}",
+                "choose a run that was trained with max_time_s or max_energy_j",
             )
-        return looks
+        return readings
 
-    def _report(self, report: StepReport) -> None:
+    def _on_log(self, report: StepReport) -> None:
         self.run.log(
             report.position.step,
-            stage=self.task.stage,
+            stage=self.job.stage,
             loss=report.loss,
             learning_rate=report.learning_rate,
             fraction=report.fraction,
@@ -234,10 +234,10 @@ class _Session:
             tokens=report.position.tokens,
             **{f"loss.{name}": value for name, value in report.parts.items()},
         )
-        name = f"loss ({self.task.loss_name})" if self.task.loss_name else "loss"
+        name = f"loss ({self.job.loss_name})" if self.job.loss_name else "loss"
         self.run.progress.advance(report.position.step, f"{name} {report.loss:.4f} by step {report.position.step}")
 
-    def _advance(self, stage: Stage, position: Position) -> None:
+    def _on_step(self, stage: Stage, position: Position) -> None:
         self.step = position.step
         stage.count(samples=position.samples, tokens=position.tokens)
         self.run.progress.advance(position.step)
@@ -245,27 +245,25 @@ class _Session:
 
 
 def _budget_readings(lines: Iterable[dict[str, Any]], stage: str) -> list[BudgetReading]:
-    found = {
+    readings = {
         line["step"]: line["budget_fraction"]
         for line in lines
         if line.get("stage") == stage and "budget_fraction" in line
     }
-    return sorted(found.items())
+    return sorted(readings.items())
 
 
-class _explain_out_of_memory:  # noqa: N801  # reads as a word in a `with`
-    """Out of memory is the user's to fix, so the error names ways to fix it."""
-
-    def __init__(self, task: TrainingJob) -> None:
-        self._task = task
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if is_out_of_memory(error):
-            whose = "the GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "this machine's memory"
-            raise OutOfMemory(
-                f"{self._task.stage} does not fit into {whose} with micro-batches of {self._task.config.batch_size}",
-                "lower batch_size and raise accumulate by the same factor (the same gradient), or set precision=bf16, "
-                "activation_checkpointing=true or optimizer=adafactor",
-            ) from error
+@contextmanager
+def _explain_out_of_memory(job: TrainingJob) -> Iterator[None]:
+    """Turn a failed allocation into an error that names settings which need less memory."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        memory = "GPU memory" if isinstance(error, torch.OutOfMemoryError) else "this machine's memory"
+        raise OutOfMemory(
+            f"{job.stage} does not fit into {memory} with micro-batches of {job.config.batch_size}",
+            "lower batch_size and raise accumulate by the same factor (same gradient), or set precision=bf16, "
+            "activation_checkpointing=true or optimizer=adafactor",
+        ) from error

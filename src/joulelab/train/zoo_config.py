@@ -1,4 +1,4 @@
-"""Settings of the pipeline `train`: one model of the zoo, trained and measured. Importable without torch."""
+"""Settings of the pipeline `train`, which trains and measures one zoo model. Importable without torch."""
 
 from __future__ import annotations
 
@@ -31,46 +31,46 @@ METRIC_LINES = 10
 
 
 class TrainSpec(TrainingRunSpec):
-    """Train a model of the zoo: build it, train it on its own task, look at held-out data."""
+    """Train a zoo model on its task and evaluate it on held-out data."""
 
     shares_ranks: ClassVar[bool] = True
     pipeline: Literal["train"] = "train"
-    """Which pipeline runs the stages."""
+    """The pipeline that runs the stages."""
     model: str
-    """A model of `joulelab zoo`, or a Python file that holds a MODEL."""
+    """A model listed by `joulelab zoo`, or a Python file that defines MODEL."""
     size: str = ""
-    """Which of the model's sizes; empty: its published default."""
+    """Size of the model; empty: the published default."""
     dataset: str = SYNTHETIC
-    """`synthetic` (made from the seed, of the right shape), or a path or hub id that the model can read."""
+    """`synthetic` (generated from the seed in the model's input shape), or a path or hub id that the model can read."""
     dataset_split: str = "train"
-    """Which rows, as Hugging Face datasets writes it: train, train[:100], train[10%:20%]."""
+    """Rows to train on, in the notation of Hugging Face datasets: train, train[:100], train[10%:20%]."""
     weights: str = ""
-    """Where training starts: empty draws from the seed, `published` takes the size's published weights; else a folder
-    or hub id."""
+    """Initial weights: empty (random, from the seed), `published` (those of this size), a folder or a hub id."""
     tokenizer: str = ""
-    """For text of yours: a folder, hub id or sample; empty: that of the weights or the published size, else bytes."""
+    """Tokenizer for a text dataset: a folder, hub id or sample. Empty: that of the weights or the published size, else
+    bytes."""
     shape: dict[str, Annotated[int, Field(ge=1)]] = {}
-    """Of one input, by name, where it differs from the size's own: {tokens: 512}."""
+    """Input dimensions to override, by name: {tokens: 512}."""
     training: TrainingConfig = TrainingConfig()
-    """How it is trained. Without a batch size it is the size's own; without any budget it is one epoch."""
+    """Training settings. The default batch size is that of the model size; the default budget is one epoch."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes a GPU where there is one."""
+    """Device; auto uses a GPU if there is one."""
     evaluate_batches: int = Field(8, ge=0)
-    """Held-out batches behind each look at the held-out loss; 0: no look."""
+    """Held-out batches per evaluation; 0 disables evaluation."""
     save_model: bool = False
-    """Keep the trained weights as the artefact final_model. Off by default: most runs are about time and joules, and
-    the weights of a large model are many gigabytes."""
+    """Save the trained weights as the artifact final_model. Off by default: most runs measure time and energy, and the
+    weights of a large model take many gigabytes."""
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Batch size and name are the model's own, and the budget is one epoch, unless the user says otherwise."""
+        """Fill in the model's batch size and name, and a budget of one epoch, unless they are set."""
         name, training = settings.get("model"), settings.get("training", {})
         if not isinstance(name, str) or not isinstance(training, dict):
-            return dict(settings)  # the check has a sentence for that
+            return dict(settings)  # validation reports it
         entry = find_model(name)
         size = entry.sizes.get(settings.get("size") or entry.default_size)
-        own = {"batch_size": size.batch_size} if size else {}
-        training = own | _derived_defaults(training) | training | _absolute_trackers(training)
+        defaults = {"batch_size": size.batch_size} if size else {}
+        training = defaults | _derived_defaults(training) | training | _absolute_trackers(training)
         return {"name": entry.name} | dict(settings) | {"model": _absolute(name), "training": training}
 
     @property
@@ -100,11 +100,13 @@ class TrainSpec(TrainingRunSpec):
         _check_weights(request)
         require_packages(request.entry)
         if self.device == "cuda" and not environment.gpus():
-            raise UsageError("device=cuda, and there is no NVIDIA GPU here", "leave it out, or write --device cpu")
+            raise UsageError(
+                "device=cuda was requested but no NVIDIA GPU was found", "omit --device or pass --device cpu"
+            )
 
 
 def _absolute(name: str) -> str:
-    """A file by its full path, so that a run can be resumed and repeated in another folder."""
+    """Absolute path of a file, so that a run can be resumed and repeated from another directory."""
     return str(Path(name).expanduser().absolute()) if is_file(name) else name
 
 
@@ -114,14 +116,14 @@ def _absolute_trackers(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _derived_defaults(training: Mapping[str, Any]) -> dict[str, Any]:
-    """A budget that was named stands in place of the one epoch; a short training still gets some lines of metrics."""
-    found: dict[str, Any] = {}
+    """An explicit budget replaces the default of one epoch; a short training still logs several lines."""
+    derived: dict[str, Any] = {}
     if any(training.get(name) is not None for name in BUDGETS):
-        found["epochs"] = None
+        derived["epochs"] = None
     steps = training.get("max_steps")
     if isinstance(steps, int) and steps > 0:
-        found["log_every_steps"] = min(METRIC_LINES, max(1, steps // METRIC_LINES))
-    return found
+        derived["log_every_steps"] = min(METRIC_LINES, max(1, steps // METRIC_LINES))
+    return derived
 
 
 def _check_tracker(name: str) -> None:
@@ -129,10 +131,11 @@ def _check_tracker(name: str) -> None:
         lookup.TRAINER_STATS.require(name)
         if name == "codecarbon" and find_spec("codecarbon") is None:
             raise DependencyMissing(
-                "the tracker codecarbon needs CodeCarbon, not installed here", 'pip install "joulelab[codecarbon]"'
+                "the tracker codecarbon requires CodeCarbon, which is not installed",
+                'pip install "joulelab[codecarbon]"',
             )
     elif not Path(name).is_file():
-        raise NotFoundError(f"there is no file {name}", "name one of our trackers or a .py file of yours")
+        raise NotFoundError(f"there is no file {name}", "pass a built-in tracker or the path of a .py file")
 
 
 def _check_data(request: WorkloadRequest) -> None:
@@ -143,7 +146,7 @@ def _check_data(request: WorkloadRequest) -> None:
         sources.parse(request.dataset)
         return
     if split.name not in SYNTHETIC_SIZES:
-        raise lookup.unknown("split of the synthetic set", split.name, SYNTHETIC_SIZES)
+        raise lookup.unknown("split of the synthetic dataset", split.name, SYNTHETIC_SIZES)
     split.rows(SYNTHETIC_SIZES[split.name])
 
 
@@ -151,7 +154,7 @@ def _check_weights(request: WorkloadRequest) -> None:
     if request.weights == PUBLISHED and not request.size.hub_id:
         size = request.size_name or request.entry.default_size
         raise ConfigError(
-            f"{request.entry.name} has no published weights of the size {size}", "name a folder or a hub id instead"
+            f"{request.entry.name} has no published weights for size {size}", "pass a folder or a hub id instead"
         )
     if request.weights and request.weights != PUBLISHED:
         sources.parse(request.weights)

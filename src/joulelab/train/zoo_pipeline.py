@@ -1,6 +1,6 @@
-"""The pipeline `train`, as a story of stages: a model of the zoo is made ready, trained, and looked at.
+"""The pipeline `train`: prepare a zoo model, train it, evaluate it, and record its speed.
 
-What it costs to make the model and to look at held-out data is billed apart, so that `model.train` is training alone.
+Preparation and evaluation are billed to separate stages, so that `model.train` is training only.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ from joulelab.zoo.objective import Workload, count_parameters, prepare
 from joulelab.zoo.pretrained import load_weights, save_weights
 from joulelab.zoo.registry import SYNTHETIC, is_file
 
-# What a training is summed up by, beside its time and joules: speed, first loss, share of the GPU's peak, memory.
-
 
 @dataclass(frozen=True)
 class Speed:
     first_loss: float | None
     items_per_s: float | None
-    """Median over the stretches between two lines of metrics: compiling, evaluating and saving fall out of it."""
+    """Median over the intervals between log lines, which is robust to compilation, evaluation and checkpoints."""
 
 
 def read_speed(metrics: Path, stage: str) -> Speed:
@@ -51,27 +49,30 @@ def read_speed(metrics: Path, stage: str) -> Speed:
 
 
 def _typical_rate(lines: Sequence[dict[str, Any]]) -> float | None:
-    stretches = [(a, b) for a, b in pairwise(lines) if a["attempt"] == b["attempt"] and b["mono_ns"] > a["mono_ns"]]
-    rates = [(b["samples"] - a["samples"]) * NS / (b["mono_ns"] - a["mono_ns"]) for a, b in stretches]
+    intervals = [(a, b) for a, b in pairwise(lines) if a["attempt"] == b["attempt"] and b["mono_ns"] > a["mono_ns"]]
+    rates = [(b["samples"] - a["samples"]) * NS / (b["mono_ns"] - a["mono_ns"]) for a, b in intervals]
     return statistics.median(rates) if rates else None
 
 
 def model_flops_utilization(
     cost: ModelCost, speed: Speed, gpu_name: str, precision: str, gpus: int
 ) -> tuple[float | None, str]:
-    """Model FLOPs utilisation: FLOPs on paper per second over the data sheet's peak; or why it is not known."""
+    """MFU (Chowdhery et al., 2022): the model's FLOPs per second over the peak of the GPUs; or None and the reason.
+
+    The numerator counts the FLOPs that the model needs, without recomputed activations.
+    """
     peak = peak_flops(gpu_name, precision)
     if peak is None:
-        return None, f"no peak of the {gpu_name} in {precision} is known here (train/devices.py)"
+        return None, f"the peak FLOP/s of {gpu_name} in {precision} is unknown (see train/devices.py)"
     if cost.training_flops is None:
         return None, f"FLOPs not counted: {cost.how}"
     if speed.items_per_s is None:
-        return None, "too few steps to tell a speed"
+        return None, "too few steps to measure the speed"
     return cost.training_flops * speed.items_per_s / (gpus * peak), ""
 
 
 def matmul_precision(model: nn.Module, precision: str) -> str:
-    """What its matrix products are computed in: weights kept in half precision need no autocast to be."""
+    """Precision of the matrix products: that of the weights if they are 16-bit, else the setting."""
     kept = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     largest = max(model.parameters(), key=lambda parameter: parameter.numel())
     return kept.get(largest.dtype, precision)
@@ -83,13 +84,10 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Of tensors on a GPU since `start_memory_peak`; on a CPU the most the whole process has ever held."""
+    """Peak of allocated tensors on a GPU since `start_memory_peak`; on a CPU the peak resident size of the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # the kernel tells KiB
-
-
-# The loss on held-out batches: the training's own objective, without gradients and without a trace in the training.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB
 
 
 Tick = Callable[[Any], None]
@@ -97,7 +95,7 @@ Tick = Callable[[Any], None]
 
 @torch.no_grad()
 def held_out_loss(workload: Workload, batches: int, device: torch.device, precision: str, tick: Tick) -> float:
-    """Mean over the first `batches` held-out batches; `tick` sees each of them."""
+    """Mean loss of the training objective over the first `batches` held-out batches; `tick` is called with each."""
     source = workload.validation
     assert source is not None
     loss_sum, count = torch.zeros((), device=device), 0
@@ -111,7 +109,7 @@ def held_out_loss(workload: Workload, batches: int, device: torch.device, precis
 
 
 def _evaluation_mode(workload: Workload, device: torch.device) -> ExitStack:
-    """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
+    """Evaluation mode. Module modes and random state are restored, so that evaluation does not change the training."""
     stack = ExitStack()
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     for module in (workload.model, *workload.objective.modules().values()):
@@ -125,17 +123,17 @@ PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 
 def run_train(run: RunContext) -> None:
     with process_group() as ranks:
-        lab = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
-        if lab.spec.save_model:
-            lab.final_model()
+        pipeline = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
+        if pipeline.spec.save_model:
+            pipeline.final_model()
         else:
-            lab.train()
-        lab.evaluate()
-        lab.tell()
+            pipeline.train()
+        pipeline.evaluate()
+        pipeline.record_results()
 
 
 class _TrainPipeline:
-    """One run's stages."""
+    """The stages of one run."""
 
     def __init__(self, run: RunContext, spec: TrainSpec, ranks: Ranks) -> None:
         self.run = run
@@ -145,7 +143,7 @@ class _TrainPipeline:
 
     @cached_property
     def workload(self) -> Workload:
-        """Model, data and objective, on the device; and what the model should cost, on paper."""
+        """Model, data and objective on the device; also computes the model's theoretical cost."""
         with self.run.stage(PREPARE, role="setup", activity="load"):
             self.cost: ModelCost = model_cost(self.spec.request)
             workload = prepare(self.spec.request)
@@ -156,10 +154,9 @@ class _TrainPipeline:
         return workload
 
     def train(self) -> None:
-        """The one place where the loop is entered."""
         workload = self.workload
         reset_peak_memory(self.device)
-        looks = workload.validation is not None and self.spec.evaluate_batches > 0
+        evaluates = workload.validation is not None and self.spec.evaluate_batches > 0
         train_in_run(
             self.run,
             TrainingJob(
@@ -170,7 +167,7 @@ class _TrainPipeline:
                 objective=workload.objective,
                 config=self.spec.training,
                 seed=self.spec.seed,
-                evaluate=(lambda moment: self._held_out()) if looks else None,
+                evaluate=(lambda point: self._held_out()) if evaluates else None,
                 evaluate_stage=EVALUATE,
                 ranks=self.ranks,
             ),
@@ -178,7 +175,7 @@ class _TrainPipeline:
         self.run.result("model.peak_memory_bytes", Result(value=float(peak_memory_bytes(self.device))))
 
     def final_model(self) -> None:
-        """Train and keep the weights, or take those an earlier attempt of this run has kept."""
+        """Train and save the weights, or load those that an earlier attempt of this run saved."""
 
         def make(folder: Path) -> None:
             self.train()
@@ -188,16 +185,16 @@ class _TrainPipeline:
 
         settings = self.spec.model_dump(mode="json", exclude={"energy", "label", "about", "name"})
         code = sources.content_hash(Path(self.spec.model)) if is_file(self.spec.model) else ""
-        made = self.run.artifact(
+        artifact = self.run.artifact(
             "final_model",
             kind="trained-model",
             inputs={**settings, "model_file": code},
             parents=self._parents(),
             make=make,
-            reuse=False,  # its joules are what the run is for
+            reuse=False,  # measuring the training is the purpose of the run
         )
         if "workload" not in self.__dict__:
-            load_weights(self.workload.model, made.folder)
+            load_weights(self.workload.model, artifact.folder)
 
     def _whole_weights(self) -> dict[str, Tensor] | None:
         if self.ranks.world == 1:
@@ -215,44 +212,44 @@ class _TrainPipeline:
         self.run.result(f"{EVALUATE}.loss", Result(value=loss))
 
     def _held_out(self) -> float:
-        """Inside a stage that somebody else has opened."""
+        """Held-out loss; call it inside a stage."""
         spec = self.spec
         done = 0
 
         def tick(batch: Any) -> None:
             nonlocal done
             done += 1
-            self.run.progress.advance(done)  # whoever asked to stop waits these few batches: the loop can then save
+            self.run.progress.advance(done)  # no stop check here: a few batches later the loop checks, and can save
 
         return held_out_loss(self.workload, spec.evaluate_batches, self.device, spec.training.precision, tick)
 
-    def tell(self) -> None:
-        """What the record keeps beside time and joules."""
+    def record_results(self) -> None:
+        """Parameters, FLOPs, loss, speed and MFU for the record."""
         model = self.workload.model
         cost, speed = self.cost, read_speed(self.run.paths.metrics, TRAIN)
-        found = {
+        results = {
             "model.parameters": count_parameters(model),
             "model.forward_flops_per_item": cost.forward_flops,
             "model.training_flops_per_item": cost.training_flops,
             f"{TRAIN}.first_loss": speed.first_loss,
             f"{TRAIN}.items_per_s": speed.items_per_s,
         }
-        mfu, why_not = self._mfu(speed, matmul_precision(model, self.spec.training.precision))
-        for name, value in {**found, f"{TRAIN}.mfu": mfu}.items():
+        mfu, mfu_missing = self._mfu(speed, matmul_precision(model, self.spec.training.precision))
+        for name, value in {**results, f"{TRAIN}.mfu": mfu}.items():
             if value is not None:
                 self.run.result(name, Result(value=float(value)))
-        values = {"item": self.spec.entry.item, "flops_counted_on": cost.how, "mfu_missing": why_not}
+        values = {"item": self.spec.entry.item, "flops_counted_on": cost.how, "mfu_missing": mfu_missing}
         values["notes"] = "; ".join(self.workload.notes)
         self.run.meter.event("tracker", stage=TRAIN, name="model", values=values)
 
-    def _mfu(self, speed: Speed, numbers: str) -> tuple[float | None, str]:
+    def _mfu(self, speed: Speed, precision: str) -> tuple[float | None, str]:
         if self.device.type != "cuda":
-            return None, "no peak is known for a CPU"
+            return None, "the peak FLOP/s of a CPU is unknown"
         name = torch.cuda.get_device_name(self.device)
-        return model_flops_utilization(self.cost, speed, name, numbers, self.ranks.world)
+        return model_flops_utilization(self.cost, speed, name, precision, self.ranks.world)
 
     def _parents(self) -> list[Bill]:
-        """Bills of the weights to start from and of the dataset."""
+        """Bills of the initial weights and of the dataset."""
         request = self.spec.request
         weights = request.size.hub_id if request.weights == PUBLISHED else request.weights
         dataset = "" if request.dataset == SYNTHETIC else request.dataset

@@ -1,12 +1,16 @@
-"""CodeCarbon around the run, every step and every phase of it, as the course's tables have it; offline.
+"""CodeCarbon around the training, every step and every phase, offline.
 
-Three of its trackers run side by side, because one of them follows one task at a time. Their readings go into
-`run_*.csv`, `steps_*.csv` and `substeps_*.csv`, the losses into `losses.csv`. Energies are CodeCarbon's own: counters
-where it finds them, models and constants elsewhere. No CO2e is asked of it, so it needs no location and no network, and
-its lock is not used: a stale one would make the next run measure nothing.
+Three CodeCarbon trackers run in parallel, because one follows only one task at a time. Their readings are written to
+`run_*.csv`, `steps_*.csv` and `substeps_*.csv`, the losses to `losses.csv`. Energies are CodeCarbon's own: counters
+where it finds them, models and constants elsewhere. CO2e is not computed, so no location and no network are needed,
+and CodeCarbon's lock file is not used: a stale one would make the next run measure nothing.
 
-On a GPU the device is waited for at every edge, without which a phase would be billed for its launching alone. That
-and its own calls of milliseconds make this the dearest of the trackers; it is here to be compared with.
+On a GPU the tracker synchronizes at every edge; otherwise a phase would be charged for its launches only. That, and
+CodeCarbon's own calls of milliseconds, make it the most expensive tracker. It exists for comparison.
+
+How much a reading of a few milliseconds is worth is judged from the readings. A counter that is refreshed every 100 ms
+reads 0 J for a short phase until a refresh falls into it, which then gets the energy of all phases since the last one.
+Without a counter CodeCarbon multiplies the duration by a constant, which adds no information to the duration.
 """
 
 from __future__ import annotations
@@ -26,19 +30,12 @@ from joulelab.train.stats.phase_times import STEP_PHASES
 from joulelab.train.stats.step_energy import INTERRUPTIONS
 from joulelab.units import energy_text, percent_text
 
-# What CodeCarbon's reading of a few milliseconds is worth, judged by the readings themselves.
-#
-# Where it reads a counter that is refreshed every 100 ms, a short phase reads 0 J until a refresh happens to fall
-# into it, and then gets the joules of all phases since the last one. Where it has no counter it multiplies the
-# duration by a constant, which reads smoothly and says nothing that the duration did not.
-
-
-# Readings that keep this close to duration x constant carry nothing else.
+# Relative spread of the power below which readings count as duration times a constant.
 CONSTANT_REL = 0.02
 
 
 class PhaseReadings:
-    """Of one phase; sums only, so a long training costs nothing more."""
+    """Readings of one phase, kept as sums."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -65,12 +62,12 @@ class PhaseReadings:
 
     @property
     def zero_share(self) -> float:
-        """Of the GPU's joules where it read a GPU at all: its constants for other parts are never 0."""
+        """Share of readings of 0 J; of the GPU's energy if there is any, because other components use constants."""
         return (self._gpu_zeros if self._gpu_j > 0 else self._zeros) / max(1, self.count)
 
     @property
     def spread(self) -> float:
-        """Standard deviation over mean of the joules."""
+        """Coefficient of variation of the energy."""
         return _relative_spread(self._energy_j, self._energy_squared, self.count)
 
     @property
@@ -81,10 +78,10 @@ class PhaseReadings:
         mean_ms = 1000 * self._duration_s / max(1, self.count)
         start = f"  {phase}: {self.count} readings of {mean_ms:.1f} ms, {energy_text(self._energy_j / self.count)} each"
         if self.is_duration_times_constant:
-            return f"{start}: duration times a constant, so nothing that the duration does not say"
+            return f"{start}: duration times a constant, no information beyond the duration"
         if self.zero_share > 0:
-            return f"{start}: {percent_text(self.zero_share, 0)} of them read 0 J, so a single one is worth nothing"
-        return f"{start}: none read 0 J; they scatter by {percent_text(self.spread, 0)}"
+            return f"{start}: {percent_text(self.zero_share, 0)} are 0 J, so single readings are meaningless"
+        return f"{start}: none is 0 J; coefficient of variation {percent_text(self.spread, 0)}"
 
     def values(self) -> dict[str, Any]:
         return {
@@ -105,7 +102,7 @@ def _relative_spread(total: float, squares: float, count: int) -> float:
 
 _LEVEL_OF_PHASE = {"train": "run", "step": "steps", **dict.fromkeys((*STEP_PHASES, *INTERRUPTIONS), "substeps")}
 BETWEEN_STEPS = ("train", *INTERRUPTIONS)
-# Its thread's interval; tasks are measured at their edges, so this serves the run's total alone.
+# Sampling interval of CodeCarbon's thread; tasks are measured at their edges, so it matters for the run's total only.
 INTERVAL_S = 1.0
 
 
@@ -113,7 +110,7 @@ class CodeCarbonStats(TrainerStats):
     def __init__(self) -> None:
         if find_spec("codecarbon") is None:
             raise DependencyMissing(
-                "the tracker `codecarbon` needs CodeCarbon, not installed here", 'pip install "joulelab[codecarbon]"'
+                "the tracker codecarbon needs CodeCarbon, which is not installed", 'pip install "joulelab[codecarbon]"'
             )
         self._levels: dict[str, _LevelTracker] = {}
         self._losses = LossFile(None)
@@ -121,22 +118,22 @@ class CodeCarbonStats(TrainerStats):
         self._step = 0
         self.readings: dict[str, PhaseReadings] = {}
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._bench = bench
-        self._wait = device_synchronizer(bench.device)
-        if os.environ.get("LOCAL_RANK", "0") != "0":  # it counts the whole node: once is enough
-            self._problem = "another rank of this node has it"
+    def attach(self, context: TrackerContext) -> None:
+        self._context = context
+        self._wait = device_synchronizer(context.device)
+        if os.environ.get("LOCAL_RANK", "0") != "0":  # CodeCarbon measures the whole node: once is enough
+            self._problem = "measured by another rank of this node"
             return
-        folder = None if bench.folder is None else bench.folder / "codecarbon"
+        folder = None if context.folder is None else context.folder / "codecarbon"
         self._losses = LossFile(folder)
         tag = f"rank{os.environ.get('RANK', '0')}"
         try:
             self._levels = {level: _LevelTracker(level, tag, folder) for level in ("run", "steps", "substeps")}
         except Exception as error:
-            self._give_up(error)
+            self._disable(error)
 
     def start_train(self) -> None:
-        self._step = self._losses.step = self._bench.trainer.position.step  # above 0 in a resumed run
+        self._step = self._losses.step = self._context.trainer.position.step  # above 0 in a resumed run
         super().start_train()
 
     def start(self, phase: str) -> None:
@@ -146,7 +143,7 @@ class CodeCarbonStats(TrainerStats):
             try:
                 level.start(phase)
             except Exception as error:
-                self._give_up(error)
+                self._disable(error)
 
     def stop(self, phase: str) -> None:
         level = self._levels.get(_LEVEL_OF_PHASE[phase])
@@ -155,11 +152,11 @@ class CodeCarbonStats(TrainerStats):
             try:
                 self._take(phase, level.stop(phase, self._step + (phase not in BETWEEN_STEPS)))
             except Exception as error:
-                self._give_up(error)
+                self._disable(error)
 
-    def _give_up(self, error: Exception) -> None:
-        """What it cannot do is told at the end; the training goes on without it."""
-        self._problem = f"it failed ({type(error).__name__}: {error})"
+    def _disable(self, error: Exception) -> None:
+        """Stop tracking and report the failure at the end; training continues."""
+        self._problem = f"failed ({type(error).__name__}: {error})"
 
     def _take(self, phase: str, row: dict[str, float]) -> None:
         self.readings.setdefault(phase, PhaseReadings()).add(row["duration_s"], row["energy_j"], row["gpu_j"])
@@ -175,42 +172,42 @@ class CodeCarbonStats(TrainerStats):
             level.close()
         self._losses.close()
         values = {phase: readings.values() for phase, readings in self.readings.items()}
-        self._bench.result("codecarbon", {"problem": self._problem or None, "phases": values})
+        self._context.result("codecarbon", {"problem": self._problem or None, "phases": values})
         if self._problem:
             return f"codecarbon: {self._problem}"
         lines = [readings.text(phase) for phase, readings in self.readings.items() if phase in STEP_PHASES]
-        return "\n".join(["codecarbon, its own figures; what a reading of one phase is worth:", *lines])
+        return "\n".join(["codecarbon (its own figures), quality of single phase readings:", *lines])
 
 
 class _LevelTracker:
-    """One of CodeCarbon's trackers with its table: of the run, of steps, or of phases."""
+    """One CodeCarbon tracker and its table: for the run, for steps, or for phases."""
 
     def __init__(self, level: str, tag: str, folder: Path | None) -> None:
-        # whatever a configuration file or the environment sets: no output, no endpoint, no location service
+        # Overrides configuration files and the environment: no output, no endpoint, no location service.
         self._tracker = offline_tracker(
             INTERVAL_S, output_methods=[], emissions_endpoint=None, force_carbon_intensity_g_co2e_kwh=0.0
         )
         self._whole_run = level == "run"
-        self._begun_s = 0.0
+        self._start_s = 0.0
         names = ("step", "phase", "duration_s", *ENERGIES)
         self._table = None if folder is None else CsvFile(unused_path(folder, f"{level}_{tag}", ".csv"), names)
-        if not self._whole_run:  # the first task looks for the hardware, for a second: not in the first step
+        if not self._whole_run:  # the first task detects the hardware for a second; keep that out of the first step
             self._tracker.start_task("first")
             self._tracker.stop_task()
 
     def start(self, phase: str) -> None:
-        if self._whole_run:  # read every second; a task is read at its end alone, when a counter may have gone round
+        if self._whole_run:  # sampled every second; a task is read only at its end, when a counter may have wrapped
             self._tracker.start()
         else:
             self._tracker.start_task(phase)
-        self._begun_s = time.perf_counter()
+        self._start_s = time.perf_counter()
 
     def stop(self, phase: str, step: int) -> dict[str, float]:
-        duration_s = time.perf_counter() - self._begun_s
-        told = self._stop_run() if self._whole_run else self._tracker.stop_task()
-        # it keeps every task it ever had, kilobytes each: in a long training that is the machine's memory
+        duration_s = time.perf_counter() - self._start_s
+        data = self._stop_run() if self._whole_run else self._tracker.stop_task()
+        # CodeCarbon keeps every task, kilobytes each; a long training would fill the memory.
         self._tracker._tasks.clear()
-        row = {name: value or 0.0 for name, value in energies_j(lambda name: getattr(told, name)).items()}
+        row = {name: value or 0.0 for name, value in energies_j(lambda name: getattr(data, name)).items()}
         if self._table is not None:
             self._table.add((step, phase, duration_s, *row.values()))
         return {"duration_s": duration_s, **row}

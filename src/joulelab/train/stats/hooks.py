@@ -1,17 +1,17 @@
-"""Hooks around every phase of the loop. A tracker is one class that overrides what it wants to see.
+"""Trackers of the training loop: the hooks they implement, how they are loaded, and the files they write.
 
-The loop calls `start_*` and `stop_*` around train, step, input (waiting for the next batch), forward, backward,
-optimiser step, checkpoint, and aside (what interrupts the training: an evaluation, a tracker's own measurement). By
-default each of them calls `start(phase)` or `stop(phase)`, which do nothing: a tracker that treats phases alike
-overrides those two, one that cares for a single phase overrides its pair.
+The loop enters `stats.phase(name)` around train, step, input (waiting for the next batch), forward, backward, optimizer
+step, checkpoint and aside (work that interrupts training: an evaluation, a tracker's own measurement). That calls
+`start_<name>` and `stop_<name>`, which by default call `start(name)` and `stop(name)`, which do nothing. A tracker that
+treats all phases alike overrides the last two; one that needs a single phase overrides its pair.
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,28 +33,38 @@ PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "ch
 
 @dataclass(frozen=True)
 class TrackerContext:
-    """What a tracker may use, given to it before training starts."""
+    """What a tracker may use."""
 
     trainer: Trainer[Any]
     device: torch.device
     stage: str = "train"
-    """Where the loop's own joules go; a tracker's own work belongs into a stage named after it."""
+    """Stage that the training is billed to."""
     folder: Path | None = None
-    """Where it may write files; None where the loop runs without a run folder."""
+    """Folder for the tracker's files; None if the loop runs outside a run."""
     meter: Meter | None = None
-    """The run's own meter, where there is one."""
+    """The run's meter, if there is one."""
     aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
-    """`with bench.aside(f"{bench.stage}.phases"):` bills what a tracker computes for itself to a stage of its own."""
+    """`with context.aside(f"{context.stage}.phases"):` bills the tracker's own work to that stage."""
     say: Callable[[str], None] = lambda text: None
-    """A line for whoever watches."""
+    """Print a line to the console."""
     result: Callable[[str, dict[str, Any]], None] = lambda name, values: None
-    """A finding that belongs into the run's record, under the tracker's name."""
+    """Store values in the run's record, under the tracker's name."""
+
+
+Bench = TrackerContext  # its former name, which users' own trackers may still import
 
 
 class TrainerStats:
-    """Every hook, doing nothing."""
+    """All hooks, doing nothing."""
 
-    def attach(self, bench: TrackerContext) -> None:
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Call the hooks of a phase around a block. An exception ends the training, so `stop` is not called then."""
+        getattr(self, f"start_{name}")()
+        yield
+        getattr(self, f"stop_{name}")()
+
+    def attach(self, context: TrackerContext) -> None:
         """Called once, before training starts."""
 
     def start(self, phase: str) -> None: ...
@@ -113,28 +123,28 @@ class TrainerStats:
         """The mean loss since the last call, every `log_every_steps` steps."""
 
     def log_step(self, step: int) -> None:
-        """After every optimiser step."""
+        """Called after every optimizer step."""
 
     def log_stats(self) -> str:
-        """What the tracker has to say at the end of training; may be empty."""
+        """Summary of the tracker at the end of training; may be empty."""
         return ""
 
 
 class NoOpStats(TrainerStats):
-    """Tracks nothing: what the others are compared with."""
+    """Tracks nothing; the baseline for the cost of the other trackers."""
 
 
 class StatsList(TrainerStats):
-    """Several trackers at once; they stop in the reverse order of their start, so that they nest."""
+    """Several trackers at once. They stop in reverse order, so that they nest."""
 
     def __init__(self, members: Sequence[TrainerStats]) -> None:
         self._members = tuple(members)
         self._starts = {phase: _bound_hooks(members, f"start_{phase}") for phase in PHASES}
         self._stops = {phase: _bound_hooks(members[::-1], f"stop_{phase}") for phase in PHASES}
 
-    def attach(self, bench: TrackerContext) -> None:
+    def attach(self, context: TrackerContext) -> None:
         for member in self._members:
-            member.attach(bench)
+            member.attach(context)
 
     def start(self, phase: str) -> None:
         for hook in self._starts[phase]:
@@ -160,14 +170,11 @@ def _bound_hooks(members: Sequence[TrainerStats], name: str) -> list[Callable[[]
     return [getattr(member, name) for member in members]
 
 
-# Trackers by the name a user writes: one of ours, or a Python file of the user's own that holds one.
-
-
-GUIDE = "docs/add-a-tracker.md shows a whole one"
+GUIDE = "docs/add-a-tracker.md has a complete example"
 
 
 def load_tracker(name: str) -> TrainerStats:
-    """The tracker behind `simple`, or the only one in `./my_tracker.py`."""
+    """A built-in tracker such as `simple`, or the one in a user's file `./my_tracker.py`."""
     if is_file(name):
         return _instantiate(name, _only_tracker(Path(name).expanduser()))
     if name not in lookup.TRAINER_STATS.names() and Path(f"{name}.py").is_file():
@@ -180,30 +187,27 @@ def _instantiate(name: str, kind: type[TrainerStats]) -> TrainerStats:
     try:
         return kind()
     except TypeError as error:
-        raise ConfigError(f"{kind.__name__} in {name} cannot be made without arguments: {error}", GUIDE) from error
+        raise ConfigError(f"{kind.__name__} in {name} requires constructor arguments: {error}", GUIDE) from error
 
 
 def _only_tracker(path: Path) -> type[TrainerStats]:
     if not path.is_file():
-        raise NotFoundError(f"there is no file {path.absolute()}", "name one of our trackers or a .py file of yours")
+        raise NotFoundError(f"there is no file {path.absolute()}", "pass a built-in tracker or the path of a .py file")
     if path.suffix != ".py":
         raise NotFoundError(f"{path} is not a Python file", f"a tracker is a class in a .py file; {GUIDE}")
     module = lookup.import_file(path.resolve(), GUIDE)
     kinds: list[type] = [value for value in vars(module).values() if isinstance(value, type)]
     found = [kind for kind in kinds if issubclass(kind, TrainerStats) and kind.__module__ == module.__name__]
     if not found:
-        raise ConfigError(f"{path} holds no tracker", f"write one class that extends TrainerStats; {GUIDE}")
+        raise ConfigError(f"{path} defines no tracker", f"define one subclass of TrainerStats; {GUIDE}")
     if len(found) > 1:
         names = " and ".join(kind.__name__ for kind in found)
-        raise ConfigError(f"{path} holds several trackers: {names}", "put each into a file of its own")
+        raise ConfigError(f"{path} defines several trackers: {names}", "put each into a separate file")
     return found[0]
 
 
-# The meter's own tracker: every run has it.
-
-
 class MeterStats(TrainerStats):
-    """Leaves the phases as marks for our own recorder; about a microsecond each."""
+    """Writes the phases as marks for the run's recorder, about a microsecond each. Every run has this tracker."""
 
     def __init__(self, phase: PhaseMaker) -> None:
         self._phases = {name: phase(name) for name in PHASES}
@@ -215,22 +219,20 @@ class MeterStats(TrainerStats):
         self._phases[phase].__exit__(None, None, None)
 
 
-# What synchronising costs: a tracker that waits for the device at every hook and measures nothing.
-#
-# A GPU runs behind the program that feeds it. Whoever waits for it at every phase, to time it from the host, empties
-# its queue each time; on models that are bound by launches or by the loader that has cost 30 % and more.
-
-
 def device_synchronizer(device: torch.device) -> Callable[[], None]:
-    """Call it to wait until the device has done all it was given; a CPU is never behind."""
+    """A function that waits until all queued kernels are done; on a CPU it does nothing."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 class NoOpSyncStats(TrainerStats):
-    """Waits for the device at the begin and the end of every phase."""
+    """Synchronizes with the device at both ends of every phase and measures nothing: shows what synchronizing costs.
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._wait = device_synchronizer(bench.device)
+    Kernels run asynchronously, behind the program that launches them. Timing every phase from the host empties the
+    queue each time; for models that are bound by launches or by the data loader this has cost 30 % and more.
+    """
+
+    def attach(self, context: TrackerContext) -> None:
+        self._wait = device_synchronizer(context.device)
 
     def start(self, phase: str) -> None:
         self._wait()
@@ -239,11 +241,9 @@ class NoOpSyncStats(TrainerStats):
         self._wait()
 
 
-# Files of trackers: beside those of an earlier attempt or another stage, never over them.
-
-
 def unused_path(folder: Path, stem: str, suffix: str) -> Path:
-    """`phases.csv`, or `phases_2.csv` where that is taken; made at once, as ranks may ask at the same moment."""
+    """`phases.csv`, or `phases_2.csv` if an earlier attempt or another stage wrote the first. The file is created at
+    once, because ranks may ask for it at the same time."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         path = folder / (f"{stem}{suffix}" if number == 1 else f"{stem}_{number}{suffix}")
@@ -252,11 +252,11 @@ def unused_path(folder: Path, stem: str, suffix: str) -> Path:
         except FileExistsError:
             continue
         return path
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 class CsvFile:
-    """A table that grows row by row. Rows reach the disk in blocks, or when `flush` asks for it."""
+    """A table written row by row, buffered until `flush`."""
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
         self.path = path
@@ -275,7 +275,7 @@ class CsvFile:
 
 
 class LossFile:
-    """`losses.csv`: the step and the mean loss since the line before."""
+    """`losses.csv`: step, and mean loss since the previous row."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file = None if folder is None else CsvFile(unused_path(folder, "losses", ".csv"), ("step", "loss"))
@@ -284,7 +284,7 @@ class LossFile:
     def add(self, loss: float) -> None:
         if self._file is not None:
             self._file.add((self.step, loss))
-            self._file.flush()  # these are few, and what a killed run is asked for first
+            self._file.flush()  # rows are few, and a killed run should have them
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,20 +1,33 @@
-"""A step taken apart by repetition, since a phase of milliseconds is far below what a sensor can resolve.
+"""Energy of the phases of a step by repetition. A phase of milliseconds is far below the resolution of a sensor (NVML
+refreshes every 100 ms), so parts of the step are repeated for seconds, and phases are differences between loops.
 
-A handful of loops, each for seconds, each doing a little more than the one before:
+Each loop does a little more than the one before:
 
-    forward.teacher, forward.student    where an objective marks parts of its forward pass: up to the end of each
-    forward                             on batches that lie ready on the device; the graph is built and dropped
-    forward + backward                  the gradients are cleared after each repetition, as a step does
-    forward + backward + optimiser      all of a step but its input
-    step                                the same with fresh batches, drawn as training draws them
+    forward.teacher, forward.student    if the objective marks parts of its forward pass: up to the end of each
+    forward                             on batches already on the device; the graph is built and dropped
+    forward + backward                  gradients are cleared after each repetition, as in a step
+    forward + backward + optimizer      a step without its input
+    step                                the same with new batches, drawn as in training
 
-The differences are the phases, and they add up to the last loop by construction. The input's is what drawing batches
-adds to a step: next to nothing where the loader works while the device computes, the waiting where it does not.
+The differences add up to the last loop by construction. The difference of the last two is what drawing batches adds to
+a step: almost nothing if the loader overlaps with the device, the waiting time if it does not.
 
-The loops take turns in an order that is its own mirror image, so that a slow drift (a warming card) cancels. Each runs
-a little before its window begins and after it ends, so that a sensor that lags sees the same load at the edges. The
-device is waited for at the edges alone. The optimiser runs at rate 0: the same work, and weights that stay where the
-training has them.
+The design removes systematic errors:
+
+- Loops take turns, and every second round runs in reverse order (ABBA), so that a linear drift, such as a GPU warming
+  up, cancels.
+- Each loop runs before its window begins and after it ends, so that a lagging sensor sees the same load at the edges.
+- The device is synchronized only at the edges of a window.
+- The optimizer runs with learning rate 0: the same work, unchanged weights.
+
+Before, everything that a step changes is copied to host memory, and restored in place afterwards: parameters,
+gradients and buffers of all trained modules (including BatchNorm statistics, an EMA, and buffers that checkpoints
+omit), optimizer state and learning rates, the fp16 scaler, all random states and the loader's position. It is restored
+in place because an optimizer's `load_state_dict` may change the data type of its state.
+
+The interval of a phase is the wider of two: the spread of the differences over the rounds (Student's t), which includes
+the meter's noise and the variation of the machine, and the meter's own uncertainty of each window, because a few rounds
+may agree by chance.
 """
 
 from __future__ import annotations
@@ -42,18 +55,12 @@ if TYPE_CHECKING:
     from joulelab.zoo.objective import PhaseMaker
 
 
-# The forward pass cut off after one of the parts it marks (`forward.teacher`, say), to be repeated alone.
-#
-# An objective marks its parts as context managers. Whoever makes those can leave the pass at the end of any of them;
-# what came before it has then been done, and nothing after it.
-
-
-class _PartReached(Exception):  # the wanted end, no error
-    pass
+class _PartReached(Exception):
+    """Ends a forward pass at the end of a part; not an error."""
 
 
 def forward_parts(trainer: Trainer[Any], batch: Any) -> tuple[str, ...]:
-    """In the order in which they run; none where there is nothing to tell apart."""
+    """Names of the marked parts of the forward pass, in order; empty if there are fewer than two."""
     seen: list[str] = []
     with _on_part_end(trainer, seen.append):
         trainer.forward(batch)
@@ -61,7 +68,7 @@ def forward_parts(trainer: Trainer[Any], batch: Any) -> tuple[str, ...]:
 
 
 def forward_until(trainer: Trainer[Any], part: str, batch: Any) -> None:
-    """The forward pass up to the end of `part`."""
+    """Run the forward pass up to the end of `part`. Parts are context managers, so leaving one can end the pass."""
 
     def stop_there(name: str) -> None:
         if name == part:
@@ -73,7 +80,7 @@ def forward_until(trainer: Trainer[Any], part: str, batch: Any) -> None:
 
 @contextmanager
 def _on_part_end(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterator[None]:
-    """Tell of the end of every outermost part; inner ones belong to theirs."""
+    """Call `ended` at the end of every outermost part."""
     depth = 0
 
     @contextmanager
@@ -87,41 +94,45 @@ def _on_part_end(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterato
         if depth == 0:
             ended(name)
 
-    before: PhaseMaker = trainer.mark_part
-    trainer.mark_part = mark
+    before: PhaseMaker = trainer.mark_phase
+    trainer.mark_phase = mark
     try:
         yield
     finally:
-        trainer.mark_part = before
+        trainer.mark_phase = before
 
 
 LOOPS = ("forward", "forward+backward", "forward+backward+optimiser_step", "step")
-"""The last of a round; before them come those of the forward pass's parts."""
+"""The loops of a round, after those of the parts of the forward pass."""
 LEAD_OUT_S = 0.1
-# A step of many seconds needs fewer windows: each of them is long already.
+# Limit for all rounds together: long steps need fewer windows, because each is long already.
 MAX_ISOLATION_S = 180.0
 
 
 @dataclass(frozen=True)
 class LoopPlan:
+    """How long and how often the loops run."""
+
     window_s: float = 1.5
     settle_s: float = 0.3
-    """How long a loop runs before its window begins."""
+    """Time that a loop runs before its window begins."""
     rounds: int = 4
     kept_steps: int = 4
-    """Steps' worth of batches that the loops without input go round."""
+    """Number of steps whose batches the loops without input cycle through."""
 
 
 @dataclass(frozen=True)
 class LoopWindow:
+    """One loop in one round, in monotonic time."""
+
     loop: str
     round: int
     begin_ns: int
     end_ns: int
     repetitions: int
-    """Optimiser steps' worth of it."""
+    """Number of optimizer steps."""
     part: str = ""
-    """Of the forward pass, which this loop ends with; empty where it goes on or has no parts."""
+    """The part of the forward pass that ends this loop; empty for the others."""
 
     @property
     def duration_s(self) -> float:
@@ -135,7 +146,7 @@ _mark_cuda_graph_step: Callable[[], None] = torch.compiler.cudagraph_mark_step_b
 
 
 class Isolation:
-    """Runs the loops on a trainer and says when each ran. Whoever calls it puts the trainer's state back."""
+    """Runs the loops on a trainer and returns their windows. The caller restores the trainer's state."""
 
     def __init__(
         self, trainer: Trainer[Any], plan: LoopPlan, now_ns: Callable[[], int], wait: Callable[[], None]
@@ -145,27 +156,27 @@ class Isolation:
         self._now_ns = now_ns
         self._wait = wait
         self._accumulate = trainer.config.accumulate
-        # a captured graph that is never followed by its backward pass must be told that a new round begins
+        # torch's CUDA graph trees must be told that a step begins if the forward pass has no backward pass.
         self._captured = trainer.config.compile in ("reduce-overhead", "max-autotune")
 
     def run(self) -> list[LoopWindow]:
-        self._stop_the_learning()
+        self._zero_learning_rate()
         kept = [[self._trainer.next_batch() for _ in range(self._accumulate)] for _ in range(self._plan.kept_steps)]
         self._kept = itertools.cycle(kept)
         parts = forward_parts(self._trainer, kept[0][0])
         loops = (*parts[:-1], *LOOPS)
-        self._part_of = dict(zip(loops, parts, strict=False))  # the last part ends where the forward pass does
+        self._part_of = dict(zip(loops, parts, strict=False))  # the last part ends with the forward pass
         seconds = {loop: self._seconds(loop) for loop in loops}
         windows = []
         for number in range(self._rounds(seconds)):
             for loop in loops if number % 2 == 0 else loops[::-1]:
                 self._check_stop()
                 windows.append(self._window(loop, number, seconds[loop]))
-        self._repeat("step", 1)  # shards and copies on other ranks are left as a whole step leaves them
+        self._repeat("step", 1)  # leaves shards and replicas on other ranks as a whole step does
         self._wait()
         return windows
 
-    def _stop_the_learning(self) -> None:
+    def _zero_learning_rate(self) -> None:
         for group in self._trainer.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].zero_()
@@ -173,14 +184,14 @@ class Isolation:
                 group["lr"] = 0.0
 
     def _seconds(self, loop: str) -> float:
-        """Of one repetition, the same on all ranks, so that all repeat as often."""
+        """Of one repetition; the mean over ranks, so that all ranks repeat equally often."""
         self._repeat(loop, 1)
-        first_s = self._timed_s(loop, 2)
-        better_s = self._timed_s(loop, self._times(self._plan.settle_s, first_s))
+        first_s = self._time_repetitions(loop, 2)
+        better_s = self._time_repetitions(loop, self._times(self._plan.settle_s, first_s))
         ranks = self._trainer.ranks
         return ranks.sum([better_s])[0] / ranks.world
 
-    def _timed_s(self, loop: str, times: int) -> float:
+    def _time_repetitions(self, loop: str, times: int) -> float:
         self._wait()
         begin_ns = self._now_ns()
         self._repeat(loop, times)
@@ -236,28 +247,22 @@ class Isolation:
             trainer.optimizer.zero_grad(set_to_none=True)
 
     def _check_stop(self) -> None:
-        """All ranks leave together, also where only one was asked to."""
-        asked: EndedBySignal | None = None
+        """All ranks stop together, even if only one was asked to."""
+        request: EndedBySignal | None = None
         try:
-            self._trainer.around.check_stop()
-        except EndedBySignal as ended:
-            asked = ended
-        if self._trainer.ranks.sum([asked is not None])[0]:
-            raise asked or EndedBySignal(15)
-
-
-# All that a step changes, copied aside and put back bit for bit, so that a tracker may run steps that never were.
-#
-# Copied are the parameters, gradients and buffers of everything that trains (BatchNorm's statistics and an EMA among
-# them, also buffers that a checkpoint leaves out), the optimiser's state and rates, the scaler of fp16, all random
-# numbers, and the loader's position. The copies lie in host memory: the device may be full. They are put back in
-# place, because an optimiser's own way of loading a state may change its number format.
+            self._trainer.callbacks.check_stop()
+        except EndedBySignal as signal:
+            request = signal
+        if self._trainer.ranks.sum([request is not None])[0]:
+            raise request or EndedBySignal(15)
 
 
 Undo = Callable[[], None]
 
 
 class Snapshot:
+    """A copy of everything that a step changes, in host memory because the device may be full."""
+
     def __init__(self, trainer: Trainer[Any]) -> None:
         self._undo: list[Undo] = [
             *(_save_tensor(tensor) for tensor in _tensors(trainer)),
@@ -280,7 +285,7 @@ def _tensors(trainer: Trainer[Any]) -> Iterator[Tensor]:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """The part of a sharded tensor that lies on this rank."""
+    """This rank's shard of a sharded tensor."""
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
 
@@ -319,7 +324,7 @@ def _save_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
         for group, kept, rate in zip(optimizer.param_groups, groups, rates, strict=True):
             group.update(kept, lr=rate())
         for parameter in list(optimizer.state):
-            if parameter not in state:  # first touched by a step that never was
+            if parameter not in state:  # created by a step that is undone
                 del optimizer.state[parameter]
                 continue
             optimizer.state[parameter] = {name: give() for name, give in state[parameter].items()}
@@ -328,7 +333,7 @@ def _save_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
 
 
 def _save_value(value: Any) -> Callable[[], Any]:
-    """A function that gives the value back as it is now; a tensor is the same one, filled again."""
+    """A function that returns the current value later; a tensor keeps its identity and is refilled."""
     if not isinstance(value, Tensor):
         return lambda: value
     fill = _save_tensor(value)
@@ -367,14 +372,7 @@ def _save_random_state(device: torch.device) -> Undo:
     return undo
 
 
-# From the loops' joules to the phases': differences with intervals, which close on the step.
-#
-# A phase is the difference of two loops. Its interval is the wider of two: the spread of the differences over the
-# rounds (Student's t), which contains the meter's noise and the machine's moods; and the meter's own doubt about each
-# window, because a handful of rounds can agree by luck.
-
-
-# Phases by the loop that adds them: a phase is its own loop less the one before. The input's comes first in a step.
+# Phase -> the loop that adds it: the phase is the difference to the loop before.
 LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
 MIN_COVERAGE = 0.95
 
@@ -393,18 +391,20 @@ Rounds = list[dict[str, _LoopEnergy]]
 
 @dataclass(frozen=True)
 class IsolatedEnergy:
+    """Energy per step of the phases, from the loops."""
+
     phases: dict[str, PerStep]
-    """They add up to `step`."""
+    """Add up to `step`."""
     parts: dict[str, PerStep]
-    """Of the forward pass, where it marks any; they add up to `forward`."""
+    """Parts of the forward pass, if it marks any; add up to `forward`."""
     step: PerStep
     rounds: int
     figure: EnergyFigure
-    """Of all windows together: method, sources, gain error."""
+    """All windows together: method, sources, gain error."""
 
 
 def isolated_energy(windows: Sequence[LoopWindow], read: Reader) -> IsolatedEnergy | None:
-    """None where the trace does not cover a single whole round."""
+    """None if the trace does not cover a single complete round."""
     rounds = _complete_rounds(windows, read)
     if not rounds:
         return None
@@ -420,7 +420,7 @@ def isolated_energy(windows: Sequence[LoopWindow], read: Reader) -> IsolatedEner
 
 
 def _consecutive_differences(rounds: Rounds, loop_of: Mapping[str, str]) -> dict[str, PerStep]:
-    """Each by how much its loop takes more than the one before."""
+    """Each entry is the difference between its loop and the one before."""
     befores = [None, *loop_of.values()]
     return {
         name: _difference(rounds, loop, before) for (name, loop), before in zip(loop_of.items(), befores, strict=False)
@@ -435,16 +435,16 @@ def _complete_rounds(windows: Sequence[LoopWindow], read: Reader) -> Rounds:
         if figure.energy_j is None or figure.coverage < MIN_COVERAGE:
             continue
         scale = window.repetitions * figure.coverage
-        turn = _LoopEnergy(
+        energy = _LoopEnergy(
             figure.energy_j / scale, (figure.half_width_j or 0.0) / scale, window.duration_s / window.repetitions
         )
-        rounds.setdefault(window.round, {})[window.loop] = turn
-    return [turns for turns in rounds.values() if len(turns) == loops]
+        rounds.setdefault(window.round, {})[window.loop] = energy
+    return [measured for measured in rounds.values() if len(measured) == loops]
 
 
 def _difference(rounds: Rounds, loop: str, before: str | None) -> PerStep:
     nothing = _LoopEnergy(0.0, 0.0, 0.0)
-    pairs = [(turns[loop], turns[before] if before else nothing) for turns in rounds]
+    pairs = [(loops[loop], loops[before] if before else nothing) for loops in rounds]
     energies_j = [more.energy_j - less.energy_j for more, less in pairs]
     spread = mean_t(energies_j)
     spread_j = spread.high - spread.value if len(pairs) > 1 else 0.0

@@ -1,11 +1,12 @@
-"""Joules per phase by the three honest ways, each under its label: `direct`, `isolated` and `time-share`.
+"""The trackers `energy` and `averaged-energy`: energy per phase, each figure labeled with its method.
 
-`direct` needs windows that are long against the sensor's refresh: the step, over many of them, and phases of seconds.
-`isolated` takes the step apart once, after the warm-up, in a stage of its own (isolated.py), and leaves the training
-bit for bit as it was (snapshot.py). `time-share` divides the step's joules by device time and is the weakest.
-Isolation is checked, not assumed: its whole step is compared with the steps of the undisturbed training after it.
+- `direct` needs windows that are long compared with the sensor's refresh: many steps together, and phases of seconds.
+- `isolated` repeats parts of a step once, after the warm-up, in a separate stage, and restores the training state bit
+  for bit (isolated.py). It is checked: the isolated step is compared with the undisturbed steps that follow it.
+- `time-share` divides the step's energy by device time and is the weakest.
 
-While training runs only times are noted; joules are computed at the end, from the trace.
+`averaged-energy` has no isolation: all energy over all steps, divided by time. During training only times are recorded;
+energy is computed from the trace at the end.
 """
 
 from __future__ import annotations
@@ -39,28 +40,27 @@ from joulelab.train.stats.step_energy import (
 )
 from joulelab.units import duration_text, energy_text, percent_text, power_text
 
-# What the `energy` tracker found: as a table and sentences for people, and as values for the record.
-
-
 TABLE_HEADER = f"{'phase':<18}{'energy per step':>20}{'power':>10}{'share':>9}  method"
 
 
 @dataclass(frozen=True)
 class PhaseEnergyReport:
+    """Results of the tracker `energy`: as text for people, and as values for the record."""
+
     step: StepEnergy
     long_phases: Mapping[str, PerStep]
     isolated: IsolatedEnergy | None
     not_isolated: str
-    """Why there is no isolation, where there is none."""
+    """Why there is no isolated energy; empty if there is."""
     time_shares: Mapping[str, PerStep]
-    aside_stage: str
-    aside_s: float | None
-    aside_j: float | None
+    isolation_stage: str
+    isolation_s: float | None
+    isolation_j: float | None
 
     def text(self) -> str:
         if self.step.step is None and self.isolated is None:
             return f"energy per phase: missing. {self.step.problem}"
-        lines = [f"energy per phase ({self.sensor}), one optimiser step", TABLE_HEADER, *self._rows(), *self._remarks()]
+        lines = [f"energy per phase ({self.sensor}), one optimizer step", TABLE_HEADER, *self._rows(), *self._remarks()]
         return "\n".join(lines)
 
     @property
@@ -95,19 +95,19 @@ class PhaseEnergyReport:
         else:
             yield f"direct: {self.step.steps} steps in {duration_text(self.step.duration_s)} of undisturbed training."
         if self.isolated is None:
-            yield f"Not taken apart: {self.not_isolated}. The time-shares are all there is; they are the weakest way."
+            yield f"Not isolated: {self.not_isolated}. Only time-shares are available, the weakest method."
         else:
             yield self.verdict() or "The isolated step could not be checked against undisturbed training."
-        if self.aside_s is not None:
+        if self.isolation_s is not None:
             yield (
-                f"Taking the step apart took {duration_text(self.aside_s)} and {energy_text(self.aside_j)}, billed to "
-                f"{self.aside_stage}; the training goes on as if it had not been."
+                f"Isolation took {duration_text(self.isolation_s)} and {energy_text(self.isolation_j)}, billed to "
+                f"{self.isolation_stage}; the training state was restored."
             )
         if self.step.figure.method == "estimated":
-            yield "These joules are an estimate from CPU time; no sensor measured them."
+            yield "The energy is estimated from CPU time; no sensor measured it."
 
     def verdict(self) -> str | None:
-        """Whether the isolated step is the step that training takes."""
+        """Whether the isolated step agrees with the steps of the training."""
         if self.isolated is None or self.step.step is None:
             return None
         isolated, direct = self.isolated.step, self.step.step
@@ -116,7 +116,7 @@ class PhaseEnergyReport:
             return f"The isolated step agrees with undisturbed training ({100 * difference:+.1f} %, within intervals)."
         return (
             f"The isolated step differs from undisturbed training by {100 * difference:+.1f} %, more than the "
-            "intervals allow: read the isolated joules as shares of a step, not as its joules."
+            "intervals allow: use the isolated energies as shares of a step, not as absolute values."
         )
 
     def values(self) -> dict[str, Any]:
@@ -138,9 +138,9 @@ class PhaseEnergyReport:
                 "parts": {part: to_record(row) for part, row in isolated.parts.items()} if isolated else {},
                 "agrees": within_intervals(isolated.step, step) if isolated and step else None,
                 "verdict": self.verdict(),
-                "stage": self.aside_stage,
-                "duration_s": self.aside_s,
-                "energy_j": self.aside_j,
+                "stage": self.isolation_stage,
+                "duration_s": self.isolation_s,
+                "energy_j": self.isolation_j,
             },
             "time-share": {"phases": {phase: to_record(row) for phase, row in self.time_shares.items()}},
         }
@@ -149,16 +149,18 @@ class PhaseEnergyReport:
 def row_text(phase: str, row: PerStep, whole: PerStep, sensed: EnergyFigure) -> str:
     share = percent_text(row.energy_j / whole.energy_j) if whole.energy_j else "-"
     power = "-" if row.power_w is None else power_text(row.power_w)
-    # energy of a step is that of covered time, and no lower bound
+    # Energies per step are scaled to full coverage, so they are not lower bounds.
     each = sensed.model_copy(update={"coverage": 1.0, "lower_bound": False})
     energy = amount_text(each.with_interval(row.energy_j, row.half_width_j))
     return f"{phase:<18}{energy:>20}{power:>10}{share:>9}  {row.method}"
 
 
-STOP_REQUESTED = "the run was asked to stop meanwhile"
+STOP_REQUESTED = "the run was asked to stop during isolation"
 
 
 class EnergyStats(TrainerStats):
+    """The tracker `energy`."""
+
     def __init__(
         self,
         warmup_steps: int = 10,
@@ -169,21 +171,21 @@ class EnergyStats(TrainerStats):
         self.plan = plan or LoopPlan()
         self._now_ns = now_ns
         self._steps = 0
-        self._first_pieces: list[CleanWindow] = []
-        self._windows: list[LoopWindow] = []
-        self._aside: TimeSpan | None = None
-        self._not_isolated = f"training ended before its {warmup_steps} steps of warm-up did"
+        self._warmup_windows: list[CleanWindow] = []
+        self._loop_windows: list[LoopWindow] = []
+        self._isolation_span: TimeSpan | None = None
+        self._not_isolated = f"training ended within the {warmup_steps} warm-up steps"
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._bench = bench
-        self._wait = device_synchronizer(bench.device)
-        self._times = PhaseTimes(bench.device)
-        self._stretches = CleanWindows(self._now_ns)
+    def attach(self, context: TrackerContext) -> None:
+        self._context = context
+        self._wait = device_synchronizer(context.device)
+        self._times = PhaseTimes(context.device)
+        self._clean = CleanWindows(self._now_ns)
         self._long = LongPhases(self._wait, self._now_ns)
 
     def start(self, phase: str) -> None:
         if phase == "step":
-            self._stretches.start_step()
+            self._clean.start_step()
         elif phase in INTERRUPTIONS:
             self._interrupt()
         self._times.start(phase)
@@ -195,117 +197,118 @@ class EnergyStats(TrainerStats):
             self._long.stop(phase)
         self._times.stop(phase)
         if phase == "step":
-            self._stretches.stop_step()
+            self._clean.stop_step()
 
     def log_loss(self, loss: float) -> None:
-        self._stretches.touch()
+        self._clean.touch()
 
     def log_step(self, step: int) -> None:
         self._steps += 1
         self._times.harvest()
         if self._steps == self.warmup_steps:
             self._interrupt()
-            self._first_pieces = self._stretches.pieces
-            self._long.choose(self._times.per_step_s(), self._bench.trainer.config.accumulate)
+            self._warmup_windows = self._clean.windows
+            self._long.choose(self._times.per_step_s(), self._context.trainer.config.accumulate)
             self._isolate()
-            self._stretches = CleanWindows(self._now_ns)
+            self._clean = CleanWindows(self._now_ns)
 
     def stop_train(self) -> None:
         self._interrupt()
 
     def _interrupt(self) -> None:
-        self._wait()  # the training's stretch ends when the device has done it
-        self._stretches.touch()
-        self._stretches.interrupt()
+        self._wait()  # a window ends when the device has finished its steps
+        self._clean.touch()
+        self._clean.interrupt()
 
     def _isolate(self) -> None:
-        bench = self._bench
-        self._not_isolated = missing_energy_reason(bench.meter, bench.device.type) or ""
-        # ranks repeat together or not at all; one with a sensor is enough
-        if not bench.trainer.ranks.sum([not self._not_isolated])[0]:
+        context = self._context
+        self._not_isolated = missing_energy_reason(context.meter, context.device.type) or ""
+        # All ranks isolate together or none does; one rank with a sensor is enough.
+        if not context.trainer.ranks.sum([not self._not_isolated])[0]:
             return
-        with bench.trainer.aside():
+        with context.trainer.pause():
             try:
-                with bench.aside(f"{bench.stage}.phases"):
-                    bench.say(f"energy: taking the step apart for a while, billed to {bench.stage}.phases")
+                with context.aside(f"{context.stage}.phases"):
+                    context.say(f"energy: isolating the phases of a step, billed to {context.stage}.phases")
                     begin_ns = self._now_ns()
-                    self._take_apart()
-                    self._aside = (begin_ns, self._now_ns())
-            except EndedBySignal:  # raised on entering, before anything was done
+                    self._run_isolation()
+                    self._isolation_span = (begin_ns, self._now_ns())
+            except EndedBySignal:  # raised on entering the stage, before any work
                 self._not_isolated = STOP_REQUESTED
 
-    def _take_apart(self) -> None:
-        """A measurement that fails must not end hours of training; one that cannot be undone must."""
-        bench = self._bench
-        before = Snapshot(bench.trainer)
+    def _run_isolation(self) -> None:
+        """A failing measurement must not end hours of training; a failing restore must."""
+        context = self._context
+        before = Snapshot(context.trainer)
         try:
-            self._windows = Isolation(bench.trainer, self.plan, self._now_ns, self._wait).run()
-        except EndedBySignal:  # nothing is lost: the loop looks for itself right after this, and saves before it leaves
+            self._loop_windows = Isolation(context.trainer, self.plan, self._now_ns, self._wait).run()
+        except EndedBySignal:  # the loop checks right after this and saves before it stops
             self._not_isolated = STOP_REQUESTED
         except Exception as error:
             self._not_isolated = f"{type(error).__name__}: {error}"
-            bench.say(f"energy: the step could not be taken apart ({self._not_isolated})")
+            context.say(f"energy: the phases could not be isolated ({self._not_isolated})")
         before.restore()
         self._wait()
-        if self._windows and bench.meter is not None:  # durable: a killed run can still be computed from its trace
-            bench.meter.event("isolated", stage=bench.stage, windows=[window.fields() for window in self._windows])
+        if self._loop_windows and context.meter is not None:  # a killed run can still be evaluated from its trace
+            context.meter.event(
+                "isolated", stage=context.stage, windows=[window.fields() for window in self._loop_windows]
+            )
 
     def log_stats(self) -> str:
         self._wait()
         self._times.harvest()
-        read = energy_reader(self._bench.meter, self._last_ns(), self._bench.device.type)
-        found = self._findings(read)
-        self._bench.result("energy", found.values())
-        return found.text()
+        read = energy_reader(self._context.meter, self._last_ns(), self._context.device.type)
+        report = self._report(read)
+        self._context.result("energy", report.values())
+        return report.text()
 
-    def _findings(self, read: Reader) -> PhaseEnergyReport:
-        step = energy_per_step(self._pieces(), read)
+    def _report(self, read: Reader) -> PhaseEnergyReport:
+        step = energy_per_step(self._clean_windows(), read)
         return PhaseEnergyReport(
             step=step,
             long_phases=self._long.energy(read),
             isolated=self._isolated(read),
             not_isolated=self._not_isolated,
             time_shares=time_shares(step.step, self._times.shares()) if step.step else {},
-            aside_stage=f"{self._bench.stage}.phases",
-            aside_s=(self._aside[1] - self._aside[0]) / NS if self._aside else None,
-            aside_j=read([self._aside]).energy_j if self._aside else None,
+            isolation_stage=f"{self._context.stage}.phases",
+            isolation_s=(self._isolation_span[1] - self._isolation_span[0]) / NS if self._isolation_span else None,
+            isolation_j=read([self._isolation_span]).energy_j if self._isolation_span else None,
         )
 
     def _isolated(self, read: Reader) -> IsolatedEnergy | None:
-        found = isolated_energy(self._windows, read) if self._windows else None
-        if self._windows and found is None:
-            self._not_isolated = "the trace has no whole round of its windows"
+        found = isolated_energy(self._loop_windows, read) if self._loop_windows else None
+        if self._loop_windows and found is None:
+            self._not_isolated = "the trace covers no complete round of its windows"
         return found
 
-    def _pieces(self) -> list[CleanWindow]:
-        """Undisturbed training; where it was too short to have any after the warm-up, the warm-up itself."""
-        return self._stretches.pieces or self._first_pieces
+    def _clean_windows(self) -> list[CleanWindow]:
+        """Undisturbed training after the warm-up; the warm-up itself if the training was too short."""
+        return self._clean.windows or self._warmup_windows
 
     def _last_ns(self) -> int:
-        ends = [window.end_ns for window in self._windows]
-        ends += [end for piece in self._pieces() for _, end in piece.windows]
+        ends = [window.end_ns for window in self._loop_windows]
+        ends += [end for window in self._clean_windows() for _, end in window.spans]
         return max([0, self._long.last_ns(), *ends])
 
 
-# Energy per step as an average over the whole training: all its measured joules over all its steps.
-#
-# Nothing is measured step by step, so nothing is below the sensor's refresh. How the step divides over its phases is
-# a `time-share`: the step's joules by device time, which is the weakest way; `energy` has a better one.
-
-
 class AveragedEnergyStats(TrainerStats):
+    """The tracker `averaged-energy`: measured energy over all steps, divided over the phases by time.
+
+    Nothing is measured per step, so nothing is below the sensor's refresh interval.
+    """
+
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._bench = bench
-        self._wait = device_synchronizer(bench.device)
-        self._times = PhaseTimes(bench.device)
-        self._stretches = CleanWindows(self._now_ns)
+    def attach(self, context: TrackerContext) -> None:
+        self._context = context
+        self._wait = device_synchronizer(context.device)
+        self._times = PhaseTimes(context.device)
+        self._clean = CleanWindows(self._now_ns)
 
     def start(self, phase: str) -> None:
         if phase == "step":
-            self._stretches.start_step()
+            self._clean.start_step()
         elif phase in INTERRUPTIONS:
             self._interrupt()
         self._times.start(phase)
@@ -313,10 +316,10 @@ class AveragedEnergyStats(TrainerStats):
     def stop(self, phase: str) -> None:
         self._times.stop(phase)
         if phase == "step":
-            self._stretches.stop_step()
+            self._clean.stop_step()
 
     def log_loss(self, loss: float) -> None:
-        self._stretches.touch()
+        self._clean.touch()
 
     def log_step(self, step: int) -> None:
         self._times.harvest()
@@ -325,17 +328,17 @@ class AveragedEnergyStats(TrainerStats):
         self._interrupt()
 
     def _interrupt(self) -> None:
-        self._wait()  # the training's stretch ends when the device has done it
-        self._stretches.touch()
-        self._stretches.interrupt()
+        self._wait()  # a window ends when the device has finished its steps
+        self._clean.touch()
+        self._clean.interrupt()
 
     def log_stats(self) -> str:
         self._times.harvest()
-        pieces = self._stretches.pieces
-        until_ns = max((window[1] for piece in pieces for window in piece.windows), default=0)
-        found = energy_per_step(pieces, energy_reader(self._bench.meter, until_ns, self._bench.device.type))
+        windows = self._clean.windows
+        until_ns = max((end for window in windows for _, end in window.spans), default=0)
+        found = energy_per_step(windows, energy_reader(self._context.meter, until_ns, self._context.device.type))
         phases = time_shares(found.step, self._times.shares()) if found.step else {}
-        self._bench.result(
+        self._context.result(
             "averaged-energy",
             {
                 "problem": found.problem,

@@ -1,4 +1,12 @@
-"""How a step's time divides over its phases, from one step in a few: a mean needs no more, and the others stay free."""
+"""Times of the phases of a step: clocks, quantiles over a whole training, and the tracker `simple`.
+
+On a GPU the host's clock sees only kernel launches, so a CUDA event is put into the device's stream at both ends of a
+phase and read later, when the device has passed it; nothing ever waits. Events are reused. A stream executes in order,
+so the oldest pair of events is always the first that can be read.
+
+Host and device times mean different things: the device time is how long the work took, the host time how long the
+program took to launch it. A host time above the device time means that the device waits for the program.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +29,20 @@ from joulelab.train.stats.hooks import (
     unused_path,
 )
 
-# How long phases take, without waiting for the device.
-#
-# On a GPU the host's clock sees only the launching. So an event is put into the device's own queue at either end of a
-# phase; the device stamps it when it gets there, and it is read later, when it has long been passed. Events are
-# reused. The work of a stream is done in order, so the oldest pair is always the first that can be read.
-
-
-# Far more than a device ever lies behind; a phase beyond it goes untimed instead of filling the memory.
+# Far more than a device is ever behind. Phases beyond it are not timed, to bound the memory.
 MAX_PENDING = 4096
 
 
 class PhaseTiming(NamedTuple):
+    """Duration of one phase."""
+
     phase: str
     host_s: float
     device_s: float | None
-    """None where host and device are one."""
+    """None on a CPU."""
 
     @property
-    def best_s(self) -> float:
+    def duration_s(self) -> float:
         return self.host_s if self.device_s is None else self.device_s
 
 
@@ -52,7 +55,7 @@ class PhaseClock(Protocol):
     def stop(self, phase: str) -> None: ...
 
     def harvest(self) -> list[PhaseTiming]:
-        """What has become known since the last call."""
+        """Timings that became available since the last call."""
 
 
 def clock_for(device: torch.device) -> PhaseClock:
@@ -62,17 +65,17 @@ def clock_for(device: torch.device) -> PhaseClock:
 class HostClock:
     def __init__(self) -> None:
         self.untimed = 0
-        self._begun: dict[str, float] = {}
+        self._started: dict[str, float] = {}
         self._done: list[PhaseTiming] = []
 
     def start(self, phase: str) -> None:
-        self._begun[phase] = time.perf_counter()
+        self._started[phase] = time.perf_counter()
 
     def stop(self, phase: str) -> None:
         now = time.perf_counter()
-        begun = self._begun.pop(phase, None)
-        if begun is not None:
-            self._done.append(PhaseTiming(phase, now - begun, None))
+        started = self._started.pop(phase, None)
+        if started is not None:
+            self._done.append(PhaseTiming(phase, now - started, None))
 
     def harvest(self) -> list[PhaseTiming]:
         done, self._done = self._done, []
@@ -90,26 +93,26 @@ class CudaClock:
     def __init__(self) -> None:
         self.untimed = 0
         self._free: list[Any] = []
-        self._begun: dict[str, tuple[float, Any]] = {}
+        self._started: dict[str, tuple[float, Any]] = {}
         self._pending: deque[_Pending] = deque()
 
     def start(self, phase: str) -> None:
         event = self._event()
         event.record()
-        self._begun[phase] = (time.perf_counter(), event)
+        self._started[phase] = (time.perf_counter(), event)
 
     def stop(self, phase: str) -> None:
         now = time.perf_counter()
-        begun = self._begun.pop(phase, None)
-        if begun is None:
+        started = self._started.pop(phase, None)
+        if started is None:
             return
         if len(self._pending) >= MAX_PENDING:
             self.untimed += 1
-            self._free.append(begun[1])
+            self._free.append(started[1])
             return
         end = self._event()
         end.record()
-        self._pending.append(_Pending(phase, now - begun[0], begun[1], end))
+        self._pending.append(_Pending(phase, now - started[0], started[1], end))
 
     def harvest(self) -> list[PhaseTiming]:
         done = []
@@ -128,9 +131,11 @@ STEP_PHASES = ("input", "forward", "backward", "optimiser_step")
 
 
 class PhaseTimes:
+    """Mean time of each phase, from one step in `every`: enough for a mean, and the other steps have no overhead."""
+
     def __init__(self, device: torch.device, every: int = 10) -> None:
         self.watching = False
-        """Whether the step that is under way is one of those that are timed."""
+        """Whether the current step is timed."""
         self._clock = clock_for(device)
         self._every = every
         self._seen = 0
@@ -151,34 +156,34 @@ class PhaseTimes:
 
     def harvest(self) -> None:
         for timed in self._clock.harvest():
-            self._sums_s[timed.phase] = self._sums_s.get(timed.phase, 0.0) + timed.best_s
+            self._sums_s[timed.phase] = self._sums_s.get(timed.phase, 0.0) + timed.duration_s
             self._watched += timed.phase == "step"
 
     def per_step_s(self) -> dict[str, float]:
-        """Seconds of each phase in one optimiser step, its micro-batches added up."""
+        """Seconds of each phase in one optimizer step, summed over its micro-batches."""
         return {phase: self._sums_s.get(phase, 0.0) / max(1, self._watched) for phase in STEP_PHASES}
 
     def shares(self) -> dict[str, float]:
-        """They add up to 1; empty where nothing was timed."""
+        """Fraction of the step's time in each phase; empty if nothing was timed."""
         per_step_s = self.per_step_s()
         whole_s = sum(per_step_s.values())
         return {phase: seconds / whole_s for phase, seconds in per_step_s.items()} if whole_s else {}
 
 
-# Mean and quantiles of a stream of durations in a few kilobytes, however long the training is.
-
-
-# Exact up to this many. Beyond it a uniform sample: its p99 lies between the true p98.7 and p99.3, 19 times of 20.
+# Quantiles are exact up to this many values. Beyond, reservoir sampling (Vitter, 1985) keeps a uniform sample, whose
+# p99 is between the true p98.7 and p99.3 with 95 % probability.
 RESERVOIR_SIZE = 4096
 
 
 class Durations:
+    """Mean and quantiles of a stream of durations in constant memory."""
+
     def __init__(self) -> None:
         self.count = 0
         self.sum_s = 0.0
         self.max_s = 0.0
         self._kept: list[float] = []
-        self._random = random.Random(0)  # its own: the training's random numbers stay as they are
+        self._random = random.Random(0)  # separate: must not change the training's random numbers
 
     def add(self, duration_s: float) -> None:
         self.count += 1
@@ -193,9 +198,9 @@ class Durations:
     def mean_s(self) -> float:
         return self.sum_s / self.count if self.count else 0.0
 
-    def quantiles_s(self, *shares: float) -> list[float]:
+    def quantiles_s(self, *levels: float) -> list[float]:
         ordered = sorted(self._kept)
-        return [_interpolate(ordered, share * (len(ordered) - 1)) for share in shares]
+        return [_interpolate(ordered, level * (len(ordered) - 1)) for level in levels]
 
 
 def _interpolate(ordered: list[float], place: float) -> float:
@@ -204,28 +209,24 @@ def _interpolate(ordered: list[float], place: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-# Where the time of a step goes: mean and quantiles of every phase, on the host's clock and on the device's.
-#
-# On a GPU the two tell different things. The device's time is how long the work took; the host's is how long the
-# program was busy handing it over. A host time above the device's means that the device waits for the program.
-
-
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _COLUMNS = ("phase", "clock", "count", "mean_s", *(f"{name}_s" for name in QUANTILES), "max_s")
 
 
 class SimpleStats(TrainerStats):
+    """Mean and quantiles of every phase, on the host clock and on the device clock."""
+
     def __init__(self) -> None:
         self._clock: PhaseClock = HostClock()
         self._times: dict[tuple[str, str], Durations] = {}
         self._losses = LossFile(None)
         self._first_loss: float | None = None
         self._last_loss: float | None = None
-        self._bench: TrackerContext | None = None
+        self._context: TrackerContext | None = None
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._bench = bench
-        self._clock = clock_for(bench.device)
+    def attach(self, context: TrackerContext) -> None:
+        self._context = context
+        self._clock = clock_for(context.device)
         self._losses = LossFile(self._folder())
 
     def start(self, phase: str) -> None:
@@ -256,36 +257,36 @@ class SimpleStats(TrainerStats):
         return row
 
     def log_stats(self) -> str:
-        if self._bench is not None:
-            device_synchronizer(self._bench.device)()  # training is over: the last events may be waited for
+        if self._context is not None:
+            device_synchronizer(self._context.device)()  # training is over, so waiting for the last events is fine
         self.log_step(self._losses.step)
         self._losses.close()
         rows = self._rows()
-        if self._bench is not None:
-            self._bench.result("simple", {"phases": rows, "untimed": self._clock.untimed})
+        if self._context is not None:
+            self._context.result("simple", {"phases": rows, "untimed": self._clock.untimed})
         if (folder := self._folder()) is not None:
             _write_tables(folder, rows)
         return self._table(rows)
 
     def _folder(self) -> Path | None:
-        folder = self._bench.folder if self._bench else None
+        folder = self._context.folder if self._context else None
         return None if folder is None else folder / "simple"
 
     def _rows(self) -> list[dict[str, Any]]:
-        """As the loop runs through them, the device's clock first."""
+        """In the order of the loop, device clock first."""
         order = sorted(self._times.items(), key=lambda item: (PHASES.index(item[0][0]), item[0][1]))
         return [_row_values(phase, clock, times) for (phase, clock), times in order]
 
     def _table(self, rows: list[dict[str, Any]]) -> str:
-        heads = ("mean", *QUANTILES, "max")
-        lines = [f"{'phase':<16}{'clock':<8}{'count':>9}" + "".join(f"{head + ' ms':>11}" for head in heads)]
+        columns = ("mean", *QUANTILES, "max")
+        lines = [f"{'phase':<16}{'clock':<8}{'count':>9}" + "".join(f"{head + ' ms':>11}" for head in columns)]
         for row in rows:
-            times = "".join(f"{1000 * row[f'{head}_s']:>11.2f}" for head in heads)
+            times = "".join(f"{1000 * row[f'{head}_s']:>11.2f}" for head in columns)
             lines.append(f"{row['phase']:<16}{row['clock']:<8}{row['count']:>9}{times}")
         if self._clock.untimed:
-            lines.append(f"{self._clock.untimed} phases went untimed: the device was too far behind")
+            lines.append(f"{self._clock.untimed} phases were not timed: the device was too far behind")
         if self._last_loss is not None:
-            lines.append(f"loss {self._first_loss:.4f} at the first line, {self._last_loss:.4f} at the last")
+            lines.append(f"loss {self._first_loss:.4f} at the first log line, {self._last_loss:.4f} at the last")
         return "\n".join(lines)
 
 

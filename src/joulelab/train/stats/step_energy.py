@@ -1,7 +1,17 @@
-"""Joules per optimiser step: of the training as it ran, and how they divide over the phases by time.
+"""Energy per optimizer step of a training as it ran, and ways to divide it over the phases.
 
-The step's figure is `direct`: measured joules of long windows over the steps in them. The phases' figure is its
-`time-share`, the weakest of all: it takes a phase that waits for memory to draw as much power as one that multiplies.
+`direct` divides the measured energy of long windows by the number of steps in them. It works for whole steps, and for
+phases that last seconds. `time-share` divides the step's energy by device time. It is the weakest method, because it
+assumes that a memory-bound phase draws as much power as a compute-bound one.
+
+The energy comes from the trace that the run's recorder is still writing, so the reader waits until the trace covers the
+windows. Which windows are training and nothing else:
+
+- Whatever keeps the loop from its next step (a checkpoint, an evaluation, a tracker's own measurement) ends a window,
+  whether a hook announces it or the time between two steps shows it.
+- The host knows when it has launched a step, not when the device has finished it. It does know at the log lines, where
+  it waits for the losses, so an interrupted window ends at the last such point. Between consecutive windows the device
+  is behind by about the same time, which cancels.
 """
 
 from __future__ import annotations
@@ -22,29 +32,26 @@ from joulelab.meter.session import Meter
 from joulelab.runs.record import EnergyByComponent, work_policy
 from joulelab.stats import mean_t
 
-# Joules of windows in the past of a run that is still going on, from the trace its recorder writes.
-
-
-# The recorder reads the driver's buffer every 0.5 to 2 s and the buffer itself runs late.
+# The recorder reads the driver's buffer every 0.5 to 2 s, and the buffer itself lags behind.
 TRACE_LAG_NS = int(2.2 * NS)
 TRACE_TIMEOUT_S = 6.0
-NO_METER = missing("this training runs without a meter", "train inside a run: `joulelab train`")
+NO_METER = missing("the training runs without a meter", "train inside a run: `joulelab train`")
 
 Reader = Callable[[Sequence[Window]], EnergyFigure]
 
 
 def energy_reader(meter: Meter | None, until_ns: int, device: str) -> Reader:
-    """A function from windows to the joules of work on `device`, after waiting until the trace covers them."""
+    """A function from windows to the energy of work on `device`. Waits until the trace covers `until_ns`."""
     if meter is None:
         return lambda windows: NO_METER
     path = meter.trace_path
     wait_for_trace(path, until_ns + TRACE_LAG_NS)
     trace = load_trace(path)
-    # the trace has no readings of CodeCarbon's
+    # The trace has no CodeCarbon readings, so that policy falls back to the sensors.
     policy = work_policy("gpu_only" if meter.policy == "gpu_only" else "measured", device)
 
     def read(windows: Sequence[Window]) -> EnergyFigure:
-        """What sensors measured, else the estimate under its own label, else why there is nothing."""
+        """The measured energy, else the estimate, labeled as such, else the reason why there is none."""
         figures = {name: component_energy(trace, name, windows) for name in COMPONENTS}
         return EnergyByComponent(**figures).best(policy)
 
@@ -52,7 +59,7 @@ def energy_reader(meter: Meter | None, until_ns: int, device: str) -> Reader:
 
 
 def missing_energy_reason(meter: Meter | None, device: str) -> str | None:
-    """The reason where no sensor, and no estimate, will ever measure work on `device` here."""
+    """Why no sensor and no estimate can measure work on `device`; None if one can."""
     if meter is None:
         return NO_METER.reason
     trace = load_trace(meter.trace_path)
@@ -69,7 +76,7 @@ def wait_for_trace(trace: Path, moment_ns: int) -> None:
 
 
 def last_timestamp_ns(trace: Path, tail_bytes: int = 1 << 16) -> int:
-    """When the newest whole line was written, without reading the others."""
+    """Timestamp of the last complete line, read from the end of the file."""
     try:
         with trace.open("rb") as file:
             file.seek(max(0, trace.stat().st_size - tail_bytes))
@@ -84,41 +91,34 @@ def last_timestamp_ns(trace: Path, tail_bytes: int = 1 << 16) -> int:
     return 0
 
 
-# Which stretches of time were training and nothing else: what joules per step may be divided from.
-#
-# Whatever keeps the loop from its next step (a checkpoint, an evaluation, a tracker's own measurement) ends a
-# stretch, whether its hooks tell of it or the time between two steps does. The host knows when it has handed a step
-# over, not when the device has done it. It does know at the log lines, where it waits for the losses; so a stretch
-# that is interrupted ends at the last hook at which the device was caught up with. Between two pieces of one stretch
-# the device lies behind by about the same, which cancels.
-
-
 TimeSpan = tuple[int, int]
 INTERRUPTIONS = ("checkpoint", "aside")
-# Longer than a line of metrics takes, shorter than anything worth setting apart.
+# Longer than writing a log line, shorter than any interruption that matters.
 PAUSE_NS = NS // 10
-# Long against the sensor's refresh (100 ms), so that pieces can be compared with one another.
+# Long compared with the sensor's refresh (100 ms), so that windows can be compared with each other.
 WINDOW_NS = 5 * NS
 MAX_WINDOWS = 64
 
 
 @dataclass(frozen=True)
 class CleanWindow:
-    windows: tuple[TimeSpan, ...]
+    """Undisturbed training: time spans, and the optimizer steps in them."""
+
+    spans: tuple[TimeSpan, ...]
     steps: int
 
     @property
     def duration_s(self) -> float:
-        return sum(end - begin for begin, end in self.windows) / NS
+        return sum(end - begin for begin, end in self.spans) / NS
 
 
 class CleanWindows:
-    """Told of steps as they happen. `pieces` are cut to a few seconds each, and longer ones when there are many."""
+    """Collects `windows` of a few seconds from the steps as they happen; merges pairs when there are many."""
 
     def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self.pieces: list[CleanWindow] = []
+        self.windows: list[CleanWindow] = []
         self._now_ns = now_ns
-        self._piece_ns = WINDOW_NS
+        self._window_ns = WINDOW_NS
         self._begin_ns: int | None = None
         self._last_ns = 0
         self._steps = 0
@@ -135,43 +135,43 @@ class CleanWindows:
             return
         self._steps += 1
         self.touch()
-        if self._last_ns - self._begin_ns >= self._piece_ns:
+        if self._last_ns - self._begin_ns >= self._window_ns:
             end = self._last_ns
             self.interrupt()
             self._begin_ns = end
 
     def touch(self) -> None:
-        """Training has lasted until now: the host waited here for the device."""
+        """Extend the window to now; call it where the host has waited for the device."""
         self._last_ns = self._now_ns()
 
     def interrupt(self) -> None:
-        """What comes next is not training."""
+        """Close the window: what follows is not training."""
         if self._begin_ns is not None and self._steps and self._last_ns > self._begin_ns:
-            self.pieces.append(CleanWindow(((self._begin_ns, self._last_ns),), self._steps))
-            if len(self.pieces) > MAX_WINDOWS:
+            self.windows.append(CleanWindow(((self._begin_ns, self._last_ns),), self._steps))
+            if len(self.windows) > MAX_WINDOWS:
                 self._merge()
         self._begin_ns, self._steps = None, 0
 
     def _merge(self) -> None:
-        pairs = zip(self.pieces[::2], self.pieces[1::2], strict=False)
-        odd = self.pieces[-1:] if len(self.pieces) % 2 else []
-        self.pieces = [*(_merge_windows(a, b) for a, b in pairs), *odd]
-        self._piece_ns *= 2
+        pairs = zip(self.windows[::2], self.windows[1::2], strict=False)
+        odd = self.windows[-1:] if len(self.windows) % 2 else []
+        self.windows = [*(_merge_windows(a, b) for a, b in pairs), *odd]
+        self._window_ns *= 2
 
 
 def _merge_windows(a: CleanWindow, b: CleanWindow) -> CleanWindow:
-    if a.windows[-1][1] == b.windows[0][0]:
-        seam = (a.windows[-1][0], b.windows[0][1])
-        return CleanWindow((*a.windows[:-1], seam, *b.windows[1:]), a.steps + b.steps)
-    return CleanWindow(a.windows + b.windows, a.steps + b.steps)
+    if a.spans[-1][1] == b.spans[0][0]:
+        seam = (a.spans[-1][0], b.spans[0][1])
+        return CleanWindow((*a.spans[:-1], seam, *b.spans[1:]), a.steps + b.steps)
+    return CleanWindow(a.spans + b.spans, a.steps + b.steps)
 
 
-# Ten refreshes of a GPU's counter: shorter windows err by several per cent.
+# Ten refreshes of a GPU's energy counter; the error of shorter windows is several percent.
 MIN_DURATION_S = 1.0
 
 
 class PerStep(Frozen):
-    """Joules and seconds of a phase, or of the whole, in one optimiser step."""
+    """Energy and time of a phase, or of all phases, in one optimizer step."""
 
     method: str
     """`direct`, `isolated` or `time-share`."""
@@ -182,12 +182,12 @@ class PerStep(Frozen):
 
     @property
     def power_w(self) -> float | None:
-        """None where the time is not resolved, as for an input that is always ready."""
+        """None if the duration is not resolved, for example for an input that is always ready."""
         return self.energy_j / self.duration_s if self.duration_s > 1e-6 else None
 
 
 class StepEnergy(Frozen):
-    """What the trace says of some steps; without joules there is the reason."""
+    """Energy per step over the undisturbed windows; `step` is None if there is none, and `problem` says why."""
 
     step: PerStep | None
     steps: int
@@ -196,37 +196,38 @@ class StepEnergy(Frozen):
 
     @property
     def problem(self) -> str | None:
-        """Why there are no joules per step, with the way out where one is known."""
+        """Why there is no energy per step, with the fix if one is known."""
         if self.step is not None:
             return None
         if self.figure.energy_j is None:
             return f"{self.figure.reason}" + (f" ({self.figure.fix})" if self.figure.fix else "")
-        return f"{self.duration_s:.1f} s of undisturbed training are too short; the sensors need {MIN_DURATION_S:g} s"
+        return f"{self.duration_s:.1f} s of undisturbed training is too short; the sensors need {MIN_DURATION_S:g} s"
 
 
-def energy_per_step(pieces: Sequence[CleanWindow], read: Reader) -> StepEnergy:
-    windows = [window for piece in pieces for window in piece.windows]
-    steps, duration_s = sum(piece.steps for piece in pieces), sum(piece.duration_s for piece in pieces)
-    figure = read(windows)
+def energy_per_step(windows: Sequence[CleanWindow], read: Reader) -> StepEnergy:
+    spans = [span for window in windows for span in window.spans]
+    steps, duration_s = sum(window.steps for window in windows), sum(window.duration_s for window in windows)
+    figure = read(spans)
     if figure.energy_j is None or duration_s < MIN_DURATION_S:
         return StepEnergy(step=None, steps=steps, duration_s=duration_s, figure=figure)
-    # a window's unseen part is taken to be as the seen one
-    seen = max(figure.coverage, 1e-9)
-    half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(pieces, read))
+    # The part of a window without readings is assumed to be like the rest.
+    covered = max(figure.coverage, 1e-9)
+    half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(windows, read))
     per_step = PerStep(
         method="direct",
-        energy_j=figure.energy_j / seen / steps,
-        half_width_j=half_width_j / seen,
+        energy_j=figure.energy_j / covered / steps,
+        half_width_j=half_width_j / covered,
         duration_s=duration_s / steps,
     )
     return StepEnergy(step=per_step, steps=steps, duration_s=duration_s, figure=figure)
 
 
-def _spread(pieces: Sequence[CleanWindow], read: Reader) -> float:
-    """Half-width from how the pieces differ: it contains the meter's noise, and what the training itself varies."""
-    long = [piece for piece in pieces if piece.duration_s >= MIN_DURATION_S]
-    figures = [(piece, read(piece.windows)) for piece in long]
-    values = [(figure.energy_j or 0.0) / piece.steps for piece, figure in figures if figure.coverage > 0.98]
+def _spread(windows: Sequence[CleanWindow], read: Reader) -> float:
+    """95 % half-width of the mean from the spread between windows (Student's t), which includes the meter's noise and
+    the variation of the training itself; 0 for fewer than three windows."""
+    long = [window for window in windows if window.duration_s >= MIN_DURATION_S]
+    figures = [(window, read(window.spans)) for window in long]
+    values = [(figure.energy_j or 0.0) / window.steps for window, figure in figures if figure.coverage > 0.98]
     if len(values) < 3:
         return 0.0
     interval = mean_t(values)
@@ -253,25 +254,24 @@ def to_record(row: PerStep) -> dict[str, Any]:
     return {**row.model_dump(), "power_w": row.power_w}
 
 
-# Phases that last seconds can be read off the sensor directly; this notes when they ran.
-#
-# Only where a phase takes many refreshes of the sensor is the device waited for at its edges: there the wait is lost
-# in the phase's own length. Shorter phases are never waited for.
-
-
 MAX_PHASE_WINDOWS = 256
 
 
 class LongPhases:
+    """Measures phases that last many refreshes of the sensor directly.
+
+    The device is synchronized at the edges of such phases only, where the wait is negligible compared with the phase.
+    """
+
     def __init__(self, wait: Callable[[], None], now_ns: Callable[[], int]) -> None:
         self._wait = wait
         self._now_ns = now_ns
         self._times_per_step: dict[str, int] = {}
-        self._begun_ns: dict[str, int] = {}
+        self._started_ns: dict[str, int] = {}
         self._windows: dict[str, list[TimeSpan]] = {}
 
     def choose(self, per_step_s: Mapping[str, float], accumulate: int) -> None:
-        """From here on the phases that are long enough are noted."""
+        """Select the phases to measure from here on: those that are long enough."""
         for phase, seconds in per_step_s.items():
             times = 1 if phase == "optimiser_step" else accumulate
             if seconds / times >= MIN_DURATION_S:
@@ -280,12 +280,12 @@ class LongPhases:
     def start(self, phase: str) -> None:
         if phase in self._times_per_step and len(self._windows.get(phase, ())) < MAX_PHASE_WINDOWS:
             self._wait()
-            self._begun_ns[phase] = self._now_ns()
+            self._started_ns[phase] = self._now_ns()
 
     def stop(self, phase: str) -> None:
-        if phase in self._begun_ns:
+        if phase in self._started_ns:
             self._wait()
-            self._windows.setdefault(phase, []).append((self._begun_ns.pop(phase), self._now_ns()))
+            self._windows.setdefault(phase, []).append((self._started_ns.pop(phase), self._now_ns()))
 
     def last_ns(self) -> int:
         return max((windows[-1][1] for windows in self._windows.values()), default=0)

@@ -1,7 +1,7 @@
-"""A look into a few steps with torch's own profiler: a trace for a viewer, and the operations that took longest.
+"""Profile a few early steps with torch.profiler: a trace for a viewer, and the operations that took longest.
 
-Profiling slows the profiled steps, often by half and more, and a trace of many steps grows to gigabytes. So a few steps
-early in the training are recorded, and then the profiler is gone.
+Profiling slows the profiled steps, often by half or more, and a trace of many steps grows to gigabytes. So only a few
+steps early in the training are recorded.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ TOP = 12
 
 class TorchProfilerStats(TrainerStats):
     def __init__(self, wait: int = 2, warmup: int = 2, active: int = 4) -> None:
-        """Steps left alone, steps to warm the profiler up, steps recorded: over before `energy` takes steps apart."""
+        """Steps to skip, to warm the profiler up and to record; done before the tracker `energy` isolates phases."""
         self._wait, self._warmup, self._active = wait, warmup, active
         self._profiler: profile | None = None
         self._trace: Path | None = None
         self._table = ""
 
-    def attach(self, bench: TrackerContext) -> None:
-        self._bench = bench
-        self._on_gpu = bench.device.type == "cuda"
+    def attach(self, context: TrackerContext) -> None:
+        self._context = context
+        self._on_gpu = context.device.type == "cuda"
 
     def start_train(self) -> None:
         self._left = self._wait + self._warmup + self._active
@@ -57,14 +57,14 @@ class TorchProfilerStats(TrainerStats):
     def _keep(self, profiler: Any) -> None:
         by = "self_device_time_total" if self._on_gpu else "self_cpu_time_total"
         self._table = profiler.key_averages().table(sort_by=by, row_limit=TOP, max_name_column_width=48)
-        if self._bench.folder is not None:
-            self._trace = unused_path(self._bench.folder / "torch-profiler", "trace", ".json.gz")
+        if self._context.folder is not None:
+            self._trace = unused_path(self._context.folder / "torch-profiler", "trace", ".json.gz")
             profiler.export_chrome_trace(str(self._trace))
 
     def log_stats(self) -> str:
         if not self._table:
-            return f"torch profiler: training ended before the {self._wait + self._warmup} steps it waits were over"
-        place = f"; its trace is {self._trace} (chrome://tracing, ui.perfetto.dev)" if self._trace else ""
-        self._bench.result("torch-profiler", {"steps": self._active, "trace": str(self._trace or "")})
+            return f"torch profiler: training ended within the {self._wait + self._warmup} steps before recording"
+        place = f"; trace: {self._trace} (chrome://tracing, ui.perfetto.dev)" if self._trace else ""
+        self._context.result("torch-profiler", {"steps": self._active, "trace": str(self._trace or "")})
         first = self._wait + self._warmup + 1
         return f"torch profiler, steps {first} to {first + self._active - 1} of this attempt{place}\n{self._table}"
