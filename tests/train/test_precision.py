@@ -168,5 +168,5 @@ def test_what_an_objective_trains_beside_the_model_may_have_no_blocks():
 
 
 def test_a_model_without_blocks_is_told_so():
-    with pytest.raises(ConfigError, match="no list of equal layers"):
+    with pytest.raises(ConfigError, match="no list of identical layers"):
         compile_in_place(nn.Linear(2, 2), "blocks")

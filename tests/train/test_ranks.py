@@ -65,6 +65,6 @@ def test_a_signal_to_one_rank_stops_all_and_the_resumed_run_has_the_same_loss_cu
 
 
 def test_a_parallel_kind_without_ranks_is_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match="needs several ranks") as refused:
+    with pytest.raises(ConfigError, match="requires several ranks") as refused:
         language_trainer(8, parallel="fsdp")
     assert "torchrun" in refused.value.hint

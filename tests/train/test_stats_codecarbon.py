@@ -67,7 +67,7 @@ def test_one_that_breaks_is_told_and_training_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "codecarbon", None)  # what Python does with a package that cannot be imported
     monkeypatch.setattr(tracker, "find_spec", lambda name: object())
     trainer = make_trainer(CodeCarbonStats(), max_steps=3)
-    assert trained(trainer).startswith("codecarbon: it failed (ModuleNotFoundError")
+    assert trained(trainer).startswith("codecarbon: failed (ModuleNotFoundError")
     assert trainer.position.step == 3
 
 
@@ -92,4 +92,4 @@ def test_readings_that_are_a_constant_times_time_are_told_too():
         readings.add(0.005 + number * 1e-5, 42.5 * (0.005 + number * 1e-5), 0.0)
     assert readings.text("forward").endswith("duration times a constant, no information beyond the duration")
     readings.add(0.005, 0.5, 0.0)
-    assert "none read 0 J; they scatter by" in readings.text("forward")
+    assert "none is 0 J; coefficient of variation" in readings.text("forward")

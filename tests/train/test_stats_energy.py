@@ -175,9 +175,7 @@ def test_without_a_sensor_nothing_is_taken_apart_and_nothing_is_zero(machine):
 
 def test_without_a_meter_it_says_so():
     text = trained(make_trainer(EnergyStats(), max_steps=12))
-    assert (
-        text == "energy per phase: missing. this training runs without a meter (train inside a run: `joulelab train`)"
-    )
+    assert text == "energy per phase: missing. the training runs without a meter (train inside a run: `joulelab train`)"
 
 
 def test_an_estimate_is_called_one(machine):

@@ -163,7 +163,7 @@ def test_the_profiler_writes_a_trace_of_a_few_steps_and_is_gone(tmp_path):
 
 def test_the_profiler_says_so_when_training_was_too_short():
     told = trained(make_trainer(TorchProfilerStats(), max_steps=3))
-    assert told == "torch profiler: training ended before the 4 steps it waits were over"
+    assert told == "torch profiler: training ended within the 4 steps before recording"
 
 
 def test_an_interruption_is_a_hook_of_its_own():

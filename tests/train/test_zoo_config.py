@@ -59,7 +59,7 @@ def test_a_file_is_named_by_its_full_path(tmp_path, monkeypatch):
         (["training.stats=[./nothing.py]"], NotFoundError, "there is no file"),
         (["dataset_split=trian"], NotFoundError, "did you mean 'train'"),
         (["dataset_split='train['"], ConfigError, "is not a split"),
-        (["dataset_split='train[7:7]'"], ConfigError, "holds none of the"),
+        (["dataset_split='train[7:7]'"], ConfigError, "has none of the"),
         (["dataset=./nothing"], NotFoundError, "there is no file or folder"),
         (["weights=./nothing"], NotFoundError, "there is no file or folder"),
         (["weights=published", "size=tiny"], ConfigError, "no published weights for size tiny"),
@@ -84,7 +84,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(tmp_path):
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("joulelab.runs.environment.gpus", list)
-    with pytest.raises(UsageError, match="no NVIDIA GPU here"):
+    with pytest.raises(UsageError, match="no NVIDIA GPU was found"):
         spec_of("device=cuda").preflight()
 
 

@@ -51,7 +51,7 @@ def test_the_share_of_the_peak_or_why_it_is_not_known():
     speed = Speed(5.0, 1e5)
     assert model_flops_utilization(COST, speed, "NVIDIA H200", "bf16", 1)[0] == pytest.approx(3e14 / 989.4e12)
     assert model_flops_utilization(COST, speed, "NVIDIA H200", "bf16", 2)[0] == pytest.approx(1.5e14 / 989.4e12)
-    assert "no peak of the Z9000" in model_flops_utilization(COST, speed, "Z9000", "bf16", 1)[1]
+    assert "the peak FLOP/s of Z9000" in model_flops_utilization(COST, speed, "Z9000", "bf16", 1)[1]
     assert "too few steps" in model_flops_utilization(COST, Speed(5.0, None), "NVIDIA H200", "bf16", 1)[1]
 
 

@@ -35,7 +35,7 @@ def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, fin
     spent_j = without.stage("student.train").energy.cpu_estimate.energy_j
     assert 2 < spent_j < 20
     assert 0 < without.results["student.train.budget_overshoot_j"].value < spent_j
-    assert any("student.train: the budget of 3.00 J was passed by about" in said for said in lab.listening.said)
+    assert any("student.train: the budget of 3.00 J was exceeded by about" in said for said in lab.listening.said)
     assert without.results["student.train.steps"].value > 0  # where it stopped is recorded
     counted, _ = lab.run(store, "kd", **merge(ENERGY, {"budget": {"counts_teacher": True}}))
     teacher_j = sum(
@@ -285,7 +285,7 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, mo
         encoder
     )
     refused = {
-        "no sensor tells joules": {"budget": {"tokens": None, "energy_j": 5000.0}},
+        "no energy sensor works": {"budget": {"tokens": None, "energy_j": 5000.0}},
         r"the teacher has layers 0\.\.1": {"student": {"size": None, "layers": [0, 99]}},
         "is no causal language model": {"teacher": {"model": str(encoder)}},
         "no layer of the student has a name": {"student": {"lora": {"targets": ["query"]}}},
