@@ -34,7 +34,7 @@ MEASURED = re.compile(
     r"(_s|_ms|_us|_ns|_j|_w|_bytes|_rel)\b|per_s|memory|energy|joule|power|latency|timestamp|mfu|share_of_peak|flops_per_s"
 )
 
-STAGE_FIELDS = ("name", "role", "activity", "repeat", "part_of", "status", "items", "item", "tokens", "samples")
+STAGE_FIELDS = ("name", "role", "activity", "repeat", "part_of", "status")
 
 
 def main() -> int:
@@ -71,11 +71,17 @@ def recorded_run(folder: Path) -> dict[str, Any]:
         "name": run["name"],
         "label": run["label"],
         "seed": run["spec"].get("seed"),
-        "stages": [{key: stage.get(key) for key in STAGE_FIELDS} for stage in run["stages"]],
+        "stages": [recorded_stage(stage) for stage in run["stages"]],
         "metrics": [without_measurements(line) for line in lines],
         "results": without_measurements({name: result["value"] for name, result in run["results"].items()}),
         "predictions": {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
     }
+
+
+def recorded_stage(stage: dict[str, Any]) -> dict[str, Any]:
+    """How many items an inference stage processes depends on the machine's speed; other counts do not."""
+    counts = () if stage.get("role") == "inference" else ("tokens", "samples")
+    return {key: stage.get(key) for key in (*STAGE_FIELDS, *counts)}
 
 
 def without_measurements(values: dict[str, Any]) -> dict[str, Any]:
