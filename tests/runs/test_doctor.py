@@ -111,7 +111,7 @@ def test_doctor_answers_in_json_with_a_rapl_tree_of_our_own(doctor, rapl_tree):
 
 def test_doctor_prints_tables_for_people(doctor, rapl_tree):
     text = doctor("--rapl-root", str(rapl_tree)).stdout
-    assert "Energy measurement on" in text and "takes 0.40 % of one core" in text
+    assert "Energy measurement on" in text and "uses 0.40 % of one core" in text
 
 
 def test_calibrating_keeps_a_profile_and_shows_it(doctor, rapl_tree, tmp_path):

@@ -199,12 +199,12 @@ def test_an_extra_file_is_noticed(folder, tmp_path):
 def test_mistakes_are_answered(folder, tmp_path):
     with pytest.raises(NotFoundError, match="no such file"):
         unpack(tmp_path / "none.zip", tmp_path / "out")
-    with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|unknown kind of archive"):
+    with pytest.raises(UsageError, match=r"\.tar\.gz or \.zip|unknown archive format"):
         pack([folder], [], tmp_path / "x.rar")
     (tmp_path / "x.tar.gz").write_text("not an archive")
     with pytest.raises(UsageError, match=r"corrupted or not an archive .* expected a \.tar\.gz or \.zip"):
         unpack(tmp_path / "x.tar.gz", tmp_path / "out")
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         unpack(tmp_path / "x.tar.gz", folder)
     changed(folder, lambda record: record.update(status="running"))
     with holding(folder), pytest.raises(UsageError, match="still running"):

@@ -117,10 +117,10 @@ def burnt(utilisation):
 
 
 def test_a_card_that_the_load_did_not_reach_is_named_though_the_others_were_hot():
-    assert burnt({"gpu:A": 100, "gpu:B": 99}) == (True, "products for 2.0 s: 700 W against 80.0 W idle")
+    assert burnt({"gpu:A": 100, "gpu:B": 99}) == (True, "products for 2.0 s: 700 W, idle 80.0 W")
     ok, text = burnt({"gpu:A": 100, "gpu:B": 0})
     assert ok is False
-    assert text.endswith("not reached by the load: gpu:B")
+    assert text.endswith("not under load: gpu:B")
 
 
 def test_the_burn_in_loads_every_card_that_torch_sees(monkeypatch):

@@ -33,7 +33,7 @@ def started(store):
 def test_runs_are_named_by_patterns_too_and_one_that_fits_nothing_is_told(store):
     paths = [create_run(store, load_spec(name)) for name in ("demo-kd", "demo-kd", "demo-labels")]
     assert set(run_folders_of(store, ["demo-kd-*", paths[0].run_id])) == {run.folder for run in paths[:2]}
-    with pytest.raises(NotFoundError, match="no run fits 'kd-"):
+    with pytest.raises(NotFoundError, match="no run matches 'kd-"):
         run_folders_of(store, ["kd-*"])
 
 
@@ -43,14 +43,14 @@ def test_a_run_whose_process_lives_is_running_and_has_no_grade_yet(store):
         record = load_record(paths.folder)
     assert (record.status, record.validity.grade, record.validity.checks) == ("running", None, ())
     assert {stage.validity.grade for stage in record.stages} <= {None}
-    assert not any("cut off" in note.text for note in record.validity.notes)
+    assert not any("was interrupted" in note.text for note in record.validity.notes)
 
 
 def test_a_run_whose_process_is_gone_is_truncated_though_nobody_closed_it(store):
     paths = started(store)
     record = load_record(paths.folder)
     assert (record.status, record.validity.grade) == ("truncated", "C")
-    assert any("cut off" in note.text for note in record.validity.notes)
+    assert any("was interrupted" in note.text for note in record.validity.notes)
 
 
 def test_a_run_that_ends_while_it_is_read_is_not_called_truncated(store, monkeypatch):

@@ -1,4 +1,4 @@
-"""What this machine can measure, why not more, and what would change that; on request, a calibration of its sensors."""
+"""`joulelab doctor`: which sensors work on this machine, and how to fix the others; optionally calibrates them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ComponentState(Frozen):
 
 
 class Finding(Frozen):
-    """One thing worth knowing about this machine; `ok` is false where something should be done."""
+    """A property of this machine; `ok` is false if something should be done about it."""
 
     what: str
     ok: bool
@@ -60,17 +60,17 @@ class Diagnosis(Frozen):
 
 
 def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnosis:
-    """Look at everything once; takes `seconds` for the recorder's own cost."""
-    sensed = discover_sensors(config.model_copy(update={"estimate_cpu": True}))
-    place = _existing(store)
-    fsync, share = fsync_cost(place), _recorder_share(config, seconds)
+    """Run all checks; takes `seconds` to measure the recorder's own CPU use."""
+    sensors = discover_sensors(config.model_copy(update={"estimate_cpu": True}))
+    folder = _existing(store)
+    fsync, share = fsync_cost(folder), _recorder_share(config, seconds)
     return Diagnosis(
         host=platform.node(),
         made_at=clock.iso(clock.now().wall_s),
-        components=component_states(sensed),
-        devices=tuple(_device_facts(device) for device in sensed.devices if device.component != "cpu_estimate"),
-        versions=versions(sensed),
-        findings=tuple(findings(sensed, place, fsync, share)),
+        components=component_states(sensors),
+        devices=tuple(_device_facts(device) for device in sensors.devices if device.component != "cpu_estimate"),
+        versions=versions(sensors),
+        findings=tuple(findings(sensors, folder, fsync, share)),
         fsync=fsync,
         clock=clock_cost(),
         recorder_cpu_share=share,
@@ -79,24 +79,24 @@ def diagnose(config: EnergyConfig, store: Path, seconds: float = 3.0) -> Diagnos
 
 
 def demand(diagnosis: Diagnosis) -> None:
-    """`--require measured`: exit code 3 where nothing is."""
+    """`--require measured`: raise (exit code 3) if nothing can be measured."""
     if not diagnosis.measurable:
         reasons = "; ".join(f"{state.component}: {state.why}" for state in diagnosis.components)
-        raise SensorMissing(f"nothing can be measured here ({reasons})", "the fixes stand in the table above")
+        raise SensorMissing(f"no sensor works on this machine ({reasons})", "see the fixes in the table above")
 
 
-def component_states(sensed: DiscoveredSensors) -> tuple[ComponentState, ...]:
-    return tuple(_state(component, sensed) for component in MEASURED_COMPONENTS)
+def component_states(sensors: DiscoveredSensors) -> tuple[ComponentState, ...]:
+    return tuple(_state(component, sensors) for component in MEASURED_COMPONENTS)
 
 
-def _state(component: str, sensed: DiscoveredSensors) -> ComponentState:
-    mine = [device for device in sensed.devices if device.component == component]
-    counted = [device for device in mine if device.counted]
+def _state(component: str, sensors: DiscoveredSensors) -> ComponentState:
+    devices = [device for device in sensors.devices if device.component == component]
+    counted = [device for device in devices if device.counted]
     if counted:
         names = ", ".join(device.name for device in counted)
-        return ComponentState(component=component, status="measured", by=names, why=_how(counted[0]))
-    why, fix = _why_missing(component, mine, sensed)
-    estimate = sensed.estimate
+        return ComponentState(component=component, status="measured", by=names, why=_properties(counted[0]))
+    why, fix = _why_missing(component, devices, sensors)
+    estimate = sensors.estimate
     if component == "cpu" and estimate is not None:
         watts = estimate.facts["w_per_thread"]
         model = f"CPU time x {watts:.1f} W per thread, ±{100 * (estimate.gain_error_rel or 0):.0f} %, only on request"
@@ -111,22 +111,22 @@ def _state(component: str, sensed: DiscoveredSensors) -> ComponentState:
     return ComponentState(component=component, status="missing", by="-", why=why, fix=fix)
 
 
-def _how(device: Device) -> str:
-    refresh = f"refreshes every {1000 * device.refresh_s:g} ms" if device.refresh_s else "refresh not known"
+def _properties(device: Device) -> str:
+    refresh = f"refreshes every {1000 * device.refresh_s:g} ms" if device.refresh_s else "refresh period unknown"
     scale = f", gain ±{100 * device.gain_error_rel:g} %" if device.gain_error_rel else ""
     remark = f"; {device.facts['reason']}" if device.facts.get("reason") else ""
     return f"{refresh}{scale}{remark}"
 
 
-def _why_missing(component: str, uncounted: list[Device], sensed: DiscoveredSensors) -> tuple[str, str]:
+def _why_missing(component: str, uncounted: list[Device], sensors: DiscoveredSensors) -> tuple[str, str]:
     if uncounted:
         return str(uncounted[0].facts.get("reason", "its sensor covers more than this job")), ""
-    # DRAM comes with the CPU's counters: what hides those hides it too
+    # DRAM is part of RAPL: what hides the CPU's counters hides it too
     names = (component, "cpu") if component == "dram" else (component,)
-    for gone in sensed.missing:
-        if gone.component in names:
-            return gone.reason, gone.fix
-    return "no sensor for it was found", ""
+    for absent in sensors.missing:
+        if absent.component in names:
+            return absent.reason, absent.fix
+    return "no sensor was found", ""
 
 
 def _device_facts(device: Device) -> dict[str, Any]:
@@ -141,9 +141,9 @@ def _device_facts(device: Device) -> dict[str, Any]:
     }
 
 
-def versions(sensed: DiscoveredSensors) -> dict[str, str]:
+def versions(sensors: DiscoveredSensors) -> dict[str, str]:
     found = {"joulelab": joulelab.__version__, "python": sys.version.split()[0], "system": platform.platform()}
-    drivers = {str(device.facts["driver"]) for device in sensed.devices if "driver" in device.facts}
+    drivers = {str(device.facts["driver"]) for device in sensors.devices if "driver" in device.facts}
     if drivers:
         found["GPU driver"] = ", ".join(sorted(drivers))
     for name in _PACKAGES:
@@ -154,20 +154,18 @@ def versions(sensed: DiscoveredSensors) -> dict[str, str]:
     return found
 
 
-def findings(sensed: DiscoveredSensors, place: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
-    writable = place.is_dir() and os.access(place, os.W_OK | os.X_OK) and not str(place).startswith("/proc")
-    found = [Finding(what="store", ok=writable, text=f"{place} is {'writable' if writable else 'not writable'}")]
+def findings(sensors: DiscoveredSensors, folder: Path, fsync: CallCost | None, share: float | None) -> list[Finding]:
+    writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and not str(folder).startswith("/proc")
+    found = [Finding(what="store", ok=writable, text=f"{folder} is {'writable' if writable else 'not writable'}")]
     if fsync is not None:
-        text = f"a durable line costs {1000 * fsync.median_s:.2f} ms (p99 {1000 * fsync.p99_s:.2f} ms)"
+        text = f"an fsynced line takes {1000 * fsync.median_s:.2f} ms (p99 {1000 * fsync.p99_s:.2f} ms)"
         found.append(Finding(what="disk", ok=fsync.median_s < 0.05, text=text))
     if share is None:
-        found.append(Finding(what="recorder", ok=False, text="its own cost could not be seen"))
+        found.append(Finding(what="recorder", ok=False, text="its CPU use could not be measured"))
     else:
-        # CPU time is counted in ticks of 10 ms: less than one of them reads as nothing
+        # CPU time is counted in ticks of 10 ms; less than one tick reads as 0
         text = (
-            f"takes {100 * share:.2f} % of one core at its defaults"
-            if share
-            else "too cheap to see: under 0.4 % of one core"
+            f"uses {100 * share:.2f} % of one core at default settings" if share else "uses less than 0.4 % of one core"
         )
         found.append(Finding(what="recorder", ok=share <= 0.02, text=text))
     source = _CLOCK_SOURCE.read_text().strip() if _CLOCK_SOURCE.exists() else "unknown"
@@ -175,36 +173,31 @@ def findings(sensed: DiscoveredSensors, place: Path, fsync: CallCost | None, sha
     gpus, nodes = environment.gpus(), sorted(Path("/dev").glob("nvidia[0-9]*"))
     unreadable = [str(node) for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
     if unreadable:
-        text = f"{', '.join(unreadable)} cannot be opened by this user; ask for the group that owns them"
+        text = f"{', '.join(unreadable)} cannot be opened by this user; join the group that owns them"
         found.append(Finding(what="permissions", ok=False, text=text))
-    found.append(_gpu_finding(len(gpus), _used(sensed)))
-    found.append(_profile_finding(sensed))
+    metered = sum(device.component == "gpu" and device.counted for device in sensors.devices)
+    found.append(_gpu_finding(len(gpus), metered))
+    found.append(_profile_finding(sensors))
     return found
 
 
 def _gpu_finding(known: int, metered: int) -> Finding:
-    """A job may have been given some of a node's cards; other makers' cards are unknown to NVIDIA's driver."""
+    """A job may be allocated some GPUs of a node; GPUs of other vendors are unknown to NVIDIA's driver."""
     if known:
         text = f"{known} known to the driver, {metered} of them metered"
     else:
-        text = (
-            f"{metered} metered" if metered else "none: no NVIDIA driver answers, and no other maker's card is metered"
-        )
+        text = f"{metered} metered" if metered else "none: no NVIDIA driver answers, and no other GPU is metered"
     return Finding(what="GPUs", ok=metered > 0, text=text)
 
 
-def _used(sensed: DiscoveredSensors) -> int:
-    return sum(device.component == "gpu" and device.counted for device in sensed.devices)
-
-
-def _profile_finding(sensed: DiscoveredSensors) -> Finding:
+def _profile_finding(sensors: DiscoveredSensors) -> Finding:
     profile = load_profile()
     if profile is None:
-        text = "none for this machine: `joulelab doctor --calibrate` makes one that results cite"
+        text = "none for this machine: `joulelab doctor --calibrate` creates one, which results then cite"
         return Finding(what="profile", ok=True, text=text)
-    drivers = {str(device.facts["driver"]) for device in sensed.devices if "driver" in device.facts}
+    drivers = {str(device.facts["driver"]) for device in sensors.devices if "driver" in device.facts}
     if profile.driver and drivers and profile.driver not in drivers:
-        text = f"{profile.profile_id} was made with driver {profile.driver}, now {', '.join(drivers)}: calibrate again"
+        text = f"{profile.profile_id} is for driver {profile.driver}, now {', '.join(drivers)}: calibrate again"
         return Finding(what="profile", ok=False, text=text)
     return Finding(what="profile", ok=True, text=profile.profile_id)
 
@@ -217,18 +210,18 @@ def _recorder_share(config: EnergyConfig, seconds: float) -> float | None:
 
 
 def _existing(store: Path) -> Path:
-    """The store, or the nearest folder above it that is there."""
-    place = store.absolute()
-    while not place.is_dir():
-        place = place.parent
-    return place
+    """The store, or its nearest existing parent."""
+    folder = store.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
 
 
 def calibrate(config: EnergyConfig, diagnosis: Diagnosis) -> MachineProfile:
-    """Measure what the sensors are like; on a GPU this takes about half a minute per card, under load."""
+    """Measure the properties of the sensors; takes about half a minute per GPU, under load."""
     notes: list[str] = []
-    sensed = discover_sensors(config)
-    cards, load = calibrate_gpus(list(sensed.devices), notes)
+    sensors = discover_sensors(config)
+    cards, load = calibrate_gpus(list(sensors.devices), notes)
     if not cards:
         notes.append("no NVIDIA GPU to calibrate")
     return with_id(

@@ -1,4 +1,4 @@
-"""A group: several runs that belong together (a comparison, repeats, a sweep), each of them a run of its own."""
+"""Groups: several runs that belong together (a comparison, repeats, a sweep), each of them a normal run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
 
 _KEYS = (
-    "a group has about, baseline and members, and a member experiment, seeds and overrides (a label of its own goes "
-    "into overrides); `joulelab run demo --dry-run` shows one"
+    "a group has about, baseline and members; a member has experiment, seeds and overrides (a label goes into "
+    "overrides); see `joulelab run demo --dry-run`"
 )
 
 
@@ -34,9 +34,9 @@ class MemberSpec(Section):
     """One experiment of the group, run once per seed."""
 
     experiment: str
-    """Name of an experiment, or a YAML file; a relative path is looked for beside the group's own file first."""
+    """Name of an experiment, or a YAML file; a relative path is resolved against the group's file first."""
     seeds: tuple[int, ...] = (0,)
-    """One run for each of these seeds."""
+    """One run per seed."""
     overrides: dict[str, Any] = {}
     """Settings that differ from the experiment's file."""
 
@@ -49,7 +49,7 @@ class GroupSpec(Section):
     about: str = ""
     """One sentence on what is compared."""
     members: tuple[MemberSpec, ...]
-    """The runs, in order; later ones find the artefacts of earlier ones."""
+    """The runs, in order; later ones reuse artifacts of earlier ones."""
     baseline: str
     """Label of the method that the others are compared with."""
 
@@ -68,9 +68,9 @@ class GroupRecord(Frozen):
     name: str
     about: str
     baseline: str = ""
-    """Label that the others are compared with; empty for a sweep, which compares nothing."""
+    """Label that the others are compared with; empty for a sweep, which has no baseline."""
     sweep: bool = False
-    """Members are one experiment under several settings; `label` tells them apart, seeds are repeats."""
+    """Members are one experiment under several settings, distinguished by `label`; seeds are repeats."""
     created_at: str
     members: tuple[Member, ...]
     varying: dict[str, list[Any]]
@@ -82,7 +82,7 @@ def is_group(settings: Mapping[str, Any]) -> bool:
 
 
 def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tuple[GroupSpec, list[RunSpec]]:
-    """The group and its members' specs, all checked before anything starts."""
+    """The group and the specs of its members, all checked before anything starts."""
     try:
         group = GroupSpec.model_validate_json(json.dumps(settings, default=str))
     except ValidationError as error:
@@ -93,25 +93,25 @@ def check_group(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> tu
             merged = merge(merge(read_experiment(member.experiment), member.overrides), overrides)
             specs.append(check(merge(merged, {"seed": seed})))
     if not specs:
-        raise ConfigError(f"the group {group.name} has no members")
+        raise ConfigError(f"group {group.name} has no members")
     labels = list(dict.fromkeys(label_of(spec) for spec in specs))
     if group.baseline not in labels:
         raise ConfigError(
-            f"baseline: no member of the group {group.name} is labelled '{group.baseline}'",
-            f"labels here: {', '.join(labels)}; nothing was started",
+            f"baseline: no member of group {group.name} has the label '{group.baseline}'",
+            f"labels: {', '.join(labels)}; nothing was started",
         )
     return group, specs
 
 
 def label_of(spec: RunSpec) -> str:
-    """What a comparison calls the run's method."""
+    """Name of the run's method in comparisons."""
     return spec.label or spec.name
 
 
 def create_group(
     store: Path, specs: Sequence[RunSpec], *, name: str, about: str = "", baseline: str = "", sweep: bool = False
 ) -> GroupPaths:
-    """The group's folder; its members are runs that are made when their turn comes."""
+    """Create the group's folder; the runs of its members are created when they start."""
     paths = GroupPaths(make_folder(store / GROUPS_FOLDER, name))
     members = [
         Member(label=label_of(spec), seed=spec.seed, experiment=spec.name, spec=spec.model_dump(mode="json"))
@@ -135,7 +135,7 @@ def varying(specs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     flat = [_flatten(spec) for spec in specs]
     keys = sorted({key for spec in flat for key in spec} - {"about", "name"})
     values = {key: [spec.get(key) for spec in flat] for key in keys}
-    return {key: found for key, found in values.items() if any(value != found[0] for value in found)}
+    return {key: listed for key, listed in values.items() if any(value != listed[0] for value in listed)}
 
 
 def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -153,7 +153,7 @@ def load_group(folder: Path) -> GroupRecord:
         return GroupRecord.model_validate(read_json(GroupPaths(folder).record))
     except ValidationError as error:
         raise JoulelabError(
-            f"{folder}/group.json does not fit this version: {error.error_count()} fields differ"
+            f"{folder}/group.json does not match this version: {error.error_count()} invalid fields"
         ) from None
 
 
@@ -161,9 +161,9 @@ RunMember = Callable[[RunPaths], RunRecord]
 
 
 def execute_group(paths: GroupPaths, progress: Progress, run_member: RunMember | None = None) -> list[RunRecord]:
-    """Run every member that is not done yet, in order; a member that was cut off goes on where it stopped.
+    """Run every member that is not done, in order; an interrupted member is resumed.
 
-    `run_member` says how; by default here, and the first failure ends the group.
+    `run_member` replaces running it in this process. The first failure ends the group.
     """
     with holding(paths.folder):
         return _execute_members(paths, progress, run_member)
@@ -189,31 +189,31 @@ def _execute_members(paths: GroupPaths, progress: Progress, run_member: RunMembe
 
 
 def queue_members(paths: GroupPaths) -> list[RunPaths]:
-    """The folders of all members, made ahead: jobs of an array begin them at the same time, in any order."""
-    found = []
+    """Create the folders of all members in advance: the jobs of an array start them concurrently, in any order."""
+    runs = []
     with holding(paths.folder):
         group = load_group(paths.folder)
         for number, member in enumerate(group.members):
             run = member_paths(paths, member)
             if run is None:
                 group, run = _with_run(paths, group, number)
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs
 
 
 def _with_run(paths: GroupPaths, group: GroupRecord, number: int) -> tuple[GroupRecord, RunPaths]:
-    """A folder for one member, and the group that knows it."""
+    """Create the run of one member; returns the updated group and the run."""
     member = group.members[number]
     run = create_run(paths.store, check(member.spec), group.group_id)
     members = list(group.members)
     members[number] = member.model_copy(update={"run_id": run.run_id})
-    known = group.model_copy(update={"members": tuple(members)})
-    write_json(paths.record, known)
-    return known, run
+    updated = group.model_copy(update={"members": tuple(members)})
+    write_json(paths.record, updated)
+    return updated, run
 
 
 def member_paths(group: GroupPaths, member: Member) -> RunPaths | None:
-    """None for a member that has not begun."""
+    """None for a member that has not started."""
     if member.run_id is None or not (group.store / member.run_id / "run.json").exists():
         return None
     return RunPaths(group.store / member.run_id)
@@ -222,43 +222,42 @@ def member_paths(group: GroupPaths, member: Member) -> RunPaths | None:
 def group_records(folder: Path) -> tuple[GroupRecord, list[RunRecord]]:
     """The group and the records of those members that have started."""
     group = load_group(folder)
-    found = [member_paths(GroupPaths(folder), member) for member in group.members]
-    return group, [load_record(paths.folder) for paths in found if paths is not None]
+    started = [member_paths(GroupPaths(folder), member) for member in group.members]
+    return group, [load_record(paths.folder) for paths in started if paths is not None]
 
 
-# Runs as people name them on a command line: ids, parts of ids, folders, `last`, patterns, and groups for all their
-# members.
+# Runs as named on a command line: ids, parts of ids, folders, `last`, patterns; a group stands for all its members.
 
 
 def is_pattern(name: str) -> bool:
-    """Shell wildcards, unless a run's folder is really called that."""
+    """Shell wildcards, unless a run folder has exactly that name."""
     named = any((Path(name) / record).exists() for record in ("run.json", "group.json"))
     return not named and any(mark in name for mark in "*?[")
 
 
 def folders_named(store: Path, name: str) -> list[Path]:
-    """The run or group of that name, or all runs that fit a pattern: 'demo-kd-*'."""
+    """The run or group of that name, or all runs that match a pattern: 'demo-kd-*'."""
     if not is_pattern(name):
         return [find_folder(store, name)]
-    found = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
-    if not found:
-        raise NotFoundError(f"no run fits '{name}' under {store.absolute()}", "`joulelab runs` lists them")
-    return found
+    matches = [folder for folder in run_folders(store) if fnmatch.fnmatch(folder.name, name)]
+    if not matches:
+        raise NotFoundError(f"no run matches '{name}' under {store.absolute()}", "`joulelab runs` lists all runs")
+    return matches
 
 
 def run_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
-    """Every run that was named, alone or by its group, once, in the order of the names."""
-    found: dict[Path, None] = {}
+    """Every named run, directly or through its group, once, in the order of the names."""
+    runs: dict[Path, None] = {}
     for folder in (folder for name in names for folder in folders_named(store, name)):
         if not (folder / "group.json").exists():
-            found[folder] = None
+            runs[folder] = None
             continue
         members = [GroupPaths(folder).store / member.run_id for member in load_group(folder).members if member.run_id]
         started = [member for member in members if (member / "run.json").exists()]
         if not started:
-            raise UsageError(f"no run of the group {folder.name} is in the store", "name a run")
-        found |= dict.fromkeys(started)
-    return list(found)
+            raise UsageError(f"no run of group {folder.name} is in the store", "name a run")
+        runs |= dict.fromkeys(started)
+    return list(runs)
 
 
 def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
@@ -267,7 +266,7 @@ def group_folders_of(store: Path, names: Sequence[str]) -> list[Path]:
 
 
 def with_ancestors(folders: Sequence[Path]) -> list[Path]:
-    """The runs and those of the same store that made what they used, and so on."""
+    """The runs, and recursively the runs of the same store whose artifacts they used."""
     found = dict.fromkeys(folders)
     waiting = list(folders)
     while waiting:
@@ -281,21 +280,18 @@ def with_ancestors(folders: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-# A sweep: one experiment under every combination of some settings, each repeated with its own seed.
-
-
 Axes = Mapping[str, Sequence[Any]]
 """key.path -> the values it takes."""
 
 
 def sweep_specs(settings: Mapping[str, Any], axes: Axes, repeats: int) -> list[RunSpec]:
-    """The members in the order in which they run.
+    """The members of a sweep in the order in which they run.
 
-    All configurations once, then all again with the next seed: what drifts over hours (temperature, neighbours) then
-    falls on every configuration alike, and a sweep that is cut off has whole rounds.
+    All configurations once, then all again with the next seed: drift over hours (temperature, other jobs) then affects
+    every configuration equally, and an interrupted sweep has complete rounds.
     """
     if repeats < 1:
-        raise UsageError(f"--repeats {repeats}; expected at least 1", "each repeat has a seed of its own")
+        raise UsageError(f"--repeats {repeats}; expected at least 1", "each repeat has its own seed")
     _require_distinct(axes)
     first = settings.get("seed", 0)
     points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
@@ -307,10 +303,10 @@ def sweep_specs(settings: Mapping[str, Any], axes: Axes, repeats: int) -> list[R
 
 
 def _member(settings: Mapping[str, Any], point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
-    made = merge(settings, {"seed": seed, "label": point_label(point)} if point else {"seed": seed})
+    member = merge(settings, {"seed": seed, "label": point_label(point)} if point else {"seed": seed})
     for key, value in point.items():
-        made = merge(made, nest(key, value))
-    return made
+        member = merge(member, nest(key, value))
+    return member
 
 
 def point_label(point: Mapping[str, Any]) -> str:
@@ -319,7 +315,7 @@ def point_label(point: Mapping[str, Any]) -> str:
 
 
 def short_name(key: str, keys: Mapping[str, Any] | Sequence[str]) -> str:
-    """The last part of a setting's name where that tells it apart from the others."""
+    """The last part of a setting's name if it is unique among the keys."""
     last = key.rpartition(".")[2]
     return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
@@ -327,7 +323,9 @@ def short_name(key: str, keys: Mapping[str, Any] | Sequence[str]) -> str:
 def _require_distinct(axes: Axes) -> None:
     for key, values in axes.items():
         if key == "seed":
-            raise UsageError("seeds are what repeats differ in", "write --repeats N, and --seed for the first of them")
+            raise UsageError(
+                "seed cannot be an axis: repeats differ in their seed", "use --repeats N, and --seed for the first"
+            )
         repeated = [value for number, value in enumerate(values) if value in values[:number]]
         if repeated:
-            raise UsageError(f"{key} has the value {repeated[0]} twice", "for repeats write --repeats N")
+            raise UsageError(f"{key} has the value {repeated[0]} twice", "use --repeats N for repeats")

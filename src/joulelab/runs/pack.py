@@ -1,7 +1,9 @@
-"""An archive that somebody else can open, check and recompute: records, traces, environment, settings, report, sums.
+"""Archives of runs that others can open, check and recompute: records, traces, environment, settings, checksums.
 
-Only files that a run is known to have go in, so nothing comes along by accident. The same runs give the same bytes:
-names in order, no times, no owners.
+Only known files of a run are packed, so nothing is included by accident. The same runs give the same bytes: sorted
+names, no times, no owners. Texts are searched for secrets before they are packed: the environment was redacted when it
+was recorded, but settings, marks and logs may contain what a user typed. `unpack` does not trust an archive: names stay
+inside the target folder, checksums are verified, and either all files are extracted or none.
 """
 
 from __future__ import annotations
@@ -32,12 +34,7 @@ from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths
 from joulelab.runs.storage import storage_failure
 from joulelab.runs.store import current_record, read_record
 
-# Nothing that looks like a secret leaves the store: texts are searched before they are packed.
-#
-# The environment was redacted when it was recorded; settings, marks and logs may still hold what somebody typed.
-
-
-# Tokens by the prefixes their makers give them, whole; passwords inside addresses; values of fields named for a secret.
+# Tokens by their vendors' prefixes, passwords inside URLs, values of fields whose name suggests a secret.
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[bp]-|AKIA)[A-Za-z0-9_\-]{12,}"
     r"|eyJ[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-.]+"
@@ -52,21 +49,21 @@ _FIELD = re.compile(
 
 
 def without_secrets(text: str) -> tuple[str, int]:
-    """The text with secrets replaced, and how many there were."""
+    """The text with secrets replaced, and their number."""
     text, tokens = _TOKEN.subn(REDACTED, text)
     text, addresses = _ADDRESS.subn(rf"\1{REDACTED}\2", text)
     fields = 0
 
-    def hide(found: re.Match[str]) -> str:
+    def redact(match: re.Match[str]) -> str:
         nonlocal fields
-        before, value = found.groups()
+        before, value = match.groups()
         if REDACTED in value:
-            return found.group()
+            return match.group()
         fields += 1
         quote = value[0] if value[0] in "\"'" else ""
         return f"{before}{quote}{REDACTED}{quote}"
 
-    text = _FIELD.sub(hide, text)
+    text = _FIELD.sub(redact, text)
     return text, tokens + addresses + fields
 
 
@@ -80,7 +77,7 @@ _OF_A_RUN = (
     *(f"artifacts/*/{name}" for name in ("answers.json", "harness.json", "scores.json")),
 )
 _READINGS = ("trace/",)
-"""Numbers of sensors, too large to be searched for secrets and without a place for one."""
+"""Sensor readings: too large to search for secrets, and without a place for one."""
 _TEXTS = (".json", ".jsonl", ".yaml", ".csv", ".html")
 _README = """This archive was made by `joulelab pack` (joulelab {version}).
 
@@ -95,7 +92,7 @@ settings, environment.json the machine and packages. {redacted}
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of the archive: its name in it, and its bytes or where they are."""
+    """One file of the archive: its name, and its content or path."""
 
     name: str
     content: bytes | None = None
@@ -125,11 +122,11 @@ class Packed:
     files: int
     size_bytes: int
     redacted: dict[str, int]
-    """Files from which secrets were taken out, and how many."""
+    """Files with redacted secrets, and their number in each."""
 
 
 def pack(runs: Sequence[Path], groups: Sequence[Path], archive: Path, artifacts: bool = False) -> Packed:
-    """Write the archive; it has its name only when it is whole."""
+    """Write the archive; it gets its final name only when it is complete."""
     write = _writer(archive)
     redacted: dict[str, int] = {}
     entries = [entry for folder in runs for entry in _run_entries(folder, artifacts, redacted)]
@@ -157,15 +154,15 @@ def _run_entries(folder: Path, artifacts: bool, redacted: dict[str, int]) -> Ite
     written = read_record(paths)
     record = current_record(paths, written)
     if record.status == "running":
-        raise UsageError(f"{record.run_id} is still running", "wait for it, or end it, then pack it")
+        raise UsageError(f"{record.run_id} is still running", "wait for it to end, or stop it, then pack it")
     patterns = (*_OF_A_RUN, "artifacts/**/*") if artifacts else _OF_A_RUN
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file() and not path.is_symlink()}
     for path in sorted(files):
         name = path.relative_to(folder).as_posix()
-        if path == paths.record and written.status == "running":  # killed; its record is what a reader derives
+        if path == paths.record and written.status == "running":  # killed: its record is derived from the trace
             yield _text_entry(f"{STORE}/{folder.name}/{name}", record.model_dump_json(indent=2) + "\n", redacted)
         elif path.suffix in _TEXTS and not name.startswith(_READINGS):
-            text = path.read_bytes().decode("utf-8", errors="surrogateescape")  # line ends as they are
+            text = path.read_bytes().decode("utf-8", errors="surrogateescape")  # keeps line endings
             yield _text_entry(f"{STORE}/{folder.name}/{name}", text, redacted)
         else:
             yield Entry(f"{STORE}/{folder.name}/{name}", path=path)
@@ -194,8 +191,8 @@ def _about(runs: list[str], groups: list[str], redacted: dict[str, int]) -> list
         "groups": sorted(groups),
         "redacted": dict(sorted(redacted.items())),
     }
-    said = "What looked like a secret was replaced; MANIFEST.json says where." if redacted else ""
-    readme = _README.format(version=__version__, redacted=said)
+    note = "What looked like a secret was replaced; MANIFEST.json lists the files." if redacted else ""
+    readme = _README.format(version=__version__, redacted=note)
     return [Entry(MANIFEST, json.dumps(manifest, indent=2).encode() + b"\n"), Entry(README, readme.encode())]
 
 
@@ -208,7 +205,7 @@ def _writer(archive: Path) -> _Write:
         return _write_tar
     if archive.suffix == ".zip":
         return _write_zip
-    raise UsageError(f"{archive.name}: unknown kind of archive", "use a name that ends with .tar.gz or .zip")
+    raise UsageError(f"{archive.name}: unknown archive format", "use a name that ends with .tar.gz or .zip")
 
 
 def _write_tar(file: IO[bytes], entries: Sequence[Entry]) -> None:
@@ -234,46 +231,43 @@ def _write_zip(file: IO[bytes], entries: Sequence[Entry]) -> None:
                     target.write(block)
 
 
-# Open an archive of `joulelab pack` without trusting it: names stay inside, sums are checked, all or nothing.
-
-
-# A year of eight cards is a few gigabytes; an archive that claims more means to fill the disk.
+# A year of traces of eight GPUs is a few gigabytes; an archive that claims more would fill the disk.
 LARGEST_BYTES = 200 << 30
 MOST_FILES = 2_000_000
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError)
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Extract into a new folder, which appears only when every file is there and is what its sum says."""
+    """Extract into a new folder, which appears only when every file is complete and matches its checksum."""
     if not archive.is_file():
-        raise NotFoundError(f"no such file: {archive}", "give the archive that `joulelab pack` has written")
+        raise NotFoundError(f"no such file: {archive}", "pass an archive written by `joulelab pack`")
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError(f"{into} is there already", "--out names another folder")
+        raise UsageError(f"{into} already exists", "choose another folder with --out")
     into.absolute().parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.absolute().parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{into.name}-", dir=into.absolute().parent))
     try:
-        sums = _extract(archive, place)
-        _require_whole(archive, place, sums)
+        sums = _extract(archive, temporary)
+        _check_sums(archive, temporary, sums)
         if into.exists():
             into.rmdir()
-        place.chmod(0o755)
-        place.replace(into)
+        temporary.chmod(0o755)
+        temporary.replace(into)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return into
 
 
-def _extract(archive: Path, place: Path) -> dict[str, str]:
-    """Write every file; name -> sum of what was written."""
+def _extract(archive: Path, folder: Path) -> dict[str, str]:
+    """Write every file; returns name -> SHA-256 of what was written."""
     sums: dict[str, str] = {}
     total = 0
     try:
         for name, size, content in _members(archive):
-            target = place / _inside(archive, name)
+            target = folder / _inner_path(archive, name)
             total += size
             if total > LARGEST_BYTES or len(sums) >= MOST_FILES:
                 raise UsageError(f"{archive} claims to hold {total} bytes in {len(sums)} files", "it is not opened")
-            inner = target.relative_to(place).as_posix()
+            inner = target.relative_to(folder).as_posix()
             if inner in sums:
                 raise UsageError(f"{archive} holds {inner} twice", "it was not made by `joulelab pack`")
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -302,7 +296,7 @@ def _copy(content: IO[bytes], target: Path, size: int) -> str:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
-    """(name, size, content) of every file; anything that is no plain file is refused."""
+    """(name, size, content) of every file; links and special files are refused."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
             for entry in opened.infolist():
@@ -323,8 +317,8 @@ def _members(archive: Path) -> Iterator[tuple[str, int, Any]]:
             yield member.name, member.size, tar.extractfile(member)
 
 
-def _inside(archive: Path, name: str) -> PurePosixPath:
-    """The name below our top folder; one that leads out of it is refused."""
+def _inner_path(archive: Path, name: str) -> PurePosixPath:
+    """The path below the top folder; one that leads out of it is refused."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise UsageError(f"{archive} holds the name {name!r}, which leads out of its folder", "it is not opened")
@@ -335,16 +329,16 @@ def _inside(archive: Path, name: str) -> PurePosixPath:
     return PurePosixPath(*path.parts[1:])
 
 
-def _require_whole(archive: Path, place: Path, found: dict[str, str]) -> None:
+def _check_sums(archive: Path, folder: Path, found: dict[str, str]) -> None:
     if SUMS not in found or MANIFEST not in found:
         raise UsageError(
             f"{archive} was not made by `joulelab pack`: it has no {SUMS} or no {MANIFEST}",
             "joulelab pack RUN -o x.tar.gz makes an archive",
         )
     try:
-        lines = (place / SUMS).read_text(encoding="utf-8").splitlines()
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
         expected = {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
-        version = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["format"]
+        version = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["format"]
     except (ValueError, KeyError, TypeError):
         raise UsageError(f"{archive}: {SUMS} or {MANIFEST} cannot be read", "get another copy of it") from None
     if version != FORMAT:
@@ -355,4 +349,4 @@ def _require_whole(archive: Path, place: Path, found: dict[str, str]) -> None:
     wrong += [f"{name} is not in {SUMS}" for name in listed if name not in expected]
     if wrong:
         shown = "; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise UsageError(f"{archive} is not what was packed, by {SUMS}: {shown}", "get another copy of it")
+        raise UsageError(f"{archive} does not match its {SUMS}: {shown}", "get another copy of it")

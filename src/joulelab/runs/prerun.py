@@ -1,7 +1,7 @@
-"""Is this machine fit to measure on, now? Idle, burn in, watch the sampling, check the hardware, look for strangers.
+"""`joulelab prerun`: checks whether this machine is ready for a measurement: idle, burn-in, sampling, hardware.
 
-The rehearsal is a run like any other (folder, trace, record) with `prerun.json` beside its record. What the user
-asserted about the hardware must hold, or the exit code is 4; the rest are warnings, unless `strict`.
+The prerun is itself a run (folder, trace, record), with `prerun.json` next to its record. What the user asserted about
+the hardware must hold, or the exit code is 4; all other failures are warnings unless `strict`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"
 BUSY_PERCENT = 50.0
-"""Large products keep a card at 100 %; below this, it had other work or none."""
-# A reading counts as kept to its cadence up to this many usual steps after the one before it.
+"""Large matrix products keep a GPU at 100 %; below this it had other work or none."""
+# A reading is on time up to this many typical intervals after the previous one.
 LATE_STEPS = 1.5
 KEPT_SHARE = 0.95
 GIB = 1024.0**3
@@ -39,7 +39,7 @@ GIB = 1024.0**3
 
 @dataclass(frozen=True)
 class Expected:
-    """What the user says the hardware is; None where nothing was said."""
+    """Hardware that the user asserts; None: not asserted."""
 
     gpu: str | None = None
     gpus: int | None = None
@@ -49,9 +49,9 @@ class Expected:
 class PrerunCheck(Frozen):
     name: str
     ok: bool | None
-    """None where it cannot be told here."""
+    """None if it cannot be checked on this machine."""
     required: bool
-    """Whether a failure makes the prerun fail."""
+    """Whether a failure fails the prerun."""
     text: str
 
 
@@ -68,7 +68,7 @@ class PrerunReport(Frozen):
 def prerun(
     store: Path, energy: EnergyConfig, expected: Expected, seconds: float, progress: Progress, strict: bool = False
 ) -> PrerunReport:
-    """Idle for `seconds`, burn for `seconds`, idle again; then judge what was recorded."""
+    """Idle for `seconds`, burn in for `seconds`, idle again; then evaluate the recording."""
     spec = MeasureSpec(name="prerun", label="prerun", energy=energy, command=("joulelab", "prerun"))
     with StopRequest() as stop:
         measured = MeasuredRun(store, spec, stop, progress)
@@ -96,7 +96,7 @@ def prerun(
 
 
 def _watch(run: RunContext, seconds: float) -> None:
-    """Wait while the load runs, ready to stop."""
+    """Wait while the load runs, checking for stop requests."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         run.stop.check()
@@ -117,7 +117,7 @@ def judge(
     load: str,
     strict: bool = False,
 ) -> PrerunReport:
-    """Every check over what was recorded; pure, so that a recorded prerun can be judged again."""
+    """Evaluate all checks on the recording; pure, so that a recorded prerun can be evaluated again."""
     baselines = record.totals.idle if record.totals else ()
     burn = record.stage(BURN_STAGE)
     checks = [
@@ -154,32 +154,32 @@ def _warning(name: str, ok: bool | None, text: str, strict: bool) -> PrerunCheck
 
 
 def hardware_checks(gpus: Sequence[dict[str, Any]], expected: Expected) -> list[PrerunCheck]:
-    """What was asserted, each as a check of its own; what was not is only told."""
+    """One check per assertion; without assertions the hardware is only reported."""
     names = [str(gpu.get("name", "?")) for gpu in gpus]
     answers: list[tuple[str, bool | None, str]] = []
     if expected.gpu is not None:
-        strangers = [name for name in names if not _names(expected.gpu, name)]
+        others = [name for name in names if not _matches(expected.gpu, name)]
         found = ", ".join(dict.fromkeys(names)) or "no GPU"
-        answers.append(("GPU name", bool(names) and not strangers, f"expected {expected.gpu}, found {found}"))
+        answers.append(("GPU name", bool(names) and not others, f"expected {expected.gpu}, found {found}"))
     if expected.gpus is not None:
         answers.append(("GPU count", len(gpus) == expected.gpus, f"expected {expected.gpus} GPUs, found {len(gpus)}"))
     if expected.min_memory_gib is not None:
         smallest = min((float(gpu.get("memory_bytes", 0)) / GIB for gpu in gpus), default=0.0)
-        text = f"expected {expected.min_memory_gib:g} GiB on every GPU, the smallest has {smallest:.1f}"
+        text = f"expected at least {expected.min_memory_gib:g} GiB on every GPU, the smallest has {smallest:.1f}"
         answers.append(("GPU memory", bool(gpus) and smallest >= expected.min_memory_gib, text))
     if not answers:
         return [PrerunCheck(name="hardware", ok=None, required=False, text=", ".join(names) or "no NVIDIA GPU")]
     return [PrerunCheck(name=name, ok=ok, required=True, text=text) for name, ok, text in answers]
 
 
-def _names(wanted: str, name: str) -> bool:
-    """`H200` is a word of `NVIDIA H200`, and `A10` is none of `NVIDIA A100`."""
-    return re.search(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
+def _matches(expected: str, name: str) -> bool:
+    """Whole words: `H200` matches `NVIDIA H200`, `A10` does not match `NVIDIA A100`."""
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(expected)}(?![A-Za-z0-9])", name, re.IGNORECASE) is not None
 
 
 def idle_checks(baselines: Sequence[IdleBaseline]) -> list[Answer]:
     if not baselines:
-        return [(None, "nothing measures power here, so idle is unknown")]
+        return [(None, "no sensor measures power, so idle power is unknown")]
     return [(baseline.stable, _idle_text(baseline)) for baseline in baselines]
 
 
@@ -195,18 +195,18 @@ def burn_check(burn: StageRecord | None, baselines: Sequence[IdleBaseline], load
         return False, "the load did not run"
     text = f"{load} for {duration_text(burn.duration_s)}"
     if burn.energy_j is None:
-        return None, f"{text}; no measured power to judge it by"
+        return None, f"{text}; power was not measured"
     idle_w = min((baseline.power_w for baseline in baselines), default=0.0)
     mean_w = burn.mean_power_w or 0.0
-    text = f"{text}: {power_text(mean_w)} against {power_text(idle_w)} idle"
-    rested = _cards_without_work(health, burn)
-    if rested:
-        return False, f"{text}; metered, and not reached by the load: {', '.join(rested)}"
+    text = f"{text}: {power_text(mean_w)}, idle {power_text(idle_w)}"
+    unloaded = _unloaded_gpus(health, burn)
+    if unloaded:
+        return False, f"{text}; metered, but not under load: {', '.join(unloaded)}"
     return mean_w > 1.1 * idle_w, text
 
 
-def _cards_without_work(health: Health, burn: StageRecord) -> list[str]:
-    """Cards that were busy in no reading of the burn-in, though others may have lifted the sum of the watts."""
+def _unloaded_gpus(health: Health, burn: StageRecord) -> list[str]:
+    """GPUs that were never busy during the burn-in, even if others raised the total power."""
     most: dict[str, float] = {}
     for state in health.during([(part.start_ns, part.end_ns) for part in burn.segments]):
         if state.utilization_percent is not None:
@@ -217,35 +217,36 @@ def _cards_without_work(health: Health, burn: StageRecord) -> list[str]:
 def throttling_check(health: Health, burn: StageRecord | None) -> Answer:
     states = health.during([(s.start_ns, s.end_ns) for s in burn.segments]) if burn else []
     if not states:
-        return None, "no GPU to watch"
+        return None, "no GPU"
     shares = throttle_shares(states)
-    words = ", ".join(f"{why} {100 * share:.0f} % of the burn-in" for why, share in shares.items())
-    thermal = any("slowdown" in why or "brake" in why for why in shares)
-    return not thermal, words or "none during the burn-in"
+    listed = ", ".join(f"{reason} {100 * share:.0f} % of the burn-in" for reason, share in shares.items())
+    thermal = any("slowdown" in reason or "brake" in reason for reason in shares)
+    return not thermal, listed or "none during the burn-in"
 
 
 def sampling_check(health: Health) -> Answer:
-    """Whether readings came when they were due: the share of steps no longer than 1.5 usual ones, for every sensor."""
+    """Whether readings were on time: the share of intervals up to 1.5 times the median, for every sensor."""
     worst: tuple[float, str] | None = None
     for sensor, stamps in health.ticks.items():
         steps = [(later - earlier) / NS for earlier, later in pairwise(stamps)]
         if len(steps) < 4:
             continue
-        usual = sorted(steps)[len(steps) // 2]
-        kept = sum(step <= LATE_STEPS * usual for step in steps) / len(steps)
+        typical = sorted(steps)[len(steps) // 2]
+        kept = sum(step <= LATE_STEPS * typical for step in steps) / len(steps)
         text = (
-            f"{sensor}: {100 * kept:.0f} % of {len(steps)} readings in step ({usual:.3g} s), longest {max(steps):.3g} s"
+            f"{sensor}: {100 * kept:.0f} % of {len(steps)} readings on time ({typical:.3g} s), longest interval "
+            f"{max(steps):.3g} s"
         )
         if worst is None or kept < worst[0]:
             worst = (kept, text)
     if worst is None:
         return False, "too few readings were recorded"
-    late = f"; {len(health.late_s)} came more than a whole interval late" if health.late_s else ""
+    late = f"; {len(health.late_s)} were late by more than a full interval" if health.late_s else ""
     return worst[0] >= KEPT_SHARE, worst[1] + late
 
 
 def neighbours_check(health: Health, gpus: Sequence[dict[str, Any]]) -> Answer:
     if not gpus:
-        return None, "no GPU to share"
-    strangers = list(dict.fromkeys(text for _, text in health.warnings if "process" in text))
-    return not strangers, "; ".join(strangers) or "none on the GPUs"
+        return None, "no GPU"
+    others = list(dict.fromkeys(text for _, text in health.warnings if "process" in text))
+    return not others, "; ".join(others) or "none on the GPUs"

@@ -1,6 +1,7 @@
-"""The spec of a run: base.yaml + experiment + `key.path=value`, merged into one frozen, checked model.
+"""The spec of a run: base.yaml, experiment and `key.path=value`, merged into one frozen, validated model.
 
-Each pipeline brings a model of its own that extends `RunSpec`; the sentence under a field is its documentation.
+Each pipeline has its own model that extends `RunSpec`; the docstring of a field is its documentation. Errors name the
+key, what was expected, what was found, and the nearest valid name.
 """
 
 from __future__ import annotations
@@ -25,9 +26,6 @@ from joulelab import lookup
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
-
-# Pydantic's findings in the user's words: the key, what was found, what was expected, the nearest right name.
-
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -68,13 +66,13 @@ def _sentence(finding: dict[str, Any], model: type[BaseModel]) -> str:
         )
     if kind == "missing":
         return f"{key} is not set; it has no default"
-    if kind == "value_error":  # a check of ours, which has its own sentence
+    if kind == "value_error":  # raised by our validators, with a complete message
         return f"{key + ': ' if key else ''}{finding['ctx']['error']}"
     return f"{key}: {expected_and_found(finding)}"
 
 
 def expected_and_found(finding: Mapping[str, Any]) -> str:
-    """One finding of pydantic without its key: `expected a number greater than 0, found -1`."""
+    """One pydantic error without its key: `expected a number greater than 0, found -1`."""
     expected = _EXPECTED.get(finding["type"]) or finding["msg"].removeprefix("Input should be ")
     if expected.startswith(("greater than", "less than")):
         expected = f"a number {expected}"
@@ -101,7 +99,7 @@ def brief(value: Any) -> str:
 def field_names(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     """Names of the settings below a path of keys."""
     for part in path:
-        if isinstance(part, int):  # a place in a list, whose items' model this is already
+        if isinstance(part, int):  # an index of a list; `model` is already that of its items
             continue
         if part not in model.model_fields:
             return []
@@ -121,11 +119,8 @@ def model_in(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-# YAML as people mean it: `3e-4` is a number, and mistakes are answered with file and line.
-
-
 class _Loader(yaml.SafeLoader):
-    """PyYAML follows YAML 1.1, where 3e-4 without a dot is text; everyone writing a learning rate means the number."""
+    """PyYAML follows YAML 1.1, where 3e-4 without a dot is a string; here it is a number."""
 
 
 _Loader.add_implicit_resolver(
@@ -156,10 +151,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise NotFoundError(
-            f"no such file: {path}", "give the path of a YAML file or the name of an experiment"
+            f"no such file: {path}", "pass the path of a YAML file or the name of an experiment"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", "give a YAML file in UTF-8 that you may read") from None
+        raise ConfigError(f"{path} cannot be read: {error}", "pass a readable YAML file in UTF-8") from None
     value = parse_yaml(text, str(path))
     if value is None:
         return {}
@@ -177,43 +172,43 @@ def write_yaml(path: Path, value: dict[str, Any]) -> None:
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 BASE = "base"
-# What every generator behind a run accepts: numpy's takes 32 bits.
+# Accepted by all random generators of a run; numpy's takes 32 bits.
 LARGEST_SEED = 2**32 - 1
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, strict about types, closed to unknown keys."""
+    """A section of the configuration: frozen, strictly typed, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Published spellings of settings (`kd_T`) and their names here; accepted for good."""
+    """Published spellings of settings (`kd_T`) -> names; accepted permanently."""
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Names of earlier releases and their names now; accepted with a notice."""
+    """Names in earlier releases -> current names; accepted with a notice."""
 
 
 class RunSpec(Section):
-    """What every pipeline's settings have in common."""
+    """Settings that all pipelines have."""
 
     shares_ranks: ClassVar[bool] = False
-    """Whether the pipeline divides its work among torchrun's processes; any other would repeat it in each of them."""
+    """Whether the pipeline divides its work among torchrun's processes; other pipelines would repeat it in each."""
 
     name: str = Field("run", min_length=1, max_length=80)
-    """Name of the run; the folder's name begins with it."""
+    """Name of the run; its folder name begins with it."""
     about: str = ""
-    """One sentence on what the experiment is for; shown in listings."""
+    """One sentence about the experiment, shown in listings."""
     pipeline: str
-    """Which pipeline runs the stages."""
+    """Pipeline that runs the stages."""
     label: str = ""
-    """What a comparison calls this run's method; runs with the same label are repeats of each other."""
+    """Name of this run's method in comparisons; runs with the same label are repeats of each other."""
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
-    """Seed of everything random: initial weights, order of the data, dropout."""
+    """Random seed: initial weights, data order, dropout."""
     reuse_artifacts: bool = True
-    """Take an artefact that an earlier run of this store has made from the same inputs, with its bill."""
+    """Reuse an artifact that an earlier run of this store made from the same inputs, including its energy bill."""
     energy: EnergyConfig = EnergyConfig()
     """What is measured and how often."""
     trackers: tuple[str, ...] = ()
-    """Where the metrics also go while it runs: tensorboard, wandb, mlflow, trackio; one that fails is a warning."""
+    """Experiment trackers that receive the metrics live: tensorboard, wandb, mlflow, trackio; failures are warnings."""
 
     @field_validator("trackers")
     @classmethod
@@ -227,7 +222,7 @@ class RunSpec(Section):
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with what the user left out and other settings tell, before they are checked."""
+        """The settings with values derived from other settings, before validation."""
         return dict(settings)
 
     @property
@@ -236,7 +231,7 @@ class RunSpec(Section):
         return "teacher" in type(self).model_fields
 
     def preflight(self) -> None:
-        """Look for what the run will need, before a folder is made: a missing file is a mistake, not a failed run."""
+        """Check for everything that the run needs before its folder is created: a missing file is a usage error."""
 
 
 def experiment_names() -> list[str]:
@@ -244,7 +239,7 @@ def experiment_names() -> list[str]:
 
 
 def experiment_file(name: str) -> Path:
-    """The file of a named experiment, or the path itself when the user gave one."""
+    """The file of a named experiment, or the path that the user passed."""
     if _is_path(name):
         return Path(name)
     if name not in experiment_names():
@@ -257,7 +252,7 @@ def _is_path(name: str) -> bool:
 
 
 def read_layers(name: str) -> dict[str, Any]:
-    """The experiment's own settings over those it `extends`, without base.yaml."""
+    """The experiment's own settings over those that it `extends`, without base.yaml."""
     path = experiment_file(name)
     layers, seen = [_read_layer(path)], [path.resolve()]
     while (parent := layers[-1].pop("extends", None)) is not None:
@@ -273,14 +268,14 @@ def read_layers(name: str) -> dict[str, Any]:
 
 
 def _read_layer(path: Path) -> dict[str, Any]:
-    """The files it names are looked for beside it first, and else where one stands."""
+    """Paths in a layer are relative to its file, otherwise to the current directory."""
     layer = read_mapping(path)
     members = layer.get("members")
     named = [(member, "experiment") for member in members] if isinstance(members, list) else []
     for holder, key in [(layer, "extends"), *named]:
         if isinstance(holder, dict) and isinstance(name := holder.get(key), str) and _is_path(name):
-            beside = path.parent / name
-            holder[key] = str(beside) if beside.exists() else name
+            local = path.parent / name
+            holder[key] = str(local) if local.exists() else name
     return layer
 
 
@@ -290,8 +285,8 @@ def read_experiment(name: str) -> dict[str, Any]:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Sections merge key by key; anything else is replaced whole. Keys are in the order in which they were last set,
-    so that the later one of two spellings of a setting wins."""
+    """Sections are merged key by key; other values are replaced. Keys are ordered by when they were last set, so that
+    the later of two spellings of a setting takes precedence."""
     result = dict(copy.deepcopy(dict(under)))
     for key, value in over.items():
         below = result.pop(key, None)
@@ -300,7 +295,7 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings under their present names; of two spellings of one setting, the one that was set later."""
+    """The settings under their current names; of two spellings of a setting, the later one."""
     aliases: Mapping[str, str] = getattr(model, "aliases", {})
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
     result: dict[str, Any] = {}
@@ -351,13 +346,13 @@ def nest(key: str, value: Any) -> dict[str, Any]:
 
 
 def check(settings: Mapping[str, Any]) -> RunSpec:
-    """Validate merged settings against the pipeline's own model."""
+    """Validate merged settings against the pipeline's model."""
     pipeline = settings.get("pipeline")
     if not isinstance(pipeline, str):
-        raise ConfigError("the settings name no pipeline", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
+        raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
     try:
-        # through JSON, so that a YAML list may fill a tuple while a text still cannot fill a number
+        # through JSON, so that a YAML list can fill a tuple while a string cannot fill a number
         complete = model.complete(current_names(model, settings))
         return model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
@@ -368,9 +363,7 @@ def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:
     return check(merge(read_experiment(name), overrides or {}))
 
 
-# Settings described from the models that check them, so that documentation and behaviour cannot part.
-
-
+# `joulelab explain`: settings described from the models that validate them, so that documentation and behavior agree.
 @dataclass(frozen=True)
 class Setting:
     key: str
@@ -381,7 +374,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Explained:
-    """Settings, whose they are, and who has a setting of that name that is described otherwise."""
+    """Settings, the pipelines that have them, and pipelines whose setting of that name is described differently."""
 
     rows: tuple[Setting, ...]
     pipelines: tuple[str, ...]
@@ -389,28 +382,28 @@ class Explained:
 
 
 def explained(key: str = "", pipeline: str | None = None) -> Explained:
-    """What a key means in the pipeline, or in those that have it; without both, what all pipelines have in common."""
+    """What a key means in the pipeline, or in all that have it; without both, the settings that all pipelines share."""
     if pipeline is not None:
         return Explained(tuple(describe(lookup.PIPELINE_SPECS.resolve(pipeline), key)), (pipeline,))
     names = lookup.PIPELINE_SPECS.names()
     if not key:
         return Explained(tuple(describe(RunSpec)), tuple(names))
     models = {name: lookup.PIPELINE_SPECS.resolve(name) for name in names}
-    whole = {name: list(_walk(model, "")) for name, model in models.items()}
-    told = {name: tuple(_below(rows, current_key(models[name], key))) for name, rows in whole.items()}
-    having = [name for name in names if told[name]]
+    all_rows = {name: list(_walk(model, "")) for name, model in models.items()}
+    matching = {name: tuple(_below(rows, current_key(models[name], key))) for name, rows in all_rows.items()}
+    having = [name for name in names if matching[name]]
     if not having:
         _require_no_other_name(key, names)
-        known = {row.key for rows in whole.values() for row in rows}
+        known = {row.key for rows in all_rows.values() for row in rows}
         raise lookup.unknown("setting", key, known, f"pipelines, for --pipeline: {', '.join(names)}")
-    alike = {name: [other for other in having if told[other] == told[name]] for name in having}
-    first = max(having, key=lambda name: len(alike[name]))  # as most of them understand it
+    alike = {name: [other for other in having if matching[other] == matching[name]] for name in having}
+    first = max(having, key=lambda name: len(alike[name]))  # the most common description
     others = tuple(name for name in having if name not in alike[first])
-    return Explained(told[first], tuple(alike[first]), others)
+    return Explained(matching[first], tuple(alike[first]), others)
 
 
 def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
-    """Names of other things are answered with the command that tells of them."""
+    """For names of other things, the error points to the command that describes them."""
     if key in experiment_names():
         raise UsageError(
             f"{key} is an experiment, not a setting",
@@ -418,14 +411,14 @@ def _require_no_other_name(key: str, pipelines: Iterable[str]) -> None:
         )
     if key in pipelines:
         raise UsageError(
-            f"{key} is a pipeline, not a setting", f"`joulelab explain --pipeline {key}` tells its settings"
+            f"{key} is a pipeline, not a setting", f"`joulelab explain --pipeline {key}` lists its settings"
         )
     if key in lookup.ZOO.names():
-        raise UsageError(f"{key} is a model, not a setting", f"`joulelab zoo {key}` tells about it")
+        raise UsageError(f"{key} is a model, not a setting", f"`joulelab zoo {key}` describes it")
 
 
 def describe(model: type[BaseModel], key: str = "") -> list[Setting]:
-    """The setting of that name, or all settings below that section; all of them for the empty key."""
+    """The setting of that name, or all settings of that section; all settings for an empty key."""
     rows = list(_walk(model, ""))
     found = _below(rows, current_key(model, key))
     if not found:
@@ -465,7 +458,7 @@ def _number(bound: float) -> str:
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
-# attributes of pydantic's metadata, in words
+# attributes of pydantic's metadata
 _BOUNDS = (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than"))
 
 

@@ -33,12 +33,12 @@ def test_a_counter_jump_is_the_reason_and_more_time_is_not_the_remedy():
 def test_faults_of_other_devices_and_other_times_are_not_the_reason():
     others = trace(Gap("gpu:1", 40 * NS, JUMP), Gap("gpu:0", 90 * NS, JUMP))
     (text,) = caveats([stage("counter latch")], None, others)
-    assert "short against the sampling; measure longer" in text
+    assert "short compared with the sampling interval; measure longer" in text
 
 
 def test_time_without_readings_is_the_reason():
     (text,) = caveats([stage("missing time", coverage=0.72)], None, trace())
-    assert "read during 72 % of the time only; repeat" in text and "longer" not in text
+    assert "read during only 72 % of the time; repeat" in text and "longer" not in text
 
 
 def test_a_reader_that_failed_as_a_whole_is_the_reason_for_each_of_its_domains():

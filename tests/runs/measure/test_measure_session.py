@@ -104,7 +104,7 @@ def test_a_signal_is_told_by_its_name_also_where_a_shell_stood_between(store):
     assert "failed: the program was killed by signal SIGSEGV (exit code 139)" in killed.stderr
     between = measure(store, "--", "sh", "-c", "sh -c 'kill -SEGV $$'; exit $?")
     assert between.returncode == 139
-    assert "exit code 139, with which a shell says that SIGSEGV killed its program" in between.stderr
+    assert "exit code 139 (SIGSEGV, as reported by the shell)" in between.stderr
     plain = measure(store, "--", "sh", "-c", "exit 7")
     assert "failed: the program ended with exit code 7\n" in plain.stderr
 
@@ -120,8 +120,8 @@ def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where
     assert (summary["count"], summary["spread_rel"] > 0.05) == (3, True)
     assert summary["low_j"] < summary["mean_j"] < summary["high_j"]
     assert record(store)["results"]["program.run.mean_j"]["value"] == pytest.approx(summary["mean_j"])
-    assert "mean of 3" in done.stderr and "the repeats spread by" in done.stderr
-    assert any("the repeats spread by" in note["text"] for note in record(store)["validity"]["notes"])
+    assert "mean of 3" in done.stderr and "the standard deviation over repeats is" in done.stderr
+    assert any("the standard deviation over repeats is" in note["text"] for note in record(store)["validity"]["notes"])
 
 
 def test_the_first_repeat_that_fails_is_the_last_and_resuming_is_refused_with_the_way_out(store, joulelab):
@@ -136,7 +136,7 @@ def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(st
     words = ["--require-grade", "B", "--rapl-root", tmp_path, "--gpus", "none", "--estimate-cpu"]
     done = measure(store, *words, "--", "true")
     assert done.returncode == 4
-    assert "grade C, and B was required" in done.stderr
+    assert "grade C, but B is required" in done.stderr
     assert len(list(store.glob("*/run.json"))) == 1
 
 
@@ -155,7 +155,7 @@ def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab)
         (["--", "no-such-program-here"], 127, "command not found"),
         (["--", "./nowhere/prog"], 127, "no such file"),
         (["--", "/etc/passwd"], 126, "is not executable"),
-        (["--", "/"], 126, "is a folder"),
+        (["--", "/"], 126, "is a directory"),
         (["--"], 2, "no program was named"),
         (["--repeat", "0", "--", "true"], 2, "repeat"),
         (["--interval", "-1", "--", "true"], 2, "sample_interval_s"),
@@ -190,7 +190,7 @@ def test_inherited_descriptors_and_scripts_without_a_first_line_work_as_in_a_she
 def test_processes_left_behind_are_said_and_not_touched(store):
     done = measure(store, "--", "sh", "-c", "sleep 3 >/dev/null 2>&1 & echo $!")
     pid = int(done.stdout)
-    assert done.stderr.count("still running of the program: pid") == 1
+    assert done.stderr.count("processes of the program are still running: pid") == 1
     os.kill(pid, 0)  # still there, as it would be without us
     os.kill(pid, 15)
 

@@ -123,7 +123,7 @@ def test_no_mark_is_lost_when_many_threads_write_at_once(measure):
             thread.join()
     assert m.windows["outer"].count == m.windows["inner"].count == 12_000
     assert m.windows["outer"].way == "none"
-    assert "several at once" in m.windows["outer"].energy.reason
+    assert "overlapping" in m.windows["outer"].energy.reason
     assert not any("lost" in note.text for note in m.record.validity.notes)
 
 

@@ -1,7 +1,7 @@
-"""`import joulelab; with joulelab.measure("name") as m:` - the meter for people's own Python code.
+"""Python API: `with joulelab.measure("name") as m:` records a block of code as a run, with named windows inside it.
 
-The block becomes a run like any other. A sensor that is missing is a figure that says so, never an exception; an
-exception of the block leaves a record with status `failed` and goes on its way.
+A missing sensor gives a missing figure, never an exception. An exception of the block propagates, and the run is
+recorded as `failed`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,20 @@ from joulelab.runs.store import store_root
 from joulelab.runs.validity import enforce
 from joulelab.units import duration_text
 
-# Named windows inside a measured block: nested, re-entrant, from any thread, about two microseconds each.
-#
-# The meter's phase marks have a single writer and are not re-entrant. Here each open window has a mark of its own
-# from a pool, a lock makes the threads one writer, and what is open is kept per thread and coroutine, which also
-# tells which window lies in which. Marks become times (count, sum, quantiles) that survive a kill. A window of
-# `TIMED_S` or more is also written to `windows.jsonl` with its two moments, so that its joules can be read off the
-# energy curve.
+# Windows are nested, re-entrant and thread-safe, at about two microseconds each. The meter's phase marks have
+# a single writer and are not re-entrant. Each open window therefore takes its own mark from a pool, a lock serializes
+# the threads, and the open windows are tracked per thread and coroutine, which also gives their nesting. Marks become
+# times (count, sum, quantiles) that survive a kill. A window of at least `TIMED_S` is also written to `windows.jsonl`
+# with its begin and end, so that its energy can be read from the energy curve.
 
-
-# Half of the driver's 20 ms samples, the finest signal there is: what is shorter has a share of time only.
+# Half the period of the driver's 20 ms samples, the finest signal: shorter windows only get a share by time.
 TIMED_S = 0.01
 _TIMED_NS = int(TIMED_S * NS)
 WINDOWS_FILE = "windows.jsonl"
 
 
 class Windows:
-    """All windows of one measurement. Closed, or in a forked child, they do nothing: marks belong to one process."""
+    """All windows of one measurement. After `close()`, and in a forked child, they do nothing."""
 
     def __init__(self, meter: Meter, paths: RunPaths) -> None:
         self.open = True
@@ -67,12 +64,12 @@ class Windows:
         self._meter = meter
         self._lines = LineFile(paths.folder / WINDOWS_FILE)
         self._by_name: dict[str, Window] = {}
-        _in_forked_children(self)
+        _disable_after_fork(self)
 
     def window(self, name: str) -> Window:
-        found = self._by_name.get(name)
-        if found is not None:
-            return found
+        window = self._by_name.get(name)
+        if window is not None:
+            return window
         with self.lock:
             if name not in self._by_name:
                 phase = self._meter.phase(name) if self.open else None
@@ -86,8 +83,8 @@ class Windows:
         self._append({"name": name, "begin_ns": begin_ns, "end_ns": end_ns})
 
     def _append(self, line: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # a full disk costs the window its own joules and the program nothing
-            self._lines.append(line)  # one write(): survives a kill of the program
+        with contextlib.suppress(OSError):  # on a full disk only the energy of the window is lost
+            self._lines.append(line)  # a single write(), which survives a kill of the program
 
     def close(self) -> None:
         with self.lock:
@@ -96,7 +93,7 @@ class Windows:
 
 
 class Window:
-    """`with window:` as often as wanted, also inside itself (then the outermost counts) and in several threads."""
+    """A reusable context manager, re-entrant (only the outermost entry counts) and usable in several threads."""
 
     __slots__ = ("_all", "_free", "_last_end_ns", "_lock", "_phase", "_seen", "name")
 
@@ -123,7 +120,7 @@ class Window:
         end_ns = monotonic_ns()
         frame = _innermost.get()
         if frame is None or frame[0] is not self:
-            frame = _taken_out(self, frame)
+            frame = _remove_frame(self, frame)
             if frame is None:
                 return
         else:
@@ -134,7 +131,7 @@ class Window:
         inside: str | None = None
         while outer is not None:
             if outer[0] is self:
-                return  # inside itself a window counts once, as the outermost: its time must not be counted twice
+                return  # nested in itself: only the outermost counts, or its time would count twice
             if inside is None and outer[0]._all is self._all:
                 inside = outer[0].name
             outer = outer[3]
@@ -152,16 +149,16 @@ class Window:
         self._free.append(phase)
 
 
-# window, its mark, when it began, the frame around it
+# (window, its mark, begin, enclosing frame)
 _Frame = tuple[Window, Phase | None, int, Any]
-# What is open here and now. Threads and coroutines each have their own, and a coroutine sees what it was started in.
+# Windows open in the current thread or coroutine; a coroutine inherits those of its creator.
 _innermost: ContextVar[_Frame | None] = ContextVar("joulelab_window", default=None)
 
 
-def _taken_out(window: Window, frame: _Frame | None) -> _Frame | None:
-    """The window's latest frame, from under others: generators may leave windows in another order than they entered.
+def _remove_frame(window: Window, frame: _Frame | None) -> _Frame | None:
+    """Remove the window's latest frame from below others: generators may exit windows in another order.
 
-    None where it was entered in another thread or coroutine: there is no honest duration then.
+    None if it was entered in another thread or coroutine: its duration is then undefined.
     """
     above: list[_Frame] = []
     while frame is not None and frame[0] is not window:
@@ -175,40 +172,38 @@ def _taken_out(window: Window, frame: _Frame | None) -> _Frame | None:
     return frame
 
 
-def _in_forked_children(windows: Windows) -> None:
+def _disable_after_fork(windows: Windows) -> None:
     """A forked child (a data loader's worker) shares the mapped marks; two writers would overwrite each other."""
-    known = weakref.ref(windows)
+    reference = weakref.ref(windows)
 
-    def forget() -> None:
-        if (found := known()) is not None:
-            found.open = False
-            found.lock = threading.Lock()
+    def disable() -> None:
+        if (inherited := reference()) is not None:
+            inherited.open = False
+            inherited.lock = threading.Lock()
 
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=disable)
 
 
-# Joules of named windows: read off the energy curve where their moments are known, else a share of the time around.
-#
-# Pure reading of a finished run: its trace, its record and `windows.jsonl`.
-
+# Energy of windows: from the energy curve if their times are known, else a share by time of the enclosing window. This
+# only reads a finished run: its trace, its record and `windows.jsonl`.
 
 Way = Literal["direct", "time-share", "none"]
 WHOLE = "the whole measurement"
 
 
 class WindowFigure(Frozen):
-    """What one name's windows took: how often, how long, and joules by the way that is named."""
+    """Windows of one name: how many, how long, and their energy by the method named in `way`."""
 
     name: str
     count: int
     seconds: float
-    """Sum over the windows; more than the wall time where they ran in several threads at once."""
+    """Sum over the windows; more than the elapsed time if they ran in several threads."""
     mean_s: float
     p50_s: float
     p95_s: float
     max_s: float
     way: Way
-    """`direct`: what the sensor says of these windows. `time-share`: of the enclosing window, by time: the weakest."""
+    """`direct`: read from the sensor. `time-share`: a share of the enclosing window by time, the weakest method."""
     energy: EnergyFigure
     share_of: str | None = None
 
@@ -218,7 +213,7 @@ class WindowFigure(Frozen):
 
 
 class _Lines:
-    """`windows.jsonl` by name: the timed windows, what they lay in, which of them overlapped."""
+    """`windows.jsonl` by name: timed windows, enclosing windows, and which of them overlap."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         self.timed: dict[str, list[tuple[int, int]]] = {}
@@ -234,28 +229,26 @@ class _Lines:
 
 
 def window_figures(paths: RunPaths, record: RunRecord, stage: StageRecord | None) -> dict[str, WindowFigure]:
-    """Every window of a finished run by name; `stage` is the one the windows lie in."""
+    """All windows of a finished run by name; `stage` is the one that contains them."""
     if stage is None or not stage.phases:
         return {}
     path = paths.folder / WINDOWS_FILE
     lines = _Lines(read_lines(path) if path.exists() else ())
     traces = paths.traces()
     trace = load_trace(traces[-1][2]) if traces else None
-    found: dict[str, WindowFigure] = {}
-    for name in _outer_first(stage.phases, lines):
+    figures: dict[str, WindowFigure] = {}
+    # enclosing windows are longer in sum and come first, so that a share finds its whole
+    for name in sorted(stage.phases, key=lambda name: -stage.phases[name].sum_s):
         times = _exact(stage.phases[name], lines.timed.get(name, []))
         direct = _direct(name, times, lines, trace, record.policy) if trace is not None else None
-        found[name] = _figure(name, times, "direct", direct) if direct else _shared(name, times, lines, stage, found)
-    return found
-
-
-def _outer_first(phases: dict[str, PhaseRecord], lines: _Lines) -> list[str]:
-    """Enclosing windows before enclosed ones (they are longer in sum), so that a share finds its whole."""
-    return sorted(phases, key=lambda name: -phases[name].sum_s)
+        figures[name] = (
+            _figure(name, times, "direct", direct) if direct else _time_share(name, times, lines, stage, figures)
+        )
+    return figures
 
 
 def _exact(times: PhaseRecord, windows: list[tuple[int, int]]) -> PhaseRecord:
-    """The quantiles of windows that were timed one by one, where marks have bins of 12 %."""
+    """With exact quantiles if every window was timed; marks have bins of 12 %."""
     if len(windows) != times.count:
         return times
     p50_s, p95_s = np.quantile([(end - begin) / NS for begin, end in windows], [0.5, 0.95])
@@ -280,7 +273,7 @@ def _figure(name: str, times: PhaseRecord, way: Way, energy: EnergyFigure, of: s
 def _direct(name: str, times: PhaseRecord, lines: _Lines, trace: Trace, policy: str) -> EnergyFigure | None:
     windows = lines.timed.get(name, [])
     if len(windows) != times.count:
-        return None  # some were too short to be timed one by one, so the name as a whole has no joules of its own
+        return None  # some were too short to be timed, so the name as a whole has no direct energy
     joined = union(windows)
     parts = EnergyByComponent(**{name: component_energy(trace, name, joined) for name in COMPONENTS})
     figure = parts.best(policy)
@@ -288,11 +281,11 @@ def _direct(name: str, times: PhaseRecord, lines: _Lines, trace: Trace, policy: 
         return None
     if name not in lines.overlapping:
         return figure
-    return figure.model_copy(update={"reason": "windows overlapped: the time they share counts once"})
+    return figure.model_copy(update={"reason": "windows overlapped; their common time counts once"})
 
 
 def union(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Disjoint windows covering the same time, so that joules of overlapping threads count once."""
+    """Disjoint windows that cover the same time, so that energy of overlapping threads counts once."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(windows):
         if joined and begin < joined[-1][1]:
@@ -302,24 +295,24 @@ def union(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
-def _shared(
-    name: str, times: PhaseRecord, lines: _Lines, stage: StageRecord, found: dict[str, WindowFigure]
+def _time_share(
+    name: str, times: PhaseRecord, lines: _Lines, stage: StageRecord, figures: dict[str, WindowFigure]
 ) -> WindowFigure:
-    """The energy of what encloses these windows, in proportion to time: right only if power was even in it."""
+    """Energy of the enclosing window in proportion to time, which assumes constant power."""
     if name in lines.overlapping:
-        reason = "too short for joules of their own, and several at once: time cannot be shared out"
+        reason = "too short to be read from the sensor, and overlapping, so that time cannot be divided"
         return _figure(name, times, "none", missing(reason))
     outer = lines.inside.get(name, set())
     of = next(iter(outer)) if len(outer) == 1 else None
-    whole = found[of] if of in found and found[of].way == "direct" else None
+    whole = figures[of] if of in figures and figures[of].way == "direct" else None
     energy, seconds = (whole.energy, whole.seconds) if whole else (stage.best, stage.duration_s)
     if energy.energy_j is None:
         return _figure(name, times, "none", energy)
     share = min(1.0, times.sum_s / seconds) if seconds else 0.0
     title = whole.name if whole else WHOLE
-    # nothing says how much of the energy around them was used in them: between none and all of it
+    # nothing is known about how much of the enclosing energy was used in these windows: between none and all of it
     half_width_j = max(share, 1 - share) * energy.energy_j
-    reason = f"a share of {title} by time, as if power had been even there; the interval is all that is possible"
+    reason = f"a share of {title} by time, assuming constant power; the interval covers all possible values"
     figure = energy.with_interval(share * energy.energy_j, half_width_j, "time share").model_copy(
         update={"reason": reason}
     )
@@ -329,12 +322,12 @@ def _shared(
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
-# Measurements now open in this process, innermost last: a decorated function inside one becomes a window of it.
+# Open measurements of this process, innermost last: a call of a decorated function inside one is a window of it.
 _open: list[Measurement] = []
 
 
 class Measurement:
-    """One measured block. Figures are there after the end; `so_far()` while it runs."""
+    """One measured block. Figures are available after its end, `so_far()` while it runs."""
 
     def __init__(self, name: str, spec: MeasureSpec, store: Path) -> None:
         self.name = name
@@ -348,9 +341,9 @@ class Measurement:
         self._record: RunRecord | None = None
 
     def start(self) -> Measurement:
-        """Begin to measure; `with` does this, and a notebook may do it in one cell and `stop()` in another."""
+        """Start measuring. `with` calls this; a notebook can call it in one cell and `stop()` in another."""
         if self._run is not None:
-            raise JoulelabError(f"the measurement '{self.name}' was started twice", "make another one")
+            raise JoulelabError(f"measurement '{self.name}' was started twice", "create a new one")
         self._run = MeasuredRun(self._store, self._spec)
         try:
             self.context = self._run.begin()
@@ -365,10 +358,10 @@ class Measurement:
         return self
 
     def stop(self, error: BaseException | None = None) -> RunRecord:
-        """End the measurement and write its record; the second call only gives the record again."""
+        """End the measurement and write its record; further calls return the same record."""
         if self._record is None:
             if self._run is None or self._windows is None:
-                raise JoulelabError(f"the measurement '{self.name}' was not started")
+                raise JoulelabError(f"measurement '{self.name}' was not started")
             self._windows.close()
             status, reason = how_it_ended(error)
             leave(self._stage, reason)
@@ -378,9 +371,9 @@ class Measurement:
         return self._record
 
     def _at_exit(self) -> None:
-        """Nobody closed it: the interpreter ends by an error nobody caught, or the block was left open."""
+        """The block was never closed, or the interpreter exits because of an uncaught exception."""
         error = getattr(sys, "last_value", None)
-        self.stop(error if error is not None else JoulelabError("the program ended without closing the measurement"))
+        self.stop(error if error is not None else JoulelabError("the program exited without closing the measurement"))
 
     def __enter__(self) -> Measurement:
         return self.start()
@@ -391,13 +384,13 @@ class Measurement:
             enforce(record)
 
     def window(self, name: str) -> Window:
-        """`with m.window("step"):`; nested, in itself and in any thread. Costs about two microseconds."""
+        """`with m.window("step"):`, nested, re-entrant and in any thread. Costs about two microseconds."""
         if self._windows is None:
-            raise JoulelabError("windows lie inside a measurement", "open it first: with joulelab.measure(...) as m:")
+            raise JoulelabError("window() needs an open measurement", "open it first: with joulelab.measure(...) as m:")
         return self._windows.window(name)
 
     def so_far(self) -> EnergyFigure:
-        """Joules since the start, as far as they are recorded; after the end, the final figure."""
+        """Energy since the start as recorded so far; after the end, the final figure."""
         if self._record is not None:
             return self.figure
         if self.context is None:
@@ -414,7 +407,7 @@ class Measurement:
     @property
     def record(self) -> RunRecord:
         if self._record is None:
-            raise JoulelabError(f"'{self.name}' is not finished", "so_far() tells the joules while it runs")
+            raise JoulelabError(f"'{self.name}' is not finished", "use so_far() while it runs")
         return self._record
 
     @property
@@ -423,13 +416,13 @@ class Measurement:
 
     @property
     def figure(self) -> EnergyFigure:
-        """The block's joules with method, interval and coverage: measured, else the estimate if one was asked for."""
+        """Energy of the block with method, interval and coverage: measured, else the estimate if enabled."""
         block = self._block
         return block.best if block is not None else missing("nothing was recorded")
 
     @property
     def energy_j(self) -> float | None:
-        """`figure.energy_j`: None where nothing measured and no estimate was asked for, never 0 instead."""
+        """`figure.energy_j`: None, never 0, if nothing was measured or estimated."""
         return self.figure.energy_j
 
     @property
@@ -439,7 +432,7 @@ class Measurement:
 
     @property
     def windows(self) -> dict[str, WindowFigure]:
-        """By name: count, seconds and joules, each with the way they were obtained."""
+        """By name: count, seconds and energy with its method."""
         if self._figures is None:
             assert self._run is not None
             self._figures = window_figures(self._run.paths, self.record, self._block)
@@ -466,7 +459,7 @@ def measure(
     """Measure a block of code: `with joulelab.measure("name") as m: ...`, then `m.energy_j`.
 
     `energy` takes the settings of the section `energy:` (`joulelab explain energy`), `estimate_cpu` is one of them, and
-    `runs_dir` says where the run folder goes (default: JOULELAB_RUNS, else ./runs).
+    `runs_dir` is the store (default: JOULELAB_RUNS, else ./runs).
     """
     settings = energy.model_dump() if isinstance(energy, EnergyConfig) else dict(energy or {})
     if estimate_cpu is not None:
@@ -481,14 +474,14 @@ def measured(
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
     """Measure every call of a function: `@joulelab.measured("name")`, options as for `measure`.
 
-    Inside an open measurement a call is a window of it; elsewhere it is a run of its own, and `function.last` is that
-    measurement. Coroutine functions work too.
+    Inside an open measurement a call is a window of it; otherwise it is a separate run, and `function.last` is that
+    measurement. Coroutine functions are supported.
     """
 
     def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
         title = name or function.__name__
 
-        def around() -> Any:
+        def measurement_or_window() -> Any:
             if _open:
                 return _open[-1].window(title)
             call.last = measure(title, **options)  # type: ignore[attr-defined]
@@ -498,13 +491,13 @@ def measured(
 
             @functools.wraps(function)
             async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                with around():
+                with measurement_or_window():
                     return await function(*args, **kwargs)
         else:
 
             @functools.wraps(function)
             def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                with around():
+                with measurement_or_window():
                     return function(*args, **kwargs)
 
         call.last = None  # type: ignore[attr-defined]

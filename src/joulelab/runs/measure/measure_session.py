@@ -1,4 +1,8 @@
-"""`joulelab measure` from begin to end: open the run, run the program as often as asked, close it, say how it went."""
+"""`joulelab measure`: opens a run, runs the program as often as requested, closes the run and returns the result.
+
+`MeasuredRun` is also the run of the Python API and of the callbacks: in all three the work is code that no pipeline
+describes, so begin and end are two calls. Folder, record and summary are the same as for any run.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +25,24 @@ from joulelab.runs.spec import RunSpec
 from joulelab.runs.storage import storage_failure, write_json
 from joulelab.runs.summary import flat_summary
 
-# Settings of a measured program or block of code: a run whose stages are not ours.
-
 
 class MeasureSpec(RunSpec):
-    """What `joulelab measure`, the Python API and the callbacks were asked to do."""
+    """Settings of `joulelab measure`, the Python API and the callbacks."""
 
     pipeline: Literal["measure"] = "measure"
-    """Always `measure`: the work is somebody else's."""
+    """Always `measure`."""
     command: tuple[str, ...] = ()
-    """The command line as it was run, with what looks like a secret taken out; empty where Python code was measured."""
+    """The command line, with secrets redacted; empty if Python code was measured."""
     repeat: int = Field(1, ge=1, le=100_000)
-    """How often the program is run and measured."""
+    """Number of measured runs."""
     warmup: int = Field(0, ge=0, le=100_000)
-    """How often it is run before that; the joules of warm-ups are in the total and outside the mean."""
+    """Number of runs before that; their energy is in the total but not in the mean."""
 
 
 def not_restartable() -> UsageError:
-    """The folder keeps a redacted command, and code in a `with` block not at all: neither can be started from it."""
+    """The folder has only a redacted command, and no code of a `with` block: neither can be restarted from it."""
     return UsageError(
-        "a measured program is not started again from its run folder", "run `joulelab measure -- COMMAND` once more"
+        "a measured program cannot be restarted from its run folder", "run `joulelab measure -- COMMAND` again"
     )
 
 
@@ -48,14 +50,8 @@ def refuse(run: RunContext) -> NoReturn:
     raise not_restartable()
 
 
-# A run around work that no pipeline describes: opened before foreign code starts, closed after it ended.
-#
-# `execute` tells a pipeline's story from begin to end; here the story belongs to somebody else (a program, a `with`
-# block, another framework's loop), so begin and end are two calls. Folder, record and summary are those of any run.
-
-
 class MeasuredRun:
-    """An attempt at a new run whose work is foreign code: begin, stages, end, and what the figures add afterwards."""
+    """An attempt of a new run whose work is the user's own code."""
 
     def __init__(
         self, store: Path, spec: MeasureSpec, stop: StopRequest | None = None, progress: Progress | None = None
@@ -67,7 +63,7 @@ class MeasuredRun:
         self.end = self._attempt.end
 
     def amend(self, record: RunRecord) -> RunRecord:
-        """Write the record again with what only the finished figures could tell (a mean over repeats, its spread)."""
+        """Write the record again with results that depend on the final figures (the mean over repeats)."""
         with holding(self.paths.folder):
             write_json(self.paths.record, record)
             write_json(self.paths.summary, flat_summary(record))
@@ -75,7 +71,7 @@ class MeasuredRun:
 
 
 def how_it_ended(error: BaseException | None) -> tuple[Status, BaseException | None]:
-    """Status and recorded reason for what foreign code raised: Ctrl-C cuts a run off, `sys.exit(0)` is a good end."""
+    """Status and recorded error for an exception of user code: Ctrl-C truncates a run, `sys.exit(0)` is a success."""
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return "done", None
     if isinstance(error, KeyboardInterrupt):
@@ -84,7 +80,7 @@ def how_it_ended(error: BaseException | None) -> tuple[Status, BaseException | N
 
 
 def leave(stage: AbstractContextManager[Stage], error: BaseException | None) -> None:
-    """Close a stage by hand; it raises the error again, which whoever let it through does already."""
+    """Close a stage without re-raising `error`, which is already propagating."""
     if error is None:
         stage.__exit__(None, None, None)
         return
@@ -98,9 +94,9 @@ def leave(stage: AbstractContextManager[Stage], error: BaseException | None) -> 
 def measure_program(
     store: Path, spec: MeasureSpec, executable: str, command: Sequence[str], progress: Progress
 ) -> MeasureResult:
-    """Run the program under the meter. Whatever becomes of it, the run folder tells, and the result has its exit code.
+    """Run the program under the meter. The run is recorded however it ends, and the result has its exit code.
 
-    `command` is the real one; the spec holds it without secrets.
+    `command` is the real command line; the spec has it without secrets.
     """
     stop, terminal = StopRequest(), Terminal()
     relay = SignalRelay(stop, terminal.present)
@@ -118,14 +114,14 @@ def measure_program(
         status, error = "failed", storage_failure(failure, measured.paths.folder) or failure
     record = measured.end(status, error)
     record = measured.amend(conclude(record, measured.paths))
-    relay.deafen()
+    relay.ignore_signals()
     if isinstance(error, StorageFailed) or (error is not None and not isinstance(error, JoulelabError)):
         raise error
     return result_of(record, measured.paths.folder, error.exit_code if error else 0)
 
 
 def run_all(run: RunContext, spec: MeasureSpec, group: ProcessGroup, executable: str, command: Sequence[str]) -> None:
-    """Warm-ups, then repeats, each a stage; the first that does not end well is the last."""
+    """Warm-ups, then repeats, each in its own stage; stops at the first failure."""
     try:
         for number in range(1, spec.warmup + 1):
             with run.stage(stage_name(WARMUP, number, spec.warmup), role="setup", activity="warmup"):
@@ -139,6 +135,6 @@ def run_all(run: RunContext, spec: MeasureSpec, group: ProcessGroup, executable:
     finally:
         if left := group.left_over():
             run.warn(
-                f"still running of the program: pid {', '.join(str(p.pid) for p in left[:5])}"
-                f"{' and others' if len(left) > 5 else ''}; what they take from here on is not in this record"
+                f"processes of the program are still running: pid {', '.join(str(p.pid) for p in left[:5])}"
+                f"{' and others' if len(left) > 5 else ''}; their energy from now on is not recorded"
             )

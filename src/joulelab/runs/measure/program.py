@@ -1,4 +1,4 @@
-"""One foreign program, run to its end: untouched streams, its own process group, signals passed on, no orphans."""
+"""Runs the measured program: unchanged streams, its own process group, signals forwarded, terminal lent, no orphans."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from joulelab.runs.context import StopRequest
 from joulelab.runs.environment import REDACTED, redact
 from joulelab.runs.measure import process_guard
 
-# The command line of a foreign program: found as a shell would find it, named, and recorded without its secrets.
-
-
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 # Option and variable names that hold secrets. Whole words only: `--tokenizer`, `--max-tokens` and `--keys` hold none.
@@ -44,7 +41,7 @@ _SECRET_INSIDE = re.compile(
 
 
 class CannotStart(UsageError):
-    """The command cannot be started; exit codes are the shell's (127 not found, 126 found and not executable)."""
+    """The command cannot be started; exit codes are the shell's (127 not found, 126 not executable)."""
 
     def __init__(self, message: str, hint: str, exit_code: int) -> None:
         super().__init__(message, hint)
@@ -52,34 +49,34 @@ class CannotStart(UsageError):
 
 
 def find_program(word: str) -> str:
-    """The file that would run, or the shell's own answer to why none would."""
+    """Path of the program, found as a shell would find it."""
     if not word:
-        raise CannotStart("the command is empty", "write the program after `--`", NOT_FOUND)
-    if found := shutil.which(word):
-        return found
+        raise CannotStart("the command is empty", "pass the program after `--`", NOT_FOUND)
+    if path_found := shutil.which(word):
+        return path_found
     if "/" not in word:
         raise CannotStart(f"{word}: command not found", _not_found_hint(word), NOT_FOUND)
     path = Path(word)
     if not path.exists():
-        raise CannotStart(f"{word}: no such file", "the path is taken from the folder you are in", NOT_FOUND)
+        raise CannotStart(f"{word}: no such file", "the path is relative to the current directory", NOT_FOUND)
     if path.is_dir():
-        raise CannotStart(f"{word} is a folder", "name a program", NOT_EXECUTABLE)
+        raise CannotStart(f"{word} is a directory", "pass a program", NOT_EXECUTABLE)
     raise CannotStart(
-        f"{word} is not executable", f"chmod +x {word}, or name its interpreter: python {word}", NOT_EXECUTABLE
+        f"{word} is not executable", f"chmod +x {word}, or use its interpreter: python {word}", NOT_EXECUTABLE
     )
 
 
 def _not_found_hint(word: str) -> str:
     if Path(word).exists():
-        return f"there is a file of that name here: ./{word}, or python {word}"
+        return f"a file of that name is in the current directory: ./{word}, or python {word}"
     folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     programs = {path.name for folder in folders if folder.is_dir() for path in folder.iterdir()}
     guess = difflib.get_close_matches(word, programs, n=1, cutoff=0.8)  # strict: a PATH has thousands of short names
-    return f"did you mean '{guess[0]}'?" if guess else "nothing of that name is on the PATH"
+    return f"did you mean '{guess[0]}'?" if guess else "no program of that name is on the PATH"
 
 
 def default_name(command: Sequence[str]) -> str:
-    """The script's name where an interpreter runs one, else the program's."""
+    """The script's name if an interpreter runs one, else the program's."""
     program = Path(command[0]).name
     script = next((Path(word).stem for word in command[1:] if word.endswith((".py", ".sh"))), None)
     if script and re.match(r"(python[\d.]*|bash|sh|torchrun)$", program):
@@ -88,7 +85,7 @@ def default_name(command: Sequence[str]) -> str:
 
 
 def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
-    """The command line with the values of secret options and anything that looks like a secret taken out."""
+    """The command line with values of secret options and anything that looks like a secret redacted."""
     clean: list[str] = []
     follows_secret = False
     for word in command:
@@ -106,31 +103,31 @@ def without_secrets(command: Sequence[str]) -> tuple[str, ...]:
     return tuple(clean)
 
 
-# Signals that reach `joulelab measure` are meant for the program: passed on to its group, never acted on by us.
-#
-# The first ending signal also asks the run to stop: no further repeat starts, and the record says `truncated`. No
-# signal raises here, so a second Ctrl-C while the record is being written does not lose it.
-
-
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalRelay:
+    """Forwards signals to the program's process group.
+
+    The first ending signal also requests the run to stop: no further repeat starts, and the status is `truncated`. No
+    handler raises, so a second Ctrl-C while the record is being written does not lose it.
+    """
+
     def __init__(self, stop: StopRequest, has_terminal: bool) -> None:
         self._stop = stop
-        self._signals = (*PASSED_ON, signal.SIGTSTP) if has_terminal else PASSED_ON
+        self._signals = (*FORWARDED, signal.SIGTSTP) if has_terminal else FORWARDED
         self.group: int | None = None
         self.received: list[int] = []
 
     def listen(self) -> None:
         for signum in self._signals:
-            # what is ignored stays ignored and is inherited so, as under nohup
+            # ignored signals stay ignored and are inherited as such, as under nohup
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._receive)
 
-    def deafen(self) -> None:
-        """The record is written and only the exit is left: a late signal must not change its code."""
+    def ignore_signals(self) -> None:
+        """After the record is written: a late signal must not change the exit code."""
         for signum in ENDING:
             signal.signal(signum, signal.SIG_IGN)
 
@@ -146,14 +143,14 @@ class SignalRelay:
                 os.killpg(self.group, signum)
 
 
-# The terminal, lent to the measured program while it runs, so that Ctrl-C, Ctrl-Z and typing reach it.
-#
-# A program in a process group of its own is in the background until the terminal is handed to that group; reading
-# would stop it. In a pipeline (`joulelab measure -- a | less`) others of our group need the terminal, so there it is
-# lent only when the program asks by trying to read.
-
-
 class Terminal:
+    """The terminal, lent to the measured program while it runs, so that Ctrl-C, Ctrl-Z and input reach it.
+
+    A program in its own process group is in the background until the group owns the terminal; reading would stop it.
+    In a pipeline (`joulelab measure -- a | less`) other processes of our group need the terminal, so there it is lent
+    only when the program tries to read.
+    """
+
     def __init__(self) -> None:
         self._fd = _foreground_terminal()
         self.lent = False
@@ -163,34 +160,34 @@ class Terminal:
         return self._fd is not None
 
     def lend_if_ours(self, group: int) -> None:
-        """At the start: when nobody else in a pipeline with us can want it."""
+        """At the start, if no other process of a pipeline can need it."""
         if os.isatty(0) and os.isatty(1):
             self.lend(group)
 
     def lend(self, group: int) -> None:
         if self._fd is not None and os.tcgetpgrp(self._fd) == os.getpgrp():
-            self._hand_to(group)
+            self._set_owner(group)
             self.lent = True
 
     def take_back(self) -> None:
         if self.lent:
-            self._hand_to(os.getpgrp())
+            self._set_owner(os.getpgrp())
             self.lent = False
 
-    def _hand_to(self, group: int) -> None:
+    def _set_owner(self, group: int) -> None:
         assert self._fd is not None
-        # whoever is in the background and changes the terminal's owner is stopped by SIGTTOU unless it is blocked
+        # a background process that changes the owner of the terminal is stopped by SIGTTOU unless it is blocked
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             os.tcsetpgrp(self._fd, group)
-        except OSError:  # the terminal is gone, as after a hang-up: nobody can type any more
+        except OSError:  # the terminal is gone, as after a hang-up
             self._fd = None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _foreground_terminal() -> int | None:
-    """The controlling terminal if we are in its foreground; a job in the background has nothing to lend."""
+    """The controlling terminal if this process is in its foreground; a background job has nothing to lend."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -210,7 +207,7 @@ SHELL_SIGNAL_CODES = 128
 
 
 class ProgramFailed(JoulelabError):
-    """The program ended badly by itself; `measure` ends with the same code."""
+    """The program failed; `measure` exits with the same code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -219,15 +216,15 @@ class ProgramFailed(JoulelabError):
 
 @dataclass(frozen=True)
 class ProgramExit:
-    """How a program ended: its exit code as a shell gives it, and the signal that killed it, if one did."""
+    """How a program ended: its exit code as in a shell, and the signal that killed it, if any."""
 
     exit_code: int
     signum: int | None
 
-    def check(self, asked_to_end: int | None) -> None:
-        """Raise unless it ended well; a program that was told to end has not done its work, whatever it returned."""
-        if asked_to_end is not None:
-            ended = EndedBySignal(asked_to_end)
+    def check(self, requested_signum: int | None) -> None:
+        """Raise unless it succeeded; a program that was asked to end has not finished, whatever it returned."""
+        if requested_signum is not None:
+            ended = EndedBySignal(requested_signum)
             ended.exit_code = self.exit_code or ended.exit_code
             raise ended
         if self.signum in ENDING:
@@ -243,25 +240,25 @@ class ProgramExit:
 def signal_name(signum: int) -> str:
     try:
         return signal.Signals(signum).name
-    except ValueError:  # real-time signals have numbers only
+    except ValueError:  # real-time signals have no names
         return str(signum)
 
 
 def describe_shell_exit_code(exit_code: int) -> str:
-    """A shell that outlives its program tells a signal by a code above 128; any program may return such a code."""
+    """A shell reports a signal that killed its program as a code above 128; other programs may return such a code."""
     signum = exit_code - SHELL_SIGNAL_CODES
     if signum not in set(signal.Signals):
         return ""
-    return f", with which a shell says that {signal_name(signum)} killed its program"
+    return f" ({signal_name(signum)}, as reported by the shell)"
 
 
 class ProcessGroup:
-    """The program's process group, held and guarded while entered. Programs are run one after another in it."""
+    """The program's process group, guarded while entered. Programs run in it one after the other."""
 
     def __init__(self, relay: SignalRelay, terminal: Terminal) -> None:
         self._relay = relay
         self._terminal = terminal
-        self._strangers: set[int] = set()
+        self._own_children: set[int] = set()
 
     def __enter__(self) -> ProcessGroup:
         adopt_orphans()
@@ -275,7 +272,7 @@ class ProcessGroup:
         if self._guard.stdout.readline() != process_guard.READY:
             raise JoulelabError("the guard of the program's process group did not start")
         self._guard.stdout.close()
-        self._strangers = {child.pid for child in psutil.Process().children(recursive=True)}
+        self._own_children = {child.pid for child in psutil.Process().children(recursive=True)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -284,20 +281,20 @@ class ProcessGroup:
             self._guard.communicate(b"x")
 
     def run(self, executable: str, command: Sequence[str]) -> ProgramExit:
-        """Start the program in our group and wait for its end, passing on what is meant for it meanwhile."""
+        """Start the program in the group, forward signals, and wait for its end."""
         self._relay.group = self._guard.pid
-        early = len(self._relay.received)
+        received_before = len(self._relay.received)
         self._terminal.lend_if_ours(self._guard.pid)
         try:
             program = self._start(executable, command)
-            for signum in self._relay.received[early:]:  # came while there was nobody to get it yet
+            for signum in self._relay.received[received_before:]:  # received before the program existed
                 program.send_signal(signum)
             status = self._wait(program.pid)
-            self._bury()
+            self._reap_adopted()
         finally:
             self._relay.group = None
             self._terminal.take_back()
-        program.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
+        program.returncode = os.waitstatus_to_exitcode(status)  # otherwise Popen would wait for it again
         killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         return ProgramExit(os.WEXITSTATUS(status) if killed_by is None else 128 + killed_by, killed_by)
 
@@ -305,16 +302,16 @@ class ProcessGroup:
         try:
             return self._popen(executable, command)
         except OSError as error:
-            if error.errno == errno.ENOEXEC:  # a script without a first line: shells hand it to sh
+            if error.errno == errno.ENOEXEC:  # a script without `#!`: shells run it with sh
                 return self._popen("/bin/sh", ["sh", executable, *command[1:]])
-            # the file is there (it was found), so it is its interpreter that is not
+            # the file exists, so its interpreter is missing
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             raise CannotStart(
-                f"{command[0]} cannot be started: {error.strerror}", "look at the script's first line", code
+                f"{command[0]} cannot be started: {error.strerror}", "check the first line of the script", code
             ) from None
 
     def _popen(self, executable: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        # descriptors stay open: `<(...)` of shells and make's job server hand them to programs; ours are closed on exec
+        # descriptors stay open: shells' `<(...)` and make's job server pass them to programs; ours close on exec
         return subprocess.Popen(command, executable=executable, process_group=self._guard.pid, close_fds=False)
 
     def _wait(self, pid: int) -> int:
@@ -324,17 +321,17 @@ class ProcessGroup:
                 return status
             self._on_stop(os.WSTOPSIG(status))
 
-    def _bury(self) -> None:
-        """Wait for adopted descendants that have ended: only then does their CPU time stand on our account."""
+    def _reap_adopted(self) -> None:
+        """Reap adopted descendants that have ended: only then is their CPU time added to this process."""
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, ChildProcessError):
-                if child.pid not in self._strangers and child.status() == psutil.STATUS_ZOMBIE:
+                if child.pid not in self._own_children and child.status() == psutil.STATUS_ZOMBIE:
                     os.waitpid(child.pid, os.WNOHANG)
 
     def _on_stop(self, signum: int) -> None:
-        """The program stopped: because it wants the terminal, or because a person pressed Ctrl-Z."""
+        """The program stopped because it needs the terminal, or because the user pressed Ctrl-Z."""
         if not self._terminal.present:
-            return  # somebody else's SIGSTOP; whoever sent it will continue it
+            return  # SIGSTOP by another process, which will also continue it
         if signum in (signal.SIGTTIN, signal.SIGTTOU):
             self._terminal.lend(self._guard.pid)
             if self._terminal.lent:
@@ -342,20 +339,20 @@ class ProcessGroup:
                 return
         was_lent = self._terminal.lent
         self._terminal.take_back()
-        os.kill(os.getpid(), signal.SIGSTOP)  # the shell now shows the job as stopped; `fg` goes on below
+        os.kill(os.getpid(), signal.SIGSTOP)  # the shell shows the job as stopped; `fg` continues here
         if was_lent:
             self._terminal.lend(self._guard.pid)
         self._relay.send(signal.SIGCONT)
 
     def left_over(self) -> list[psutil.Process]:
-        """What the program started and did not wait for."""
-        found = []
+        """Processes that the program started and did not wait for."""
+        processes = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                ours = child.pid in self._strangers or is_recorder(child)
+                ours = child.pid in self._own_children or is_recorder(child)
                 if not ours and child.status() != psutil.STATUS_ZOMBIE:
-                    found.append(child)
-        return found
+                    processes.append(child)
+        return processes
 
 
 def end_all(processes: list[psutil.Process]) -> None:
@@ -369,6 +366,6 @@ def end_all(processes: list[psutil.Process]) -> None:
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become our children (Linux): the CPU estimate and the clean-up still see them."""
+    """On Linux: become the parent of orphaned descendants, so that CPU estimate and cleanup include them."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

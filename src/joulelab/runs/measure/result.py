@@ -1,4 +1,4 @@
-"""What a measured program cost: its figure, or the mean over repeats with an interval, and what to doubt in it."""
+"""Result of `joulelab measure`: the program's energy, or the mean over repeats with its interval, and caveats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joulelab.stats import mean_t
 
 RUN, WARMUP = "program.run", "program.warmup"
 LARGE_SPREAD = 0.05
-# On an H200 (100 ms refresh) the energy of one burst spread by 20 % at 100 ms, by 4 % at 500 ms, by little from 1 s on.
+# On an H200 (100 ms refresh) the energy of one burst varied by 20 % at 100 ms, by 4 % at 500 ms, by little from 1 s on.
 REFRESHES_FOR_A_WINDOW = 10
 NEXT_READING_NS = 1_000_000_000
 
@@ -27,14 +27,14 @@ class Repetition(Frozen):
 
 
 class RepeatSummary(Frozen):
-    """Over the repeats that ended well. `low_j` and `high_j` are Student's 95 % interval of the mean."""
+    """Over the successful repeats. `low_j` and `high_j` are Student's 95 % interval of the mean."""
 
     count: int
     mean_j: float
     low_j: float
     high_j: float
     spread_rel: float
-    """Standard deviation over mean."""
+    """Standard deviation divided by the mean."""
     mean_s: float
     method: str
 
@@ -47,14 +47,14 @@ class MeasureResult(Frozen):
     status: Status
     exit_code: int
     error: str | None
-    """How it ended, where it did not end well."""
+    """How it ended, if it failed."""
     energy_j: float | None
-    """Measured joules (mean over repeats where there are several); null where no sensor measured."""
+    """Measured energy (mean over repeats if there are several); null if no sensor measured it."""
     duration_s: float | None
     energy: EnergyFigure | None
-    """Measured, else the estimate under its own name; with repeats, the mean and its t interval."""
+    """Measured, else the estimate, labeled as such; with repeats, the mean and its t interval."""
     total_energy_j: float | None = None
-    """All that the run took, warm-ups and overhead included."""
+    """Energy of the whole run, including warm-ups and overhead."""
     repetitions: tuple[Repetition, ...] = ()
     summary: RepeatSummary | None = None
     warnings: tuple[str, ...] = ()
@@ -62,13 +62,13 @@ class MeasureResult(Frozen):
 
 
 def stage_name(kind: str, number: int, of: int) -> str:
-    """`program.run` for a single one, `program.run.3` for the third of several; warm-ups are always numbered."""
+    """`program.run` for a single run, `program.run.3` for the third of several; warm-ups are always numbered."""
     return kind if kind == RUN and of == 1 else f"{kind}.{number}"
 
 
 @dataclass(frozen=True)
 class RepeatMean:
-    """What one run of a measured program used, as the mean over its repeats; `energy` has Student's 95 % interval."""
+    """Mean energy of a measured program over its repeats; `energy` has Student's 95 % interval."""
 
     count: int
     energy: EnergyFigure
@@ -78,7 +78,7 @@ class RepeatMean:
 def repeat_mean(*records: RunRecord) -> RepeatMean | None:
     """Over all repeats in these records of one program.
 
-    None where it was not measured several times, or its repeats were measured by different methods.
+    None if there is only one, or if the repeats were measured by different methods.
     """
     stages = [stage for record in records for stage in repetitions(record)]
     summary = summarize_repeats(stages)
@@ -95,39 +95,39 @@ def summarize_repeats(stages: list[StageRecord]) -> RepeatSummary | None:
     if len(done) < 2 or len({stage.best.method for stage in done}) > 1:
         return None
     energies = [stage.best.energy_j or 0.0 for stage in done]
-    found = mean_t(energies)
-    deviation = math.sqrt(sum((value - found.value) ** 2 for value in energies) / (len(energies) - 1))
+    mean = mean_t(energies)
+    deviation = math.sqrt(sum((value - mean.value) ** 2 for value in energies) / (len(energies) - 1))
     return RepeatSummary(
         count=len(done),
-        mean_j=found.value,
-        low_j=found.low,
-        high_j=found.high,
-        spread_rel=deviation / found.value if found.value else 0.0,
+        mean_j=mean.value,
+        low_j=mean.low,
+        high_j=mean.high,
+        spread_rel=deviation / mean.value if mean.value else 0.0,
         mean_s=sum(stage.duration_s for stage in done) / len(done),
         method=done[0].best.method,
     )
 
 
 def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Trace | None) -> list[str]:
-    """Warnings about how far the figures can be trusted, in words."""
-    found = []
+    """Warnings about the reliability of the figures."""
+    warnings = []
     if summary is not None and summary.spread_rel > LARGE_SPREAD:
-        found.append(
-            f"the repeats spread by {100 * summary.spread_rel:.1f} % (standard deviation); "
-            "add --warmup, more --repeat, or keep other work off the machine"
+        warnings.append(
+            f"the standard deviation over repeats is {100 * summary.spread_rel:.1f} %; "
+            "add --warmup, use more --repeat, or stop other work on the machine"
         )
-    figured = [stage for stage in stages if stage.best.energy_j is not None]
-    refresh_s = _refresh_s(trace, figured[0].best) if trace is not None and figured else 0.0
-    shortest_s = min((stage.duration_s for stage in figured), default=math.inf)
+    with_energy = [stage for stage in stages if stage.best.energy_j is not None]
+    refresh_s = _refresh_s(trace, with_energy[0].best) if trace is not None and with_energy else 0.0
+    shortest_s = min((stage.duration_s for stage in with_energy), default=math.inf)
     if shortest_s < REFRESHES_FOR_A_WINDOW * refresh_s:
-        found.append(
+        warnings.append(
             f"{shortest_s:.2g} s is short for a sensor that refreshes every {refresh_s:.2g} s; "
-            f"let the program work for {REFRESHES_FOR_A_WINDOW * refresh_s:.2g} s or longer"
+            f"the program should run for at least {REFRESHES_FOR_A_WINDOW * refresh_s:.2g} s"
         )
     else:
-        wide = [stage for stage in figured if _relative_half_width(stage.best) > LARGE_SPREAD]
-        found += [f"the random interval is wider than 5 % of the energy: {_why_wide(wide, trace)}"] if wide else []
-    return found
+        wide = [stage for stage in with_energy if _relative_half_width(stage.best) > LARGE_SPREAD]
+        warnings += [f"the random interval is wider than 5 % of the energy: {_why_wide(wide, trace)}"] if wide else []
+    return warnings
 
 
 def _relative_half_width(figure: EnergyFigure) -> float:
@@ -135,7 +135,7 @@ def _relative_half_width(figure: EnergyFigure) -> float:
 
 
 def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
-    """The cause of a wide interval and what to do about it: measuring longer helps against sampling only."""
+    """The cause of a wide interval and the remedy: measuring longer reduces only the sampling error."""
     gaps = trace.gaps if trace is not None else ()
     faults = [
         gap.reason for stage in stages for gap in gaps if _concerns(gap, stage.best.sources) and _during(gap, stage)
@@ -145,17 +145,17 @@ def _why_wide(stages: list[StageRecord], trace: Trace | None) -> str:
     causes = [error for stage in stages for error in stage.best.error_components]
     if max(causes, key=lambda error: error.half_width_j).name == "missing time":
         covered = min(stage.best.coverage for stage in stages)
-        return f"the sensor was read during {covered_percent(covered)} of the time only; repeat the measurement"
-    return "the program is short against the sampling; measure longer, or set a smaller --interval"
+        return f"the sensor was read during only {covered_percent(covered)} of the time; repeat the measurement"
+    return "the program is short compared with the sampling interval; measure longer, or set a smaller --interval"
 
 
 def _concerns(gap: Gap, sources: tuple[str, ...]) -> bool:
-    """A reader with several domains fails as a whole: `rapl` for `rapl:package-0`."""
+    """A sensor with several domains fails as a whole: `rapl` for `rapl:package-0`."""
     return any(source == gap.device or source.startswith(f"{gap.device}:") for source in sources)
 
 
 def _during(gap: Gap, stage: StageRecord) -> bool:
-    """A fault is noticed at the next reading, which may come after the stage."""
+    """A fault is detected at the next reading, which may come after the stage."""
     return any(part.start_ns <= gap.mono_ns <= part.end_ns + NEXT_READING_NS for part in stage.segments)
 
 
@@ -164,7 +164,7 @@ def _refresh_s(trace: Trace, figure: EnergyFigure) -> float:
 
 
 def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
-    """The record with the mean over repeats among its results and the doubts among its notes."""
+    """The record with the mean over repeats among its results and the caveats among its notes."""
     stages = repetitions(record)
     summary = summarize_repeats(stages)
     traces = paths.traces()
@@ -184,8 +184,8 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
 def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
     stages = repetitions(record)
     summary = summarize_repeats(stages)
-    ended_well = [stage for stage in stages if stage.status == "done"] or stages
-    measured = [stage.energy_j for stage in ended_well if stage.energy_j is not None]
+    successful = [stage for stage in stages if stage.status == "done"] or stages
+    measured = [stage.energy_j for stage in successful if stage.energy_j is not None]
     return MeasureResult(
         run_id=record.run_id,
         folder=str(folder),
@@ -195,7 +195,7 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         exit_code=exit_code,
         error=record.error.message if record.error else None,
         energy_j=sum(measured) / len(measured) if measured else None,
-        duration_s=sum(stage.duration_s for stage in ended_well) / len(ended_well) if ended_well else None,
+        duration_s=sum(stage.duration_s for stage in successful) / len(successful) if successful else None,
         energy=_mean_figure(stages, summary),
         total_energy_j=record.totals.best.energy_j if record.totals else None,
         repetitions=tuple(
@@ -215,10 +215,10 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
     if summary is None:
         return stages[-1].best
     mean = stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
-    seen = [stage.best for stage in stages if stage.best.energy_j is not None]
+    figures = [stage.best for stage in stages if stage.best.energy_j is not None]
     incomplete = {
-        "coverage": sum(figure.coverage for figure in seen) / len(seen),
-        "lower_bound": any(figure.is_lower_bound for figure in seen),
-        "crowded": any(figure.crowded for figure in seen),
+        "coverage": sum(figure.coverage for figure in figures) / len(figures),
+        "lower_bound": any(figure.is_lower_bound for figure in figures),
+        "crowded": any(figure.crowded for figure in figures),
     }
     return mean.model_copy(update=incomplete)
