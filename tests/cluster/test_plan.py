@@ -69,7 +69,7 @@ def test_work_that_several_runs_need_is_split_once_and_different_work_one_after_
 
 
 def test_shards_are_refused_where_there_is_nothing_to_split():
-    for name, text in (("sft-tiny", "no teacher"), ("self-tiny", "trained first"), ("demo-kd", "in one go")):
+    for name, text in (("sft-tiny", "no teacher"), ("self-tiny", "trained first"), ("demo-kd", "can be divided")):
         with pytest.raises(UsageError, match=text):
             shard_specs([check(read_experiment(name))], 4)
     with pytest.raises(UsageError, match="which --steps leaves out"):

@@ -56,5 +56,5 @@ def test_of_a_damaged_share_only_what_is_damaged_is_asked_again(lab, tmp_path, m
     first.write_bytes(first.read_bytes()[:-1])
     whole, joined = lab.run(tmp_path, "kd", until="logits", **SHORT)
     assert {shard.name for shard in others} < {shard.name for shard in shard_files(joined.artifacts / "logits")}
-    assert any(str(first) in said and "what it held is asked again" in said for said in lab.listening.said)
+    assert any(str(first) in said and "its rows are computed again" in said for said in lab.listening.said)
     assert any(one.name == "logits-0-of-2" for one in whole.inherited)

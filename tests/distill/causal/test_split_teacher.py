@@ -151,7 +151,7 @@ def test_a_share_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
         ("kd", {"shard": "0/3"}, "until=teacher"),
         ("self", {"shard": "0/3", "until": "teacher"}, "trained first"),
         ("sft", {"shard": "0/3", "until": "teacher"}, "no teacher"),
-        ("kd", {"shard": "0/3", "until": "data"}, "only that is split"),
+        ("kd", {"shard": "0/3", "until": "data"}, "only that can be sharded"),
         ("kd", {"shard": "0/3", "until": "teacher", "distill": {"teacher": "live"}}, "only a cache"),
     ],
 )

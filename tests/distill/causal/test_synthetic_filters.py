@@ -50,7 +50,7 @@ def test_a_judges_score_drops_what_is_low_and_what_was_not_judged():
     kept, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(keep_duplicates=True, min_score=-2.0), scores)
     assert [(one.answer.text, one.score) for one in kept] == [("one two three four", -1.0)]
     assert (report.low_score, report.unjudged) == (1, 2)
-    with pytest.raises(ConfigError, match="nobody judged"):
+    with pytest.raises(ConfigError, match="are not judged"):
         filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_score=0.0))
 
 
@@ -62,10 +62,10 @@ def test_tokens_of_dropped_answers_count_too():
 
 def test_nothing_kept_is_an_error_that_says_why():
     kept, report = filter_answers(["p"], [[answer("a b", "length")] * 3], AnswerFilters())
-    with pytest.raises(ConfigError, match=r"not one of 3 answers was kept: 3 truncated$") as refused:
+    with pytest.raises(ConfigError, match=r"all 3 answers were dropped: 3 truncated$") as refused:
         require_kept(kept, report)
     assert "generation.answer.max_new_tokens" in refused.value.hint
-    with pytest.raises(ConfigError, match="do not exist"):
+    with pytest.raises(ConfigError, match="no answer can pass"):
         AnswerFilters(min_tokens=5, max_tokens=4)
 
 

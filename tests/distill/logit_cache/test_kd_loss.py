@@ -12,6 +12,7 @@ from joulelab.distill.logit_cache.kd_loss import (
     KdWeights,
     Labels,
     TeacherHead,
+    dense_chunk,
     sparse_chunk,
     target_positions,
 )
@@ -175,14 +176,18 @@ def test_a_filled_up_last_chunk_changes_nothing(tmp_path, monkeypatch):
         torch.testing.assert_close(torch.autograd.grad(whole.loss, leaves), torch.autograd.grad(exact.loss, leaves))
 
 
-def test_a_chunk_is_one_graph_for_the_compiler(tmp_path):
+@pytest.mark.parametrize("teacher", ["sparse", "dense", None])
+def test_a_chunk_is_one_graph_for_the_compiler(tmp_path, teacher):
     hidden, head, labels = rows()
-    said = cached(tmp_path, make_manifest(vocabulary=WORDS), hidden[0, :-1] @ head.T).decoded()
-    arguments = (
-        hidden[0, :-1], Projection(head, None), Labels(labels[0, 1:], torch.ones(9, 1)), said.rows(slice(None)),
-        WORDS, KdWeights(0.5, 0.5, 1.0), 1.0,
-    )  # fmt: skip
-    sums, gradient = torch.compile(sparse_chunk, backend="eager", fullgraph=True)(*arguments)
-    expected_sums, expected = sparse_chunk(*arguments)
+    student = (hidden[0, :-1], Projection(head, None), Labels(labels[0, 1:], torch.ones(9, 1)))
+    function, weights = dense_chunk, (KdWeights(0.5, 0.5, 1.0), 1.0)
+    if teacher == "sparse":
+        targets = cached(tmp_path, make_manifest(vocabulary=WORDS), hidden[0, :-1] @ head.T).decoded()
+        function, arguments = sparse_chunk, (*student, targets.rows(slice(None)), WORDS, *weights)
+    else:
+        chunk = dense(torch.randn(9, 8), head).rows(slice(None)) if teacher else None
+        arguments = (*student, chunk, "forward", *weights)
+    sums, gradient = torch.compile(function, backend="eager", fullgraph=True)(*arguments)
+    expected_sums, expected = function(*arguments)
     torch.testing.assert_close(gradient, expected)
     torch.testing.assert_close(sums, expected_sums)

@@ -1,4 +1,4 @@
-"""What every stage of the language-model pipelines works with: the run, its settings, tokenizer, device, data."""
+"""What every stage of the language-model pipelines uses: the run, its tokenizer, its teacher and its rows."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Prompt
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
-from joulelab.runs.sharding import Shard
-from joulelab.train.devices import resolve_device
-from joulelab.train.parallel import SINGLE_RANK, Ranks
 from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer, weights_identity
 
 Split = Literal["train", "test"]
@@ -32,22 +29,24 @@ TEST: Literal["test"] = "test"
 
 @dataclass(frozen=True)
 class CausalContext:
-    run: RunContext
-    spec: CausalSpec
-    ranks: Ranks = SINGLE_RANK
+    runner: Runner[CausalSpec]
     prompts: list[tuple[Prompt, str | None]] = field(default_factory=list)
-    """Found once for the stages that generate, judge and choose: all texts go through the tokenizer for it."""
-    guessing: dict[str, float] = field(default_factory=dict)
-    """Key of the data -> what guessing by word frequency loses on its held-out tokens."""
+    """Found once for the stages that generate, judge and filter: it takes a pass of the tokenizer over all texts."""
+    unigram_losses: dict[str, float] = field(default_factory=dict)
+    """Key of the data -> held-out loss of guessing by token frequency."""
     _loaded: dict[str, nn.Module] = field(default_factory=dict)
 
-    @cached_property
-    def runner(self) -> Runner[CausalSpec]:
-        return Runner(self.run, self.ranks)
+    @property
+    def run(self) -> RunContext:
+        return self.runner.run
 
-    @cached_property
+    @property
+    def spec(self) -> CausalSpec:
+        return self.runner.spec
+
+    @property
     def device(self) -> torch.device:
-        return resolve_device(self.spec.device, self.run)
+        return self.runner.device
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -61,8 +60,8 @@ class CausalContext:
         return tokenizer_sha256(self.tokenizer)
 
     @cached_property
-    def words(self) -> int:
-        """Of the tokenizer; a model's vocabulary may be padded beyond."""
+    def vocabulary(self) -> int:
+        """Size of the tokenizer's vocabulary; a model's may be padded beyond it."""
         return vocab_size_of(self.tokenizer)
 
     @cached_property
@@ -76,35 +75,30 @@ class CausalContext:
         return torch.bfloat16 if half else torch.float32
 
     def load_teacher(self) -> nn.Module:
-        """On the device, frozen, opened for losses; it must read the same tokens as the student. One that is there
-        already is not read again: that takes time and joules."""
+        """On the device, frozen, with `hidden_only`. A loaded one is reused: loading takes time and energy."""
         name = self.spec.teacher.model
         if name not in self._loaded:
-            self._require_its_words()
+            self._require_same_vocabulary()
             model: nn.Module = load_causal_lm(name).to(self.device, self.teacher_precision)
             self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
         return self._loaded[name]
 
     def release_teacher(self) -> None:
-        """Its memory is the student's while that is trained."""
+        """Free its memory for the student's training."""
         self._loaded.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _require_its_words(self) -> None:
+    def _require_same_vocabulary(self) -> None:
         name = self.spec.teacher.model
         if name != self.spec.tokenizer and tokenizer_sha256(load_tokenizer(name)) != self.tokenizer_identity:
             if load_tokenizer(name).get_vocab() == self.tokenizer.get_vocab():
-                return  # another template or normaliser, and the same ids
+                return  # another template or normalizer, and the same ids
             raise ConfigError(
-                f"{self.spec.tokenizer} and the teacher {name} have different tokenizers: the same id is another word",
-                "name a teacher and a student of one family, or draw a student with student.size",
+                f"{self.spec.tokenizer} and the teacher {name} have different tokenizers: the same id is a different "
+                "token",
+                "use a teacher and a student of one family, or a randomly initialized student (student.size)",
             )
-
-    @property
-    def share(self) -> Shard | None:
-        """Of the teacher's work, where this run does only a share."""
-        return None if self.spec.shard is None else Shard.parse(self.spec.shard)
 
     def documents(self, data: Artifact, split: Split) -> DocumentStore:
         return DocumentStore.open(data.folder / split)
@@ -112,9 +106,3 @@ class CausalContext:
     def rows(self, data: Artifact, split: Split) -> PackedRows:
         """Documents packed into rows; the same rows for every seed, so that a teacher's cache serves all students."""
         return pack(self.documents(data, split), self.spec.data.row_length, seed=0)
-
-    def kept_work(self, name: str) -> Path:
-        """A folder that outlives an interrupted attempt, for stages that go on where they stopped."""
-        folder = self.run.paths.checkpoints / name
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder

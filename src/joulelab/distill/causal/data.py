@@ -1,4 +1,4 @@
-"""Stage data.preprocess: rows of a source become stores of token ids, one to train on and one that nobody trains on."""
+"""Stage data.preprocess: a source of conversations or texts becomes two stores of token ids, for training and test."""
 
 from __future__ import annotations
 
@@ -10,46 +10,61 @@ from joulelab.data.chat.conversations import Row
 from joulelab.data.chat.datasets import ChatDataSettings, settings_rows, write_rows
 from joulelab.data.chat.encoding import encoding_identity
 from joulelab.data.chat.templates import template_of
-from joulelab.data.inputs import input_bill
 from joulelab.distill.causal.context import TEST, TRAIN, CausalContext, Split
+from joulelab.distill.runner import PREPROCESS
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import Stage
 
 
-def prepare_data(bench: CausalContext) -> Artifact:
-    """Both stores in one artefact: they come from one source, by one tokenizer."""
-    data = bench.spec.data
-    raw = input_bill(bench.run, "texts", data.source, "text", role="data")
-
-    def make(folder: Path) -> None:
-        with bench.run.stage("data.preprocess", role="data", activity="preprocess") as stage:
-            counted = _RowCounter(bench, stage)
-            splits: tuple[Split, ...] = (TRAIN, TEST)
-            for split in splits:
-                dropped: Counter[str] = Counter()
-                store = write_rows(
-                    folder / split,
-                    bench.tokenizer,
-                    counted.follow(split_rows(bench, split, dropped)),
-                    tokenizer_name=bench.spec.tokenizer,
-                    max_tokens=data.max_tokens,
-                    last_answer_only=data.last_answer_only,
-                    dropped=dropped,
-                )
-                counted.tokens += store.tokens_total
-                stage.count(samples=counted.rows, tokens=counted.tokens)
-
+def prepare_data(context: CausalContext) -> Artifact:
+    """Both stores in one artifact: they come from one source, by one tokenizer."""
+    data, runner = context.spec.data, context.runner
+    raw = runner.input_bill("texts", data.source, "text", role="data")
     inputs = {
         **data.model_dump(mode="json", exclude={"tokenizer", "template", "row_length"}),
-        # two models of one family often share a tokenizer, and not the chat template
-        **encoding_identity(bench.tokenizer, template_of(bench.tokenizer, last_answer_only=data.last_answer_only)),
+        # two models of one family often share a tokenizer, but not the chat template
+        **encoding_identity(context.tokenizer, template_of(context.tokenizer, last_answer_only=data.last_answer_only)),
     }
-    return bench.run.artifact("data", kind="documents", inputs=inputs, parents=[raw], make=make)
+    return runner.make(
+        "data",
+        PREPROCESS,
+        lambda folder, stage: _write_stores(context, folder, stage),
+        kind="documents",
+        inputs=inputs,
+        parents=[raw],
+    )
 
 
-def split_rows(bench: CausalContext, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
+def _write_stores(context: CausalContext, folder: Path, stage: Stage) -> None:
+    data, rows, tokens = context.spec.data, 0, 0
+
+    def counted(source: Iterator[Row]) -> Iterator[Row]:
+        nonlocal rows
+        for row in source:
+            rows += 1
+            stage.count(samples=rows)
+            context.run.stop.check()
+            yield row
+
+    splits: tuple[Split, ...] = (TRAIN, TEST)
+    for split in splits:
+        dropped: Counter[str] = Counter()
+        store = write_rows(
+            folder / split,
+            context.tokenizer,
+            counted(split_rows(context, split, dropped)),
+            tokenizer_name=context.spec.tokenizer,
+            max_tokens=data.max_tokens,
+            last_answer_only=data.last_answer_only,
+            dropped=dropped,
+        )
+        tokens += store.tokens_total
+        stage.count(samples=rows, tokens=tokens)
+
+
+def split_rows(context: CausalContext, split: Split, dropped: Counter[str] | None = None) -> Iterator[Row]:
     """The cleaned conversations or texts of a split."""
-    data = bench.spec.data
+    data = context.spec.data
     return settings_rows(
         ChatDataSettings(
             source=data.source,
@@ -64,16 +79,3 @@ def split_rows(bench: CausalContext, split: Split, dropped: Counter[str] | None 
         ),
         dropped,
     )
-
-
-class _RowCounter:
-    def __init__(self, bench: CausalContext, stage: Stage) -> None:
-        self._bench, self._stage = bench, stage
-        self.rows = self.tokens = 0
-
-    def follow(self, found: Iterator[Row]) -> Iterator[Row]:
-        for row in found:
-            self.rows += 1
-            self._stage.count(samples=self.rows)
-            self._bench.run.stop.check()
-            yield row

@@ -1,7 +1,8 @@
-"""Causal language models opened between hidden states and vocabulary, so that a loss can project in chunks.
+"""Teacher and student as models: pretrained, made of the teacher's layers or randomly initialized; with LoRA.
 
-`model(ids, hidden_only=True)` gives what the last projection would be applied to. The model stays itself: same class
-name, same parameters, saved and loaded as before.
+Language models are opened between hidden states and vocabulary, so that a loss can project to logits in chunks:
+`model(ids, hidden_only=True)` returns the input of the last projection. The model stays what it was: same class name,
+same parameters, saved and loaded as before.
 
 Shapes: B rows, T tokens, D hidden, V vocabulary.
 """
@@ -22,8 +23,14 @@ from joulelab.errors import ConfigError
 from joulelab.zoo.pretrained import causal_lm_config, import_transformers, load_causal_lm, save_hf, seeded_init
 from joulelab.zoo.students import check_layers
 
+MAX_POSITIONS = 4096
+"""Of a randomly initialized student; rotary embeddings need no parameters for them."""
+STATE_FILE = "model.pt"
 _NEUTRAL_LOGIT_SETTINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""What some models do to their logits after the projection, and the value that does nothing."""
+"""Settings by which some models change their logits after the projection, with the value that has no effect."""
+
+
+# hidden states and head
 
 
 class _HiddenStatesMixin(nn.Module):
@@ -33,24 +40,24 @@ class _HiddenStatesMixin(nn.Module):
         """With `hidden_only`: hidden_BTD, after the last norm."""
         if not hidden_only:
             return super().forward(*args, **kwargs)
-        trunk: Any = self.base_model
-        return trunk(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        body: Any = self.base_model
+        return body(*args, **{**kwargs, "use_cache": False}).last_hidden_state
 
 
 def expose_hidden_states(model: nn.Module) -> nn.Module:
-    """In place; a model whose logits are more than a projection is refused, as its loss would be another one."""
+    """Add `hidden_only` in place. A model whose logits are more than a projection is refused: its loss would differ."""
     if isinstance(model, _HiddenStatesMixin):
         return model
     head: Any = model.get_output_embeddings()  # type: ignore[operator]
-    for name, nothing in _NEUTRAL_LOGIT_SETTINGS.items():
-        value = getattr(model.config, name, nothing)
-        if value not in (None, nothing):
+    for name, neutral in _NEUTRAL_LOGIT_SETTINGS.items():
+        value = getattr(model.config, name, neutral)
+        if value not in (None, neutral):
             raise ConfigError(
                 f"{type(model).__name__} changes its logits after the projection ({name}={value})",
-                "name a model of another family: Llama, OLMo, Qwen, Mistral, SmolLM",
+                "use a model of another family: Llama, OLMo, Qwen, Mistral, SmolLM",
             )
     if head is None or getattr(head, "bias", None) is not None:
-        raise ConfigError(f"{type(model).__name__} has no plain projection to its vocabulary", "name a causal model")
+        raise ConfigError(f"{type(model).__name__} has no plain projection to its vocabulary", "use a causal model")
     model.__class__ = type(type(model).__name__, (_HiddenStatesMixin, type(model)), {})
     return model
 
@@ -62,11 +69,12 @@ def lm_head_weight(model: nn.Module) -> Tensor:
     return weight
 
 
-# Teacher and student by their shapes, looked at before anything is computed: a slip would be told hours later.
+# checks by configuration, before anything is computed
 
 
 def check_models(spec: CausalSpec) -> None:
-    """That they are language models, and that the student's layers or embeddings are the teacher's to give."""
+    """Raise if teacher or student is no language model, or if the student cannot take the teacher's layers or
+    embeddings."""
     student = spec.student
     if spec.until == "student" and student.model is not None:
         causal_lm_config(student.model)
@@ -84,21 +92,21 @@ def check_models(spec: CausalSpec) -> None:
 
 
 def _check_lora_targets(student: CausalStudent, teacher: str) -> None:
-    """That adapters find a layer; the student's names are known from its shape, without any weight."""
+    """Raise if no layer gets an adapter; the layers' names are known from the configuration, without any weight."""
     assert student.lora is not None
     transformers = import_transformers()
     small = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 8}
     if student.size is None:
-        shape = causal_lm_config(student.model or teacher)
-    else:  # drawn ones are Llamas
-        shape = transformers.LlamaConfig(num_hidden_layers=1, **small)
+        config = causal_lm_config(student.model or teacher)
+    else:  # randomly initialized students are Llamas
+        config = transformers.LlamaConfig(num_hidden_layers=1, **small)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(shape)
+        model = transformers.AutoModelForCausalLM.from_config(config)
     layers = {name.split(".")[-2] for name, weight in model.named_parameters() if weight.dim() == 2}
-    wanted = student.lora.targets
-    if not any(name.rpartition(".")[2] in layers for name in wanted):
+    targets = student.lora.targets
+    if not any(name.rpartition(".")[2] in layers for name in targets):
         raise ConfigError(
-            f"no layer of the student has a name that student.lora.targets gives: {', '.join(wanted) or 'none'}",
+            f"student.lora.targets matches no layer of the student: {', '.join(targets) or 'none'}",
             f"its layers are {', '.join(sorted(layers))}",
         )
 
@@ -106,39 +114,38 @@ def _check_lora_targets(student: CausalStudent, teacher: str) -> None:
 def check_embedding_width(teacher_width: int, student_width: int) -> None:
     if teacher_width < student_width:
         raise ConfigError(
-            f"the teacher's embeddings have {teacher_width} numbers a word, the student's {student_width}",
+            f"the teacher's embeddings have width {teacher_width}, less than the student's {student_width}",
             "set student.teacher_embeddings=false, or a narrower size",
         )
 
 
-# Teacher and student as models: by name, by layers of the teacher, or drawn in a size; with adapters where asked.
-
-
-MAX_POSITIONS = 4096
-"""That a drawn student can be asked about; rotary embeddings cost no parameters for them."""
-STATE_FILE = "model.pt"
+# students
 
 
 def make_student(config: CausalStudent, teacher: nn.Module | None, tokenizer: Any, seed: int) -> nn.Module:
-    """On the CPU, opened for losses. `teacher` is whose layers or embeddings are taken, where any are."""
+    """On the CPU, with `hidden_only`. `teacher` provides layers or embeddings, if the settings ask for them."""
     if config.model is not None:
         return expose_hidden_states(load_causal_lm(config.model).float())
     if config.layers is not None:
         assert teacher is not None
         return expose_hidden_states(take_layers(teacher, config.layers))
-    words = int(teacher.config.vocab_size) if teacher is not None else vocab_size_of(tokenizer)  # type: ignore[union-attr,arg-type]
-    student = random_student(SHAPES[str(config.size)], words, tokenizer, seed)
+    vocabulary = int(teacher.config.vocab_size) if teacher is not None else vocab_size_of(tokenizer)  # type: ignore[union-attr,arg-type]
+    student = random_student(SHAPES[str(config.size)], vocabulary, tokenizer, seed)
     if config.teacher_embeddings:
         assert teacher is not None
         _copy_embeddings(student, teacher)
     return expose_hidden_states(student)
 
 
-def random_student(shape: Shape, words: int, tokenizer: Any, seed: int) -> nn.Module:
+def load_student(folder: Path) -> nn.Module:
+    return expose_hidden_states(load_causal_lm(str(folder)))
+
+
+def random_student(shape: Shape, vocabulary: int, tokenizer: Any, seed: int) -> nn.Module:
     transformers = import_transformers()
     ids = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config = transformers.LlamaConfig(
-        vocab_size=words,
+        vocab_size=vocabulary,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads,
@@ -154,12 +161,14 @@ def random_student(shape: Shape, words: int, tokenizer: Any, seed: int) -> nn.Mo
 
 
 def take_layers(teacher: nn.Module, layers: tuple[int, ...]) -> nn.Module:
-    """A shorter model of the same kind: these layers in this order, and everything that is not a layer."""
+    """A model of the same kind with these layers in this order, and everything that is not a layer."""
     config: Any = copy.deepcopy(teacher.config)
     check_layers(layers, int(config.num_hidden_layers))
     prefix = "model.layers."
     if not any(name.startswith(prefix) for name in teacher.state_dict()):
-        raise ConfigError(f"the layers of {type(teacher).__name__} are not where Llama has them", "use student.size")
+        raise ConfigError(
+            f"{type(teacher).__name__} has no layers under {prefix} as Llama has", "use student.size instead"
+        )
     config.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[layer] for layer in layers]
@@ -167,8 +176,8 @@ def take_layers(teacher: nn.Module, layers: tuple[int, ...]) -> nn.Module:
         student: Any = import_transformers().AutoModelForCausalLM.from_config(config)
     student.load_state_dict(_renumber_layers(teacher.state_dict(), prefix, layers))
     student.tie_weights()
-    made: nn.Module = student.float()
-    return made
+    result: nn.Module = student.float()
+    return result
 
 
 def _renumber_layers(weights: dict[str, Tensor], prefix: str, layers: tuple[int, ...]) -> dict[str, Tensor]:
@@ -185,36 +194,36 @@ def _renumber_layers(weights: dict[str, Tensor], prefix: str, layers: tuple[int,
 
 @torch.no_grad()
 def _copy_embeddings(student: nn.Module, teacher: nn.Module) -> None:
-    """Words that are alike to the teacher are alike to the student from its first step on.
+    """Tokens with similar embeddings in the teacher start with similar embeddings in the student.
 
-    Narrower embeddings keep the main directions of the teacher's (its principal components), at the scale at which the
-    student's would have been drawn.
+    Narrower embeddings are the projection on the teacher's first principal components, at the scale of the student's
+    random initialization.
     """
-    own, said = lm_head_weight(student), lm_head_weight(teacher).float()
-    check_embedding_width(said.shape[1], own.shape[1])
-    centred = said - said.mean(0)
-    _, directions = torch.linalg.eigh(centred.T @ centred)  # in rising order of their share
-    made = centred @ directions[:, -own.shape[1] :]
-    own.copy_(made * (own.std() / made.std()))
+    own, source = lm_head_weight(student), lm_head_weight(teacher).float()
+    check_embedding_width(source.shape[1], own.shape[1])
+    centered = source - source.mean(0)
+    _, directions = torch.linalg.eigh(centered.T @ centered)  # in ascending order of their variance
+    projected = centered @ directions[:, -own.shape[1] :]
+    own.copy_(projected * (own.std() / projected.std()))
 
 
 @dataclass(frozen=True)
 class LoraModel:
-    """A student whose adapters are trained; `model` is what goes through the loop."""
+    """A student with adapters; `model` is what the training loop sees."""
 
     model: nn.Module
     wrapped: Any
 
     def merged(self) -> nn.Module:
-        whole: nn.Module = self.wrapped.merge_and_unload()
-        return whole
+        model: nn.Module = self.wrapped.merge_and_unload()
+        return model
 
 
 def add_lora(model: nn.Module, config: Lora, seed: int) -> LoraModel:
-    """The same model with low-rank layers beside its own, which are frozen."""
+    """The model with trainable low-rank adapters on its frozen layers."""
     import peft
 
-    asked = peft.LoraConfig(
+    lora = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
@@ -223,14 +232,14 @@ def add_lora(model: nn.Module, config: Lora, seed: int) -> LoraModel:
     )
     try:
         with seeded_init(seed):
-            wrapped: Any = peft.get_peft_model(model, asked)
+            wrapped: Any = peft.get_peft_model(model, lora)
     except ValueError as error:
         raise ConfigError(f"adapters do not fit this student: {error}", "check student.lora.targets") from error
     return LoraModel(wrapped.get_base_model(), wrapped)
 
 
 def save_student(model: nn.Module, tokenizer: Any, folder: Path, state_file: bool) -> None:
-    """In Hugging Face format; beside it the bare state for programs that load `model.pt` with `weights_only`."""
+    """In Hugging Face format; `state_file` adds the bare state for programs that load `model.pt`."""
     save_hf(model, tokenizer, folder)
     if state_file:
         torch.save(model.state_dict(), folder / STATE_FILE)

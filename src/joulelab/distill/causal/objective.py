@@ -1,6 +1,6 @@
-"""What the loop differentiates where tokens are learnt: the data's own, a teacher's distributions, or both.
+"""What a student's training differentiates: labels, a teacher's distributions, or preferences.
 
-One objective for all of it, so that sft and kd differ in their targets and in nothing else.
+Labels and distributions share one objective, so that sft and kd differ in their targets only.
 
 Shapes: B rows, T tokens, D hidden.
 """
@@ -8,16 +8,95 @@ Shapes: B rows, T tokens, D hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
+from joulelab.data.batches import BatchSource
 from joulelab.data.chat.attention import PackedAttention
-from joulelab.data.chat.packing import CausalBatch
+from joulelab.data.chat.packing import CausalBatch, PackedRows, training_batches
+from joulelab.distill.causal.config import CausalTraining
+from joulelab.distill.causal.context import CausalContext
 from joulelab.distill.causal.models import lm_head_weight
+from joulelab.distill.causal.preference_data import REFERENCE_FILE
+from joulelab.distill.causal.teacher import TeacherSource, live_teacher
+from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss
-from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
+from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches
+from joulelab.distill.preferences.pairs import PairBatches, PairLayout, PairStore
+from joulelab.distill.preferences.preference_loss import PreferenceObjective, TargetLogProbabilities, disable_dropout
+from joulelab.distill.preferences.reference import ReferenceLogProbabilities
+from joulelab.runs.artifacts import Artifact
+from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 
 Targets = CachedTargets | DenseTargets
+
+
+@dataclass(frozen=True)
+class StudentSetup:
+    """A student on its device, how it is called with packed rows, and its training settings."""
+
+    model: nn.Module
+    attention: PackedAttention
+    config: CausalTraining
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Batches and the objective over them."""
+
+    batches: BatchSource[Any]
+    objective: Objective[Any]
+    loss_name: str
+    """Shown with the loss during training."""
+
+
+def label_data(context: CausalContext, rows: PackedRows, setup: StudentSetup) -> TrainingData:
+    """Cross-entropy on the rows' own tokens."""
+    batches = training_batches(rows, setup.config.batch_size, context.spec.seed)
+    context.runner.report("data.padded_share", rows.padded_share)
+    loss = KdLoss(alpha=1.0, chunk=context.spec.chunk, compile_mode=setup.config.compile)
+    return TrainingData(batches, TokenObjective(setup.model, setup.attention, loss), "CE")
+
+
+def distillation_data(
+    context: CausalContext, rows: PackedRows, teacher: TeacherSource, cache: Artifact | None, setup: StudentSetup
+) -> TrainingData:
+    """Cross-entropy and the divergence from the teacher: from its cache, or (None) from the live model."""
+    distill, config = context.spec.distill, setup.config
+    batches = training_batches(rows, config.batch_size, context.spec.seed)
+    loss = KdLoss(distill.alpha, distill.temperature, distill.divergence, context.spec.chunk, config.compile)
+    context.runner.report("data.padded_share", rows.padded_share)
+    if cache is None:
+        targets = live_teacher(context, teacher, config.compile).targets
+        return TrainingData(batches, TokenObjective(setup.model, setup.attention, loss, targets), distill.loss_name)
+    logits = LogitCache.open(cache.folder)
+    logits.manifest.require(
+        temperature=distill.temperature, divergence=distill.divergence, tokenizer_sha256=context.tokenizer_identity
+    )
+    objective = TokenObjective(setup.model, setup.attention, loss, _cached_targets)
+    return TrainingData(DistillationBatches(batches, logits), objective, distill.loss_name)
+
+
+def _cached_targets(batch: CausalBatch) -> Targets:
+    """The loader has looked them up."""
+    targets: Targets = batch.targets  # type: ignore[attr-defined]
+    return targets
+
+
+def preference_data(
+    context: CausalContext, pairs: Artifact, reference: Artifact, start: Artifact, setup: StudentSetup
+) -> TrainingData:
+    """A preference loss over pairs, against the log-probabilities of the initial student."""
+    preferences, config = context.spec.preferences, setup.config
+    logs = ReferenceLogProbabilities.open(reference.folder / REFERENCE_FILE, start.key)
+    layout = PairLayout(preferences.shared_prompt)
+    batches = PairBatches(PairStore.open(pairs.folder), config.batch_size, context.spec.seed, logs, layout)
+    log_probabilities = TargetLogProbabilities(context.spec.chunk, compile_mode=config.compile)
+    student = disable_dropout(setup.model)
+    objective = PreferenceObjective(student, preferences.loss, preferences.beta, log_probabilities)
+    return TrainingData(batches, objective, preferences.loss_name)
 
 
 class TokenObjective:
@@ -28,21 +107,22 @@ class TokenObjective:
         model: nn.Module,
         attention: PackedAttention,
         loss: KdLoss,
-        said: Callable[[CausalBatch], Targets] | None = None,
+        targets: Callable[[CausalBatch], Targets] | None = None,
     ) -> None:
-        """`model` is the bare one, whose head is read; the loop may call a wrapped one. `said` is the teacher."""
-        self._bare, self._attention, self._loss, self._said = model, attention, loss, said
+        """`model` is the bare model, whose head is read; the loop may call a wrapped one. `targets` gives the teacher's
+        targets of a batch; None: labels only."""
+        self._model, self._attention, self._loss, self._targets = model, attention, loss, targets
 
     def __call__(self, model: nn.Module, batch: CausalBatch, phase: PhaseMaker) -> ObjectiveOutput:
         targets = None
-        if self._said is not None:
+        if self._targets is not None:
             with phase("forward.teacher"):
-                targets = self._said(batch)
+                targets = self._targets(batch)
         with phase("forward.student"):
             hidden_BTD = model(**self._attention.inputs(batch), hidden_only=True)
         with phase("forward.loss"):
-            sums = self._loss(hidden_BTD, lm_head_weight(self._bare), targets, batch.labels, count=batch.count)
-        parts = {} if self._said is None else {"ce": sums.ce, "kl": sums.kl}
+            sums = self._loss(hidden_BTD, lm_head_weight(self._model), targets, batch.labels, count=batch.count)
+        parts = {} if self._targets is None else {"ce": sums.ce, "kl": sums.kl}
         return ObjectiveOutput(sums.loss, batch.count, parts)
 
     def modules(self) -> Mapping[str, nn.Module]:

@@ -1,7 +1,9 @@
-"""Data scripts: one step of an experiment by itself (`joulelab run EXPERIMENT --data-script NAME`), as settings.
+"""Parts of an experiment as runs of their own: data scripts, and shards of the teacher's work.
 
-What a script makes lies in a run of its own with its bill, and the experiment finds it there. Data only, so that a
-login node can check it.
+A data script (`joulelab run EXPERIMENT --data-script NAME`) is a name for an `until` setting, with the source of a
+published dataset for some. Its run makes an artifact with its energy bill, and the experiment finds it in the store.
+
+Importable without torch, so that a login node can check the settings.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from joulelab.runs.spec import RunSpec, check
 
 LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")
 PRERUN = "prerun"
-"""The rehearsal of the machine; a verb of its own, which takes of the experiment only what it says about the meter."""
+"""A check of the machine, with a command of its own; of the experiment it uses the meter's settings only."""
 
 
 def _published(name: str) -> tuple[str, ...]:
@@ -46,17 +48,17 @@ DATA_SCRIPTS: dict[str, tuple[str, ...]] = {
 def data_script_settings(
     script: str, experiment: str, overrides: Sequence[str] = (), pipeline: str = LANGUAGE_PIPELINES[0]
 ) -> list[str]:
-    """What the script changes in the experiment, as `key.path=value`; the user's `overrides` come after it and win.
+    """The script's changes to the experiment, as `key.path=value`; the user's `overrides` come later and win.
 
-    A local copy of a published set has no subsets: with `data.source=FILE` the one of the hub is not asked for.
+    A local copy of a published dataset has no subsets, so with `data.source=FILE` the hub's subset is not used.
     """
     if script not in DATA_SCRIPTS:
         raise lookup.unknown("data script", script, DATA_SCRIPTS)
     if pipeline not in LANGUAGE_PIPELINES:
         raise UsageError(
-            f"{script} is a step of experiments with language models ({', '.join(LANGUAGE_PIPELINES)}), and "
+            f"{script} is for experiments with language models ({', '.join(LANGUAGE_PIPELINES)}), and "
             f"{experiment} has the pipeline {pipeline}",
-            "name one of those, kd-tiny for example; `joulelab experiments` lists them",
+            "use one of those, for example kd-tiny; `joulelab experiments` lists them",
         )
     own = DATA_SCRIPTS[script]
     given = dict(setting.split("=", 1) for setting in overrides if "=" in setting)
@@ -65,32 +67,28 @@ def data_script_settings(
     return [f"name={experiment}-{script}"[:85], *own]
 
 
-# The run that does a share of a teacher's work; importable without torch, so that a login node can make it.
-
-
-def shard_spec(spec: RunSpec, share: Shard) -> RunSpec:
-    """Checked settings; a pipeline whose teacher's work cannot be split is refused with the reason."""
-    why_not = _reason_against_sharding(spec)
-    if why_not is not None or not isinstance(spec, CausalSpec):
-        raise UsageError(f"{spec.name} cannot be split into shares: {why_not}", f"{_these()} have such work")
-    return check(teacher_shard(spec, share))
+def shard_spec(spec: RunSpec, shard: Shard) -> RunSpec:
+    """Checked settings of the run that does this shard of the teacher's work."""
+    reason = _why_not_sharded(spec)
+    if reason is not None or not isinstance(spec, CausalSpec):
+        raise UsageError(
+            f"{spec.name} cannot be sharded: {reason}",
+            f"pipelines whose teacher's work can be sharded: {', '.join(TEACHER_PHASES)}",
+        )
+    return check(teacher_shard(spec, shard))
 
 
 def shard_specs(specs: Sequence[RunSpec], shards: int) -> list[list[RunSpec]]:
-    """For each piece of teacher's work that these runs need, once however many need it, the runs that do its shares."""
-    found: dict[str, RunSpec] = {}
+    """The runs of all shards, for each teacher's work that these runs need; work that several need is listed once."""
+    works: dict[str, RunSpec] = {}
     for spec in specs:
         if isinstance(spec, CausalSpec) and why_not_sharded(spec) is None:
-            found.setdefault(json.dumps(teacher_work(spec), sort_keys=True), spec)
-    chosen = list(found.values()) or [specs[0]]  # which then says why it is none
+            works.setdefault(json.dumps(teacher_work(spec), sort_keys=True), spec)
+    chosen = list(works.values()) or [specs[0]]  # which then raises with the reason
     return [[shard_spec(spec, Shard(number, shards)) for number in range(shards)] for spec in chosen]
 
 
-def _reason_against_sharding(spec: RunSpec) -> str | None:
+def _why_not_sharded(spec: RunSpec) -> str | None:
     if isinstance(spec, CausalSpec):
         return why_not_sharded(spec)
-    return f"the pipeline '{spec.pipeline}' does its teacher's work in one go"
-
-
-def _these() -> str:
-    return ", ".join(TEACHER_PHASES)
+    return f"the pipeline '{spec.pipeline}' has no teacher's work that can be divided"

@@ -1,23 +1,30 @@
-"""The five pipelines, each a short story of stages; what they share is told in the modules they call.
+"""The five language-model pipelines, as recipes for the runner.
 
-sft        data -> student
-kd         data -> the teacher's distributions -> student
-synthetic  data -> the teacher's answers -> student
-dpo        data -> SFT student; answers -> judged pairs -> the reference's log-probabilities -> policy
-self       data -> SFT student -> its own distributions -> student
+    sft         data -> student
+    kd          data -> the teacher's logits -> student
+    synthetic   data -> the teacher's answers -> filtered documents -> student
+    dpo         data -> answers -> scores -> pairs; SFT student -> its log-probabilities -> policy
+    self        data -> SFT student -> its own logits -> student
+
+`until` may end a run at one phase of the teacher's work, and `shard` restrict it to a shard of that phase.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
 
-from joulelab.data.inputs import input_bill
-from joulelab.distill.causal.config import TEACHER_PHASES, CausalSpec, judges
+from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import prepare_data
-from joulelab.distill.causal.models import check_models
-from joulelab.distill.causal.preference_data import judge_answers, make_pairs, preference_training, score_reference
+from joulelab.distill.causal.models import check_models, load_student
+from joulelab.distill.causal.objective import (
+    StudentSetup,
+    TrainingData,
+    distillation_data,
+    label_data,
+    preference_data,
+)
+from joulelab.distill.causal.preference_data import judge_answers, make_pairs, score_reference
 from joulelab.distill.causal.quality import (
     Evaluation,
     check_questions,
@@ -30,226 +37,249 @@ from joulelab.distill.causal.quality import (
 from joulelab.distill.causal.students import (
     FINAL_MODEL,
     FINAL_POLICY,
-    START,
-    StudentSetup,
+    SFT_STUDENT,
     StudentTraining,
-    TrainingData,
-    label_training,
-    load_student,
     start_budget,
     train_student,
     training_budget,
 )
 from joulelab.distill.causal.synthetic_data import synthetic_documents
-from joulelab.distill.causal.teacher import TeacherSource, cache_logits, distillation_data, generate_answers
+from joulelab.distill.causal.teacher import TeacherSource, cache_logits, generate_answers, pretrained_teacher
+from joulelab.distill.runner import Runner, run_recipe
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
-from joulelab.train.budget import require_energy_reading
-from joulelab.train.parallel import process_group
-from joulelab.zoo.pretrained import import_model_classes
-
-Story = Callable[[CausalContext, Artifact], None]
 
 
 def run_sft(run: RunContext) -> None:
-    _run(run, sft)
+    run_recipe(run, SftRecipe)
 
 
 def run_kd(run: RunContext) -> None:
-    _run(run, kd)
+    run_recipe(run, KdRecipe)
 
 
 def run_synthetic(run: RunContext) -> None:
-    _run(run, synthetic)
+    run_recipe(run, SyntheticRecipe)
 
 
 def run_dpo(run: RunContext) -> None:
-    _run(run, dpo)
+    run_recipe(run, DpoRecipe)
 
 
 def run_self(run: RunContext) -> None:
-    _run(run, from_itself)
+    run_recipe(run, SelfRecipe)
 
 
-def _run(run: RunContext, story: Story) -> None:
-    with process_group() as ranks:
-        bench = CausalContext(run, cast(CausalSpec, run.spec), ranks)
-        _require_what_comes(bench)
-        data = prepare_data(bench)
-        if bench.spec.until != "data":
-            import_model_classes()
-        if bench.spec.until == "student":
-            story(bench, data)
-        else:
-            _one_step(bench, data, bench.spec.until)
+class CausalRecipe:
+    """What the five pipelines share; each adds what it needs of its teacher, and its student."""
+
+    def __init__(self, runner: Runner[CausalSpec]) -> None:
+        self.context = CausalContext(runner)
+        self.spec = runner.spec
+        self.runner = runner
+
+    def check(self) -> None:
+        spec = self.spec
+        check_models(spec)
+        if spec.until in ("teacher", "student"):
+            check_questions(self.context)
+        if spec.teacher.server is not None and spec.quality.against_teacher is None:
+            self.runner.run.progress.say(
+                f"the teacher is not evaluated: {spec.teacher.server} generates in its place, and which model it "
+                f"serves is unknown; quality.against_teacher=true evaluates the local weights of {spec.teacher.model}"
+            )
+
+    def data(self) -> Artifact:
+        return prepare_data(self.context)
+
+    def teacher(self, data: Artifact) -> Artifact | None:
+        """What the student learns from, as an artifact; or, if the run ends here, the phase that `until` names."""
+        if self.spec.until == "student":
+            return self.teacher_outputs(data)
+        self._teacher_phase(data)
+        return None
+
+    def teacher_outputs(self, data: Artifact) -> Artifact | None:
+        return None
+
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        raise NotImplementedError
+
+    def evaluate(self, data: Artifact, student: Artifact, teacher: Artifact | None) -> None:
+        reference = self._report_teacher_quality(data)
+        own = evaluate_model(
+            self.context, "student", data, lambda: load_student(student.folder).to(self.context.device), student.bill
+        )
+        report_quality(self.runner.run, "student", own, reference)
+        warn_if_guessing(self.context, own, data)
+
+    # the teacher
+
+    def _teacher_phase(self, data: Artifact) -> None:
+        """One phase of the teacher's work, or a shard of it; later runs find it with its bill."""
+        context, shard, phase = self.context, self.runner.shard, self.spec.teacher_phase
+        judges = self.spec.until == "preferences"
+        if self.spec.until == "teacher":
+            judges = self.spec.teacher_judges
+            if shard is None:
+                self._report_teacher_quality(data)
+            elif shard.number == 0:  # once for all tasks
+                self.check_teacher(data)
+        teacher = pretrained_teacher(context)
+        if phase == "logits":
+            cache_logits(context, data, teacher)
+        elif phase == "preferences" and shard is None:
+            self.pairs(data)
+        elif phase in ("generation", "preferences"):
+            answers = generate_answers(context, data, teacher)
+            if judges:
+                judge_answers(context, answers, teacher)
+
+    def check_teacher(self, data: Artifact) -> None:
+        """Refuse a teacher that is no better than guessing before more energy is spent on it."""
+        if self.spec.evaluates_teacher:
+            self._evaluate_teacher(data)
+
+    def _report_teacher_quality(self, data: Artifact) -> Evaluation | None:
+        if not self.spec.evaluates_teacher:
+            return None
+        evaluation = self._evaluate_teacher(data)
+        report_quality(self.runner.run, "teacher", evaluation)
+        return evaluation
+
+    def _evaluate_teacher(self, data: Artifact) -> Evaluation:
+        teacher = pretrained_teacher(self.context)
+        evaluation = evaluate_model(self.context, "teacher", data, teacher.load, teacher.bill, reuse=True)
+        require_better_than_unigram(self.context, evaluation, data)
+        return evaluation
+
+    def pairs(self, data: Artifact) -> Artifact:
+        context, teacher = self.context, pretrained_teacher(self.context)
+        if self.spec.preferences.candidates_from == "teacher":
+            return make_pairs(context, generate_answers(context, data, teacher), teacher)
+        start = self.student_as_teacher(self.sft_student(data))
+        return make_pairs(context, generate_answers(context, data, start, role="student"), teacher)
+
+    # students
+
+    def sft_student(self, data: Artifact) -> Artifact:
+        """The student that dpo and self start from; an artifact that both share if its settings are equal."""
+        context, rows = self.context, self.context.rows(data, TRAIN)
+        training = StudentTraining(
+            name=SFT_STUDENT,
+            stage="student.sft",
+            config=self.spec.start or self.spec.training,
+            budget=start_budget(self.spec),
+            inputs={},
+            parents=[data.bill],
+            make_data=lambda setup: label_data(context, rows, setup),
+            held_out_loss=held_out_loss(context, data),
+            shared=True,
+            validate_stage="student.sft-validate",  # inherited with the SFT student, unlike the run's own validation
+        )
+        return train_student(context, training)
+
+    def student_as_teacher(self, student: Artifact) -> TeacherSource:
+        return TeacherSource(
+            SFT_STUDENT, student.key, lambda: load_student(student.folder).to(self.context.device), student.bill
+        )
+
+    def final_student(
+        self,
+        data: Artifact,
+        make_data: Callable[[StudentSetup], TrainingData],
+        parents: Sequence[Bill],
+        inputs: Mapping[str, object] | None = None,
+        *,
+        name: str = FINAL_MODEL,
+        start: Artifact | None = None,
+        budget_start: Artifact | None = None,
+    ) -> Artifact:
+        """The student that the run is about: trained anew in every run.
+
+        `start` is the SFT student that it continues; `budget_start` one whose training counts towards the budget.
+        """
+        training = StudentTraining(
+            name=name,
+            stage="student.train",
+            config=self.spec.training,
+            budget=training_budget(self.context, parents, start or budget_start),
+            inputs=inputs or {},
+            parents=parents,
+            make_data=make_data,
+            held_out_loss=held_out_loss(self.context, data),
+            start=start,
+        )
+        return train_student(self.context, training)
 
 
-def _require_what_comes(bench: CausalContext) -> None:
-    """Before anything is computed: that the last stage can do what the settings ask of it."""
-    spec = bench.spec
-    check_models(spec)
-    if spec.until in ("teacher", "student"):
-        check_questions(bench)
-    if spec.until == "student":
-        trainings = (spec.training, spec.start) if spec.pipeline in ("dpo", "self") else (spec.training,)
-        require_energy_reading(bench.run, *trainings, energy_j=spec.budget.energy_j)
-    if spec.teacher.server is not None and spec.quality.against_teacher is None:
-        bench.run.progress.say(
-            f"the teacher's quality is not told: {spec.teacher.server} speaks in its place, and whether it serves "
-            f"{spec.teacher.model} is not known here; quality.against_teacher=true asks the local weights"
+class SftRecipe(CausalRecipe):
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        rows = self.context.rows(data, TRAIN)
+        return self.final_student(data, lambda setup: label_data(self.context, rows, setup), [data.bill])
+
+
+class KdRecipe(CausalRecipe):
+    def teacher_outputs(self, data: Artifact) -> Artifact | None:
+        """The logit cache; None with a live teacher."""
+        teacher = pretrained_teacher(self.context)
+        self.check_teacher(data)
+        return cache_logits(self.context, data, teacher) if self.spec.distill.teacher == "cached" else None
+
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        context, rows, source = self.context, self.context.rows(data, TRAIN), pretrained_teacher(self.context)
+        parents = [data.bill, teacher.bill if teacher else source.bill]
+        inputs = {"distill": self.spec.distill.model_dump(mode="json")}
+        return self.final_student(
+            data, lambda setup: distillation_data(context, rows, source, teacher, setup), parents, inputs
         )
 
 
-def sft(bench: CausalContext, data: Artifact) -> None:
-    lesson = label_training(bench, bench.rows(data, TRAIN))
-    student = _final(bench, data, FINAL_MODEL, lesson, [data.bill], {})
-    _judged(bench, data, student)
+class SyntheticRecipe(CausalRecipe):
+    def teacher_outputs(self, data: Artifact) -> Artifact:
+        """The filtered answers, as documents."""
+        context, teacher = self.context, pretrained_teacher(self.context)
+        self.check_teacher(data)
+        return synthetic_documents(context, data, generate_answers(context, data, teacher), teacher)
+
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        assert teacher is not None
+        rows = self.context.rows(teacher, TRAIN)
+        return self.final_student(data, lambda setup: label_data(self.context, rows, setup), [teacher.bill])
 
 
-def kd(bench: CausalContext, data: Artifact) -> None:
-    voice = the_teacher(bench)
-    _check_teacher(bench, data)
-    cache = cache_logits(bench, data, voice) if bench.spec.distill.teacher == "cached" else None
-    lesson = distillation_data(bench, bench.rows(data, TRAIN), cache, voice)
-    parents = [data.bill, cache.bill if cache else voice.bill]
-    distill = bench.spec.distill.model_dump(mode="json")
-    student = _final(bench, data, FINAL_MODEL, lesson, parents, {"distill": distill})
-    _judged(bench, data, student)
+class DpoRecipe(CausalRecipe):
+    def teacher_outputs(self, data: Artifact) -> Artifact:
+        """The preference pairs."""
+        self.check_teacher(data)
+        return self.pairs(data)
+
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        assert teacher is not None
+        context, pairs, start = self.context, teacher, self.sft_student(data)
+        reference = score_reference(context, pairs, start)
+        inputs = self.spec.preferences.model_dump(mode="json", include={"loss", "beta", "shared_prompt"})
+        return self.final_student(
+            data, lambda setup: preference_data(context, pairs, reference, start, setup),
+            [reference.bill], {"preferences": inputs}, name=FINAL_POLICY, start=start,
+        )  # fmt: skip
 
 
-def synthetic(bench: CausalContext, data: Artifact) -> None:
-    voice = the_teacher(bench)
-    _check_teacher(bench, data)
-    made = synthetic_documents(bench, data, generate_answers(bench, data, voice), voice)
-    lesson = label_training(bench, bench.rows(made, TRAIN))
-    student = _final(bench, data, FINAL_MODEL, lesson, [made.bill], {})
-    _judged(bench, data, student)
+class SelfRecipe(CausalRecipe):
+    def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
+        """With alpha 1 the SFT student is no teacher, and this is plain further training."""
+        context, distill, start = self.context, self.spec.distill, self.sft_student(data)
+        rows, source = context.rows(data, TRAIN), self.student_as_teacher(start)
+        distills = distill.alpha < 1
+        cache = cache_logits(context, data, source) if distills and distill.teacher == "cached" else None
 
+        def make_data(setup: StudentSetup) -> TrainingData:
+            if distills:
+                return distillation_data(context, rows, source, cache, setup)
+            return label_data(context, rows, setup)
 
-def dpo(bench: CausalContext, data: Artifact) -> None:
-    _check_teacher(bench, data)
-    pairs = _pairs(bench, data)
-    start = sft_student(bench, data)
-    reference = score_reference(bench, pairs, start)
-    lesson = preference_training(bench, pairs, reference, start)
-    wanted = bench.spec.preferences.model_dump(mode="json", include={"loss", "beta", "shared_prompt"})
-    policy = _final(bench, data, FINAL_POLICY, lesson, [reference.bill], {"preferences": wanted}, start)
-    _judged(bench, data, policy)
-
-
-def from_itself(bench: CausalContext, data: Artifact) -> None:
-    """With alpha 1 the SFT student is no teacher, and this is plain further training."""
-    start, rows, distill = sft_student(bench, data), bench.rows(data, TRAIN), bench.spec.distill
-    itself = TeacherSource(START, start.key, lambda: load_student(start.folder).to(bench.device), start.bill)
-    teaches = distill.alpha < 1
-    cache = cache_logits(bench, data, itself) if teaches and distill.teacher == "cached" else None
-    lesson = distillation_data(bench, rows, cache, itself) if teaches else label_training(bench, rows)
-    parents = [data.bill, start.bill, *([cache.bill] if cache else [])]
-    wanted = {"distill": distill.model_dump(mode="json")}
-    goes_on = None if distill.begin_anew else start
-    student = _final(bench, data, FINAL_MODEL, lesson, parents, wanted, goes_on, spent_on=start)
-    _judged(bench, data, student)
-
-
-def _one_step(bench: CausalContext, data: Artifact, until: str) -> None:
-    """A step of an experiment by itself, or a share of it; whoever needs it finds it with its bill."""
-    judging = until == "preferences"
-    if until == "teacher":
-        until, judging = TEACHER_PHASES.get(bench.spec.pipeline, "data"), judges(bench.spec)
-        if bench.share is None:
-            _tell_teacher_if_asked(bench, data)
-        elif bench.share.number == 0:  # once for all tasks: a teacher that knows nothing is refused
-            _check_teacher(bench, data)
-    voice = the_teacher(bench)
-    if until == "logits":
-        cache_logits(bench, data, voice)
-    elif until == "preferences" and bench.share is None:
-        _pairs(bench, data)
-    elif until in ("generation", "preferences"):
-        answers = generate_answers(bench, data, voice)
-        if judging:
-            judge_answers(bench, answers, voice)
-
-
-def _pairs(bench: CausalContext, data: Artifact) -> Artifact:
-    voice = the_teacher(bench)
-    if bench.spec.preferences.candidates_from == "teacher":
-        return make_pairs(bench, generate_answers(bench, data, voice), voice)
-    start = sft_student(bench, data)
-    itself = TeacherSource(START, start.key, lambda: load_student(start.folder).to(bench.device), start.bill)
-    return make_pairs(bench, generate_answers(bench, data, itself, role="student"), voice)
-
-
-def the_teacher(bench: CausalContext) -> TeacherSource:
-    name = bench.spec.teacher.model
-    bill = input_bill(bench.run, "teacher", name, "model", role="teacher")
-    return TeacherSource(name, bench.teacher_identity, bench.load_teacher, bill)
-
-
-def sft_student(bench: CausalContext, data: Artifact) -> Artifact:
-    """What dpo and self begin with: a student of its own bill, found by both where they share its settings."""
-    course = StudentTraining(
-        name=START,
-        stage="student.sft",
-        config=bench.spec.start or bench.spec.training,
-        allowance=start_budget(bench.spec),
-        inputs={},
-        parents=[data.bill],
-        lesson=label_training(bench, bench.rows(data, TRAIN)),
-        held_out=held_out_loss(bench, data),
-        shared=True,
-        look_stage="student.sft-validate",  # others inherit its joules, and not those of this run's own student
-    )
-    return train_student(bench, course)
-
-
-def _final(
-    bench: CausalContext,
-    data: Artifact,
-    name: str,
-    lesson: Callable[[StudentSetup], TrainingData],
-    parents: Sequence[Bill],
-    inputs: Mapping[str, object],
-    start: Artifact | None = None,
-    spent_on: Artifact | None = None,
-) -> Artifact:
-    """The student that the run is for: trained anew in every run, its joules are what the run is about."""
-    course = StudentTraining(
-        name=name,
-        stage="student.train",
-        config=bench.spec.training,
-        allowance=training_budget(bench, parents, start or spent_on),
-        inputs=inputs,
-        parents=parents,
-        lesson=lesson,
-        held_out=held_out_loss(bench, data),
-        start=start,
-    )
-    return train_student(bench, course)
-
-
-def _judged(bench: CausalContext, data: Artifact, student: Artifact) -> None:
-    teacher = _tell_teacher_if_asked(bench, data)
-    found = evaluate_model(bench, "student", data, lambda: load_student(student.folder).to(bench.device), student.bill)
-    report_quality(bench.run, "student", found, teacher)
-    warn_if_guessing(bench, found, data)
-
-
-def _tell_teacher_if_asked(bench: CausalContext, data: Artifact) -> Evaluation | None:
-    if not bench.spec.asks_teacher:
-        return None
-    found = _examined_teacher(bench, data, the_teacher(bench))
-    report_quality(bench.run, "teacher", found)
-    return found
-
-
-def _check_teacher(bench: CausalContext, data: Artifact) -> None:
-    """Before anything else is spent on it: a teacher that knows nothing is refused."""
-    if bench.spec.asks_teacher:
-        _examined_teacher(bench, data, the_teacher(bench))
-
-
-def _examined_teacher(bench: CausalContext, data: Artifact, voice: TeacherSource) -> Evaluation:
-    found = evaluate_model(bench, "teacher", data, voice.load, voice.bill, reuse=True)
-    require_better_than_unigram(bench, found, data)
-    return found
+        parents = [data.bill, start.bill, *([cache.bill] if cache else [])]
+        return self.final_student(
+            data, make_data, parents, {"distill": distill.model_dump(mode="json")},
+            start=None if distill.begin_anew else start, budget_start=start,
+        )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Which of a teacher's answers are kept, and a count of every reason for dropping one.
+"""Stage data.synthetic: a teacher's answers, filtered, as documents to train on.
 
-Filters stand in a fixed order, and an answer is counted under the first that drops it, so that the counts add up:
-answers = kept + truncated + too_short + too_long + duplicates + unjudged + low_score.
+Filters have a fixed order, and an answer is counted under the first that drops it, so that the counts add up: answers =
+kept + truncated + too_short + too_long + duplicates + unjudged + low_score.
 """
 
 from __future__ import annotations
@@ -17,45 +17,51 @@ import numpy as np
 
 from joulelab.data.chat.conversations import ASSISTANT
 from joulelab.data.chat.encoding import EncodedDocument, pad_id_of, write_documents
-from joulelab.distill.causal import preference_data
 from joulelab.distill.causal.context import TRAIN, CausalContext
+from joulelab.distill.causal.preference_data import answer_scores, judge_answers, judge_inputs
 from joulelab.distill.causal.teacher import REPORT, TeacherSource, energy_gap, read_candidates
+from joulelab.distill.runner import StageSpec
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Completion, Prompt, answer_ids, as_messages, encode_prompt
 from joulelab.meter.figures import Frozen
 from joulelab.runs.artifacts import Artifact
-from joulelab.runs.record import Result
+from joulelab.runs.context import Stage
 from joulelab.runs.storage import read_json, write_json
 
+STAGE = StageSpec("data.synthetic", "data", "filter")
+READABLE = "kept.jsonl"
 _HINTS = {
     "truncated": "raise generation.answer.max_new_tokens, or set generation.keep_truncated=true",
     "too_short": "lower generation.min_tokens",
     "too_long": "raise generation.max_tokens",
-    "duplicates": "draw with a higher generation.answer.temperature, or set generation.keep_duplicates=true",
-    "unjudged": "the judge gave no grade: ask a larger judge, or use another one (preferences.judge)",
+    "duplicates": "raise generation.answer.temperature, or set generation.keep_duplicates=true",
+    "unjudged": "the judge returned no grade: use a larger judge, or another one (preferences.judge)",
     "low_score": "lower generation.min_score",
 }
 REASONS = tuple(_HINTS)
-"""Why an answer was dropped, in the order in which they are asked."""
+"""Why an answer was dropped, in the order of the filters."""
+
+
+# filters
 
 
 @dataclass(frozen=True)
 class AnswerFilters:
     min_tokens: int = 1
-    """Answers with fewer generated tokens are dropped; the closing token does not count as one."""
+    """Answers with fewer generated tokens are dropped; the token that ends an answer does not count."""
     max_tokens: int | None = None
     """Answers with more are dropped."""
     keep_truncated: bool = False
-    """Keep answers that were cut off (`finish_reason` length)."""
+    """Keep truncated answers (`finish_reason` length)."""
     keep_duplicates: bool = False
-    """Keep answers whose words were said before, to whatever prompt."""
+    """Keep answers with the same words as an earlier one, to whatever prompt."""
     min_score: float | None = None
-    """Answers a judge scores below this are dropped, and those it could not score."""
+    """Answers that a judge scores below this, or could not score, are dropped."""
 
     def __post_init__(self) -> None:
         if self.min_tokens < 0 or (self.max_tokens is not None and self.max_tokens < max(1, self.min_tokens)):
             raise ConfigError(
-                f"answers of at least {self.min_tokens} and at most {self.max_tokens} tokens do not exist",
+                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; no answer can pass",
                 "set max_tokens to min_tokens or more",
             )
 
@@ -72,7 +78,7 @@ class SyntheticReport(Frozen):
     answers: int
     prompt_tokens: int
     generated_tokens: int
-    """Of all answers, dropped ones too: they were paid for."""
+    """Of all answers, dropped ones included: they used energy too."""
     kept: int
     kept_tokens: int
     truncated: int = 0
@@ -89,9 +95,9 @@ def filter_answers(
     filters: AnswerFilters,
     scores: Sequence[Sequence[float | None]] | None = None,
 ) -> tuple[list[KeptAnswer], SyntheticReport]:
-    """`scores` in the same shape as `answers`; needed where `min_score` is set."""
+    """`scores` in the same shape as `answers`; required if `min_score` is set."""
     if filters.min_score is not None and scores is None:
-        raise ConfigError("min_score is set and nobody judged the answers", "judge them first, or leave min_score out")
+        raise ConfigError("min_score is set, and the answers are not judged", "judge them first, or unset min_score")
     seen: set[str] = set()
     kept: list[KeptAnswer] = []
     dropped: dict[str, int] = {}
@@ -117,10 +123,9 @@ def filter_answers(
 def require_kept(kept: Sequence[KeptAnswer], report: SyntheticReport) -> None:
     if not kept:
         counts = {name: getattr(report, name) for name in REASONS}
-        told = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+        reasons = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
         raise ConfigError(
-            f"not one of {report.answers:,} answers was kept: {told}",
-            _HINTS[max(counts, key=counts.__getitem__)],
+            f"all {report.answers:,} answers were dropped: {reasons}", _HINTS[max(counts, key=counts.__getitem__)]
         )
 
 
@@ -135,8 +140,7 @@ def _all_answers(
 
 def _drop_reason(one: KeptAnswer, filters: AnswerFilters, seen: set[str]) -> str | None:
     answer = one.answer
-    # a finished answer ends with a closing token, which says nothing
-    tokens = answer.tokens - (answer.finish_reason == "stop")
+    tokens = answer.tokens - (answer.finish_reason == "stop")  # without the token that ends it
     checks = (
         ("truncated", answer.finish_reason == "length" and not filters.keep_truncated),
         ("too_short", tokens < filters.min_tokens or not answer.text.strip()),
@@ -149,11 +153,11 @@ def _drop_reason(one: KeptAnswer, filters: AnswerFilters, seen: set[str]) -> str
 
 
 def _normalized(text: str) -> str:
-    """Case and spacing make no new answer."""
+    """Answers that differ in case and spacing only are duplicates."""
     return re.sub(r"\s+", " ", text).strip().casefold()
 
 
-# Kept answers as training rows: JSON lines with `messages`, or with `prompt` and `response`, that any tool reads.
+# training rows
 
 
 def training_row(one: KeptAnswer) -> dict[str, Any]:
@@ -164,7 +168,8 @@ def training_row(one: KeptAnswer) -> dict[str, Any]:
 
 
 def write_training_rows(path: Path, kept: Iterable[KeptAnswer]) -> int:
-    """Under another name until it is whole; the number of rows."""
+    """JSON lines with `messages`, or with `prompt` and `response`, for any tool; renamed when complete. Returns the
+    number of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     count = 0
@@ -176,73 +181,64 @@ def write_training_rows(path: Path, kept: Iterable[KeptAnswer]) -> int:
     return count
 
 
-# What is kept of a teacher's answers, as documents to train on.
-
-
-READABLE = "kept.jsonl"
-
-
-def synthetic_documents(bench: CausalContext, data: Artifact, answers: Artifact, voice: TeacherSource) -> Artifact:
-    """What is kept of the answers, as documents to train on; the counts of what was dropped lie beside them."""
-    wanted = bench.spec.generation
-    judged = preference_data.judge_answers(bench, answers, voice) if wanted.min_score is not None else None
+def synthetic_documents(context: CausalContext, data: Artifact, answers: Artifact, teacher: TeacherSource) -> Artifact:
+    """The kept answers as documents, with a report of what was dropped."""
+    spec, generation = context.spec, context.spec.generation
+    scores = judge_answers(context, answers, teacher) if generation.min_score is not None else None
     filters = AnswerFilters(
-        min_tokens=wanted.min_tokens,
-        max_tokens=wanted.max_tokens,
-        keep_truncated=wanted.keep_truncated,
-        keep_duplicates=wanted.keep_duplicates,
-        min_score=wanted.min_score,
+        min_tokens=generation.min_tokens,
+        max_tokens=generation.max_tokens,
+        keep_truncated=generation.keep_truncated,
+        keep_duplicates=generation.keep_duplicates,
+        min_score=generation.min_score,
     )
 
-    def make(folder: Path) -> None:
-        with bench.run.stage("data.synthetic", role="data", activity="filter") as stage:
-            asked = read_candidates(bench, answers)
-            scores = preference_data.answer_scores(bench, asked, judged) if judged is not None else None
-            kept, report = filter_answers(
-                [one.prompt for one in asked], [one.answers for one in asked], filters, scores
-            )
-            require_kept(kept, report)
-            write_training_rows(folder / READABLE, kept)
-            store = write_documents(
-                folder / TRAIN, _encoded_documents(bench, kept),
-                vocab_size=bench.words, pad_id=pad_id_of(bench.tokenizer), tokenizer=bench.spec.tokenizer,
-            )  # fmt: skip
-            stage.count(samples=report.kept, tokens=store.tokens_total)
+    def work(folder: Path, stage: Stage) -> None:
+        candidates = read_candidates(context, answers)
+        judged = answer_scores(context, candidates, scores) if scores is not None else None
+        prompts, completions = [one.prompt for one in candidates], [one.answers for one in candidates]
+        kept, report = filter_answers(prompts, completions, filters, judged)
+        require_kept(kept, report)
+        write_training_rows(folder / READABLE, kept)
+        store = write_documents(
+            folder / TRAIN, _encoded_documents(context, kept),
+            vocab_size=context.vocabulary, pad_id=pad_id_of(context.tokenizer), tokenizer=spec.tokenizer,
+        )  # fmt: skip
+        stage.count(samples=report.kept, tokens=store.tokens_total)
         write_json(folder / REPORT, report)
 
     inputs: dict[str, Any] = {
         **vars(filters),
-        "max_tokens_of_document": bench.spec.data.max_tokens,
-        "judge": preference_data.judge_inputs(bench) if wanted.min_score is not None else None,
-        "tokenizer": bench.tokenizer_identity,
+        "max_tokens_of_document": spec.data.max_tokens,
+        "judge": judge_inputs(context) if generation.min_score is not None else None,
+        "tokenizer": context.tokenizer_identity,
     }
-    used = [answers, *([judged] if judged else [])]
-    parents = [*(one.bill for one in used), data.bill]
-    made = bench.run.artifact("synthetic", kind="synthetic-documents", inputs=inputs, parents=parents, make=make)
-    _report_filtering(bench, made, answers, judged)
+    parents = [answers.bill, *([scores.bill] if scores else []), data.bill]
+    made = context.runner.make("synthetic", STAGE, work, kind="synthetic-documents", inputs=inputs, parents=parents)
+    _report_filtering(context, made, answers, scores)
     return made
 
 
-def _encoded_documents(bench: CausalContext, kept: list[KeptAnswer]) -> Iterator[EncodedDocument]:
-    """The prompt is read, the answer is learnt, its closing token included where it came to its end."""
+def _encoded_documents(context: CausalContext, kept: list[KeptAnswer]) -> Iterator[EncodedDocument]:
+    """Only the answer is trained, with the token that ends it if it was finished."""
     for one in kept:
-        asked = encode_prompt(bench.tokenizer, one.prompt)
-        said = answer_ids(bench.tokenizer, one.prompt, one.answer.text, one.answer.finish_reason == "stop")
-        ids = np.array([*asked, *said], dtype=np.int64)[: bench.spec.data.max_tokens]
-        yield EncodedDocument(ids, np.arange(len(ids)) >= len(asked))
+        prompt = encode_prompt(context.tokenizer, one.prompt)
+        answer = answer_ids(context.tokenizer, one.prompt, one.answer.text, one.answer.finish_reason == "stop")
+        ids = np.array([*prompt, *answer], dtype=np.int64)[: context.spec.data.max_tokens]
+        yield EncodedDocument(ids, np.arange(len(ids)) >= len(prompt))
 
 
-def _report_filtering(bench: CausalContext, made: Artifact, answers: Artifact, judged: Artifact | None) -> None:
+def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact, scores: Artifact | None) -> None:
     report = SyntheticReport.model_validate(read_json(made.folder / REPORT))
     for name, value in report.model_dump().items():
         if isinstance(value, int | float):
-            bench.run.result(f"synthetic.{name}", Result(value=float(value)))
+            context.runner.report(f"synthetic.{name}", float(value))
     if energy_gap(answers) is None:
-        paid = [answers.bill, made.bill, *([judged.bill] if judged else [])]
-        bench.run.joules_result("synthetic.energy_j", paid)
-        bench.run.joules_result("synthetic.j_per_kept_sample", paid, report.kept)
-        bench.run.joules_result("synthetic.j_per_generated_token", paid, report.generated_tokens)
+        bills = [answers.bill, made.bill, *([scores.bill] if scores else [])]
+        context.run.joules_result("synthetic.energy_j", bills)
+        context.run.joules_result("synthetic.j_per_kept_sample", bills, report.kept)
+        context.run.joules_result("synthetic.j_per_generated_token", bills, report.generated_tokens)
     dropped = {name: getattr(report, name) for name in REASONS}
-    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
-    why = f" ({told})" if told else ""
-    bench.run.progress.say(f"synthetic: {report.kept} of {report.answers} answers kept{why}")
+    reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
+    suffix = f" ({reasons})" if reasons else ""
+    context.run.progress.say(f"synthetic: {report.kept} of {report.answers} answers kept{suffix}")
