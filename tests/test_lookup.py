@@ -2,6 +2,8 @@ import pytest
 
 from joulelab.errors import NotFoundError
 from joulelab.lookup import PIPELINE_SPECS, PIPELINES, SENSORS, TRAINER_STATS, Table
+from joulelab.meter.config import EnergyConfig
+from joulelab.meter.session import CONDITIONS, sensors_for
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
@@ -22,3 +24,10 @@ def test_every_entry_of_every_table_resolves(table):
 
 def test_every_pipeline_has_settings_and_stages():
     assert PIPELINES.names() == PIPELINE_SPECS.names()
+
+
+def test_sensors_are_opened_in_the_order_of_their_table_unless_a_condition_excludes_them(monkeypatch):
+    monkeypatch.setattr("joulelab.meter.sensors.amd.present", lambda: True)
+    assert sensors_for(EnergyConfig()) == ("host", "cores", "rapl", "nvml", "amd")
+    assert sensors_for(EnergyConfig(gpus="none", estimate_cpu=True)) == ("host", "cores", "rapl", "cpu-estimate")
+    assert set(CONDITIONS) <= set(SENSORS)

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,6 +45,10 @@ class Table:
 
     def names(self) -> list[str]:
         return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        """The names in the order of the table."""
+        return iter(self._entries)
 
     def require(self, name: str) -> None:
         if name not in self._entries:
@@ -89,16 +93,17 @@ def _line_in(path: Path, error: Exception) -> str:
     return f", line {lines[-1]}" if lines else ""
 
 
+# Opened in this order; `meter.session.CONDITIONS` has those that need a setting or a library.
 SENSORS = Table(
     "sensor",
     {
-        "nvml": "joulelab.meter.sensors.nvml:NvmlSensor",
-        "rapl": "joulelab.meter.sensors.rapl:RaplSensor",
         "host": "joulelab.meter.sensors.cpu:HostSensor",
-        "cpu-estimate": "joulelab.meter.sensors.cpu:CpuEstimateSensor",
         "cores": "joulelab.meter.sensors.cpu:CoresSensor",
+        "rapl": "joulelab.meter.sensors.rapl:RaplSensor",
+        "nvml": "joulelab.meter.sensors.nvml:NvmlSensor",
         "amd": "joulelab.meter.sensors.amd:AmdSensor",
         "apple": "joulelab.meter.sensors.apple:AppleSensor",
+        "cpu-estimate": "joulelab.meter.sensors.cpu:CpuEstimateSensor",
         "replay": "joulelab.meter.sensors.replay:ReplaySensor",
     },
 )

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,7 @@ import psutil
 
 from joulelab import clock
 from joulelab.errors import JoulelabError
+from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.integrate import COMPONENTS, component_energy
@@ -32,19 +33,22 @@ from joulelab.meter.trace import LineFile, header, read_lines
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 RESTARTS = 20
-# Opened only if their library is installed: on a machine with other cards their absence is not worth a message.
-_OTHER_MAKERS = (("amd", amd.present), ("apple", apple.present))
+# Sensors that are opened only under a condition; every other sensor of the table is opened in every recording. Those of
+# other makers need their library: on a machine with other GPUs their absence is not worth a message.
+CONDITIONS: dict[str, Callable[[EnergyConfig], bool]] = {
+    "nvml": lambda config: config.gpus != "none",
+    "amd": lambda config: config.gpus != "none" and amd.present(),
+    "apple": lambda config: config.gpus != "none" and apple.present(),
+    "cpu-estimate": lambda config: config.estimate_cpu,
+    "replay": lambda config: False,
+}
 
 
 def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
+    """The sensors to open, in the order of `lookup.SENSORS`."""
     if config.replay_trace:
         return ("host", "replay")
-    names = ["host", "cores", "rapl"]
-    if config.gpus != "none":
-        names += ["nvml", *(name for name, present in _OTHER_MAKERS if present())]
-    if config.estimate_cpu:
-        names.append("cpu-estimate")
-    return tuple(names)
+    return tuple(name for name in SENSORS if name not in CONDITIONS or CONDITIONS[name](config))
 
 
 class Meter:
