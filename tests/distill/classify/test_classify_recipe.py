@@ -41,7 +41,7 @@ def test_each_step_is_a_stage_of_its_own_in_order(hinted):
     ]  # fmt: skip
 
 
-def test_quality_is_told_per_epoch_and_at_the_end(hinted):
+def test_quality_is_reported_per_epoch_and_at_the_end(hinted):
     folder, record = hinted
     epochs = {f"student.validate.accuracy.epoch_{number}" for number in (1, 2, 3)}
     final = {f"student.{name}" for name in ("accuracy", "macro_f1", "calibration_error", "agreement", "over_teacher")}
@@ -67,7 +67,7 @@ def test_telemetry_has_a_row_where_a_training_starts_every_few_steps_and_after_e
 
 
 @pytest.mark.parametrize(("side", "layer"), [("t_layer", 5), ("s_layer", "encoder.layer.1")])
-def test_a_layer_that_is_not_there_is_told_before_anything_is_trained(world, side, layer):
+def test_a_missing_layer_is_refused_before_anything_is_trained(world, side, layer):
     folder, encoder, reviews = world
     chosen = tiny.settings(encoder, reviews)
     chosen["distill"] = {**chosen["distill"], side: layer}
@@ -101,7 +101,7 @@ def test_a_fine_tuned_teacher_is_taken_with_its_bill_and_not_trained_again(world
     assert record.results["student.agreement"].value > 0.5
 
 
-def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_teacher(world, hinted, monkeypatch):
+def test_corrupted_predictions_of_a_teacher_are_made_again(world, hinted, monkeypatch):
     folder, encoder, reviews = world
     load, inside = recipe.load_classifier, []
 
@@ -132,7 +132,9 @@ def test_a_teachers_predictions_that_have_come_to_harm_are_made_again_from_the_t
     _, record = tiny.run(folder / "after-harm", chosen)
     assert inside == [("teacher.evaluate",), ("teacher.evaluate",), ("teacher.logits",)]  # and on their bills
     assert record.stage("teacher.evaluate").samples == 20 + 40  # those on validation texts were never kept
-    assert any("teacher-predictions, made by" in note.text and "damaged" in note.text for note in record.validity.notes)
+    assert any(
+        "Ignoring teacher-predictions from" in note.text and "corrupted" in note.text for note in record.validity.notes
+    )
 
 
 def test_a_teacher_with_an_untrained_head_is_refused_before_a_student_is_trained(world):
