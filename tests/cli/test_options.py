@@ -2,7 +2,7 @@
 
 import pytest
 
-from joulelab.cli import infer, prepare, slurm_jobs, train
+from joulelab.cli import infer, measure, prepare, slurm_jobs, train
 from joulelab.cli.options import Flag, comparison_of, read_override, requested_settings, settings_for
 from joulelab.errors import NotFoundError, UsageError
 
@@ -69,7 +69,12 @@ def test_commas_inside_brackets_are_not_swept():
 
 @pytest.mark.parametrize(
     ("flags", "command"),
-    [(train.FLAGS, train.train), (infer.FLAGS, infer.infer), (slurm_jobs.FLAGS, slurm_jobs.submit)],
+    [
+        (train.FLAGS, train.train),
+        (infer.FLAGS, infer.infer),
+        (measure.FLAGS, measure.measure),
+        (slurm_jobs.FLAGS, slurm_jobs.submit),
+    ],
 )
 def test_every_flag_of_a_table_is_a_parameter_of_its_verb(flags, command):
     assert set(flags) <= set(command.__annotations__)

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import Require, RequireGrade, RunsDir
+from joulelab.cli.options import Flag, Require, RequireGrade, RunsDir, merged, requested_settings
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
     from joulelab.runs.measure.result import MeasureResult
 
 
+FLAGS: Mapping[str, Flag] = {
+    "name": Flag("name"),
+    "repeat": Flag("repeat"),
+    "warmup": Flag("warmup"),
+    "interval": Flag("energy.sample_interval_s"),
+    "gpus": Flag("energy.gpus"),
+    "rapl_root": Flag("energy.rapl_root"),
+    "idle_before": Flag("energy.idle_before_s"),
+    "estimate_cpu": Flag("energy.estimate_cpu", switch=True),
+    "require": Flag("energy.require"),
+    "require_grade": Flag("energy.require_grade"),
+}
+
+
 def measure(
+    context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The program and its arguments.")
     ] = None,
@@ -78,28 +94,12 @@ def measure(
     from joulelab.runs.measure.measure_session import MeasureSpec, measure_program
     from joulelab.runs.measure.program import default_name, find_program, without_secrets
     from joulelab.runs.sensor_discovery import demand_sensors
-    from joulelab.runs.spec import check, merge, parse_overrides
+    from joulelab.runs.spec import check
     from joulelab.runs.store import load_record, store_root
     from joulelab.runs.validity import enforce
 
-    energy = {
-        "sample_interval_s": interval,
-        "gpus": gpus,
-        "rapl_root": rapl_root,
-        "idle_before_s": idle_before,
-        "estimate_cpu": estimate_cpu,
-        "require": require,
-        "require_grade": require_grade,
-    }
-    spec_settings: dict[str, Any] = {
-        "pipeline": "measure",
-        "name": name if name is not None else default_name(command),
-        "command": without_secrets(command),
-        "repeat": repeat,
-        "warmup": warmup,
-        "energy": {key: value for key, value in energy.items() if value is not None},
-    }
-    spec = check(merge(spec_settings, parse_overrides(settings or [])))
+    fixed = {"pipeline": "measure", "name": default_name(command), "command": without_secrets(command)}
+    spec = check(merged(fixed, requested_settings(FLAGS, context.params)))
     assert isinstance(spec, MeasureSpec)
     executable = find_program(command[0])
     demand_sensors(spec.energy)
