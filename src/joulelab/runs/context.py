@@ -38,7 +38,7 @@ from joulelab.runs.artifacts import (
 )
 from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.phases import Phase, comes_after, end_before_later_phase
+from joulelab.runs.phases import Phase, comes_after
 from joulelab.runs.record import Result, RunRecord, StageKind, checked_role, kind_by_name
 from joulelab.runs.spec import RunSpec
 from joulelab.runs.store import searched_store, with_recorded_energy
@@ -234,7 +234,6 @@ class RunContext:
         kind = StageKind(checked_role(role) if role else by_name.role, activity or by_name.activity, repeat)
         if not self._open:  # inside another stage its loop calls check() where it can save
             self.stop.check()
-            end_before_later_phase(name, kind, self.last_phase)
         stage = self._closed.pop(name, None) or Stage(self.meter, name, kind)
         if self._making and name not in self._making[-1].stages:
             self._making[-1].stages.append(name)

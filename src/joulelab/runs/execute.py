@@ -27,7 +27,7 @@ from joulelab.runs.attempt import RunAttempt, idle
 from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.context import JOB_SIGNALS, Progress, RunContext, StopRequest, WorkerContext
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.phases import Phase, PhaseFinished
+from joulelab.runs.phases import Phase
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import check, read_mapping
 from joulelab.runs.storage import read_json, storage_failure, write_json
@@ -214,8 +214,6 @@ def execute(paths: RunPaths, progress: Progress, last_phase: Phase | None = None
             run = attempt.begin(metering=lambda run: _gather_ranks(rank, run))
             _run_pipeline(run, spec.pipeline)
             status = "queued" if run.is_partial else "done"
-        except PhaseFinished:
-            status = "queued"
         except EndedBySignal as ended:
             status, error = "truncated", ended
         except BaseException as failure:
@@ -263,7 +261,7 @@ def execute_worker(rank: RankInfo, store: Path, pipeline_name: str, last_phase: 
             _run_pipeline(run, pipeline_name)
             if not run.is_partial:
                 idle(run, "idle.after", spec.energy.idle_after_s)
-        except (PhaseFinished, EndedBySignal):
+        except EndedBySignal:
             pass
         finally:
             stop.ignore_repeats()

@@ -122,14 +122,17 @@ PREPARE, TRAIN, EVALUATE = "model.prepare", "model.train", "model.evaluate"
 
 
 def run_train(run: RunContext) -> None:
+    if not run.includes("train"):
+        return
     with process_group() as ranks:
         pipeline = _TrainPipeline(run, cast(TrainSpec, run.spec), ranks)
         if pipeline.spec.save_model:
             pipeline.final_model()
         else:
             pipeline.train()
-        pipeline.evaluate()
-        pipeline.record_results()
+        if run.includes("evaluate"):
+            pipeline.evaluate()
+            pipeline.record_results()
 
 
 class _TrainPipeline:
