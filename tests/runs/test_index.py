@@ -16,7 +16,7 @@ from joulelab.report.tables.comparison_tables import runs_grid
 from joulelab.report.tables.grid import make_grid
 from joulelab.runs import index
 from joulelab.runs.attempt import create_run
-from joulelab.runs.index import INDEX, LISTING, SUMMARY, Told, listed, listed_run, refresh
+from joulelab.runs.index import INDEX, LISTING, SUMMARY, IndexReporter, listed, listed_run, refresh
 from joulelab.runs.lock import holding
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.spec import load_spec
@@ -34,7 +34,7 @@ def read(monkeypatch):
 
 
 def told(unreadable=None):
-    return Told((unreadable if unreadable is not None else []).append)
+    return IndexReporter((unreadable if unreadable is not None else []).append)
 
 
 def ids(store):

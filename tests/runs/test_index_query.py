@@ -11,41 +11,41 @@ import pytest
 from joulelab.cli.browse import query
 from joulelab.errors import DependencyMissing, UsageError
 from joulelab.meter.trace import read_lines
-from joulelab.runs.index import Told, ask, schema
+from joulelab.runs.index import IndexReporter, run_query, schema
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.store import read_record
 
 pytest.importorskip("duckdb", reason="duckdb is not installed: pip install 'joulelab[query]'")
-TOLD = Told(print)
+TOLD = IndexReporter(print)
 
 
 def test_runs_and_stages_say_what_the_record_says(folder, store):
     record = read_record(RunPaths(folder))
-    answer = ask(store, "select run_id, status, cpu_estimate_j, settings->>'$.name', energy_j from runs", TOLD)
+    answer = run_query(store, "select run_id, status, cpu_estimate_j, settings->>'$.name', energy_j from runs", TOLD)
     assert answer.rows == [(record.run_id, "done", record.totals.cpu_estimate.energy_j, "made", None)]
     asked = "select s.stage, s.shown_energy_j, tokens, r.label from stages s join runs r using (run_id) order by number"
     stages = [(stage.name, stage.best.energy_j, stage.tokens, "the label") for stage in record.stages]
-    assert ask(store, asked, TOLD).rows == stages
+    assert run_query(store, asked, TOLD).rows == stages
 
 
 def test_samples_are_the_lines_of_the_trace_closed_or_not(folder, store):
     ((_, _, path),) = RunPaths(folder).traces()
     lines = list(read_lines(path))
     asked = "select run_id, kind, count(*) from samples where attempt = 1 group by all order by kind"
-    closed = ask(store, asked, TOLD).rows
+    closed = run_query(store, asked, TOLD).rows
     assert sum(count for *_, count in closed) == len(lines)
     assert {row[0] for row in closed} == {folder.name}
     path.unlink()
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ask(store, asked, TOLD).rows == closed
-    busy = ask(store, "select max(busy_thread_s) from samples where kind = 'estimate'", TOLD).rows[0][0]
+    assert run_query(store, asked, TOLD).rows == closed
+    busy = run_query(store, "select max(busy_thread_s) from samples where kind = 'estimate'", TOLD).rows[0][0]
     assert busy == max(line["busy_thread_s"] for line in lines if line["kind"] == "estimate")
 
 
 def test_every_column_of_the_schema_can_be_asked_for(store):
     for table, columns in schema().items():
         names = ", ".join(name for name, *_ in columns)
-        assert len(ask(store, f"select {names} from {table}", TOLD).columns) == len(columns)
+        assert len(run_query(store, f"select {names} from {table}", TOLD).columns) == len(columns)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_anything_but_a_question_to_this_store_is_refused(store, tmp_path, sql, 
     outside = tmp_path / "outside.csv"
     outside.write_text("secret\n1\n")
     with pytest.raises(UsageError, match=said):
-        ask(store, sql.format(outside=outside), TOLD)
+        run_query(store, sql.format(outside=outside), TOLD)
     assert outside.read_text() == "secret\n1\n"
 
 
@@ -95,7 +95,7 @@ def test_an_answer_too_wide_for_a_table_is_printed_as_records(store, capsys):
 def test_without_duckdb_the_way_out_is_said(store, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(DependencyMissing) as error:
-        ask(store, "select 1", TOLD)
+        run_query(store, "select 1", TOLD)
     assert error.value.hint == "pip install 'joulelab[query]'"
 
 
@@ -104,6 +104,6 @@ def test_a_trace_that_was_cut_off_does_not_hide_the_others(store, folder):
     trace = next((store / "cut" / "trace").glob("*.parquet"))
     trace.write_bytes(trace.read_bytes()[:-100])
     unreadable = []
-    found = ask(store, "select distinct run_id from samples", Told(unreadable.append))
+    found = run_query(store, "select distinct run_id from samples", IndexReporter(unreadable.append))
     assert found.rows == [(folder.name,)]
     assert len(unreadable) == 1 and "cut" in unreadable[0]

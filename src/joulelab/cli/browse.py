@@ -13,7 +13,7 @@ from joulelab.errors import JoulelabError, UsageError
 
 if TYPE_CHECKING:
     from joulelab.report.tables.sweep_table import Sweep
-    from joulelab.runs.index import Answer, Told
+    from joulelab.runs.index import IndexReporter, QueryResult
     from joulelab.runs.record import RunRecord
 
 
@@ -86,15 +86,15 @@ def _listed(store: Path, columns: list[str]) -> list[tuple[str, ...]]:
     return listed(store, progress_messages(), columns)
 
 
-def progress_messages() -> Told:
+def progress_messages() -> IndexReporter:
     """Messages on stderr: unreadable runs, and why the first listing takes a while."""
-    from joulelab.runs.index import Told
+    from joulelab.runs.index import IndexReporter
 
     def reading(count: int) -> None:
         if count > _ANNOUNCED_FROM:
             print(f"reading {count} new or changed runs (indexed for next time)", file=sys.stderr)
 
-    return Told(lambda text: print(f"unreadable: {text}", file=sys.stderr), reading)
+    return IndexReporter(lambda text: print(f"unreadable: {text}", file=sys.stderr), reading)
 
 
 def compact_store(store: Path, as_json: bool) -> None:
@@ -209,13 +209,13 @@ def query(
         return
     if sql is None or not sql.strip():
         raise UsageError("no SQL was given", 'joulelab query "select * from runs", or --schema for the columns')
-    from joulelab.runs.index import ask
+    from joulelab.runs.index import run_query
     from joulelab.runs.store import store_root
 
     store = store_root(runs_dir)
     if not store.is_dir():
         raise UsageError(f"no store at {store.absolute()}", "set --runs-dir or JOULELAB_RUNS to its directory")
-    answer = ask(store, sql, progress_messages())
+    answer = run_query(store, sql, progress_messages())
     if as_csv:
         import csv
 
@@ -231,7 +231,7 @@ def query(
         print_answer(answer)
 
 
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: QueryResult) -> None:
     from joulelab.cli.console import fits, print_grid, print_records
     from joulelab.report.tables.grid import Column, Grid
 

@@ -1,9 +1,13 @@
-"""The store's index: one row per run in `index.parquet`, so that a list of 10,000 runs opens one file and not 10,000.
+"""The store's index: one row per run in `index.parquet`, so that listing 10,000 runs opens one file; and SQL over it.
 
-The index is a copy of what the folders say and can be thrown away at any time. A row counts while its `run.json` is the
-very file it was read from (time, size, inode); of a run that nobody closed, traces and marks are watched as well. The
-file is replaced whole, so readers never meet half of it and need no lock, which network file systems do not keep. Where
-two programs write at once the later one stays, and rows it did not have are read again next time.
+The index is a copy of the records and can be deleted at any time. A row is valid while its `run.json` is the file that
+it was read from (time, size, inode); for a run that was never closed, traces and marks are compared as well. The file is
+replaced as a whole, so readers never see a partial one and need no lock, which network file systems may not provide. If
+two processes write concurrently, the later one wins, and rows that it did not have are read again next time.
+
+`joulelab runs` lists the columns of the tables `runs` and `stages`, and `joulelab query` runs SQL over them and over
+`samples`, the traces themselves. DuckDB reads them in place. A query cannot write, or read elsewhere: a single SELECT,
+files of the store only, and the configuration is locked before the query runs.
 """
 
 from __future__ import annotations
@@ -30,11 +34,6 @@ from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status
 from joulelab.runs.store import age, current_record, read_record, run_files
 from joulelab.runs.summary import flat_summary
 
-# What the store's index keeps of a run: the columns of the tables `runs` and `stages`, each with its sentence.
-#
-# `joulelab runs` lists from them and `joulelab query` asks them, so a column is described once, here.
-
-
 TEXT, NUMBER, INTEGER, YES_NO = "text", "number", "integer", "yes/no"
 TIME, RESULTS, JSON = "time", "numbers by name", "JSON"
 
@@ -44,11 +43,11 @@ class Column:
     kind: str
     about: str
     read: Callable[[Any], Any]
-    """The value, from a record (of `runs`) or a stage's record (of `stages`)."""
+    """The value, from a record (`runs`) or a stage record (`stages`)."""
 
 
 def _path(path: str) -> Callable[[Any], Any]:
-    """`totals.best.energy_j` of a record; nothing where a part of the way is missing."""
+    """Attribute path of a record, e.g. `totals.best.energy_j`; None if a part of it is missing."""
 
     def read(record: Any) -> Any:
         for name in path.split("."):
@@ -59,7 +58,7 @@ def _path(path: str) -> Callable[[Any], Any]:
 
 
 def _columns(*rows: tuple[str, str, str | Callable[[Any], Any], str]) -> dict[str, Column]:
-    """(name, kind, where it is in the record, what it is)"""
+    """Rows of (name, kind, attribute path or function, description)."""
     return {
         name: Column(kind, about, _path(where) if isinstance(where, str) else where)
         for name, kind, where, about in rows
@@ -68,11 +67,11 @@ def _columns(*rows: tuple[str, str, str | Callable[[Any], Any], str]) -> dict[st
 
 def _energies(of: str) -> tuple[tuple[str, str, str, str], ...]:
     return (
-        ("gpu_j", NUMBER, f"{of}.gpu.energy_j", "joules of the GPUs; null where nobody measured them"),
-        ("cpu_j", NUMBER, f"{of}.cpu.energy_j", "joules of the CPU packages (RAPL)"),
-        ("dram_j", NUMBER, f"{of}.dram.energy_j", "joules of the memory (RAPL)"),
-        ("cpu_estimate_j", NUMBER, f"{of}.cpu_estimate.energy_j", "CPU joules by the model; never part of energy_j"),
-        ("codecarbon_j", NUMBER, f"{of}.codecarbon.energy_j", "what CodeCarbon said, where it ran"),
+        ("gpu_j", NUMBER, f"{of}.gpu.energy_j", "energy of the GPUs; null if not measured"),
+        ("cpu_j", NUMBER, f"{of}.cpu.energy_j", "energy of the CPU packages (RAPL)"),
+        ("dram_j", NUMBER, f"{of}.dram.energy_j", "energy of the memory (RAPL)"),
+        ("cpu_estimate_j", NUMBER, f"{of}.cpu_estimate.energy_j", "estimated CPU energy; never part of energy_j"),
+        ("codecarbon_j", NUMBER, f"{of}.codecarbon.energy_j", "energy reported by CodeCarbon, if enabled"),
     )
 
 
@@ -81,53 +80,53 @@ def _results(record: RunRecord) -> list[tuple[str, float]]:
 
 
 def _of_repeats(record: RunRecord, *names: str) -> Any:
-    found: Any = repeat_mean(record)
+    value: Any = repeat_mean(record)
     for name in names:
-        found = getattr(found, name, None)
-    return found
+        value = getattr(value, name, None)
+    return value
 
 
 RUNS: Mapping[str, Column] = _columns(
     ("run_id", TEXT, "run_id", "the run's folder in the store"),
-    ("name", TEXT, "name", "what was run"),
-    ("label", TEXT, "label", "the method it stands for in a comparison"),
+    ("name", TEXT, "name", "name of the experiment"),
+    ("label", TEXT, "label", "name of its method in comparisons"),
     ("status", TEXT, "status", "queued, running, done, failed or truncated"),
-    ("grade", TEXT, "validity.grade", "how far the measurement can be trusted, A to C"),
-    ("pipeline", TEXT, lambda record: record.spec.get("pipeline"), "which pipeline ran the stages"),
-    ("seed", INTEGER, lambda record: record.spec.get("seed"), "seed of everything random"),
-    ("group_id", TEXT, "group", "the group it belongs to, if any"),
-    ("created_at", TIME, "created_at", "when its folder was made"),
-    ("host", TEXT, lambda record: record.attempts[-1].host if record.attempts else None, "its latest machine"),
-    ("attempts", INTEGER, lambda record: len(record.attempts), "how often it was started"),
-    ("duration_s", NUMBER, "totals.duration_s", "seconds of all attempts, idle baselines left out"),
+    ("grade", TEXT, "validity.grade", "validity of the measurement, A to C"),
+    ("pipeline", TEXT, lambda record: record.spec.get("pipeline"), "pipeline that ran the stages"),
+    ("seed", INTEGER, lambda record: record.spec.get("seed"), "random seed"),
+    ("group_id", TEXT, "group", "its group, if any"),
+    ("created_at", TIME, "created_at", "when its folder was created"),
+    ("host", TEXT, lambda record: record.attempts[-1].host if record.attempts else None, "host of the latest attempt"),
+    ("attempts", INTEGER, lambda record: len(record.attempts), "number of attempts"),
+    ("duration_s", NUMBER, "totals.duration_s", "seconds of all attempts, without idle baselines"),
     ("policy", TEXT, "totals.policy", "what energy_j means: measured, gpu_only or codecarbon"),
     (
         "energy_j",
         NUMBER,
         "totals.energy_j",
-        "the run's own joules (policy), without what it reused; null: not measured",
+        "energy of this run (policy), without reused artifacts; null: not measured",
     ),
-    ("repeats", INTEGER, lambda record: _of_repeats(record, "count"), "of `measure --repeat`: how many; else null"),
+    ("repeats", INTEGER, lambda record: _of_repeats(record, "count"), "number of repeats of `measure`; else null"),
     (
         "energy_per_repeat_j",
         NUMBER,
         lambda record: _of_repeats(record, "energy", "energy_j"),
-        "mean over these repeats, without warm-ups",
+        "mean energy over these repeats, without warm-ups",
     ),
     ("shown_energy_j", NUMBER, "totals.best.energy_j", "what tables show: energy_j, else the estimate"),
     ("shown_method", TEXT, "totals.best.method", "counter, integrated, estimated or missing"),
     ("half_width_j", NUMBER, "totals.best.half_width_j", "random 95 % half-width of shown_energy_j"),
-    ("gain_error_rel", NUMBER, "totals.best.gain_error_rel", "stated scale error of the sensors"),
-    ("coverage", NUMBER, "totals.best.coverage", "share of the time in which the sensors were seen"),
+    ("gain_error_rel", NUMBER, "totals.best.gain_error_rel", "gain error of the sensors"),
+    ("coverage", NUMBER, "totals.best.coverage", "share of the time covered by the sensors"),
     (
         "lower_bound",
         YES_NO,
         "totals.best.is_lower_bound",
-        "more energy was used than shown_energy_j: incomplete readings",
+        "readings are incomplete: more energy was used than shown_energy_j",
     ),
     *_energies("totals"),
-    ("idle_power_w", NUMBER, "totals.idle_power_w", "mean power at rest, where it was measured"),
-    ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j less the idle power over that time"),
+    ("idle_power_w", NUMBER, "totals.idle_power_w", "mean idle power, if measured"),
+    ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j minus idle power times duration"),
     ("co2e_g_low", NUMBER, "totals.co2e.co2e_g_low", "grams of CO2e, low end; null without a grid"),
     ("co2e_g_high", NUMBER, "totals.co2e.co2e_g_high", "grams of CO2e, high end"),
     ("results", RESULTS, _results, "quality by name: results['student.accuracy']"),
@@ -136,46 +135,46 @@ RUNS: Mapping[str, Column] = _columns(
 )
 
 STAGES: Mapping[str, Column] = _columns(
-    ("stage", TEXT, "name", "name of the stage: <who>.<what>"),
+    ("stage", TEXT, "name", "name of the stage"),
     ("role", TEXT, "role", "whose work: data, teacher, student, evaluation, inference, setup or idle"),
     ("activity", TEXT, "activity", "what is done: train, evaluate, cache, generate, judge, infer, load, ..."),
     ("part_of", TEXT, "part_of", "the stage that this setup or repeated work was split from"),
     ("repeated", YES_NO, "repeated", "work that an interruption lost and a later attempt did again"),
     ("repeat", INTEGER, "repeat", "number of this run of a measured program; null for everything else"),
-    ("number", INTEGER, "number", "its place in the run"),
+    ("number", INTEGER, "number", "its position in the run"),
     ("status", TEXT, "status", "running, done, failed or truncated"),
-    ("grade", TEXT, "validity.grade", "how far its measurement can be trusted, A to C"),
+    ("grade", TEXT, "validity.grade", "validity of its measurement, A to C"),
     ("outside_totals", YES_NO, "outside_totals", "true for idle baselines"),
-    ("started_at", TIME, lambda s: s.segments[0].started_at if s.segments else None, "begin of its first segment"),
-    ("segments", INTEGER, lambda stage: len(stage.segments), "how many stretches it ran in"),
+    ("started_at", TIME, lambda s: s.segments[0].started_at if s.segments else None, "start of its first segment"),
+    ("segments", INTEGER, lambda stage: len(stage.segments), "number of time segments"),
     ("duration_s", NUMBER, "duration_s", "seconds of all its segments"),
-    ("energy_j", NUMBER, "energy_j", "joules under the run's policy"),
+    ("energy_j", NUMBER, "energy_j", "energy under the run's policy"),
     ("shown_energy_j", NUMBER, "best.energy_j", "what tables show: energy_j, else the estimate"),
     ("shown_method", TEXT, "best.method", "counter, integrated, estimated or missing"),
     ("half_width_j", NUMBER, "best.half_width_j", "random 95 % half-width of shown_energy_j"),
     *_energies("energy"),
-    ("above_idle_j", NUMBER, "above_idle_j", "energy_j less the idle power over that time"),
+    ("above_idle_j", NUMBER, "above_idle_j", "energy_j minus idle power times duration"),
     ("mean_power_w", NUMBER, "mean_power_w", "mean power"),
-    ("peak_power_w", NUMBER, "peak_power_w", "highest power the sensors could see"),
-    ("samples", INTEGER, "samples", "samples that went through it"),
-    ("tokens", INTEGER, "tokens", "tokens that went through it"),
-    ("j_per_sample", NUMBER, "j_per_sample", "joules per sample"),
-    ("j_per_token", NUMBER, "j_per_token", "joules per token"),
+    ("peak_power_w", NUMBER, "peak_power_w", "highest power that the sensors recorded"),
+    ("samples", INTEGER, "samples", "processed samples"),
+    ("tokens", INTEGER, "tokens", "processed tokens"),
+    ("j_per_sample", NUMBER, "j_per_sample", "energy per sample"),
+    ("j_per_token", NUMBER, "j_per_token", "energy per token"),
     ("samples_per_s", NUMBER, "samples_per_s", "samples per second"),
     ("tokens_per_s", NUMBER, "tokens_per_s", "tokens per second"),
 )
 
-# What `joulelab runs` needs beside the columns, ready to be printed.
+# Further columns that `joulelab runs` prints as they are.
 LISTING, SUMMARY, STAGE_ROWS = "listing", "summary", "stage_rows"
 
 
 def row_of(record: RunRecord) -> dict[str, Any]:
-    """A run as one row of the index, its stages inside."""
+    """A run as one row of the index, including its stages."""
     return {
         **_fitting(RUNS, record),
         LISTING: json.dumps(_listing(record)),
         SUMMARY: json.dumps(flat_summary(record), indent=2),
-        STAGE_ROWS: [_stage_row(stage) for stage in record.stages],
+        STAGE_ROWS: [_fitting(STAGES, stage) for stage in record.stages],
     }
 
 
@@ -211,9 +210,9 @@ class ListedValidity:
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """As much of a record as a list of runs shows; ten thousand whole ones would take seconds to build.
+    """The part of a record that a list of runs shows; ten thousand full records would take seconds to build.
 
-    Of a program that was measured several times the totals are those of one run of it, the mean over `repeats`.
+    For a program that was measured several times the totals are the mean over its `repeats`.
     """
 
     run_id: str
@@ -229,28 +228,24 @@ class ListedRun:
 
 
 def listed_run(listing: str) -> ListedRun:
-    """Not validated again: it was when it was indexed."""
-    told = json.loads(listing)
+    """From the index; not validated again."""
+    values = json.loads(listing)
     totals = None
-    if told["totals"] is not None:
-        figure = {**told["best"], "sources": tuple(told["best"]["sources"]), "reason": None, "fix": None}
-        totals = ListedTotals(**told["totals"], best=EnergyFigure.model_construct(**figure))
-    results = {name: Result.model_construct(**result) for name, result in told["results"].items()}
+    if values["totals"] is not None:
+        figure = {**values["best"], "sources": tuple(values["best"]["sources"]), "reason": None, "fix": None}
+        totals = ListedTotals(**values["totals"], best=EnergyFigure.model_construct(**figure))
+    results = {name: Result.model_construct(**result) for name, result in values["results"].items()}
     return ListedRun(
-        **told["record"],
+        **values["record"],
         totals=totals,
         results=results,
-        validity=ListedValidity(told["grade"]),
-        repeats=told["repeats"],
+        validity=ListedValidity(values["grade"]),
+        repeats=values["repeats"],
     )
 
 
-def _stage_row(stage: StageRecord) -> dict[str, Any]:
-    return _fitting(STAGES, stage)
-
-
 def _fitting(columns: Mapping[str, Column], record: RunRecord | StageRecord) -> dict[str, Any]:
-    """Settings may hold anything; what a column cannot hold is left out, so that one odd run hides no other."""
+    """Settings may have any type; a value that a column cannot hold becomes null, so that one run hides no other."""
     values = {name: column.read(record) for name, column in columns.items()}
     return {name: value if _FITS[columns[name].kind](value) else None for name, value in values.items()}
 
@@ -283,61 +278,61 @@ INDEX = "index.parquet"
 VERSION = "3"
 _OF = "joulelab.index"
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
-# A living run has another row every time somebody looks.
+# The row of a running run is replaced every time it is read.
 ALIVE = "alive"
 
 
 @dataclass(frozen=True)
-class Told:
-    """Where the index says what it could not read, and what takes long."""
+class IndexReporter:
+    """Receives problems and progress of reading a store."""
 
     unreadable: Callable[[str], None]
     reading: Callable[[int], None] = lambda count: None
-    """How many runs must be read anew, before it begins."""
+    """Called with the number of runs that must be read, before it begins."""
 
 
-def refresh(store: Path, told: Told, columns: Sequence[str] | None = None) -> Any:
-    """The index as it should be now, in the order of the runs' age, as an Arrow table; written back where it changed.
+def refresh(store: Path, reporter: IndexReporter, columns: Sequence[str] | None = None) -> Any:
+    """The up-to-date index as an Arrow table, oldest run first; written back if it changed.
 
-    Where nothing changed only the wanted columns are read at all.
+    If nothing changed, only the requested columns are read.
     """
     import pyarrow as pa
 
     files = run_files(store)
-    wanted = [name for name in columns or _schema().names if name not in KEYS]
-    known = _read(store, [*KEYS, *wanted])
-    true = _still_true(store, known, files)
-    if len(true) == len(files) == known.num_rows:
-        return _in_order(known)
-    known = _read(store)  # whole, and perhaps written anew by somebody else since
-    true = _still_true(store, known, files)
-    missing = [name for name in files if name not in true]
-    told.reading(len(missing))
-    rows = [row for name in missing if (row := _row(store, name, files[name], told)) is not None]
-    kept = known.take(indices(list(true.values())))
-    table = pa.concat_tables([kept, _table(rows, told)])
+    requested = [name for name in columns or _schema().names if name not in KEYS]
+    known = _read(store, [*KEYS, *requested])
+    valid = _valid_rows(store, known, files)
+    if len(valid) == len(files) == known.num_rows:
+        return _by_age(known)
+    known = _read(store)  # all columns; another process may have written it meanwhile
+    valid = _valid_rows(store, known, files)
+    missing = [name for name in files if name not in valid]
+    reporter.reading(len(missing))
+    rows = [row for name in missing if (row := _row(store, name, files[name], reporter)) is not None]
+    kept = known.take(indices(list(valid.values())))
+    table = pa.concat_tables([kept, _table(rows, reporter)])
     if rows or kept.num_rows != known.num_rows:
-        with suppress(OSError):  # a store that may only be read is read without an index
+        with suppress(OSError):  # a read-only store is read without an index
             _write(store, table)
-    return _in_order(table.select([*KEYS, *wanted]))
+    return _by_age(table.select([*KEYS, *requested]))
 
 
-def _table(rows: list[dict[str, Any]], told: Told) -> Any:
-    """One row that no column can hold is told and left out; all are tried together first, which is much quicker."""
+def _table(rows: list[dict[str, Any]], reporter: IndexReporter) -> Any:
+    """A row that does not fit the columns is reported and skipped; all rows together are tried first, which is faster."""
     try:
         return table_of(rows, _schema())
     except (ValueError, TypeError, ArithmeticError) as error:
         if len(rows) == 1:
-            told.unreadable(f"{rows[0][FOLDER]}: {type(error).__name__}: {error}")
+            reporter.unreadable(f"{rows[0][FOLDER]}: {type(error).__name__}: {error}")
             return table_of([], _schema())
     import pyarrow as pa
 
-    return pa.concat_tables([_table([row], told) for row in rows])
+    return pa.concat_tables([_table([row], reporter) for row in rows])
 
 
-def _in_order(table: Any) -> Any:
+def _by_age(table: Any) -> Any:
     names = table.column(FOLDER).to_pylist()
-    return table.take(indices(sorted(range(len(names)), key=lambda place: (age(names[place]), names[place]))))
+    return table.take(indices(sorted(range(len(names)), key=lambda index: (age(names[index]), names[index]))))
 
 
 def _schema() -> Any:
@@ -355,20 +350,20 @@ def _schema() -> Any:
 
 
 def _read(store: Path, columns: Sequence[str] | None = None) -> Any:
-    """The index on disk; an absent, damaged or foreign one is an empty one, and is made anew."""
+    """The index on disk; one that is absent, corrupted or of another version counts as empty and is rebuilt."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _schema()
-    wanted = list(columns or schema.names)
+    requested = list(columns or schema.names)
     try:
         with pq.ParquetFile(store / INDEX) as file:
-            found = file.schema_arrow
-            if found.equals(schema) and (found.metadata or {}).get(_OF.encode()) == VERSION.encode():
-                return file.read(columns=wanted)
+            on_disk = file.schema_arrow
+            if on_disk.equals(schema) and (on_disk.metadata or {}).get(_OF.encode()) == VERSION.encode():
+                return file.read(columns=requested)
     except (OSError, pa.ArrowException):
         pass
-    return table_of([], schema).select(wanted)
+    return table_of([], schema).select(requested)
 
 
 def _write(store: Path, table: Any) -> None:
@@ -382,16 +377,16 @@ def _write(store: Path, table: Any) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _still_true(store: Path, known: Any, files: dict[str, os.stat_result]) -> dict[str, int]:
-    """Folder -> row of those that need not be read again."""
+def _valid_rows(store: Path, known: Any, files: dict[str, os.stat_result]) -> dict[str, int]:
+    """Folder -> row of the runs that need not be read again."""
     columns = [known.column(name).to_pylist() for name in KEYS]
-    places = {}
-    for place, (name, state, open_state) in enumerate(zip(*columns, strict=True)):
+    rows = {}
+    for row, (name, state, open_state) in enumerate(zip(*columns, strict=True)):
         if name not in files or _state(files[name]) != state:
             continue
         if open_state is None or open_state == _open_state(RunPaths(store / name)):
-            places[name] = place
-    return places
+            rows[name] = row
+    return rows
 
 
 def _state(file: os.stat_result) -> str:
@@ -399,15 +394,15 @@ def _state(file: os.stat_result) -> str:
 
 
 def _open_state(paths: RunPaths) -> str:
-    """What tells of a run that nobody has closed: its traces and marks."""
-    found = []
+    """State of a run that was never closed: that of its traces and marks."""
+    states = []
     for folder in (paths.trace("", 0).parent, paths.events("", 0, 0).parent):
         with suppress(OSError), os.scandir(folder) as entries:
-            found += [f"{entry.name}={_state(entry.stat())}" for entry in entries]
-    return " ".join(sorted(found))
+            states += [f"{entry.name}={_state(entry.stat())}" for entry in entries]
+    return " ".join(sorted(states))
 
 
-def _row(store: Path, name: str, file: os.stat_result, told: Told) -> dict[str, Any] | None:
+def _row(store: Path, name: str, file: os.stat_result, reporter: IndexReporter) -> dict[str, Any] | None:
     paths = RunPaths(store / name)
     try:
         open_state = _open_state(paths)
@@ -416,13 +411,13 @@ def _row(store: Path, name: str, file: os.stat_result, told: Told) -> dict[str, 
         datetime.fromisoformat(record.created_at)
         row = row_of(record)
     except JoulelabError as error:
-        told.unreadable(error.message)
+        reporter.unreadable(error.message)
         return None
-    except OSError as error:  # its folder was removed or moved while we looked
-        told.unreadable(f"{paths.folder}: {error.strerror or error}")
+    except OSError as error:  # its folder was removed or moved meanwhile
+        reporter.unreadable(f"{paths.folder}: {error.strerror or error}")
         return None
-    except Exception as error:  # whatever is odd about one run, the others are listed
-        told.unreadable(f"{paths.folder}: {type(error).__name__}: {error}")
+    except Exception as error:  # a problem with one run must not hide the others
+        reporter.unreadable(f"{paths.folder}: {type(error).__name__}: {error}")
         return None
     watched = None
     if written.status == "running":
@@ -430,52 +425,46 @@ def _row(store: Path, name: str, file: os.stat_result, told: Told) -> dict[str, 
     return {FOLDER: name, STATE: _state(file), OPEN_STATE: watched, **row}
 
 
-def listed(store: Path, told: Told, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def listed(store: Path, reporter: IndexReporter, columns: Sequence[str]) -> list[tuple[Any, ...]]:
     """Some columns of every run, oldest first."""
-    table = refresh(store, told, columns)
+    table = refresh(store, reporter, columns)
     return list(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
-
-
-# SQL over a store: the tables `runs` and `stages` from its index, `samples` from the traces themselves.
-#
-# DuckDB reads them where they are. Nothing can be written or read elsewhere: one SELECT at a time, files of the store
-# only, and the settings that say so are locked before the question is asked.
 
 
 RUN_ID = ("run_id", TEXT, "the run")
 SAMPLES: tuple[tuple[str, str, str], ...] = (
     RUN_ID,
     ("host", TEXT, "machine"),
-    ("attempt", INTEGER, "which start of the run"),
+    ("attempt", INTEGER, "number of the attempt"),
     ("kind", TEXT, "gpu, host, rapl, counters, estimate, samples (the driver's 20 ms buffer), gap, warning, ..."),
     ("time", TIME, "wall time of the reading"),
     ("mono_ns", INTEGER, "monotonic nanoseconds of that machine, to compute with"),
-    ("device", TEXT, "which card, counter or host"),
-    ("power_watts", NUMBER, "power as the sensor said"),
-    ("energy_counter_j", NUMBER, "the counter's reading, not the run's energy: take differences"),
+    ("device", TEXT, "GPU, counter or host"),
+    ("power_watts", NUMBER, "power as reported by the sensor"),
+    ("energy_counter_j", NUMBER, "counter reading, not the energy of the run: take differences"),
     ("gpu_utilization_percent", NUMBER, "share of time in which some kernel ran"),
     ("memory_used_MB", NUMBER, "MiB of GPU memory"),
     ("temperature_C", NUMBER, "degrees Celsius"),
-    ("sm_clock_MHz", NUMBER, "clock of the card's processors"),
+    ("sm_clock_MHz", NUMBER, "SM clock of the GPU"),
     ("cpu_utilization_percent", NUMBER, "of all hardware threads of the host"),
     ("host_memory_used_MB", NUMBER, "MiB of the host's memory"),
     ("busy_thread_s", NUMBER, "CPU seconds of the program so far, for the estimate"),
-    ("rapl", "numbers by name", "joules by RAPL domain, as the counters stand: rapl['package-0']"),
-    ("sample_us", "list of integers", "of kind samples: when, in microseconds"),
-    ("sample_mw", "list of integers", "of kind samples: milliwatts"),
+    ("rapl", "numbers by name", "counter readings by RAPL domain in joules: rapl['package-0']"),
+    ("sample_us", "list of integers", "for kind samples: times in microseconds"),
+    ("sample_mw", "list of integers", "for kind samples: milliwatts"),
     ("rest", "JSON", "all other fields of the line"),
 )
 _HINT = "joulelab query --schema lists the tables and columns"
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]
 
 
 def schema() -> Mapping[str, list[tuple[str, str, str]]]:
-    """Table -> (column, kind, what it is)."""
+    """Table -> (column, kind, description)."""
     return {
         "runs": [(name, column.kind, column.about) for name, column in RUNS.items()],
         "stages": [RUN_ID, *((name, column.kind, column.about) for name, column in STAGES.items())],
@@ -483,15 +472,15 @@ def schema() -> Mapping[str, list[tuple[str, str, str]]]:
     }
 
 
-def ask(store: Path, sql: str, told: Told) -> Answer:
+def run_query(store: Path, sql: str, reporter: IndexReporter) -> QueryResult:
     duckdb = _duckdb()
     connection = duckdb.connect()
     try:
         _require_one_select(duckdb, connection, sql)
-        _make_tables(connection, store, sql, told)
+        _make_tables(connection, store, sql, reporter)
         _lock(connection, store)
-        found = connection.execute(sql)
-        return Answer(tuple(column[0] for column in found.description), found.fetchall())
+        result = connection.execute(sql)
+        return QueryResult(tuple(column[0] for column in result.description), result.fetchall())
     except duckdb.Error as error:
         raise UsageError(str(error).strip(), _HINT) from None
     finally:
@@ -502,10 +491,10 @@ def _duckdb() -> Any:
     try:
         import duckdb
 
-        importlib.import_module("pytz")  # which DuckDB wants for times with a zone, and does not bring along
+        importlib.import_module("pytz")  # DuckDB needs it for time zones but does not depend on it
     except ImportError:
         raise DependencyMissing(
-            "`joulelab query` asks DuckDB (with pytz), which is not installed", "pip install 'joulelab[query]'"
+            "`joulelab query` requires duckdb and pytz, which are not installed", "pip install 'joulelab[query]'"
         ) from None
     return duckdb
 
@@ -515,11 +504,11 @@ def _require_one_select(duckdb: Any, connection: Any, sql: str) -> None:
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in allowed:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
-        raise UsageError(f"one SELECT is answered, and this is {kinds}", "the store is only read; " + _HINT)
+        raise UsageError(f"expected a single SELECT, found {kinds}", "the store is read-only; " + _HINT)
 
 
-def _make_tables(connection: Any, store: Path, sql: str, told: Told) -> None:
-    table = refresh(store, told, [*RUNS, STAGE_ROWS])
+def _make_tables(connection: Any, store: Path, sql: str, reporter: IndexReporter) -> None:
+    table = refresh(store, reporter, [*RUNS, STAGE_ROWS])
     connection.register("index_rows", table)
     connection.execute(f"create table runs as select {', '.join(RUNS)} from index_rows")
     connection.execute("alter table runs alter created_at type timestamptz")
@@ -531,21 +520,21 @@ def _make_tables(connection: Any, store: Path, sql: str, told: Told) -> None:
     connection.execute("alter table stages alter started_at type timestamptz")
     connection.unregister("index_rows")
     if re.search(r"\bsamples\b", sql, re.I):
-        _make_samples(connection, store, table.column("folder").to_pylist(), told)
+        _make_samples(connection, store, table.column("folder").to_pylist(), reporter)
 
 
-def _make_samples(connection: Any, store: Path, folders: list[str], told: Told) -> None:
-    """One view over all traces; those still in JSONL are read into memory, those in Parquet stay on disk."""
+def _make_samples(connection: Any, store: Path, folders: list[str], reporter: IndexReporter) -> None:
+    """One view over all traces; JSONL traces are read into memory, Parquet traces stay on disk."""
     parts, closed = [], []
     for number, (folder, host, attempt, path) in enumerate(_traces(store, folders)):
         if path.suffix == SUFFIX and not is_whole(path):
-            told.unreadable(f"{path}: its end is missing")
+            reporter.unreadable(f"{path}: its end is missing")
         elif path.suffix == SUFFIX:
             closed.append(path)
         else:
             connection.register(f"trace_{number}", lines_table(read_lines(path)))
-            whose = f"{_text(folder)} as run_id, {_text(host)} as host, {attempt} as attempt"
-            parts.append(f"select {whose}, * from trace_{number}")
+            identity = f"{_text(folder)} as run_id, {_text(host)} as host, {attempt} as attempt"
+            parts.append(f"select {identity}, * from trace_{number}")
     if closed:
         files = ", ".join(_text(str(path.absolute())) for path in closed)
         parts.append(
@@ -554,7 +543,7 @@ def _make_samples(connection: Any, store: Path, folders: list[str], told: Told) 
             f"* exclude (filename) from read_parquet([{files}], filename = true, union_by_name = true)"
         )
     if not parts:
-        raise JoulelabError(f"no run under {store.absolute()} has a trace yet", "`joulelab runs` lists them")
+        raise JoulelabError(f"no run under {store.absolute()} has a trace yet", "`joulelab runs` lists all runs")
     chosen = ", ".join("timestamp::timestamptz as time" if name == "time" else name for name, *_ in SAMPLES)
     connection.execute(f"create view samples as select {chosen} from ({' union all by name '.join(parts)})")
 
