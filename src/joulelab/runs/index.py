@@ -1,7 +1,7 @@
 """The store's index: one row per run in `index.parquet`, so that listing 10,000 runs opens one file; and SQL over it.
 
 The index is a copy of the records and can be deleted at any time. A row is valid while its `run.json` is the file that
-it was read from (time, size, inode); for a run that was never closed, traces and marks are compared as well. The file is
+it was read from (time, size, inode); for a run that was never closed, traces and marks are compared too. The file is
 replaced as a whole, so readers never see a partial one and need no lock, which network file systems may not provide. If
 two processes write concurrently, the later one wins, and rows that it did not have are read again next time.
 
@@ -318,7 +318,7 @@ def refresh(store: Path, reporter: IndexReporter, columns: Sequence[str] | None 
 
 
 def _table(rows: list[dict[str, Any]], reporter: IndexReporter) -> Any:
-    """A row that does not fit the columns is reported and skipped; all rows together are tried first, which is faster."""
+    """A row that does not fit the columns is reported and skipped; all rows are tried together first, for speed."""
     try:
         return table_of(rows, _schema())
     except (ValueError, TypeError, ArithmeticError) as error:
