@@ -1,4 +1,4 @@
-"""docs/commands.md says what the program says."""
+"""docs/commands.md matches the help that the program prints."""
 
 from __future__ import annotations
 

@@ -102,7 +102,9 @@ def infer(
     ] = None,
     max_time: Annotated[
         float | None,
-        typer.Option("--max-time", metavar="S", help="With --target-ci: maximum seconds per row (default: 60)."),
+        typer.Option(
+            "--max-time", metavar="S", help="With --target-ci: maximum seconds per row (default: 60, or the minimum)."
+        ),
     ] = None,
     weights: Annotated[
         str | None,

@@ -41,8 +41,8 @@ def report(
 ) -> None:
     """Write a single offline HTML report: verdict, table, figures, break-even, measurement method.
 
-    The page needs no server and no network. It has sorting and filtering, energy with or without the teacher, and the
-    teacher split across N students; the URL keeps the selection, and tables can be copied as Markdown, LaTeX or CSV.
+    The page needs no server and no network. In it you can sort and filter methods, select the energy scope, and split
+    the teacher across N students; the URL keeps the selection, and tables can be copied as Markdown, LaTeX or CSV.
 
     Examples:
 
