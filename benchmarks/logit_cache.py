@@ -125,13 +125,13 @@ def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace)
     starts_N = torch.from_numpy(sampling_offsets(pieces, 0)).to(device)
 
     def picked() -> dict[str, Tensor]:
-        if manifest.how.is_exact:
+        if manifest.codec_spec.is_exact:
             return {"hidden": shape.hidden_NE}
         parts = []
         for at in range(0, tokens, options.chunk):
             rows = slice(at, at + options.chunk)
             logits_CV = F.linear(shape.hidden_NE[rows], shape.head_VE)
-            parts.append(select_targets(manifest.how, logits_CV, shape.words, 1.0, starts_N[rows]))
+            parts.append(select_targets(manifest.codec_spec, logits_CV, shape.words, 1.0, starts_N[rows]))
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     pick_s, kept = timed(picked, device, options.repeats)
@@ -142,12 +142,12 @@ def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace)
 
     def write() -> float:
         targets = [piece.targets for piece in pieces]
-        encoded = encode_targets(manifest.how, arrays, manifest.layout.record_bytes, targets)
-        if manifest.how.is_exact:
+        encoded = encode_targets(manifest.codec_spec, arrays, manifest.layout.record_bytes, targets)
+        if manifest.codec_spec.is_exact:
             save_head(folder, shape.head_VE)
         with CacheWriter(folder, manifest) as writer:
             writer.add([piece.key for piece in pieces], encoded)
-        return float(encoded.counts_N.mean()) + manifest.how.top
+        return float(encoded.counts_N.mean()) + manifest.codec_spec.top
 
     begin = time.perf_counter()
     words = write()
@@ -201,7 +201,7 @@ def bias(manifest: CacheManifest, shape: Shape, options: argparse.Namespace) -> 
 
     The label is the student's own favourite: an arbitrary word would make `gold` look worse than it is.
     """
-    if manifest.how.is_exact:
+    if manifest.codec_spec.is_exact:
         return 0.0
     hidden_NE, head_VE = student_of(shape)
     many, worst = 64, 0.0
@@ -218,11 +218,11 @@ def bias(manifest: CacheManifest, shape: Shape, options: argparse.Namespace) -> 
 def mean_gradient(manifest: CacheManifest, teacher_MV: Tensor, own_V: Tensor, spread_M: Tensor) -> Tensor:
     picked = {
         name: value.cpu().numpy()
-        for name, value in select_targets(manifest.how, teacher_MV, len(own_V), 1.0, spread_M).items()
+        for name, value in select_targets(manifest.codec_spec, teacher_MV, len(own_V), 1.0, spread_M).items()
     }
-    encoded = encode_targets(manifest.how, picked, manifest.layout.record_bytes, [len(spread_M)])
+    encoded = encode_targets(manifest.codec_spec, picked, manifest.layout.record_bytes, [len(spread_M)])
     said = sparse_targets(
-        manifest.how, torch.from_numpy(encoded.fixed_NF.copy()), torch.from_numpy(encoded.records_RS.copy())
+        manifest.codec_spec, torch.from_numpy(encoded.fixed_NF.copy()), torch.from_numpy(encoded.records_RS.copy())
     )
     target_V = torch.zeros(len(own_V)).index_add(0, said.ids_NK.flatten(), said.weights_NK.flatten()) / len(spread_M)
     target_V = target_V.to(own_V.device)

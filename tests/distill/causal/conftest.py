@@ -1,4 +1,4 @@
-"""One teacher and one set of conversations for all tests of the language-model pipelines, and short runs of them."""
+"""Short runs of the language-model pipelines on one teacher and one set of conversations."""
 
 import sys
 from pathlib import Path

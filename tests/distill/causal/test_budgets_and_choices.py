@@ -1,4 +1,4 @@
-"""Budgets in joules with and without the teacher's, other starts and teachers, data scripts, and what is refused."""
+"""Budgets with and without the teacher's energy, initial weights, servers, data scripts, and refused settings."""
 
 import json
 import math
@@ -27,7 +27,7 @@ BEAMS = [f"generation.answer.{one}" for one in ("num_beams=2", "do_sample=false"
 ENERGY = {"budget": {"tokens": None, "energy_j": 3.0}, "training": {"budget_counts_estimates": True}}
 
 
-def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, finished, tmp_path):
+def test_an_energy_budget_counts_the_teacher_only_if_set_and_reports_it(lab, finished, tmp_path):
     store = finished["kd"][1].folder.parent
     without, paths = lab.run(store, "kd", **ENERGY)
     assert without.results["budget.left_energy_j"].value == 3.0
@@ -48,14 +48,14 @@ def test_a_joule_budget_counts_the_teacher_only_where_asked_and_says_so(lab, fin
     assert any("budget_fraction" in line for line in fractions)
 
 
-def test_a_teacher_that_costs_more_than_the_budget_leaves_nothing_and_that_is_said(lab, finished):
+def test_a_teacher_that_uses_more_than_the_budget_is_an_error(lab, finished):
     store = finished["kd"][1].folder.parent
     small = merge(ENERGY, {"budget": {"energy_j": 0.001, "counts_teacher": True}})
     with pytest.raises(ConfigError, match=r"nothing is left of 1\.00 mJ"):
         lab.run(store, "kd", **small)
 
 
-def test_a_teacher_is_asked_again_where_the_files_of_a_task_have_changed(lab, tmp_path, monkeypatch):
+def test_a_teacher_is_evaluated_again_if_the_files_of_a_task_have_changed(lab, tmp_path, monkeypatch):
     def figures(model, tokenizer, tasks, *, folder, **ignored):
         value = float((folder / "mine.yaml").read_text())
         scores = {str(number): float(number < 4 * value) for number in range(4)}
@@ -74,7 +74,7 @@ def test_a_teacher_is_asked_again_where_the_files_of_a_task_have_changed(lab, tm
     assert found == [(0.25, False), (0.25, True), (0.75, False)]
 
 
-def test_all_that_is_taken_off_a_budget_is_told_and_the_way_out_is_of_what_took_most():
+def test_everything_subtracted_from_a_budget_is_reported_and_the_hint_fits_the_largest_part():
     said = []
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
     spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
@@ -112,7 +112,7 @@ def test_students_start_from_layers_or_with_adapters_or_with_a_live_teacher(lab,
     assert adapted.results["student.agreement"].value > 0.9
 
 
-def test_the_sft_student_can_go_on_plainly_and_answers_can_be_judged_by_a_rule(lab, finished):
+def test_the_sft_student_can_be_trained_further_and_answers_can_be_judged_by_a_rule(lab, finished):
     store = finished["dpo"][1].folder.parent
     further, _ = lab.run(store, "self", distill={"alpha": 1.0}, training={"evaluate_every_steps": 4})
     assert further.stage("teacher.logits") is None
@@ -126,7 +126,7 @@ def test_the_sft_student_can_go_on_plainly_and_answers_can_be_judged_by_a_rule(l
     assert results["synthetic.kept"].value > 0
 
 
-def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(lab, tmp_path, monkeypatch):
+def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkeypatch):
     from openai_server import serving
 
     from joulelab.infer.generation.server import ServerGenerator
@@ -167,13 +167,13 @@ def test_a_server_elsewhere_writes_the_answers_and_its_joules_are_told_missing(l
 
 
 @pytest.mark.parametrize(("method", "seen"), [("counter", True), ("integrated", True), ("estimated", False)])
-def test_a_server_on_this_machine_is_in_what_sensors_measure_and_in_no_estimate_of_our_cpu_time(method, seen):
+def test_a_local_server_is_included_in_sensor_readings_but_not_in_cpu_time_estimates(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
     bench = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
     assert (teacher_module.server_energy_gap(bench) is None) is seen
 
 
-def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
+def test_a_randomly_initialized_student_can_start_from_the_teachers_embeddings(lab):
     import torch
 
     from joulelab.distill.causal.config import CausalStudent
@@ -191,13 +191,13 @@ def test_embeddings_of_a_drawn_student_can_begin_as_the_teachers(lab):
     ("until", "made"),
     [("data", "data"), ("logits", "logits"), ("generation", "answers"), ("preferences", "preferences")],
 )
-def test_a_step_by_itself_is_found_by_whoever_needs_it(lab, finished, until, made):
+def test_the_artifact_of_a_single_phase_is_reused(lab, finished, until, made):
     record, _ = lab.run(finished["sft"][1].folder.parent, "sft", until=until)
     assert not [stage for stage in record.stages if stage.name.startswith(("student.", "teacher."))]
     assert made in {ancestor.name for ancestor in record.inherited}
 
 
-def test_a_local_copy_of_a_published_set_has_no_subset(tmp_path):
+def test_a_local_copy_of_a_published_dataset_has_no_subset(tmp_path):
     hub = data_script_settings("codeforces_preprocess_dataset", "kd-tiny", ["data.source=someone/copy"])
     assert "data.subset=solutions_py_decontaminated" in hub
     local = data_script_settings("codeforces_preprocess_dataset", "kd-tiny", [f"data.source={tmp_path}"])
@@ -215,7 +215,7 @@ def test_data_scripts_are_settings_of_an_experiment():
         check(merge(load_spec("kd-tiny").model_dump(mode="json"), changes))
 
 
-def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
+def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them():
     assert parse_budget("500kJ") == (500_000.0, None)
     assert parse_budget("0.5 kWh") == (1_800_000.0, None)
     assert parse_budget("20Mtokens") == (None, 20_000_000)
@@ -256,12 +256,12 @@ def test_budgets_are_read_with_their_unit_and_go_where_the_pipeline_has_them():
         (["pipeline=synthetic", "generation.cache=growing", *BEAMS], "has no effect with num_beams"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused_with_the_reason(changes, reason):
+def test_contradictory_settings_are_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         load_spec("kd-tiny", parse_overrides(changes))
 
 
-def test_what_is_asked_at_the_end_is_looked_at_before_anything_is_spent(lab, tmp_path, monkeypatch):
+def test_evaluation_tasks_are_checked_before_the_first_stage(lab, tmp_path, monkeypatch):
     def unknown(tasks, folder):
         raise NotFoundError(f"there is no task {tasks[0]}")
 
@@ -278,7 +278,7 @@ def test_what_is_asked_at_the_end_is_looked_at_before_anything_is_spent(lab, tmp
         assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
 
 
-def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, monkeypatch):
+def test_impossible_budgets_layers_and_models_are_refused_before_the_first_stage(lab, tmp_path, monkeypatch):
     """No sensor here, and estimates do not count; layers and models that are none."""
     monkeypatch.setattr(joule_budget, "_READING_TIMEOUT_S", 0.3)
     encoder = tmp_path / "encoder"
@@ -302,13 +302,13 @@ def test_what_cannot_be_is_refused_before_anything_is_computed(lab, tmp_path, mo
     "setting", [{"preferences": {"beta": math.inf}}, {"generation": {"min_score": math.nan}},
                 {"budget": {"energy_j": math.inf}}]
 )  # fmt: skip
-def test_a_number_that_is_none_is_refused_where_it_would_quietly_change_what_is_learnt(lab, setting):
+def test_infinite_and_nan_settings_are_refused(lab, setting):
     with pytest.raises(ConfigError, match=next(iter(next(iter(setting.values()))))):
         check(lab.settings("dpo", **setting))
 
 
 @pytest.mark.parametrize("progress", [PlainProgress, BarProgress])
-def test_news_of_a_stage_whose_line_is_written_already_does_no_harm(progress, capsys):
+def test_progress_after_a_stage_line_was_printed_is_not_an_error(progress, capsys):
     with progress() as watching:
         watching.advance(1)
         watching.stage("student.train", 3)
@@ -319,7 +319,7 @@ def test_news_of_a_stage_whose_line_is_written_already_does_no_harm(progress, ca
 
 
 @pytest.mark.parametrize("progress", [PlainProgress, BarProgress])
-def test_who_watches_sees_the_losses_after_a_look_too_and_the_last_one_is_the_result(lab, tmp_path, capsys, progress):
+def test_progress_shows_the_loss_after_evaluations_and_ends_with_the_final_one(lab, tmp_path, capsys, progress):
     paths = lab.paths(tmp_path, "sft", training={"evaluate_every_steps": 3}, budget={"tokens": 1600})
     with progress() as watching:
         record = execute(paths, watching)
@@ -330,7 +330,7 @@ def test_who_watches_sees_the_losses_after_a_look_too_and_the_last_one_is_the_re
     assert lines[-1].endswith(f"loss (CE) {loss:.4f} by step {steps:.0f}")
 
 
-def test_a_student_that_goes_over_few_rows_many_times_is_told_so(lab, finished, tmp_path):
+def test_many_passes_over_few_rows_are_a_warning(lab, finished, tmp_path):
     few = {"source": str(tmp_path / "few.jsonl"), "held_out": 4, "max_tokens": 32, "row_length": 64}
     (tmp_path / "few.jsonl").write_text("".join(lab.chats.read_text().splitlines(keepends=True)[:12]))
     record, _ = lab.run(tmp_path / "runs", "sft", data=few, training={"batch_size": 1}, budget={"tokens": 4000})
@@ -342,7 +342,7 @@ def test_a_student_that_goes_over_few_rows_many_times_is_told_so(lab, finished, 
     assert finished["sft"][0].results["student.train.passes"].value < 20
 
 
-def test_joules_that_nobody_measured_are_missing_and_not_0():
+def test_unmeasured_energy_is_missing_and_not_0():
     spec = SimpleNamespace(
         energy=SimpleNamespace(total_energy_policy="measured"),
         training=SimpleNamespace(budget_counts_estimates=False),
@@ -359,7 +359,7 @@ def test_joules_that_nobody_measured_are_missing_and_not_0():
         students._energy_left_j(spec, None, 1.0)
 
 
-def test_a_student_s_model_that_teaches_is_taken_off_the_budget_as_teacher():
+def test_a_student_model_used_as_teacher_counts_as_the_teacher_in_the_budget():
     """It was taken off as the SFT student that this one begins with, also where the budget leaves the teacher out."""
     spec = SimpleNamespace(
         energy=SimpleNamespace(total_energy_policy="measured"), training=SimpleNamespace(budget_counts_estimates=True)
@@ -373,7 +373,7 @@ def test_a_student_s_model_that_teaches_is_taken_off_the_budget_as_teacher():
         assert students._lineage_energy_j(bench, lineage, "student") == start_j
 
 
-def test_a_teacher_that_knows_nothing_is_refused_with_numbers(lab, tmp_path):
+def test_a_teacher_no_better_than_token_frequencies_is_refused(lab, tmp_path):
     from tiny_llama import make_model, make_tokenizer
 
     make_model(make_tokenizer(), seed=3).save_pretrained(tmp_path / "random")

@@ -1,4 +1,4 @@
-"""Which template a run's conversations are written by, and that data by one are not taken for data by another."""
+"""Which chat template a run uses, and that data of different templates are kept apart."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ def documents(paths):
     return DocumentStore.open(paths.folder / "artifacts" / "data" / "train")
 
 
-def test_a_model_with_the_same_words_and_another_template_gets_data_of_its_own(lab, tmp_path):
+def test_a_model_with_the_same_vocabulary_and_another_template_gets_its_own_data(lab, tmp_path):
     other = shutil.copytree(lab.teacher, tmp_path / "other")
     (other / "chat_template.jinja").write_text(MARKED)
     store = tmp_path / "runs"
@@ -34,7 +34,7 @@ def test_a_model_with_the_same_words_and_another_template_gets_data_of_its_own(l
     assert second.tokens_total == first.tokens_total - 2 * len(first)  # no new lines behind the turns
 
 
-def test_a_template_of_ones_own_is_used_and_saved_with_the_student(lab, tmp_path):
+def test_a_user_template_is_used_and_saved_with_the_student(lab, tmp_path):
     (tmp_path / "mine.jinja").write_text(MARKED)
     changes = {"data": {"template": str(tmp_path / "mine.jinja")}, "budget": {"tokens": 200}}
     _, paths = lab.run(tmp_path / "runs", "sft", **changes)
@@ -42,7 +42,7 @@ def test_a_template_of_ones_own_is_used_and_saved_with_the_student(lab, tmp_path
     assert "generation" in (paths.folder / "artifacts" / "final_model" / "chat_template.jinja").read_text()
 
 
-def test_where_a_template_rewrites_earlier_turns_the_hint_names_settings_that_help(lab, tmp_path):
+def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_hint(lab, tmp_path):
     turns = [{"role": role, "content": f"w{at}"} for at, role in enumerate(("user", "assistant") * 2)]
     rows = [[{**turns[0], "content": f"w{row % 24} w{row // 24}"}, *turns[1:]] for row in range(120)]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))

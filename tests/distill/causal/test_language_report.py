@@ -14,7 +14,7 @@ from joulelab.runs.groups import GroupRecord
 from joulelab.runs.record import RunRecord
 
 
-def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
+def test_energy_is_counted_up_to_the_other_models_loss():
     course = LossCurve(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
     assert course.joules_to(6.0) == 110.0
     assert course.joules_to(6.5) == 85.0
@@ -26,7 +26,7 @@ def test_joules_are_counted_up_to_where_the_other_ones_loss_is_reached():
     assert worse_from_the_first.charged_to(7.4) is None
 
 
-def test_a_baseline_that_was_as_good_at_its_first_look_settles_it(monkeypatch):
+def test_a_baseline_as_good_at_its_first_evaluation_decides(monkeypatch):
     """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
     courses = {
         "base": LossCurve((0.25, 1.0), (7.0, 6.0), 0.0, 100.0),

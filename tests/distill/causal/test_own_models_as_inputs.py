@@ -1,4 +1,4 @@
-"""A model that an earlier run trained is a teacher or a start with a bill, not something from elsewhere."""
+"""A model that an earlier run trained has its energy bill as a teacher or as initial weights."""
 
 import shutil
 
@@ -14,7 +14,7 @@ def trained(lab, tmp_path_factory):
 
 
 @pytest.mark.parametrize("role", ["teacher", "student"])
-def test_our_own_final_model_brings_its_bill_as_teacher_and_as_student(lab, trained, tmp_path, role):
+def test_a_final_model_keeps_its_bill_as_teacher_and_as_student(lab, trained, tmp_path, role):
     first, paths = trained
     ours = shutil.copytree(paths.artifacts / "final_model", tmp_path / "copied")
     given = {"teacher": {"teacher": {"model": str(ours)}}, "student": {"student": {"model": str(ours), "size": None}}}

@@ -1,4 +1,4 @@
-"""What is kept of a teacher's answers: every drop has a reason and a count, and the kept ones carry all joules."""
+"""Filters of a teacher's answers: every drop has a reason and a count, and the kept ones carry all energy."""
 
 import json
 
@@ -33,19 +33,19 @@ def test_every_answer_is_kept_or_counted_under_one_reason():
     )
 
 
-def test_a_minimum_length_drops_what_is_shorter_and_the_closing_token_is_no_word():
+def test_the_minimum_length_does_not_count_the_end_token():
     counts = [filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=least))[1].too_short for least in (1, 2, 3, 5)]
     assert counts == [1, 1, 2, 4]
     assert filter_answers(["p"], [[answer("one two three")]], AnswerFilters(min_tokens=4))[1].kept == 0
 
 
-def test_what_was_asked_to_be_kept_is_kept():
+def test_truncated_and_duplicate_answers_are_kept_on_request():
     _, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=0, keep_truncated=True, keep_duplicates=True))
     assert (report.kept, report.truncated, report.duplicates) == (5, 0, 0)
     assert report.too_short == 1, "an answer without words is none"
 
 
-def test_a_judges_score_drops_what_is_low_and_what_was_not_judged():
+def test_low_scores_and_unjudged_answers_are_dropped():
     scores = [[-1.0, -3.0], [None, None], [-9.0, None]]
     kept, report = filter_answers(PROMPTS, ANSWERS, AnswerFilters(keep_duplicates=True, min_score=-2.0), scores)
     assert [(one.answer.text, one.score) for one in kept] == [("one two three four", -1.0)]
@@ -60,7 +60,7 @@ def test_tokens_of_dropped_answers_count_too():
     assert report.generated_tokens == sum(one.tokens for some in ANSWERS for one in some) > report.kept_tokens
 
 
-def test_nothing_kept_is_an_error_that_says_why():
+def test_dropping_all_answers_is_an_error_with_the_reasons():
     kept, report = filter_answers(["p"], [[answer("a b", "length")] * 3], AnswerFilters())
     with pytest.raises(ConfigError, match=r"all 3 answers were dropped: 3 truncated$") as refused:
         require_kept(kept, report)
@@ -69,7 +69,7 @@ def test_nothing_kept_is_an_error_that_says_why():
         AnswerFilters(min_tokens=5, max_tokens=4)
 
 
-def test_kept_answers_become_rows_that_others_read(tmp_path):
+def test_kept_answers_are_written_as_training_rows(tmp_path):
     kept, _ = filter_answers(PROMPTS, ANSWERS, AnswerFilters(min_tokens=2, keep_duplicates=True))
     assert write_training_rows(tmp_path / "rows.jsonl", kept) == 4
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A tiny Llama that has learnt to count, its tokenizer with a ChatML template, and data for it: no hub, no samples."""
+"""A tiny Llama trained to count, its tokenizer with a ChatML template, and data for it: no hub, no samples."""
 
 import json
 

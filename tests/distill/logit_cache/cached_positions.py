@@ -1,4 +1,4 @@
-"""A cache of a few positions, made of logits that a test has thought up: all the way to the disk and back."""
+"""A cache of a few positions from given logits, written to disk and read back."""
 
 import numpy as np
 import torch
@@ -21,9 +21,9 @@ def evenly_spread(count):
 
 
 def encoded(manifest, logits_NV, starts_N, targets):
-    picked = select_targets(manifest.how, logits_NV, manifest.vocabulary, manifest.temperature, starts_N)
+    picked = select_targets(manifest.codec_spec, logits_NV, manifest.vocabulary, manifest.temperature, starts_N)
     arrays = {name: tensor.numpy() for name, tensor in picked.items()}
-    return encode_targets(manifest.how, arrays, manifest.layout.record_bytes, targets)
+    return encode_targets(manifest.codec_spec, arrays, manifest.layout.record_bytes, targets)
 
 
 def cached(folder, manifest, logits_NV, starts_N=None):

@@ -1,4 +1,4 @@
-"""What is learnt from a part of a distribution: right on average where it should be, and a KL where it says so."""
+"""Training on part of a distribution: unbiased where it should be, and a KL divergence where it claims to be."""
 
 import math
 
@@ -30,7 +30,7 @@ def dense_gradient(student_V, teacher_V, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("codec", ["rs50", "hybrid32"])
-def test_the_mean_gradient_of_draws_is_the_dense_one_at_the_temperature_drawn(tmp_path, codec, temperature):
+def test_the_mean_gradient_of_samples_is_the_dense_gradient(tmp_path, codec, temperature):
     """The random start of the draws takes every value; what is left of the difference is bounded, not guessed."""
     student_V, teacher_V = two_models()
     targets = cached(tmp_path, make_manifest(codec, temperature, WORDS), teacher_V.expand(MANY, -1))
@@ -48,7 +48,7 @@ def test_the_mean_gradient_of_draws_is_the_dense_one_at_the_temperature_drawn(tm
     assert float(same.kl) / MANY == pytest.approx(0, abs=0.01)
 
 
-def test_draws_are_fair_over_blocks_of_words_and_never_take_an_impossible_one():
+def test_systematic_sampling_is_unbiased_over_blocks_and_never_draws_probability_0():
     torch.manual_seed(1)
     weights = torch.rand(1000) ** 8
     weights[300:700] = 0
@@ -60,7 +60,7 @@ def test_draws_are_fair_over_blocks_of_words_and_never_take_an_impossible_one():
     assert (systematic_sample(torch.zeros(2, 9), 4, torch.tensor([0.0, 0.9])) == -1).all()
 
 
-def test_random_starts_follow_from_the_text_and_not_from_its_place():
+def test_sampling_offsets_depend_on_the_text_and_not_on_its_position():
     pieces = [DocumentSpan(bytes([number]) * 16, 0, 0, 0, 500) for number in range(8)]
     forth, back = sampling_offsets(pieces, 0).reshape(8, -1), sampling_offsets(pieces[::-1], 0).reshape(8, -1)
     assert np.array_equal(forth, back[::-1])
@@ -70,7 +70,7 @@ def test_random_starts_follow_from_the_text_and_not_from_its_place():
     assert len(np.unique(forth)) == 4000
 
 
-def test_the_likeliest_words_alone_are_no_distribution_but_every_tail_makes_them_one(tmp_path):
+def test_every_tail_completes_the_top_k_to_a_distribution(tmp_path):
     """p = (.5, .2) against q = (.6, .3): a sum over those two alone is -0.172, and no KL is negative."""
     teacher, student = torch.tensor([[0.5, 0.2, 0.18, 0.12]]).log(), torch.tensor([[0.6, 0.3, 0.06, 0.04]]).log()
     alone = sum(p * math.log(p / q) for p, q in ((0.5, 0.6), (0.2, 0.3)))
@@ -103,7 +103,7 @@ def plain_loss(said, student_NV, labels_N, alpha, temperature):
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 @pytest.mark.parametrize("codec", EVERY)
-def test_every_codec_has_the_gradient_of_its_loss_with_labels_named_by_the_teacher_or_not(tmp_path, codec, temperature):
+def test_every_codec_has_the_gradient_of_its_loss_with_listed_and_unlisted_labels(tmp_path, codec, temperature):
     torch.manual_seed(2)
     teacher, student = 2 * torch.randn(30, WORDS), 2 * torch.randn(30, WORDS)
     labels = torch.where(torch.arange(30) < 15, teacher.argmax(1), teacher.argmin(1))
@@ -116,7 +116,7 @@ def test_every_codec_has_the_gradient_of_its_loss_with_labels_named_by_the_teach
 
 
 @pytest.mark.parametrize("codec", EVERY)
-def test_a_teacher_or_student_without_any_doubt_gives_finite_numbers(tmp_path, codec):
+def test_one_hot_teachers_and_students_give_finite_numbers(tmp_path, codec):
     sure = torch.full((4, WORDS), -1e4)
     sure[torch.arange(4), torch.arange(4)] = 1e4
     targets = cached(tmp_path, make_manifest(codec, vocabulary=WORDS), sure)
@@ -128,7 +128,7 @@ def test_a_teacher_or_student_without_any_doubt_gives_finite_numbers(tmp_path, c
 
 
 @pytest.mark.parametrize("codec", [name.replace("20", "80") for name in EVERY])
-def test_a_vocabulary_smaller_than_what_is_kept_gives_finite_numbers_also_beside_a_padded_head(tmp_path, codec):
+def test_a_vocabulary_smaller_than_k_gives_finite_numbers_also_with_a_padded_head(tmp_path, codec):
     _, teacher_V = two_models()
     targets = cached(tmp_path, make_manifest(codec, vocabulary=WORDS), teacher_V.expand(2, -1))
     _, gradient = against(targets, torch.randn(2, WORDS + 8), torch.arange(2), alpha=0.3)
@@ -156,7 +156,7 @@ def test_unknown_codecs_and_impossible_counts_are_refused():
 
 
 @pytest.mark.parametrize("codec", EVERY)
-def test_words_that_the_teacher_rules_out_leave_a_finite_loss(tmp_path, codec):
+def test_tokens_with_logit_minus_infinity_leave_a_finite_loss(tmp_path, codec):
     student_V, teacher_V = two_models()
     teacher_V[::3] = -torch.inf
     targets = cached(tmp_path, make_manifest(codec, 1.0, WORDS), teacher_V.expand(20, -1))

@@ -36,7 +36,7 @@ def rows(positions=9, words=WORDS, features=8):
 
 @pytest.mark.parametrize("divergence", ["forward", "reverse", "jsd"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_student_equal_to_teacher_loses_exactly_nothing_with_hidden_states(divergence, temperature):
+def test_a_student_equal_to_the_teacher_has_loss_0_with_hidden_states(divergence, temperature):
     hidden, head, labels = rows()
     hidden.requires_grad_()
     loss = KdLoss(0.0, temperature, divergence, chunk=4)
@@ -49,7 +49,7 @@ def test_student_equal_to_teacher_loses_exactly_nothing_with_hidden_states(diver
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_slopes_of_the_divergences_are_what_torch_finds(divergence):
+def test_gradients_of_the_divergences_equal_autograd(divergence):
     torch.manual_seed(0)
     own, said = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.randn(5, 7, dtype=torch.float64)
 
@@ -111,7 +111,7 @@ def test_another_temperature_and_other_divergences_are_refused_with_the_reason(t
 
 
 @pytest.mark.parametrize("codec", ["rs50", "topk20-ghost", "hidden"])
-def test_rows_that_pad_a_vocabulary_take_no_part(tmp_path, codec):
+def test_rows_that_pad_a_vocabulary_are_ignored(tmp_path, codec):
     """Qwen's sizes: heads of 151,936 and of 152,064 rows; what the padding says is loud, and nobody listens."""
     shared, padded = 151_936, 152_064
     torch.manual_seed(0)
@@ -157,7 +157,7 @@ def test_in_half_precision_it_is_the_same_to_rounding(tmp_path, dtype):
         assert float((plain - half).norm() / plain.norm()) < 0.03
 
 
-def test_a_filled_up_last_chunk_changes_nothing(tmp_path, monkeypatch):
+def test_a_padded_last_chunk_changes_nothing(tmp_path, monkeypatch):
     """Compiled chunks are all of one size."""
     hidden, head, labels = rows(positions=14)
     labels[0, 4:8] = -100

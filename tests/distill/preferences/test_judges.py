@@ -1,4 +1,4 @@
-"""Judges, and what becomes of their scores."""
+"""Judges, and the pairs made from their scores."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ class Scripted:
         return ([answer(self.replies.pop(0))] for _ in prompts)
 
 
-def test_likelihood_is_a_mean_so_that_length_alone_wins_nothing():
+def test_likelihood_is_a_mean_independent_of_length():
     """Under the sum the short answer wins; under the mean the one that the model finds likelier."""
     model = make_model()
     prompt = [5, 6, 7]
@@ -59,7 +59,7 @@ def test_likelihood_is_a_mean_so_that_length_alone_wins_nothing():
     assert sums[0] < sums[1], "each further token lowers a sum, even the likeliest"
 
 
-def test_padding_and_the_first_token_are_nobodys_business():
+def test_padding_and_the_first_token_are_ignored():
     model = make_model()
     alone, beside = [([5], [6, 7])], [([5], [6, 7]), ([5, 6, 7, 8], [9] * 20)]
     with torch.no_grad():
@@ -69,13 +69,13 @@ def test_padding_and_the_first_token_are_nobodys_business():
         mean_log_probability(model, torch.tensor([[5, 6]]), torch.tensor([[True, False]]))
 
 
-def test_a_model_that_wrote_the_answers_does_not_read_them_again():
+def test_a_model_that_generated_the_answers_does_not_score_them_again():
     judge = LikelihoodJudge(None, None, identity="teacher", written_by="teacher")
     asked = [Candidates("q", [answer("a b", tokens=2, log=-3.0), answer("a", tokens=4, log=-4.0)])]
     assert list(judge.scores(asked)) == [[-1.5, -1.0]]
 
 
-def test_answers_read_together_are_judged_as_those_read_alone():
+def test_batched_scores_equal_single_scores():
     """By a word tokenizer; with more prompts than fit into a batch, and one answer without words."""
 
     class Numbers:
@@ -95,7 +95,7 @@ def test_answers_read_together_are_judged_as_those_read_alone():
         assert one == pytest.approx(other, abs=1e-4)
 
 
-def test_a_rubric_is_shown_and_its_grade_is_read():
+def test_a_rubric_prompt_is_built_and_the_grade_parsed():
     generator = Scripted("4", "I'd say 9 of 10, so 2/5", "no idea")
     judge = RubricJudge(generator, "Is it true?", 1, 5)
     asked = [
@@ -109,7 +109,7 @@ def test_a_rubric_is_shown_and_its_grade_is_read():
         RubricJudge(generator, " ")
 
 
-def test_rules_look_at_the_end_and_at_the_right_answer():
+def test_rules_score_the_end_and_the_exact_answer():
     cut = answer("it is", reason="length")
     assert list(RuleJudge("ends").scores([Candidates("q", [answer("yes"), cut])])) == [[1.0, 0.0]]
     answers = [answer("so 6 x 7 = 42."), answer("Answer: 41"), answer("\\boxed{42} of 50")]
@@ -123,7 +123,7 @@ def test_rules_look_at_the_end_and_at_the_right_answer():
         RuleJudge("end")
 
 
-def test_judging_goes_on_where_it_was_killed(tmp_path):
+def test_interrupted_judging_resumes(tmp_path):
     asked = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(3)]
     judge = RubricJudge(Scripted("1", "2", "3", "x"), "rubric")
     first = write_judgments(tmp_path / "scores.jsonl", judge, asked[:2])
@@ -133,7 +133,7 @@ def test_judging_goes_on_where_it_was_killed(tmp_path):
     assert seen == [2, 3]
 
 
-def test_pairs_ties_and_the_taste_for_length_are_counted():
+def test_pairs_ties_and_length_preference_are_counted():
     asked = [
         Candidates("long wins", [answer("a b c d e f"), answer("a b")]),
         Candidates("long wins too", [answer("g"), answer("h i j", reason="length")]),
@@ -151,7 +151,7 @@ def test_pairs_ties_and_the_taste_for_length_are_counted():
     assert report.length_score_correlation > 0.5
 
 
-def test_pairs_in_tokens_end_where_the_answers_ended():
+def test_encoded_pairs_end_where_the_answers_ended():
     class Letters:
         eos_token_id, eos_token, bos_token_id = 0, "<end>", None
 

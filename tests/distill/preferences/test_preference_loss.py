@@ -1,4 +1,4 @@
-"""Losses over pairs: where they begin, where they lead, and that sharing prompts changes nothing."""
+"""Losses over pairs: initial values, training, and that sharing prompts changes nothing."""
 
 import math
 from contextlib import nullcontext
@@ -60,7 +60,7 @@ def test_a_shared_prompt_is_computed_and_counted_once():
     assert twice - once == sum(len(pair.prompt) for pair in pairs)
 
 
-def test_the_rejected_answer_does_not_see_the_chosen_one():
+def test_the_rejected_answer_does_not_attend_to_the_chosen_one():
     pair = Pair(*(np.array(ids) for ids in ([1, 2], [3], [4, 5])))
     batch = PairLayout(aligned=8).batch([pair]).to(CPU)
     assert batch["position_ids"][0, :5].tolist() == [0, 1, 2, 2, 3]
@@ -83,7 +83,7 @@ def test_a_sliding_window_shorter_than_the_row_is_refused():
         answer_log_probabilities(model, model, PairLayout().batch(make_pairs()).to(CPU), HOW)
 
 
-def test_a_model_that_takes_no_notice_of_our_mask_is_refused():
+def test_a_model_that_ignores_the_mask_is_refused():
     require_shared_prompt(make_model(scale=1.0))
     deaf = make_model(scale=1.0)
     forward = deaf.model.forward
@@ -108,7 +108,7 @@ def test_in_half_precision_it_is_the_same_within_rounding():
     ("kind", "expected"),
     [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("ipo-sum", 6.25), ("length-normalised", math.log(2))],
 )
-def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tmp_path, kind, expected):
+def test_with_the_initial_student_as_reference_the_first_margin_is_0(store, tmp_path, kind, expected):
     """Through the one loop, in training mode, with a model that would have dropout."""
     model = disable_dropout(make_model(dropout=0.3))
     logs = write_reference(tmp_path / "reference.jsonl", "start", model, store, batch_size=4, log_probabilities=HOW)
@@ -123,7 +123,7 @@ def test_where_the_reference_is_the_start_the_first_step_has_no_margin(store, tm
     trainer.close()
 
 
-def test_another_reference_than_the_start_has_margins_at_once(store, tmp_path):
+def test_another_reference_than_the_initial_student_has_margins_at_once(store, tmp_path):
     """The teacher as reference was a mistake worth noticing: ln 2 then comes out for nobody."""
     logs = write_reference(
         tmp_path / "reference.jsonl", "teacher", make_model(seed=1), store, batch_size=4, log_probabilities=HOW
@@ -149,7 +149,7 @@ def test_training_prefers_the_chosen_answers(store, tmp_path):
     assert float(output.parts["accuracy"]) == 6
 
 
-def test_a_live_reference_says_what_the_cached_one_says(store, tmp_path):
+def test_a_live_reference_equals_the_cached_one(store, tmp_path):
     start, model = make_model(), make_model(seed=3)
     logs = write_reference(tmp_path / "reference.jsonl", "start", start, store, batch_size=4, log_probabilities=HOW)
     cached = PairBatches(store, 3, 0, logs).at(0, 0).to(CPU)
@@ -158,7 +158,7 @@ def test_a_live_reference_says_what_the_cached_one_says(store, tmp_path):
     torch.testing.assert_close(one.loss_sum, other.loss_sum, rtol=1e-4, atol=1e-3)
 
 
-def test_losses_by_hand():
+def test_losses_computed_by_hand():
     policy, reference = torch.tensor([[-4.0, -9.0]]), torch.tensor([[-6.0, -8.0]])
     tokens = torch.tensor([[2.0, 4.0]])
     loss, margins = preference_loss("dpo", 0.5, policy, reference, tokens)
@@ -182,7 +182,7 @@ def test_ipo_takes_mean_log_ratios_as_trl_and_ipo_sum_the_papers_sums():
     assert float(paper) == pytest.approx(202.5, abs=0.01)
 
 
-def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp_path):
+def test_reference_values_are_found_by_content_and_model(store, tmp_path):
     file, model = tmp_path / "reference.jsonl", make_model()
     logs = write_reference(file, "start", model, store, batch_size=4, log_probabilities=HOW)
     whole = [store.pair(number) for number in range(6)]
@@ -194,7 +194,7 @@ def test_the_references_figures_are_found_by_content_and_only_its_own(store, tmp
         PreferenceObjective(model)(model, PairBatches(store, 2, 0).at(0, 0).to(CPU), no_phase)
 
 
-def test_the_reference_is_computed_in_the_numbers_of_the_training(store, tmp_path):
+def test_the_reference_is_computed_in_the_precision_of_the_training(store, tmp_path):
     model, seen = make_model(), []
     forward = model.model.forward
     model.model.forward = lambda *given, **also: (
@@ -210,7 +210,7 @@ def test_the_reference_is_computed_in_the_numbers_of_the_training(store, tmp_pat
 
 
 @pytest.mark.parametrize("lines", [6, 5, 1])
-def test_a_pass_of_the_reference_that_was_killed_goes_on_as_if_it_had_not_been(store, tmp_path, lines):
+def test_an_interrupted_reference_pass_gives_the_same_file(store, tmp_path, lines):
     model, calls, whole, resumed = make_model(), [], [], []
     forward = model.model.forward
     file = tmp_path / "whole.jsonl"
@@ -227,7 +227,7 @@ def test_a_pass_of_the_reference_that_was_killed_goes_on_as_if_it_had_not_been(s
     assert len(calls) - 2 == {6: 0, 5: 1, 1: 3}[lines], "what is there is not computed again; 2 look at the mask"
 
 
-def test_batches_are_a_function_of_seed_and_epoch_and_leave_no_pair_out(store):
+def test_batches_are_a_function_of_seed_and_epoch_and_include_every_pair(store):
     def keys(epoch, seed=0):
         source = PairBatches(store, 2, seed)
         return [tuple(source.at(epoch, at)["input_ids"].flatten().tolist()) for at in range(3)]
@@ -236,7 +236,7 @@ def test_batches_are_a_function_of_seed_and_epoch_and_leave_no_pair_out(store):
     assert sum(PairBatches(store, 2, 0).at(0, at).tokens for at in range(3)) == int(store.lengths.sum())
 
 
-def test_pairs_come_back_from_disk_as_they_were(tmp_path):
+def test_pairs_are_read_as_written(tmp_path):
     pairs = make_pairs()
     write_pairs(tmp_path / "pairs", pairs, vocab_size=WORDS, tokenizer="tiny", report={"ties": 2})
     store = PairStore.open(tmp_path / "pairs")

@@ -1,4 +1,4 @@
-"""Pairs of random words over a tiny Llama, opened for losses."""
+"""Pairs of random tokens for a tiny Llama with `hidden_only`."""
 
 import numpy as np
 import torch

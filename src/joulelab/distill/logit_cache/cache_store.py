@@ -418,7 +418,7 @@ class LogitCache:
 
     def head(self) -> TeacherHead | None:
         """The teacher's projection to the vocabulary, if the cache holds hidden states."""
-        if self._head is None and self.manifest.how.is_exact:
+        if self._head is None and self.manifest.codec_spec.is_exact:
             from safetensors.torch import load_file
 
             if not (self.folder / HEAD).is_file():

@@ -117,23 +117,23 @@ class CacheManifest(BaseModel):
 
     @model_validator(mode="after")
     def _complete(self) -> CacheManifest:
-        exact = self.how.is_exact
+        exact = self.codec_spec.is_exact
         if exact != (self.features is not None) or exact != (self.numbers is not None):
             raise ValueError("features and numbers are required for the codec hidden and not allowed for others")
         record_bytes(self.vocabulary)
         return self
 
     @property
-    def how(self) -> Codec:
+    def codec_spec(self) -> Codec:
         return get_codec(self.codec)
 
     @property
     def layout(self) -> Layout:
         number_bytes = 4 if self.numbers == "float32" else 2
         return Layout(
-            fixed_bytes=self.how.fixed_bytes(self.features or 0, number_bytes),
+            fixed_bytes=self.codec_spec.fixed_bytes(self.features or 0, number_bytes),
             record_bytes=record_bytes(self.vocabulary),
-            compressed=not self.how.is_exact,
+            compressed=not self.codec_spec.is_exact,
         )
 
     def require(

@@ -157,7 +157,7 @@ class CachedTargets:
         return self._with(lambda tensor: tensor.pin_memory())
 
     def decoded(self) -> SparseTargets | DenseTargets:
-        codec = self.manifest.how
+        codec = self.manifest.codec_spec
         if codec.is_exact:
             assert self.head is not None and self.manifest.numbers is not None
             dtype: Any = getattr(torch, self.manifest.numbers)

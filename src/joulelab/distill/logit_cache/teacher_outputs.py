@@ -193,7 +193,7 @@ def write_cache(
         manifest, compiled(teacher_probabilities, compile_mode), chunk or _default_chunk(teacher.device)
     )
     with CacheWriter(folder, manifest, shard, flush_policy, pending.elsewhere) as writer:
-        if manifest.how.is_exact:
+        if manifest.codec_spec.is_exact:
             save_head(folder, teacher.weight_VE)
         samples, tokens = pending.samples, pending.tokens
         previous: _BatchOutput | None = None
@@ -223,7 +223,7 @@ class _BatchOutput:
         arrays = {name: _array(tensor) for name, tensor in self.selected.items()}
         targets = [span.targets for span in self.spans]
         keys = [span.key for span in self.spans]
-        writer.add(keys, encode_targets(manifest.how, arrays, manifest.layout.record_bytes, targets))
+        writer.add(keys, encode_targets(manifest.codec_spec, arrays, manifest.layout.record_bytes, targets))
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class _TargetSelection:
     chunk: int
 
     def select(self, targets: DenseTargets, offsets_N: Tensor) -> SelectedTargets:
-        if self.manifest.how.is_exact:
+        if self.manifest.codec_spec.is_exact:
             return {"hidden": targets.hidden_NE}
         weight_VE = targets.head.projection(targets.hidden_NE.device, targets.hidden_NE.dtype).weight_VD
         vocabulary, temperature = self.manifest.vocabulary, self.manifest.temperature
@@ -245,7 +245,7 @@ class _TargetSelection:
             logits_CV = F.linear(targets.hidden_NE[rows], weight_VE)
             parts.append(
                 select_targets(
-                    self.manifest.how, logits_CV, vocabulary, temperature, offsets_N[rows], self.probabilities
+                    self.manifest.codec_spec, logits_CV, vocabulary, temperature, offsets_N[rows], self.probabilities
                 )
             )
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

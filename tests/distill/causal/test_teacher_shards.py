@@ -1,4 +1,4 @@
-"""A teacher's work in three shares, by tasks that never meet: the same bytes as in one go, and every joule once."""
+"""The teacher's work in three shards by independent tasks: the same bytes as in one task, energy counted once."""
 
 import functools
 import json
@@ -63,7 +63,7 @@ def joules(record, stage):
 
 
 @pytest.mark.parametrize("until", KINDS)
-def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_once(lab, whole, tmp_path, until):
+def test_three_shards_join_to_the_same_bytes_and_their_energy_counts_once(lab, whole, tmp_path, until):
     pipeline, changes = KINDS[until]
     alone, at_once = whole(until)
     shares = [lab.run(tmp_path / "many", pipeline, until=until, shard=shard, **changes)[0] for shard in SHARES]
@@ -93,7 +93,7 @@ def test_three_shares_are_joined_to_what_one_task_makes_and_their_joules_count_o
     assert len([one for one in joined.lineage if one.kind == "documents"]) == 1
 
 
-def test_a_share_that_is_there_is_found_and_one_that_is_missing_is_made_by_whoever_needs_it(lab, whole, tmp_path):
+def test_finished_shards_are_reused_and_missing_ones_computed(lab, whole, tmp_path):
     alone, at_once = whole("logits")
     hidden = KINDS["logits"][1]
     first, _ = lab.run(tmp_path, "kd", until="teacher", shard="0/3", **hidden)
@@ -112,7 +112,7 @@ def test_a_share_that_is_there_is_found_and_one_that_is_missing_is_made_by_whoev
     assert not late.made
 
 
-def test_a_share_that_was_killed_goes_on(lab, tmp_path, monkeypatch):
+def test_an_interrupted_shard_resumes(lab, tmp_path, monkeypatch):
     paths = lab.paths(tmp_path, "dpo", until="preferences", shard="1/2", **RUBRIC)
     count, seen = Stage.count, []
 
@@ -137,7 +137,7 @@ def test_a_share_that_was_killed_goes_on(lab, tmp_path, monkeypatch):
     assert generate.samples == other[0].stage("teacher.generate").samples
 
 
-def test_a_share_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
+def test_a_shard_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(CausalContext, "load_teacher", None)  # three batches of prompts, ten shares
     record, _ = lab.run(tmp_path, "dpo", until="preferences", shard="9/10")
     assert record.status == "done"
@@ -155,12 +155,12 @@ def test_a_share_without_a_batch_loads_no_teacher(lab, tmp_path, monkeypatch):
         ("kd", {"shard": "0/3", "until": "teacher", "distill": {"teacher": "live"}}, "only a cache"),
     ],
 )
-def test_what_cannot_be_split_is_refused_with_the_reason(lab, pipeline, settings, text):
+def test_work_that_cannot_be_sharded_is_refused_with_the_reason(lab, pipeline, settings, text):
     with pytest.raises(ConfigError, match=text):
         check(lab.settings(pipeline, **settings))
 
 
-def test_shares_are_disjoint_complete_and_equal_also_among_ranks():
+def test_shards_are_disjoint_complete_and_of_equal_size_also_among_ranks():
     names = [f"{number * 7919 % 101:x}" for number in range(50)]
     shares = [Shard(number, 4).among(rank, 2).units(names) for number in range(4) for rank in range(2)]
     assert sorted(place for share in shares for place in share) == list(range(50))
@@ -170,7 +170,7 @@ def test_shares_are_disjoint_complete_and_equal_also_among_ranks():
     )
 
 
-def test_two_ranks_divide_a_teachers_work_among_them(lab, whole, tmp_path):
+def test_two_ranks_divide_the_teachers_work(lab, whole, tmp_path):
     alone, at_once = whole("preferences")
     settings = {key: value for key, value in lab.settings("dpo", until="preferences").items() if key != "name"}
     (tmp_path / "dpo.yaml").write_text(json.dumps(settings))

@@ -1,4 +1,4 @@
-"""What a disk lost or changed is not learnt from: it is noticed, set aside and made again by following the message."""
+"""Corrupted artifacts are detected, renamed and made again by following the hint."""
 
 import pytest
 
@@ -14,7 +14,7 @@ SHORT = {"budget": {"tokens": 600}, "quality": {"against_teacher": False}}
     ("until", "file", "stage"),
     [("data", "data/train/trained.bin", "data.preprocess"), ("logits", "logits/*.shard", "teacher.logits")],
 )
-def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file, stage):
+def test_an_artifact_with_a_missing_file_is_made_again(lab, tmp_path, until, file, stage):
     _, first = lab.run(tmp_path, "kd", until=until, **SHORT)
     again, _ = lab.run(tmp_path, "kd", until=until, **SHORT)
     assert again.stage(stage) is None  # whole, and found
@@ -29,9 +29,7 @@ def test_an_artefact_that_lacks_a_file_is_made_again(lab, tmp_path, until, file,
     assert found.stage(stage) is None
 
 
-def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_teacher_again(
-    lab, tmp_path, monkeypatch
-):
+def test_a_flipped_byte_stops_training_and_the_resumed_run_computes_the_cache_again(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(artifacts, "SUMMED_BYTES", 0)  # as if it were larger: seen only when it is read
     _, first = lab.run(tmp_path, "kd", until="logits", **SHORT)
     (shard,) = shard_files(first.artifacts / "logits")
@@ -48,7 +46,7 @@ def test_a_flipped_byte_ends_a_training_and_the_same_run_gone_on_with_asks_the_t
     assert record.results["student.train.steps"].value > 0
 
 
-def test_of_a_damaged_share_only_what_is_damaged_is_asked_again(lab, tmp_path, monkeypatch):
+def test_only_the_corrupted_part_of_a_shard_is_computed_again(lab, tmp_path, monkeypatch):
     monkeypatch.setitem(vars(DEFAULT_FLUSH), "seconds", 0.0)  # a shard for every batch
     _, paths = lab.run(tmp_path, "kd", until="logits", shard="0/2", **SHORT)
     first, *others = shard_files(paths.artifacts / "logits-0-of-2")

@@ -1,4 +1,4 @@
-"""Caches on disk: found by content, whole after a kill, checked when read, and put together from shares."""
+"""Caches on disk: looked up by content, complete after a kill, checked on read, and merged from shards."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def words_of(cache, some):
     return cache.targets([document_key(ids) for ids in some]).decoded().ids_NK[:, 0].tolist()
 
 
-def test_answers_stay_with_their_texts_after_a_shuffle(tmp_path):
+def test_targets_are_found_by_content_after_a_shuffle(tmp_path):
     every = texts()
     with CacheWriter(tmp_path, make_manifest()) as writer:
         for ids in every:
@@ -48,7 +48,7 @@ def test_answers_stay_with_their_texts_after_a_shuffle(tmp_path):
     assert words_of(LogitCache.open(tmp_path), shuffled) == [int(word) for ids in shuffled for word in ids[1:]]
 
 
-def test_a_key_is_of_the_ids_and_of_what_is_trained():
+def test_a_key_depends_on_the_ids_and_the_trained_mask():
     ids, trained = np.array([5, 6, 7]), np.array([False, True, False])
     assert document_key(ids, trained) == document_key(
         ids.astype(np.int32), np.array([True, True, False])
@@ -62,7 +62,7 @@ def test_a_key_is_of_the_ids_and_of_what_is_trained():
     assert len(others) == 4
 
 
-def test_documents_of_a_row_have_their_own_keys_and_padding_or_untrained_ones_none():
+def test_each_trained_document_of_a_row_has_its_own_key():
     ids = np.array([[1, 2, 3, 4, 5, 6, 7, 0, 0]])
     documents = np.array([[0, 0, 0, 1, 1, 2, 2, -1, -1]])
     trained = np.array([[False, True, True, False, False, False, True, False, False]])
@@ -72,7 +72,7 @@ def test_documents_of_a_row_have_their_own_keys_and_padding_or_untrained_ones_no
     assert len(document_spans(ids, trained)) == 1
 
 
-def test_a_killed_writer_goes_on_with_what_is_missing(tmp_path):
+def test_a_killed_writer_resumes_with_what_is_missing(tmp_path):
     every, manifest = texts(), make_manifest()
     child = os.fork()
     if child == 0:
@@ -95,7 +95,7 @@ def test_a_killed_writer_goes_on_with_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["entry", "index", "footer", "cut"])
-def test_a_flipped_byte_is_found(tmp_path, where):
+def test_a_flipped_byte_is_detected(tmp_path, where):
     every = texts(3)
     with CacheWriter(tmp_path, make_manifest()) as writer:
         for ids in every:
@@ -117,7 +117,7 @@ def test_a_flipped_byte_is_found(tmp_path, where):
     assert path.with_name(path.name + ".damaged").exists()
 
 
-def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
+def test_two_writers_with_a_shard_each_make_one_cache(tmp_path):
     every, manifest = texts(40), make_manifest()
     names = [document_key(ids).hex() for ids in every]
     for share in (Shard(0, 2), Shard.parse("1/2")):
@@ -135,7 +135,7 @@ def test_two_writers_with_a_share_each_make_one_cache(tmp_path):
             Shard.parse(text)
 
 
-def test_another_teacher_temperature_or_codec_does_not_get_into_a_cache(tmp_path):
+def test_a_cache_accepts_one_teacher_temperature_and_codec_only(tmp_path):
     CacheWriter(tmp_path, make_manifest())
     for other in ({"temperature": 2.0}, {"codec": "hybrid32"}, {"vocabulary": 299}):
         with pytest.raises(ConfigError, match=next(iter(other))):
@@ -146,7 +146,7 @@ def test_another_teacher_temperature_or_codec_does_not_get_into_a_cache(tmp_path
         LogitCache.open(tmp_path / "nowhere")
 
 
-def test_a_drawn_word_takes_three_bytes_or_less(tmp_path):
+def test_a_sampled_token_takes_three_bytes_or_less(tmp_path):
     """Some 24 of 50 draws from a distribution like a small language model's are different words."""
     torch.manual_seed(0)
     logits = -1.1 * torch.arange(1.0, 3001).log() + torch.randn(500, 3000)

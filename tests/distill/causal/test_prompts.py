@@ -1,4 +1,4 @@
-"""Prompts are looked for only where somebody asks them, and read no further than they go."""
+"""Prompts are found only if they are needed, with no more tokenization than necessary."""
 
 import json
 
@@ -9,7 +9,7 @@ from joulelab.distill.causal import teacher
 from joulelab.infer.generation.cache import StaticCacheDecoder
 
 
-def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished, monkeypatch):
+def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
     def unwanted(bench):
         raise AssertionError("the prompts were asked and answered already")
 
@@ -21,12 +21,12 @@ def test_another_student_of_the_same_answers_looks_for_no_prompts(lab, finished,
 
 
 @pytest.mark.parametrize("text", ["w1 " * 500, "w1", "\n" + " " * 400 + "w2 w3 " * 30, "x" * 5000 + " w4" * 9])
-def test_the_first_tokens_are_those_of_the_whole_text(text):
+def test_the_first_tokens_equal_those_of_the_whole_text(text):
     tokenizer = make_tokenizer()
     assert teacher._first_ids(tokenizer, text, 5) == tokenizer(text)["input_ids"][:5]
 
 
-def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path, monkeypatch):
+def test_both_key_value_caches_generate_the_same_text(lab, tmp_path, monkeypatch):
     made = []
     began = StaticCacheDecoder.__init__
     monkeypatch.setattr(StaticCacheDecoder, "__init__", lambda self, *given: made.append(given) or began(self, *given))
@@ -40,7 +40,7 @@ def test_the_teachers_cache_is_the_one_asked_for_and_says_the_same(lab, tmp_path
 
 
 @pytest.mark.parametrize("change", [{"generation": {"prompts": 8}}, {"preferences": {"tie_margin": 0.01}}])
-def test_prompts_are_looked_for_once_and_within_the_stage_that_needs_them(lab, finished, monkeypatch, change):
+def test_prompts_are_found_once_and_within_the_stage_that_needs_them(lab, finished, monkeypatch, change):
     """All texts go through the tokenizer for it, which is most of what making pairs takes."""
     found, inside = teacher._find_prompts, []
 

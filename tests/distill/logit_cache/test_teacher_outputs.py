@@ -1,4 +1,4 @@
-"""A tiny Llama that fills a cache and teaches live: stopped and resumed, in shares, under another packing."""
+"""A tiny Llama that fills a cache and teaches live: interrupted and resumed, in shards, under another packing."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ class Stopped(Exception):
     pass
 
 
-def test_a_stopped_stage_goes_on_and_shares_come_together_to_the_same_cache(teacher, tmp_path):
+def test_an_interrupted_pass_and_shards_give_the_same_cache(teacher, tmp_path):
     rows, manifest = pack(documents(), 64, seed=0), manifest_of(teacher)
     counted = []
     write(tmp_path / "whole", teacher, rows, manifest, tick=lambda samples, tokens: counted.append((samples, tokens)))
@@ -90,7 +90,7 @@ def test_a_stopped_stage_goes_on_and_shares_come_together_to_the_same_cache(teac
             assert torch.equal(found.cached_records, batch.cached_records)
 
 
-def test_hidden_states_teach_as_the_live_teacher_does_and_a_student_like_it_loses_nothing(teacher, tmp_path):
+def test_hidden_states_equal_the_live_teacher_and_an_equal_student_has_loss_0(teacher, tmp_path):
     rows = pack(documents(), 64, seed=0)
     write(tmp_path, teacher, rows, manifest_of(teacher, "hidden"))
     cache = LogitCache.open(tmp_path)
@@ -114,7 +114,7 @@ def pieces(batch):
     return batch_spans(batch)
 
 
-def test_the_answers_are_found_under_another_packing_and_give_the_live_gradient_on_average(teacher, tmp_path):
+def test_targets_are_found_under_another_packing_with_the_live_gradient_on_average(teacher, tmp_path):
     """Rows of another length in another order hold the same documents."""
     write(tmp_path, teacher, pack(documents(), 64, seed=0), manifest_of(teacher, "hybrid32"))
     (batch,) = all_targets(tmp_path, pack(documents(), 300, seed=9))[:1]
@@ -125,6 +125,6 @@ def test_the_answers_are_found_under_another_packing_and_give_the_live_gradient_
     assert float((found - live).norm() / live.norm()) < 0.05  # misaligned by a single token it is above 1
 
 
-def test_a_teacher_with_fewer_rows_than_words_is_refused():
+def test_a_teacher_with_fewer_rows_than_tokens_is_refused():
     with pytest.raises(ConfigError, match="321"):
         LiveTeacher(model(), vocabulary=ROWS_OF_MODEL + 1)

@@ -1,4 +1,4 @@
-"""Killed in every stage and gone on with: the same tokens, the same final loss, and all attempts on the bill."""
+"""Runs killed in every stage and resumed: the same tokens, the same final loss, and all attempts on the bill."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Power:
         self._patch.setattr(Stage, "count", self._count)
 
 
-def test_dpo_is_cut_off_in_eight_stages_and_ends_as_if_it_had_not_been(lab, finished, tmp_path, power):
+def test_dpo_interrupted_in_eight_stages_has_the_same_result(lab, finished, tmp_path, power):
     paths = lab.paths(tmp_path, "dpo", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     for stage in ORDER:
         power.fails_in(stage)
@@ -65,7 +65,7 @@ def test_dpo_is_cut_off_in_eight_stages_and_ends_as_if_it_had_not_been(lab, fini
     assert {segment.attempt for segment in generate.segments} >= {3, 4}
 
 
-def test_kd_is_cut_off_while_the_teacher_speaks(lab, finished, tmp_path, power):
+def test_kd_interrupted_while_caching_logits_resumes(lab, finished, tmp_path, power):
     paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4})
     power.fails_in("teacher.logits")
     with pytest.raises(RuntimeError, match="power failure"):
@@ -76,7 +76,7 @@ def test_kd_is_cut_off_while_the_teacher_speaks(lab, finished, tmp_path, power):
     assert record.stage("teacher.logits").tokens == finished["kd"][0].stage("teacher.logits").tokens
 
 
-def test_a_joule_budget_goes_on_with_the_joules_that_are_left_and_tells_where_it_stopped(lab, finished, power):
+def test_an_energy_budget_resumes_with_what_is_left(lab, finished, power):
     paths = lab.paths(
         finished["sft"][1].folder.parent, "sft", budget={"tokens": None, "energy_j": 4.0},
         training={"budget_counts_estimates": True, "checkpoint_every_steps": 5},
@@ -110,7 +110,7 @@ def same_outcome(record, paths, whole, whole_paths, artefact):
     assert trained[0]["tokens"] == trained[1]["tokens"]
 
 
-def test_kill_9_in_the_middle_of_training_loses_neither_joules_nor_steps(lab, finished, tmp_path):
+def test_sigkill_during_training_loses_neither_energy_nor_steps(lab, finished, tmp_path):
     paths = lab.paths(tmp_path, "kd", training={"evaluate_every_steps": 4, "checkpoint_every_steps": 2})
     program = (
         "import os, signal, sys\n"

@@ -1,4 +1,4 @@
-"""The five pipelines in tiny: their stages, their artefacts, who pays for what, and what they say about themselves."""
+"""The five pipelines at tiny size: stages, artifacts, inherited energy and results."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def stages(record):
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_pipeline_does_its_own_stages_and_inherits_the_others(finished, name):
+def test_a_pipeline_runs_its_own_stages_and_inherits_the_others(finished, name):
     record, paths = finished[name]
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
     looks = [line for line in lines if line["stage"] == "student.validate" and "held_out_loss" in line]
@@ -42,7 +42,7 @@ def test_a_pipeline_does_its_own_stages_and_inherits_the_others(finished, name):
     assert all(counted[stage] for stage in own if stage not in ("teacher.judge",)), counted
 
 
-def test_the_second_who_needs_a_teachers_work_finds_it_with_its_bill(finished):
+def test_the_teachers_work_is_reused_with_its_energy(finished):
     inherited = {
         name: {stage for ancestor in record.inherited for stage in ancestor.stages}
         for name, (record, _) in finished.items()
@@ -58,7 +58,7 @@ def test_the_second_who_needs_a_teachers_work_finds_it_with_its_bill(finished):
     assert read_bill(finished["dpo"][1].artifacts / "final_policy").ancestry
 
 
-def test_all_students_get_the_same_tokens_the_start_included(finished):
+def test_all_students_process_the_same_number_of_tokens_including_the_sft_student(finished):
     for name, (record, paths) in finished.items():
         train = record.stage("student.train").tokens + record.stage("student.train.setup").tokens
         start = record.results["budget.start_tokens"].value
@@ -69,7 +69,7 @@ def test_all_students_get_the_same_tokens_the_start_included(finished):
         assert noted["tokens"] == train
 
 
-def test_quality_is_told_beside_the_teachers(finished):
+def test_quality_is_reported_relative_to_the_teacher(finished):
     for name, (record, _) in finished.items():
         results = record.results
         assert results["student.clm_loss"].lower_is_better
@@ -85,7 +85,7 @@ def test_quality_is_told_beside_the_teachers(finished):
     assert finished["kd"][0].results["student.clm_loss"].value < finished["dpo"][0].results["student.clm_loss"].value
 
 
-def test_models_are_saved_for_any_tool_and_the_bare_state_loads_without_code(finished):
+def test_models_are_saved_in_hugging_face_format_and_as_bare_state(finished):
     for name, folder in (("kd", "final_model"), ("dpo", "final_policy")):
         place = finished[name][1].artifacts / folder
         model = transformers.AutoModelForCausalLM.from_pretrained(place)
@@ -96,7 +96,7 @@ def test_models_are_saved_for_any_tool_and_the_bare_state_loads_without_code(fin
             assert torch.equal(state["model.norm.weight"], model.state_dict()["model.norm.weight"])
 
 
-def test_the_first_step_of_dpo_loses_ln_2_and_the_pairs_are_reported(finished):
+def test_the_first_loss_of_dpo_is_ln_2_and_the_pairs_are_reported(finished):
     record, paths = finished["dpo"]
     lines = [json.loads(line) for line in (paths.folder / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line["stage"] == "student.train" and "loss" in line)
@@ -112,7 +112,7 @@ def test_the_first_step_of_dpo_loses_ln_2_and_the_pairs_are_reported(finished):
     assert results["preferences.energy_j"].value >= answers > 0
 
 
-def test_kept_answers_carry_the_joules_of_all_of_them(finished):
+def test_kept_answers_carry_the_energy_of_all_answers(finished):
     results = finished["synthetic"][0].results
     assert results["synthetic.j_per_kept_sample"].value * results["synthetic.kept"].value == pytest.approx(
         results["synthetic.energy_j"].value
@@ -122,6 +122,6 @@ def test_kept_answers_carry_the_joules_of_all_of_them(finished):
     assert results["synthetic.kept"].value + dropped == results["synthetic.answers"].value == 24
 
 
-def test_every_figure_of_every_pipeline_follows_from_its_folder(finished):
+def test_every_run_passes_verification(finished):
     for record, paths in finished.values():
         assert [check for check in verify_runs([paths.folder]) if not check.good] == [], record.label

@@ -1,4 +1,4 @@
-"""What a run says about itself to somebody who did not write it: who pays for loading, how good is bad, which loss."""
+"""What a run reports: where loading is billed, baselines of quality, names of losses."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monke
     assert inside == [("teacher.evaluate",), ("teacher.logits",), ("teacher.generate",), ("teacher.judge",)]
 
 
-def test_a_student_that_knows_nothing_is_told_so_and_its_answers_stand_beside_chance(lab, finished, tmp_path):
+def test_an_untrained_student_is_a_warning_and_answers_are_reported_with_chance(lab, finished, tmp_path):
     rows = [{"prompt": f"w{k} w{k + 1}", "answer": f"w{k + 2}", "choices": ["w0", f"w{k + 2}"]} for k in range(3, 9)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lab.listening.said.clear()
@@ -48,13 +48,13 @@ def test_a_student_that_knows_nothing_is_told_so_and_its_answers_stand_beside_ch
     assert common_measure([record], "exact_answers").percent
 
 
-def test_only_choices_are_hit_by_chance():
+def test_only_multiple_choice_has_a_chance_level():
     chosen, told = Question("?", "b", ("a", "b", "c", "d")), Question("?", "b")
     assert chance_level([chosen, told]) == pytest.approx(0.125)
     assert chance_level([told]) is None
 
 
-def test_figures_over_the_teachers_and_tokens_that_were_written_read_as_they_are_named(finished):
+def test_ratios_to_the_teacher_have_a_direction_and_generated_tokens_are_counted(finished):
     kd, synthetic = finished["kd"][0], finished["synthetic"][0]
     assert common_measure([kd], "clm_loss.over_teacher").lower_is_better
     assert common_measure([kd], "clm_loss.perplexity.over_teacher").lower_is_better
@@ -64,7 +64,7 @@ def test_figures_over_the_teachers_and_tokens_that_were_written_read_as_they_are
     assert synthetic.stage("teacher.generate").tokens == written
 
 
-def test_a_loss_is_called_by_what_it_is_made_of():
+def test_the_name_of_a_loss_lists_its_terms():
     assert [Distillation(alpha=alpha).loss_name for alpha in (0, 0.5, 1)] == ["KL", "CE + KL", "CE"]
     assert Distillation(divergence="reverse", codec="hidden").loss_name == "CE + reverse KL"
     assert Preferences(loss="ipo").loss_name == "IPO"
