@@ -8,6 +8,7 @@ import torch
 import transformers
 
 from joulelab.runs.artifacts import read_bill
+from joulelab.runs.execute import execute
 from joulelab.runs.verification import verify_runs
 
 STAGES = {
@@ -125,3 +126,13 @@ def test_kept_answers_carry_the_energy_of_all_answers(finished):
 def test_every_run_passes_verification(finished):
     for record, paths in finished.values():
         assert [check for check in verify_runs([paths.folder]) if not check.good] == [], record.label
+
+
+@pytest.mark.parametrize("candidates_from", ["teacher", "start"])
+def test_an_attempt_until_the_teacher_trains_no_student(lab, tmp_path, candidates_from):
+    paths = lab.paths(tmp_path, "dpo", preferences={"candidates_from": candidates_from})
+    record = execute(paths, lab.listening, "teacher")
+    roles = {stage.name for stage in record.stages if stage.role == "student"}
+    assert not roles
+    assert (record.stage("teacher.judge") is not None) == (candidates_from == "teacher")
+    assert execute(paths, lab.listening).stage("student.train").tokens > 0

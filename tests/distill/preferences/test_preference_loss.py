@@ -117,7 +117,7 @@ def test_with_the_initial_student_as_reference_the_first_margin_is_0(store, tmp_
     trainer = SimpleTrainer(model, PairBatches(store, 3, 0, logs), objective, config, NoOpStats())
     model.train()
     trainer.step()
-    loss, parts = trainer._tally.take(trainer.ranks)
+    loss, parts = trainer._running_loss.pop_means(trainer.ranks)
     assert loss == pytest.approx(expected, rel=1e-5)
     assert parts["margin"] == pytest.approx(0, abs=1e-4)
     trainer.close()

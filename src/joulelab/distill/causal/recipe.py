@@ -249,9 +249,11 @@ class SyntheticRecipe(CausalRecipe):
 
 
 class DpoRecipe(CausalRecipe):
-    def teacher_outputs(self, data: Artifact) -> Artifact:
-        """The preference pairs."""
+    def teacher_outputs(self, data: Artifact) -> Artifact | None:
+        """The preference pairs; None if this attempt ends before the student that writes the candidates."""
         self.check_teacher(data)
+        if self.spec.preferences.candidates_from == "start" and not self.runner.run.includes("train"):
+            return None
         return self.pairs(data)
 
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
