@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import typer.main
-from documents import ROOT, all_documents, document
+from documents import ROOT, all_documents, definitions, document, module_file
 
 from joulelab.cli.main import app
 from joulelab.meter.figures import ErrorName
@@ -33,6 +33,33 @@ def test_every_command_shown_is_one_the_program_has(path: Path) -> None:
     assert not [verb for verb, _ in shown if verb not in program.commands]
     started = [name for verb, name in shown if verb == "run" and re.fullmatch(r"demo[\w-]*", name)]
     assert not [name for name in started if name not in experiment_names()]
+
+
+@DOCUMENTS
+def test_every_option_shown_in_an_example_is_one_of_its_command(path: Path) -> None:
+    program: Any = typer.main.get_command(app)
+    unknown = []
+    for line in re.findall(r"^ *joulelab ([a-z].*)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+        words = re.split(r" #| -- | && ", line)[0].split()
+        command = program
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        if not command.params or getattr(command, "context_settings", {}).get("ignore_unknown_options"):
+            continue  # it passes its options on
+        known = {name for parameter in command.params for name in parameter.opts + parameter.secondary_opts}
+        unknown += [f"{word}: joulelab {line}" for word in words if word.startswith("--") and word not in known]
+    assert not unknown
+
+
+@DOCUMENTS
+def test_every_import_shown_in_an_example_exists(path: Path) -> None:
+    shown = re.findall(r"^from joulelab\.([\w.]+) import ([\w, ]+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    for module, names in shown:
+        file = module_file(module)
+        assert file is not None, f"there is no module joulelab.{module}"
+        missing = set(names.split(", ")) - definitions(file)
+        exported = {name for name in missing if f" {name}" in file.read_text()} if file.name == "__init__.py" else set()
+        assert not missing - exported, f"joulelab.{module} does not define {missing}"
 
 
 def test_every_requirement_has_a_state_and_what_is_done_has_a_command() -> None:
