@@ -32,7 +32,7 @@ def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_pa
         assert row["j_per_item"]["value"] > 0
         assert {run["seed"] for run in row["runs"]} == {0, 1}
     page = (group / "report.html").read_text()
-    assert "Joules per item" in page
+    assert "Energy per item" in page
     again = joulelab("sweep", "--resume", group.name, "--runs-dir", tmp_path / "runs")
     assert again.returncode == 0
     assert "[1/4]" not in again.stderr, "what is done is not run again"

@@ -6,7 +6,7 @@ from inference_records import generated, record, row, stage
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.tables.grid import render_text, to_rich
-from joulelab.report.tables.inference_pair import doubt_about_maker, pair_data, pair_grid, pairs
+from joulelab.report.tables.inference_pair import maker_remark, pair_data, pair_grid, pairs
 from joulelab.runs.artifacts import Ancestor
 
 
@@ -56,16 +56,16 @@ def test_without_joules_of_distillation_the_way_to_name_them_is_told():
 
 
 def test_rows_that_were_not_run_alike_are_not_compared():
-    with pytest.raises(ConfigError, match="no row that was run alike"):
+    with pytest.raises(ConfigError, match="no row in common"):
         pairs(student(batch=8), TEACHER, None)
-    with pytest.raises(ConfigError, match="no finished rows"):
+    with pytest.raises(ConfigError, match="no finished inference rows"):
         pairs(record([]), TEACHER, None)
 
 
 def test_generated_text_and_forward_passes_are_told_apart():
     texts = record([generated("prefill"), generated("infer")], name="texts", tracker="generation")
     for ours, theirs in ((texts, TEACHER), (TEACHER, texts)):
-        with pytest.raises(ConfigError, match=r"texts-1 (is )?about responses that were generated"):
+        with pytest.raises(ConfigError, match=r"texts-1 has generated responses"):
             pairs(ours, theirs, None)
 
 
@@ -85,16 +85,16 @@ def test_a_run_that_did_not_make_the_student_is_not_billed_for_it():
     with pytest.raises(ConfigError, match="other-1 did not make the student of student-1, which comes from kd-1"):
         pairs(ours, TEACHER, record([], name="other"))
     (found,) = pairs(ours, TEACHER, record([], name="kd"))
-    assert "that run has no joules" in found.answer  # it made the student, and was asked
-    assert "nothing here says that it made this student" in doubt_about_maker(record([row()]), record([], name="kd"))
+    assert "that run has no energy" in found.answer  # it made the student, and was asked
+    assert "not verified that it made this student" in maker_remark(record([row()]), record([], name="kd"))
 
 
 def test_the_run_that_trained_the_teacher_did_not_make_the_student():
     own, teacher = lineage(5000.0)
     ours = record([row()], name="student", lineage=[own.model_copy(update={"parents": ("t",)}), teacher])
     with pytest.raises(ConfigError, match="t-1 did not make the student"):
-        doubt_about_maker(ours, record([], name="t"))
-    assert doubt_about_maker(ours, record([], name="kd")) == ""
+        maker_remark(ours, record([], name="t"))
+    assert maker_remark(ours, record([], name="kd")) == ""
 
 
 def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_the_cores():
@@ -110,9 +110,9 @@ def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_th
     (found,) = pairs(estimated(0.1, lineage=spent), teacher, None)
     assert found.found.pays_back
     (found,) = pairs(estimated(0.1, lineage=lineage(5000.0)), teacher, None)
-    assert found.answer.startswith("unknown: the distillation is measured and the use estimated")
+    assert found.answer.startswith("unknown: of distillation and inference, one is measured")
     (found,) = pairs(estimated(0.1, cores=1.3, lineage=spent), teacher, None)
-    assert found.answer == "unknown: others used the cores meanwhile"
+    assert found.answer == "unknown: CPU contention"
 
 
 def test_rows_are_set_beside_those_of_their_own_length_and_norm():

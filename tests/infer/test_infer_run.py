@@ -65,7 +65,7 @@ def test_joules_per_inference_are_watts_times_the_time_of_one(nvml_sim, tmp_path
     for row in rows:
         (cells,) = [cells for cells in stages_grid(record).rows if cells[0] == row.stage]
         assert {rate(row.items_per_s, ""), rate(row.energy.gross_j, "J")} <= set(cells), "one rate and energy per item"
-    assert "Against the first row, in turns" in captions
+    assert "Ratio to the first row, measured in turns" in captions
     assert joules_against_latency(record) is not None
 
 
@@ -107,7 +107,7 @@ def test_a_model_of_the_zoo_is_run_with_its_loss_and_says_what_was_not_measured(
     assert all(row.values["flops_per_item"] > 0 for row in rows)
     if all(row.energy is None for row in rows):  # a machine without RAPL
         grid = next(grid for grid in run_grids(record) if grid.caption.startswith("Inference"))
-        assert "Not measured: joules and watts; the run's line `energy` says why." in grid.note
+        assert "Energy and power were not measured: see the run's line `energy`." in grid.note
         assert record.totals.figure.reason
 
 

@@ -10,7 +10,7 @@ from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.figures.serving_figures import joules_against_latency
 from joulelab.report.tables.grid import render_text, to_rich
-from joulelab.report.tables.inference_pair import use_grid
+from joulelab.report.tables.inference_pair import serving_grid
 from joulelab.report.tables.inference_rows import inference_rows, row_ratios
 from joulelab.report.tables.inference_tables import inference_grids, rows_data
 from joulelab.report.tables.run_tables import stages_grid
@@ -56,13 +56,13 @@ def test_energy_per_item_is_one_number_in_all_tables(tracker):
 def test_others_on_the_cores_make_latencies_upper_bounds():
     rows = [row(1), row(8)]
     (table, *_) = inference_grids(record(rows, stages=[stage(0, 0.1), stage(1, 1.3)]))
-    assert "Crowded (batch 8, eager, bf16): other processes used 1.3 of 2 CPU cores meanwhile, so" in table.note
+    assert "CPU contention (batch 8, eager, bf16): other processes used 1.3 of 2 CPU cores" in table.note
     (table, *_) = inference_grids(record(rows, stages=[stage(0, 0.7), stage(1, 1.3)]))
-    assert "Crowded (all rows): in the worst of them other processes used 1.3 of 2 CPU cores" in table.note
-    assert "Crowded" not in inference_grids(record(rows))[0].note
+    assert "CPU contention (all rows): at worst, other processes used 1.3 of 2 CPU cores" in table.note
+    assert "contention" not in inference_grids(record(rows))[0].note
     parts = [generated(part) for part in PARTS]
     stages = [stage(number, 1.3) for number in range(3)]
-    assert "Crowded (all rows)" in inference_grids(record(parts, tracker=TEXT, stages=stages))[0].note
+    assert "CPU contention (all rows)" in inference_grids(record(parts, tracker=TEXT, stages=stages))[0].note
 
 
 def test_no_row_is_called_the_best_where_others_used_the_cores():
@@ -71,7 +71,7 @@ def test_no_row_is_called_the_best_where_others_used_the_cores():
         (table, *_) = inference_grids(made)
         assert ("Pareto" in {column.title for column in table.columns}) is told
         assert ("No Pareto front is marked" in table.note) is not told
-        assert ("No line of the best" in joules_against_latency(made).caption) is not told
+        assert ("No Pareto front" in joules_against_latency(made).caption) is not told
         assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not told
 
 
@@ -80,12 +80,12 @@ def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():
     unsure = record([row(norm="LN", rounds=(1.0, 1.1)), row(norm="DyT", ms=0.99, gross_j=0.199, rounds=(1.1, 1.0))])
     missing = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=None)])
     sure = record([row(norm="LN"), row(norm="DyT", ms=0.5, gross_j=0.1)])
-    for made, why in ((unsure, "no difference between the rows is significant"), (missing, "joules are missing")):
+    for made, why in ((unsure, "no difference between the rows is significant"), (missing, "energy is missing")):
         table = inference_grids(made)[0]
         assert "Pareto" not in {column.title for column in table.columns}
         assert f"No Pareto front is marked: {why}." in table.note
         assert [one["on_pareto_front"] for one in rows_data(made)] == [None, None]
-    assert "No line of the best: no difference" in joules_against_latency(unsure).caption
+    assert "No Pareto front is marked: no difference" in joules_against_latency(unsure).caption
     assert [one["on_pareto_front"] for one in rows_data(sure)] == [False, True]
     larger = [row(8, norm="LN", ms=4, gross_j=0.1, rounds=(1.0, 1.1))]
     larger += [row(8, norm="DyT", ms=4.1, gross_j=0.101, rounds=(1.1, 1.0))]
@@ -109,7 +109,7 @@ def test_why_rows_ended_is_told_once_with_the_intervals_of_the_table():
 
 def test_one_round_tells_a_ratio_and_no_interval():
     *_, ratios = inference_grids(record([row(rounds=(1.0,)), row(mode="fastest", ms=0.5, rounds=(1.0,))]))
-    assert ratios.rows[0][2] == "0.500" and ratios.rows[0][-1] == "one round tells no spread"
+    assert ratios.rows[0][2] == "0.500" and ratios.rows[0][-1] == "a single round has no spread"
 
 
 @pytest.mark.parametrize("of", [lambda **more: [row(**more)], lambda **more: [generated(p, **more) for p in PARTS]])
@@ -122,20 +122,20 @@ def test_estimates_and_the_memory_of_a_whole_process_are_called_so(of):
     assert "Energy is estimated from CPU time, not measured; ±: total uncertainty" in notes
     cells = " ".join(cell for grid in grids for line in grid.rows for cell in line)
     assert "±70 %" in cells and "±1 %" not in cells, "1 % of them is random"
-    assert "Memory: the most the whole process ever held." in notes
+    assert "Memory: peak of the whole process." in notes
     assert "Net: less" not in notes
 
 
 def test_a_reason_that_the_run_gives_above_is_not_given_again():
     rows = [row(gross_j=None)]
-    assert "says why" in inference_grids(record(rows, why="gpu: no sensor"))[0].note
+    assert "see the run's line `energy`" in inference_grids(record(rows, why="gpu: no sensor"))[0].note
     assert "gpu: no sensor" in inference_grids(record(rows, why="something else"))[0].note
 
 
 def test_compared_inference_runs_stand_side_by_side_per_item(tmp_path):
     made = [record([row(1), row(8)], name="one"), record([generated(part) for part in PARTS], name="two", tracker=TEXT)]
     group = GroupRecord(group_id="g", name="g", about="", created_at="", members=(), varying={}, baseline="one")
-    grid = use_grid(compare(group, made, tmp_path, {one.run_id: tmp_path for one in made}))
+    grid = serving_grid(compare(group, made, tmp_path, {one.run_id: tmp_path for one in made}))
     assert [cells[:2] for cells in grid.rows] == [
         ("one, seed 0", "batch 1, eager, bf16"),
         ("one, seed 0", "batch 8, eager, bf16"),

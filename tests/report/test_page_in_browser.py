@@ -137,11 +137,11 @@ def test_another_run_can_be_chosen_for_the_power_figure(visit: Visit) -> None:
 def test_every_figure_says_in_words_what_it_shows(visit: Visit) -> None:
     labels = visit.page.evaluate("[...document.querySelectorAll('.chart')].map(c => c.ariaLabel)")
     assert [label.split(":")[0].split(" of ")[0] for label in labels] == [
-        "Accuracy (%) against joules, teacher included. teacher",
-        "Joules by stage, stacked for each method",
+        "Accuracy (%) against energy, teacher included. teacher",
+        "Energy by stage, stacked for each method",
         "Energy per student relative to the baseline against the number",
-        "Energy against time per sample in use",
-        "Joules",
+        "Energy against time per sample at inference",
+        "Energy",
         "Power",
     ]
 
@@ -301,7 +301,7 @@ def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estim
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records)).as_uri())
     kd = page.locator("#overview tr[data-method='response KD']")
-    doubt = "6.48x [5.77, 7.28]\ninconclusive\n(others used\nthe cores)"
+    doubt = "6.48x [5.77, 7.28]\ninconclusive\n(CPU\ncontention)"
     assert page.locator("#overview .front:visible").count() == 0
     assert page.locator("#table").get_by_text("No Pareto front is marked").is_visible()
     assert kd.locator("[data-selected=ratio]").inner_text() == doubt

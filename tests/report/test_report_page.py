@@ -32,7 +32,7 @@ def test_a_group_report_is_one_file_below_its_size_limit(made, tmp_path: Path) -
 def test_estimated_joules_are_declared_before_anything_else(made, tmp_path: Path) -> None:
     text = without_library(write_report(made.write_group(tmp_path, made.demo_records())))
     body = text[text.index("<body>") :]
-    assert body.index("Joules are ESTIMATED") < body.index("<h1>") < body.index("Against labels only")
+    assert body.index("Joules are ESTIMATED") < body.index("<h1>") < body.index("Compared with labels only")
 
 
 def test_measured_joules_bring_no_banner(made, tmp_path: Path) -> None:

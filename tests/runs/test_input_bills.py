@@ -7,8 +7,8 @@ import pytest
 from joulelab.data.inputs import find_bill, input_bill
 from joulelab.data.sources import content_hash
 from joulelab.distill.prepare.recipe import deliver
-from joulelab.report.energy_sums import is_teachers, parts_of, run_energy
-from joulelab.report.tables.bill_tables import artefact_bill, run_bill
+from joulelab.report.energy_sums import is_teacher_work, parts_of, run_energy
+from joulelab.report.tables.bill_tables import artifact_bill, run_bill
 from joulelab.runs.artifacts import Artifact, read_bill
 from joulelab.runs.record import RunRecord, kinds_of
 from joulelab.runs.storage import read_json, write_json
@@ -191,7 +191,7 @@ def taught_model(play):
 
 def roles(record):
     """Of the inherited artifacts: the roles in which they count, and whether N students share them."""
-    return {one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teachers(one)) for one in record.inherited}
+    return {one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teacher_work(one)) for one in record.inherited}
 
 
 def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, taught_model):
@@ -253,7 +253,7 @@ def test_the_use_stays_in_the_bill_of_what_is_made_with_it(play, taught_model):
     play(story)
     bill = find_bill(play.paths.artifacts / "final_model", ())
     assert {one.used_as for one in bill.ancestry} == {"teacher"}
-    assert artefact_bill(bill, play.paths.folder.parent, students=4).inherited[-1].shared
+    assert artifact_bill(bill, play.paths.folder.parent, students=4).inherited[-1].shared
 
 
 def test_an_inference_run_and_a_record_older_than_uses_keep_the_roles_of_the_stages(play, taught_model):

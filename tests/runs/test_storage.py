@@ -114,4 +114,4 @@ def test_a_run_that_never_came_to_a_trace_is_gone_with_its_process(tmp_path):
     record = load_record(paths.folder)
     assert record.status == "truncated"
     rows = dict(header_grid(record).rows)
-    assert rows["status"] == "truncated: its process is gone, and nobody closed the run"
+    assert rows["status"] == "truncated: its process ended without closing the run"

@@ -1,4 +1,4 @@
-"""Joules from several places put together without losing how each was obtained."""
+"""Energy of a run in parts (own stages and inherited artifacts) and their sums, with the method of each kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from joulelab.runs.record import (
     kinds_of,
 )
 
-NOT_RECORDED = "the run has no recorded joules"
+NOT_RECORDED = "the run has no recorded energy"
 NOT_METERED = "some of the teacher's work was done where no meter recorded it"
 COVERED_FOR_RATIOS = 0.98
 
@@ -61,7 +61,7 @@ class Part:
 
 
 def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
-    """A run's energy in parts that add up to all it used: inherited ones first; idle baselines belong to no bill.
+    """A run's energy in parts that add up to everything it used, inherited ones first, without idle baselines.
 
     Setup and repeated work are parts of their own kind. With `repeat` the work is that one run of a measured program;
     the setup is that of all its runs.
@@ -78,7 +78,7 @@ def all_parts(record: RunRecord, repeat: int | None = None) -> tuple[Part, ...]:
 
 
 def method_parts(parts: Iterable[Part], include_repeated: bool = False) -> tuple[Part, ...]:
-    """The parts that methods are compared by: table, page, verdict and break-even all count these and no others."""
+    """The parts that comparisons count: table, page, verdict and break-even use the same ones."""
     return tuple(part for part in parts if part.kind == "work" or (include_repeated and part.kind == "repeated"))
 
 
@@ -95,30 +95,36 @@ def _own_part(stage: StageRecord, key: str | None) -> Part:
 
 
 def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:
-    """One, or its work, its setup and its repeated work apart."""
+    """One part, or separate ones for work, setup and repeated work."""
     name, kinds, stages = _part_name(ancestor), kinds_of(ancestor), ancestor.stages or (ancestor.name,)
     by_kind: list[tuple[PartKind, str, Ancestor]] = [("work", name, ancestor)]
     if ancestor.work:
-        apart: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
+        separate: list[tuple[PartKind, str, dict[str, EnergyFigure]]] = [
             ("work", name, ancestor.work),
             ("setup", f"{name}, setup", ancestor.setup),
             ("repeated", f"{name}, repeated", ancestor.repeated),
         ]
         by_kind = [
-            (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in apart if energy
+            (kind, title, ancestor.model_copy(update={"energy": energy})) for kind, title, energy in separate if energy
         ]
     return [
-        Part(title, stages, True, is_teachers(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds)
+        Part(
+            title, stages, True, is_teacher_work(one), figure, _scopes(components_of(one), figure), one.key, kind, kinds
+        )
         for kind, title, one in by_kind
         if (figure := ancestor_figure(one, policy))
     ]
 
 
 def _part_name(ancestor: Ancestor) -> str:
-    """Its stages; of a teacher that was made as something else, with its use: it is not the student's own training."""
+    """Its stages. A teacher that was trained as something else is marked, to distinguish it from the student's work."""
     name = " + ".join(ancestor.stages) or ancestor.name
     as_made = ancestor.model_copy(update={"used_as": None})
-    return f"{name}, of the teacher" if is_teachers(ancestor) and ancestor.stages and not is_teachers(as_made) else name
+    return (
+        f"{name}, of the teacher"
+        if is_teacher_work(ancestor) and ancestor.stages and not is_teacher_work(as_made)
+        else name
+    )
 
 
 def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, EnergyFigure]:
@@ -127,36 +133,36 @@ def _scopes(energy: EnergyByComponent, best: EnergyFigure) -> dict[str, EnergyFi
 
 @dataclass(frozen=True)
 class RunEnergy:
-    """What one run used itself, what it uses of others' work, and what methods are compared by.
+    """Sums of a run's own and inherited energy, and the sums that comparisons use.
 
-    Of one run of a measured program the sums that methods are compared by are its own; the others are of all its runs.
+    For one repeat of a measured program, the sums for comparisons are its own; the others cover all repeats.
     """
 
     own: EnergyFigure
     """Setup and repeated work included."""
     inherited: EnergyFigure | None
-    """None where the run used nothing that others paid for."""
+    """None if the run reused nothing of other runs."""
     whole: EnergyFigure
     """Own and inherited, setup and repeated work included."""
     mixed_whole: bool
     with_teacher: EnergyFigure
-    """What methods are compared by: without setup and, unless it was asked for, without repeated work."""
+    """For comparisons: without setup and, unless requested, without repeated work."""
     inherited_but_teacher: EnergyFigure | None
     without_teacher: EnergyFigure
-    """Whoever paid: which of several seeds made what all of them use is chance, and decides nothing."""
+    """Own and inherited: which of several seeds made what all of them use is chance."""
     setup: EnergyFigure | None
     repeated: EnergyFigure | None
-    """What is left out of `with_teacher`; None where there is none."""
+    """Not included in `with_teacher`; None if there is none."""
     teacher_j: float
-    """Energy of the teacher's stages, whoever paid for them."""
+    """Energy of the teacher's stages, own and inherited."""
     unknown: tuple[str, ...]
-    """Ancestors whose joules nobody measured: they are in no sum."""
+    """Ancestors of unknown energy: they are in no sum."""
     unmetered: tuple[str, ...]
-    """Those of them that are work done for this run: a sum without it is a lower bound."""
+    """Those that did work for this run without a meter: sums without it are lower bounds."""
     mixed: bool
-    """Whether the sum with the teacher adds estimates to measurements; it must then say so."""
+    """Whether the sum with the teacher adds estimates to measurements, which is printed with it."""
     incomplete: str
-    """Why no ratio is formed of the sum with the teacher; empty where there is one."""
+    """Why the sum with the teacher has no ratio; empty if it has one."""
     mixed_without: bool
     incomplete_without: str
     """The same of the sum without the teacher."""
@@ -167,7 +173,7 @@ def run_energy(record: RunRecord, repeat: int | None = None, include_repeated: b
     counted = method_parts(parts, include_repeated)
     own = record.totals.best if record.totals else missing(NOT_RECORDED)
     bills = [part.figure for part in parts if part.inherited]
-    no_teacher = is_teacher(record)  # without the teacher there is nothing to tell of it
+    no_teacher = is_teacher(record)  # a teacher's own run without the teacher's work would be empty
     students = [part for part in counted if no_teacher or not part.shared]
     others = [part.figure for part in students if part.inherited]
     apart = [part for part in parts if part not in counted]
@@ -196,7 +202,7 @@ def _method_sum(own: EnergyFigure, parts: Sequence[Part]) -> EnergyFigure:
 
 
 def _why_no_ratio(parts: Sequence[Part]) -> str:
-    """The last readings of a killed attempt may be missing: that is stated in the interval, and forbids no ratio."""
+    """Missing last readings of a killed attempt are part of the interval and do not prevent a ratio."""
     unmetered = any(part.figure.lower_bound and part.figure.energy_j is None for part in parts)
     work = [part.figure for part in parts if part.kind != "repeated"]
     return why_incomplete([known_sum(work)] if work else [], unmetered)
@@ -216,50 +222,50 @@ def _name(record: RunRecord, part: Part) -> str:
 
 
 def is_teacher(record: RunRecord) -> bool:
-    """A run that prepares what students learn from and trains none itself."""
+    """Whether the run prepares a teacher and trains no student."""
     roles = {stage.role for stage in record.stages}
     return "teacher" in roles and "student" not in roles
 
 
 def known_sum(figures: Sequence[EnergyFigure]) -> EnergyFigure:
-    """Of what is known; a lower bound where something that belongs to it is not."""
+    """Sum of the known figures; a lower bound if some figure that belongs to it is unknown."""
     known = [figure for figure in figures if figure.energy_j is not None]
     summed = total(known or figures)
     return summed.model_copy(update={"lower_bound": any(one.lower_bound or one.is_lower_bound for one in figures)})
 
 
-def is_teachers(ancestor: Ancestor) -> bool:
-    """Whether it is a teacher's work: made by one, on another machine too, or used as one or on the way to one."""
+def is_teacher_work(ancestor: Ancestor) -> bool:
+    """Whether it is a teacher's work: made by a teacher (on any machine), or used as a teacher or to make one."""
     return ancestor.used_as == "teacher" or any(kind.role == "teacher" for kind in kinds_of(ancestor))
 
 
 def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
-    """The figure a table shows for an ancestor: its measured total, else its estimate, else missing with the reason."""
+    """The figure that tables show: measured total, else estimate, else missing with the reason."""
     if "all" in ancestor.energy:
         return ancestor.energy["all"]
     return components_of(ancestor).best(policy)
 
 
-def said_below(record: RunRecord, figure: EnergyFigure) -> str:
-    """A short word for a missing figure where the notes say the same at length; empty where they do not."""
+def brief_missing_text(record: RunRecord, figure: EnergyFigure) -> str:
+    """A short text for a missing figure if the validity notes contain its reasons; otherwise empty."""
     marker = " not measured"
     notes = [note.text.replace(marker, "", 1) for note in record.validity.notes if f"{marker}: " in note.text]
     same = figure.energy_j is None and notes and figure.reason == "; ".join(notes)
-    return "missing: no sensor measured it (why: How far to trust it, below)" if same else ""
+    return "missing: no sensor (reasons under Validity notes)" if same else ""
 
 
 def mean_figure(figures: Iterable[EnergyFigure]) -> EnergyFigure:
-    """Mean over repeats, of their coverage too. Random half-widths average out, the gain error does not."""
+    """Mean over repeats, coverage included. Random half-widths average out, the gain error does not."""
     parts = list(figures)
     present = [part for part in parts if part.energy_j is not None]
     return total(present, [1.0] * len(present)).scaled(1 / len(present)) if present else total(parts)
 
 
 def why_incomplete(figures: Iterable[EnergyFigure], unmetered: bool = False) -> str:
-    """Why no ratio is formed with these figures; empty where they have all energy that belongs to them.
+    """Why these figures have no ratio; empty if they are complete.
 
-    Time without readings up to 2 % biases a ratio by no more than that; the table marks such figures with ≥.
-    `unmetered`: work that belongs to them was done where no meter was.
+    Up to 2 % of time without readings biases a ratio by no more than that; tables mark such figures with ≥.
+    `unmetered`: work that belongs to them was done without a meter.
     """
     least = min((figure.coverage for figure in figures if figure.is_lower_bound), default=1.0)
     if least < COVERED_FOR_RATIOS:
@@ -268,7 +274,7 @@ def why_incomplete(figures: Iterable[EnergyFigure], unmetered: bool = False) -> 
 
 
 def missing_time_rel(figure: EnergyFigure) -> float:
-    """How much a lower bound may lack because of time without readings, relative to it."""
+    """Energy that a lower bound may miss because of time without readings, relative to it."""
     if not figure.energy_j or not figure.is_lower_bound:
         return 0.0
     lacking_j = sum(error.half_width_j for error in figure.errors if error.name == "missing time")

@@ -1,4 +1,4 @@
-"""A comparison as plain data, for `--json`: numbers with their units, methods and reasons, and no infinity in it."""
+"""Machine-readable exports: a comparison as JSON; an energy bill as JSON, model card metadata and CodeCarbon CSV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from joulelab.report.compare.break_even_report import RowBreakEven, break_even_r
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.pareto import pareto_rows, why_no_front
 from joulelab.report.compare.verdict import verdict
-from joulelab.report.energy_sums import is_teacher, is_teachers, mixes_methods
+from joulelab.report.energy_sums import is_teacher, is_teacher_work, mixes_methods
 from joulelab.report.tables.bill_tables import COMPONENTS, BillLine, EnergyBill
 from joulelab.runs.artifacts import ELSEWHERE, Ancestor
 from joulelab.runs.carbon import Co2e
@@ -39,7 +39,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "methods": [_row(row) for row in comparison.rows],
         "pareto_front": [row.label for row in pareto_rows(comparison)],
         "no_pareto_front": why_no_front(comparison) or None,
-        "payback": [_payback(one) for one in break_even_rows(comparison)],
+        "payback": [_break_even(one) for one in break_even_rows(comparison)],
         "incomplete": [
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
             for run in comparison.incomplete
@@ -86,7 +86,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _payback(one: RowBreakEven) -> dict[str, Any]:
+def _break_even(one: RowBreakEven) -> dict[str, Any]:
     found = one.found
     return {
         "method": one.label,
@@ -98,7 +98,7 @@ def _payback(one: RowBreakEven) -> dict[str, Any]:
         "high": _finite(found.high) if found else None,
         "spent_j": found.spent.value if found else None,
         "saved_j": found.saved.value if found else None,
-        "reason": "; ".join(filter(None, [found.reason if found else "", one.reason])) or None,
+        "reason": "; ".join(filter(None, [found.reason if found else "", one.measured_in, one.reason])) or None,
         "quality": one.quality or None,
     }
 
@@ -112,7 +112,7 @@ def _figure(figure: EnergyFigure | None) -> dict[str, Any] | None:
 
 
 def _interval(interval: Interval | None) -> dict[str, float | None] | None:
-    """An open end is null: JSON has no infinity."""
+    """An unbounded end is null, because JSON has no infinity."""
     if interval is None:
         return None
     return {name: _finite(value) for name, value in asdict(interval).items()}
@@ -139,7 +139,7 @@ def _ratio(found: EnergyRatio | None) -> dict[str, Any] | None:
     if found is None:
         return None
     interval = _interval(found.ratio)
-    # with one seed the lower end is 0 and the upper open; neither is a bound that the data gave
+    # with one seed the interval is [0, inf]: neither end comes from the data
     if interval is not None and interval["high"] is None:
         interval["low"] = None
     return {
@@ -153,20 +153,17 @@ def _ratio(found: EnergyRatio | None) -> dict[str, Any] | None:
     }
 
 
-# Whether a model was trained from nothing or from weights that came from elsewhere; its teacher's are not its own.
-
-
-# Settings of a student by which it takes over a teacher's weights without naming them.
+# Settings of a student that copy a teacher's weights without naming them.
 _TAKES_OVER = ("layers", "layers_of", "teacher_embeddings")
 
 
 def training_type(bill: EnergyBill) -> Literal["fine-tuning", "pre-training"]:
-    """The Hub knows two words; weights from elsewhere that the model itself began with make it the first."""
+    """The two values of the Hub: fine-tuning if the model itself (not its teacher) started from external weights."""
     return "fine-tuning" if _began_with_weights(bill) else "pre-training"
 
 
 def _began_with_weights(bill: EnergyBill) -> bool:
-    """Up the lineage, past data and earlier students, and not through what a teacher made."""
+    """Follows the lineage through data and earlier students, but not through a teacher's artifacts."""
     of_teacher = any(line.shared for line in bill.own) if bill.kind != "run" else _is_teacher(bill.record)
     lines = {line.key: line for line in bill.inherited}
     found = {one.key: one for one in bill.record.lineage} if bill.record else {}
@@ -182,14 +179,14 @@ def _began_with_weights(bill: EnergyBill) -> bool:
         weights = one.made_by == ELSEWHERE and one.kind in ("model", "weights")
         if weights and (of_teacher or not _only_teaches(one.name, bill.record.spec if bill.record else {})):
             return True
-        shared = lines[key].shared if key in lines else is_teachers(found[key])
+        shared = lines[key].shared if key in lines else is_teacher_work(found[key])
         if of_teacher or not shared:
             waiting += one.parents
     return False
 
 
 def _first(bill: EnergyBill, lineage: Mapping[str, Ancestor]) -> tuple[str, ...]:
-    """What the model was made from; of a run, what it made, and where it kept nothing what it used."""
+    """Keys that the model was made from; for a run, what it made or, if it kept nothing, what it used."""
     made = tuple(key for key in bill.record.made if key in lineage) if bill.record and bill.kind == "run" else ()
     return made or bill.roots
 
@@ -199,17 +196,14 @@ def _is_teacher(record: RunRecord | None) -> bool:
 
 
 def _only_teaches(name: str, spec: Mapping[str, Any]) -> bool:
-    """A teacher that answers while the student trains is used like a start, and only the settings tell them apart."""
+    """An online teacher is used like initial weights; only the settings distinguish them."""
     teacher, student = (json.dumps(spec.get(who)) for who in ("teacher", "student"))
     own = spec.get("student")
     takes_over = isinstance(own, dict) and any(own.get(setting) for setting in _TAKES_OVER)
     return name in teacher and name not in student and not takes_over
 
 
-# A bill for machines: JSON, the Hub's model card (grams), and rows as CodeCarbon writes them (kWh and kg).
-
-
-# The columns of CodeCarbon 3's emissions.csv, in its order; what joulelab does not know stays empty.
+# Columns of CodeCarbon 3's emissions.csv in order; unknown ones stay empty.
 CODECARBON_COLUMNS = (
     *("timestamp", "project_name", "run_id", "experiment_id", "duration", "emissions", "emissions_rate"),
     *("cpu_power", "gpu_power", "ram_power", "cpu_energy", "gpu_energy", "ram_energy", "energy_consumed"),
@@ -218,7 +212,7 @@ CODECARBON_COLUMNS = (
     *("latitude", "ram_total_size", "tracking_mode", "cpu_utilization_percent", "gpu_utilization_percent"),
     *("ram_utilization_percent", "ram_used_gb", "on_cloud", "pue", "wue"),
 )
-NO_GRID = "grams need a grid, and none was named: --grid FR, or --grid 40-60 in g/kWh"
+NO_GRID = "pass a grid: --grid FR, or --grid 40-60 (g/kWh)"
 
 
 def bill_data(bill: EnergyBill, co2e: Co2e | None) -> dict[str, Any]:
@@ -258,15 +252,15 @@ def _line(bill: EnergyBill, line: BillLine, paid: str) -> dict[str, Any]:
 
 
 def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> str:
-    """The Hub's `co2_eq_emissions` in grams, with what it rests on in words: a bare number could mean anything."""
+    """The Hub's `co2_eq_emissions` in grams, with method and uncertainty in `source`."""
     if bill.kind == "group":
-        raise UsageError(f"{bill.title} is a group, and a model card is of one model", "name the run that made it")
+        raise UsageError(f"{bill.title} is a group, and a model card describes one model", "pass the run that made it")
     if co2e is None or grid is None:
-        raise UsageError("a model card wants grams of CO2e", NO_GRID)
+        raise UsageError("a model card needs CO2e", NO_GRID)
     low_g, high_g = _grams(co2e)
     whole, building = bill.whole, "" if co2e.with_pue_co2e_g_low is None else " with the building (PUE)"
     shared = f", teacher shared by {bill.students} students" if bill.students > 1 else ""
-    unknown = f"; not counted, because unknown: {', '.join(bill.unknown)}" if bill.unknown else ""
+    unknown = f"; not included (unknown): {', '.join(bill.unknown)}" if bill.unknown else ""
     least = "at least " if whole.is_lower_bound else ""
     uncertainty = f" ±{relative_text(whole.total_error_rel)}" if whole.total_error_rel and not least else ""
     source = (
@@ -289,7 +283,7 @@ def model_card(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None) -> 
 
 
 def _hardware(bill: EnergyBill) -> str:
-    """Names of the devices whose joules are in the bill; empty where the record does not name them."""
+    """Names of the devices in the bill; empty if the record has none."""
     sources = {source for line in bill.own for source in line.figure.sources}
     attempts = bill.record.attempts if bill.record else ()
     named = [device.name for attempt in attempts for device in attempt.devices if device.device in sources]
@@ -297,10 +291,10 @@ def _hardware(bill: EnergyBill) -> str:
 
 
 def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None, pue: float | None) -> str:
-    """A row of its own joules and seconds, and one of inherited joules, whose seconds other runs had.
+    """A row of own energy and time, and one of inherited energy without time, which other runs spent.
 
-    Estimates go where CodeCarbon has its own models, and `tracking_mode` says so; grams are the middle of the range, in
-    kg. Where a PUE is named, joules and grams are those with the building, as they are in CodeCarbon's own file.
+    Estimates are in the columns of CodeCarbon's own models, marked by `tracking_mode`; emissions are the middle of the
+    range in kg. With a PUE, energy and emissions include the building, as in CodeCarbon's own file.
     """
     kg = None if co2e is None else sum(_grams(co2e)) / 2000
     whole_j = bill.whole.energy_j
@@ -312,7 +306,7 @@ def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None,
         "pue": pue,
     }
     own_mixed, rest_mixed = (mixes_methods(line.figure for line in side) for side in (bill.own, bill.inherited))
-    # stages that N students share took their seconds all the same: no time belongs to one student's share of them
+    # the time of stages that N students share cannot be divided among them
     duration_s = None if bill.students > 1 and any(line.shared for line in bill.own) else bill.duration_s
     sides = [("", bill.own_figure, own_mixed, bill.own_component, duration_s)]
     rest = bill.inherited_figure
@@ -321,12 +315,12 @@ def codecarbon_csv(bill: EnergyBill, co2e: Co2e | None, grid: GridFactor | None,
     out = io.StringIO()
     writer = csv.DictWriter(out, CODECARBON_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for beside, figure, mixed, component, seconds in sides:
+    for suffix, figure, mixed, component, seconds in sides:
         part_kg = kg * (figure.energy_j or 0.0) / whole_j if kg is not None and whole_j else None
         row = {
             **everyone,
-            "project_name": f"{bill.title}{beside}",
-            "run_id": f"{bill.made_by}{beside.replace(', ', '-')}",
+            "project_name": f"{bill.title}{suffix}",
+            "run_id": f"{bill.made_by}{suffix.replace(', ', '-')}",
             "duration": seconds,
             "emissions": part_kg,
             "emissions_rate": part_kg / seconds if part_kg is not None and seconds else None,

@@ -67,12 +67,10 @@ from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
 from joulelab.runs.record import RunRecord
 
-# What the page shows, before it is HTML.
-
 
 @dataclass(frozen=True)
 class RunSection:
-    """One run, as the page shows it: a line to open, and behind it everything."""
+    """One run on the page: a summary line that opens to all its tables."""
 
     run_id: str
     title: str
@@ -113,18 +111,15 @@ class Page:
     views: dict[str, Any] = field(default_factory=dict)
     """What the overview shows for each state of the page's controls."""
     datasets: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What the figures of a comparison read by name."""
+    """Datasets that the figures of a comparison read by name."""
     plain: dict[str, Any] = field(default_factory=dict)
-    """The same in numbers, to be downloaded."""
+    """The same as plain data, for the JSON download."""
 
     @property
     def all_figures(self) -> dict[str, Figure]:
-        """By the id of the place where the page draws them."""
+        """By the id of their element on the page."""
         figures = {f"figure-{number}": figure for number, figure in enumerate(self.figures)}
         return figures | {f"power-{number}": run.power for number, run in enumerate(self.runs) if run.power}
-
-
-# The pages of a single run, of a comparison and of a sweep, put together from their tables and figures.
 
 
 _MOST_INFERENCE_FIGURES = 12
@@ -133,7 +128,7 @@ _MOST_INFERENCE_FIGURES = 12
 def selection_page(
     selection: Selection, store: Path, wanted: str | None = None, include_repeated: bool = False
 ) -> Page:
-    """A single run's page for one run, a sweep's for a sweep; else a comparison."""
+    """The page of a single run, of a sweep, or of a comparison."""
     if selection.group.sweep:
         return sweep_page(selection)
     if len(selection.records) == 1 and selection.group.group_id == "comparison":
@@ -193,7 +188,7 @@ def comparison_figures(comparison: Comparison, sections: Sequence[RunSection]) -
 
 
 def _inference_figures(comparison: Comparison) -> list[Figure]:
-    """One for each inference run, under its own label."""
+    """One per inference run, titled with its label."""
     found = [(record, joules_against_latency(record)) for record in comparison.records[:_MOST_INFERENCE_FIGURES]]
     return [
         replace(figure, title=f"{figure.title}: {record.label}", name=f"{figure.name}-{record.run_id}")
@@ -278,18 +273,18 @@ def run_headline(record: RunRecord) -> str:
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")
     if found.inherited is not None and found.inherited.energy_j is not None:
-        parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
+        parts.append(f"{labeled_text(found.whole, found.mixed_whole)}, inherited energy included")
     return ", ".join(parts) + "."
 
 
 def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | None = None) -> RunSection:
-    """The trace is read once and let go: a page may be about hundreds of runs."""
+    """Reads the trace once and drops it: a page may have hundreds of runs."""
     found, quality = run_energy(record), quality_of(record)
     facts = [labeled_text(found.own)]
     if quality is not None:
         facts.insert(0, quality.text())
     if found.inherited is not None and found.inherited.energy_j is not None:
-        facts.append(f"{labeled_text(found.whole, found.mixed_whole)}, with what it inherited")
+        facts.append(f"{labeled_text(found.whole, found.mixed_whole)}, inherited energy included")
     traces = attempt_traces(RunPaths(folder))
     return RunSection(
         run_id=record.run_id,
@@ -303,24 +298,23 @@ def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | Non
     )
 
 
-# The chart library that every page carries: Vega, Vega-Lite and vega-embed as one script.
-#
-# It comes out of the package that is installed anyway, which takes a second to put it together; the result is kept in
-# the user's cache, under the package's version and its own hash, and anything that does not match is made anew.
-
-
 @cache
 def chart_library() -> str:
-    kept = _kept()
-    if kept is not None:
-        return kept
+    """Vega, Vega-Lite and vega-embed as one script, bundled by vl-convert.
+
+    Bundling takes a second, so the script is cached in the user's cache directory under the package's version and the
+    script's hash; a file that does not match its hash is replaced.
+    """
+    cached = _cached()
+    if cached is not None:
+        return cached
     import vl_convert
 
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    if "</script" in script.lower():  # would end the element it is put into
+    if "</script" in script.lower():  # would end the script element of the page
         script = script.replace("</script", "<\\/script")
-    with suppress(OSError, RuntimeError):  # a cache that cannot be written costs a second, and no more
-        _keep(script)
+    with suppress(OSError, RuntimeError):  # without a writable cache the next call bundles again
+        _write_cache(script)
     return script
 
 
@@ -328,8 +322,8 @@ def _stem() -> str:
     return f"charts-{version('vl-convert-python')}"
 
 
-def _kept() -> str | None:
-    with suppress(OSError, RuntimeError, UnicodeDecodeError):  # no home, no right to read, something else in its place
+def _cached() -> str | None:
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):  # no home, no permission, or not a text file
         for path in cache_folder().glob(f"{_stem()}-*.js"):
             script = path.read_text(encoding="utf-8")
             if path.stem == f"{_stem()}-{_hash(script)}":
@@ -337,7 +331,7 @@ def _kept() -> str | None:
     return None
 
 
-def _keep(script: str) -> None:
+def _write_cache(script: str) -> None:
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{_stem()}.{os.getpid()}.tmp"
@@ -354,7 +348,7 @@ REPORT = "report.html"
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """The report of a group folder or of a single run's folder; returns the file it wrote."""
+    """Write the report of a group's or a run's directory; returns the file."""
     is_group = GroupPaths(folder).record.exists()
     if not is_group and not RunPaths(folder).record.exists():
         raise NotFoundError(f"{folder} is neither a run nor a group", "`joulelab runs` lists both")
@@ -373,7 +367,7 @@ def write_page(page: Page, target: Path) -> Path:
         with suppress(OSError):
             temporary.unlink()
         raise UsageError(
-            f"the page cannot be written to {target}: {error.strerror}", "--out names another file"
+            f"cannot write the page to {target}: {error.strerror}", "choose another file with --out"
         ) from None
     return target
 
@@ -386,7 +380,7 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    # the library reads a chart's description aloud, in place of the label the page gave its box
+    # the library replaces the aria-label of a chart's element by the description in the spec
     specs = {
         name: {"spec": {**figure.spec, "description": figure.description}, "log_axis": figure.log_axis}
         for name, figure in page.all_figures.items()
@@ -398,7 +392,7 @@ def render(page: Page) -> str:
 
 
 def page_data(page: Page) -> dict[str, Any]:
-    """What the page's scripts work with."""
+    """Data of the page's scripts."""
     return {
         "datasets": page.datasets,
         "scopes": list(page.scopes),
@@ -408,9 +402,6 @@ def page_data(page: Page) -> dict[str, Any]:
         "views": page.views,
         "data": page.plain,
     }
-
-
-# Figures and tables as files for a paper: SVG, PNG and PDF with their text as text, LaTeX for the tables.
 
 
 WIDTH = 620
@@ -439,30 +430,30 @@ FORMATS: dict[str, Callable[[Spec], bytes]] = {"svg": _svg, "png": _png, "pdf": 
 
 
 def write_files(page: Page, folder: Path, formats: Sequence[str], latex: bool = False) -> list[Path]:
-    """Every figure of the page in every format asked for, and its tables as LaTeX; the files it wrote."""
+    """Write every figure of the page in these formats and its tables as LaTeX; returns the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = [
-            _write(folder / f"{name}.{kind}", FORMATS[kind](standing_alone(figure, page)))
+            _write(folder / f"{name}.{kind}", FORMATS[kind](standalone_spec(figure, page)))
             for name, figure in figure_names(page).items()
             for kind in formats
         ]
         return written + (_write_latex(page, folder, "pdf" in formats) if latex else [])
     except OSError as error:
         raise UsageError(
-            f"cannot write into {folder}: {error.strerror or error}", "--out names another place"
+            f"cannot write into {folder}: {error.strerror or error}", "choose another directory with --out"
         ) from None
 
 
 def figure_names(page: Page) -> dict[str, Figure]:
-    """By the name of its file, which LaTeX and shells take as one word; a single run's power needs no id in it."""
+    """Figures by file name without spaces; the power figure of a single run has no run id in it."""
     powers = [run.power for run in page.runs if run.power]
     names = {"-".join((figure.name or f"figure {place}").split()): figure for place, figure in enumerate(page.figures)}
     return names | ({"power": powers[0]} if len(powers) == 1 else {power.name: power for power in powers})
 
 
-def standing_alone(figure: Figure, page: Page) -> dict[str, Any]:
-    """With its data inside, a width of its own, and ink for white paper."""
+def standalone_spec(figure: Figure, page: Page) -> dict[str, Any]:
+    """The spec with its data, a fixed width and the colors of a white page."""
     return {**figure.complete(page.datasets), "width": WIDTH, "config": _CONFIG}
 
 

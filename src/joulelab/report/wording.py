@@ -1,4 +1,4 @@
-"""How numbers other than joules read in a sentence or a cell (joules: meter/figures.py)."""
+"""Text of numbers other than energy in sentences and cells (energy: meter/figures.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def share(value: float, interval: Interval | None) -> str:
 
 
 def moment(timestamp: str) -> str:
-    """`2026-03-01 10:00:00+00:00`; the microseconds are for machines."""
+    """`2026-03-01 10:00:00+00:00`"""
     return datetime.fromisoformat(timestamp).isoformat(sep=" ", timespec="seconds")
 
 
@@ -34,31 +34,31 @@ def p_value(p: float) -> str:
 
 
 def ratio(interval: Interval) -> str:
-    """`8.12x [7.20, 9.10]`; without ends where a single seed has none, or where they carry no information."""
+    """`8.12x [7.20, 9.10]`; without an interval if it is unbounded (one seed) or carries no information."""
     decimals = _decimals(interval.value)
     text = f"{interval.value:.{decimals}f}x"
-    if says_nothing(interval):
+    if is_uninformative(interval):
         return text
     ends = (f"{end:.{_end_decimals(end, decimals)}f}" for end in (interval.low, interval.high))
     return f"{text} [{', '.join(ends)}]"
 
 
-def says_nothing(interval: Interval) -> bool:
-    """Ends of a ratio such as [0.000, 1332]: they are not printed, and the result is inconclusive."""
+def is_uninformative(interval: Interval) -> bool:
+    """An interval such as [0.000, 1332], which is not printed: the result is inconclusive."""
     unbounded = math.isinf(interval.high) or interval.low <= 0
     return unbounded or (not interval.excludes(1.0) and interval.high / interval.low > _WIDEST_RATIO)
 
 
 def ratio_cell(found: EnergyRatio | None) -> str:
-    """A multiple of the baseline, under it why it is inconclusive; the baseline itself is 1."""
+    """The ratio to the baseline, and below it why it is inconclusive; 1 for the baseline itself."""
     if found is None:
         return "1"
     if found.ratio is None:
         return f"{NOTHING}\n{found.reason}"
     if found.significant:
         return ratio(found.ratio)
-    if found.crowded:
-        return f"{ratio(found.ratio)}\n{INCONCLUSIVE}\n(others used\nthe cores)"
+    if found.contended:
+        return f"{ratio(found.ratio)}\n{INCONCLUSIVE}\n(CPU\ncontention)"
     needed = f", needs {found.needed}" if found.needed else ""
     return ratio(found.ratio) + (f"\n{INCONCLUSIVE}\n(n={found.seeds}{needed})" if found.seeds > 1 else "\none seed")
 
@@ -68,7 +68,7 @@ def _decimals(value: float) -> int:
 
 
 def _end_decimals(end: float, decimals: int) -> int:
-    """As its value has, unless it would read as 0, which no ratio is, or tell digits that nobody needs."""
+    """As many as the value has; more if the end would print as 0, fewer for ends of more digits."""
     return max(decimals, 3) if end < 0.5 * 10**-decimals else min(decimals, _decimals(end))
 
 
@@ -80,7 +80,7 @@ def inconclusive(repeats: int, needed: int | None) -> str:
 
 
 def gram_cell(low_g: float, high_g: float, lower_bound: bool = False) -> str:
-    """`1.2 to 2.3`, under a heading that says gCO2e: two digits, as the grid's factor deserves no more."""
+    """`1.2 to 2.3`, for a column titled gCO2e; two digits, because the grid factor is no more precise."""
     low, high = _two_digits(low_g), _two_digits(high_g)
     if lower_bound:
         return f"≥ {low}"
@@ -106,7 +106,7 @@ def rate(value: float | None, unit: str) -> str:
 
 
 def all_equal(values: Sequence[float]) -> str:
-    """`(n=2, equal)`, which says more than an interval without width; empty where repeats differ or there is one."""
+    """`(n=2, equal)` instead of an interval of width 0; empty if repeats differ or there is one."""
     return f"(n={len(values)}, equal)" if len(values) > 1 and len(set(values)) == 1 else ""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from joulelab.report.compare.break_even_report import break_even_rows
-from joulelab.report.compare.differences import CROWDED
+from joulelab.report.compare.differences import CPU_CONTENTION
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.pareto import pareto_rows
 from joulelab.report.compare.verdict import break_even_sentence, verdict
@@ -50,8 +50,8 @@ def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Pat
     for each in ("student", "sample"):
         assert after[each].found.spent.value == pytest.approx(before[each].found.spent.value)
     texts = [comparison_markdown(compare(made.group_of(one), one, tmp_path)) for one in (plain, examined)]
-    assert "The teacher's exam (82.0 J ±" in texts[1]
-    assert "exam is not counted" in texts[1] and "exam" not in texts[0]
+    assert "Teacher evaluation (82.0 J ±" in texts[1]
+    assert "Teacher evaluation is not counted" in texts[1] and "Teacher evaluation" not in texts[0]
     # a baseline beside which the teacher was only examined had no teacher
     for place in (1, 2, 3):
         examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, exam)})
@@ -71,7 +71,7 @@ def test_a_baseline_with_a_teacher_of_its_own_has_spent_that_already(made, tmp_p
     assert one.found.spent.standard_error == pytest.approx(math.hypot(*doubt_j) / 1.96, rel=1e-3)
     assert one.found.count == pytest.approx(80 / (121 - 60.1667), rel=1e-3)
     assert break_even_sentence(one).startswith(
-        "What the teacher of KD took beyond that of exact KD breaks even after 1.3 stu"
+        "The additional energy of the teacher of KD over that of exact KD breaks even after 1.3 stu"
     )
     assert "the teacher's energy beyond that of exact KD's" in comparison_markdown(comparison)
 
@@ -89,7 +89,7 @@ def two_teachers(made, folder: Path, baseline: str):
 def test_a_teacher_that_took_less_is_not_said_to_have_taken_more(made, tmp_path: Path) -> None:
     one = next(one for one in break_even_rows(two_teachers(made, tmp_path, "KD")) if one.label == "exact KD")
     assert break_even_sentence(one).startswith(
-        "The teacher of exact KD, which took less than that of KD, does not break even: a student uses more"
+        "The teacher of exact KD, which used less energy than that of KD, does not break even: a student uses more"
     )
 
 
@@ -104,7 +104,7 @@ def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_le
     one = told(made, saving(made), tmp_path)["sample"]
     # own 60 + 9 J, the overhead of the run left out, and the teacher's logits; 82 mJ against 9 mJ for a sample
     assert one.found and one.found.count == pytest.approx((60.1667 + 9 + 130) / 0.073, rel=1e-3)
-    assert "teacher.evaluate and student.evaluate" in one.reason
+    assert "teacher.evaluate and student.evaluate" in one.measured_in
 
 
 def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_student(made, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_teaching_that_no_meter_saw_makes_lower_bounds_and_no_answers(made, tmp_
     assert break_even_curve(comparison) is None
     text = comparison_markdown(comparison)
     assert re.search(r"\| KD +\| [^|]+\| ≥ ", text)
-    assert "no meter of the runs saw teacher.generate on http://far:8000/v1#llama" in text
-    assert "what sample:minilm took to make" in text  # that was made elsewhere, and nobody here caused it
+    assert "not metered: teacher.generate on http://far:8000/v1#llama" in text
+    assert "Not included (energy unknown): sample:minilm" in text
 
 
 def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(made, tmp_path: Path) -> None:
@@ -165,17 +165,17 @@ def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(mad
     records = with_use(made, made.Part("infer.b1", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 80.0, 1_000))
     one = told(made, records, tmp_path)["sample"]
     assert one.found and one.found.saved.value == pytest.approx(0.080 - 0.030)
-    assert "measured in infer.b1" in one.reason
+    assert "measured in infer.b1" in one.measured_in
     comparison = compare(made.group_of(records), records, tmp_path)
     assert [row.role for row in comparison.rows][-2:] == ["inference"] * 2  # they are in use, and no rivals
     assert not any("use of" in text for text in verdict(comparison).sentences)
     without_teachers = told(made, records[:-1], tmp_path / "fewer")["sample"]
-    assert "student.evaluate" in without_teachers.reason  # both sides alike, or neither
+    assert "student.evaluate" in without_teachers.measured_in  # both sides alike, or neither
 
 
 def test_models_that_were_not_run_alike_answer_nothing_about_use(made, tmp_path: Path) -> None:
     records = with_use(made, made.Part("infer.b8", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 30.0, 1_000))
-    assert "student.evaluate" in told(made, records, tmp_path)["sample"].reason
+    assert "student.evaluate" in told(made, records, tmp_path)["sample"].measured_in
 
 
 def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_nothing_back(made, tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
         records[place] = records[place].model_copy(update={"lineage": tuple(lineage)})
     answers = told(made, records, tmp_path)
     assert [one.found for one in answers.values()] == [None, None]
-    assert {one.reason[:40] for one in answers.values()} == {"what was spent once is measured and what"}
+    assert {one.reason[:40] for one in answers.values()} == {"of the energy spent once and the energy "}
     crowded = [made.crowded(one) if one.label == "KD" else one for one in saving(made)]
-    assert {one.reason for one in told(made, crowded, tmp_path / "crowded").values()} == {CROWDED}
+    assert {one.reason for one in told(made, crowded, tmp_path / "crowded").values()} == {CPU_CONTENTION}
 
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_data_that_were_estimated_are_not_silently_added_to_a_measured_training(
     )
     comparison = comparison_of([*plain, *other])
     row = row_of(comparison, "longer")
-    assert row.student_ratio.ratio is None and row.student_ratio.reason.startswith("some of the joules are measured")
+    assert row.student_ratio.ratio is None and row.student_ratio.reason.startswith("the energy is partly measured")
     assert all("measured + estimated" in cells[1] for cells in energy_grid(comparison).rows)
 
 

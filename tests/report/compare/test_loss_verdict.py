@@ -39,7 +39,9 @@ BETTER = {"labels only": (3.30, 3.32), "response KD": (3.101, 3.119)}
 
 def test_a_lower_loss_over_all_seeds_is_told_as_better(comparison):
     found = verdict(comparison(BETTER))
-    assert found.headline.startswith("Against labels only, response KD has a lower validation loss (-0.200 nats); ")
+    assert found.headline.startswith(
+        "Compared with labels only, response KD has a lower validation loss (-0.200 nats); "
+    )
     assert found.sentences[0] == (
         "response KD has a validation loss 0.200 nats lower than labels only "
         "(95 % interval [-0.213, -0.187]; seeds -0.199, -0.201)."

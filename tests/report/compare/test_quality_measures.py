@@ -78,7 +78,7 @@ def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_on
         comparison = compare(made.group_of(records), records, tmp_path, wanted=wanted)
         told = verdict(comparison)
         assert "training loss" in told.headline and "validation" not in " ".join((told.headline, *told.sentences))
-        assert any("where the objectives differ, lower is not better" in text for text in told.sentences)
+        assert any("if the objectives differ, lower is not better" in text for text in told.sentences)
     told = verdict(compare(made.group_of(records), records, tmp_path))
     assert "validation loss" in told.headline and not any("training loss" in text for text in told.sentences)
 
@@ -105,7 +105,7 @@ def test_runs_without_any_quality_are_compared_by_joules_alone(made, tmp_path: P
     comparison = compare(made.group_of(records), records, tmp_path)
     assert comparison.measure is None and not comparison.incomplete
     assert verdict(comparison).headline == (
-        "Against labels only, with the teacher included the methods cost 6.48x to 6.61x the joules."
+        "Compared with labels only, including the teacher, the methods use 6.48x to 6.61x the energy."
     )
     assert "Quality" not in comparison_markdown(comparison)
 

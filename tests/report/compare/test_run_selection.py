@@ -115,7 +115,7 @@ def test_another_gpu_or_driver_is_flagged_before_other_differences(made, store: 
 def test_what_does_not_fit_is_answered(store: Path) -> None:
     with pytest.raises(NotFoundError, match="no run matches 'nothing-"):
         select(store, ["nothing-*"])
-    with pytest.raises(UsageError, match="no run is labelled 'x'") as told:
+    with pytest.raises(UsageError, match="no run is labeled 'x'") as told:
         select(store, ["made-*"], "x")
     assert "labels only" in told.value.hint
 

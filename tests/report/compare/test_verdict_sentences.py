@@ -32,8 +32,8 @@ def test_a_resolved_gain_is_told_with_its_evidence(made, verdict_on) -> None:
         "(95 % interval [+2.0, +5.4], p = 0.018; seeds +3.6, +3.8 points)."
     )
     assert found.headline == (
-        "Against labels only, response KD is more accurate (+3.7 points); "
-        "with the teacher included the methods cost 6.48x to 6.61x the joules."
+        "Compared with labels only, response KD is more accurate (+3.7 points); "
+        "including the teacher, the methods use 6.48x to 6.61x the energy."
     )
 
 
@@ -45,14 +45,14 @@ def test_an_unresolved_difference_says_so(made, verdict_on) -> None:
 
 
 def test_an_energy_ratio_whose_interval_holds_1_is_not_resolved(made, verdict_on) -> None:
-    text = about(verdict_on(made.demo_records()), "response + feature KD takes")
+    text = about(verdict_on(made.demo_records()), "response + feature KD uses")
     assert "1.20x [0.94, 1.54], inconclusive (n=2; would need about 3)," in text
-    assert "6.61x [5.66, 7.71] with it; the teacher is 82 % of that bill" in text
+    assert "6.61x [5.66, 7.71] with it; the teacher is 82 % of that" in text
 
 
 def test_one_seed_gives_a_ratio_but_resolves_nothing(made, verdict_on) -> None:
     found = verdict_on([made.labels_only(0, 790), made.distilled("response KD", 0, 826, 131.0)])
-    assert "1.08x, inconclusive (n=1: one repeat has no variance)," in about(found, "response KD takes")
+    assert "1.08x, inconclusive (n=1: one repeat has no variance)," in about(found, "response KD uses")
     assert "inconclusive" in found.headline
 
 
@@ -72,7 +72,7 @@ def test_a_ratio_interval_that_says_nothing_is_not_printed(made, verdict_on) -> 
     records = [made.labels_only(seed, 790, 120.0) for seed in (0, 1)]
     records += [made.distilled("response KD", seed, 790, value) for seed, value in enumerate((30.0, 210.0))]
     found = verdict_on(records)
-    text = about(found, "response KD takes")
+    text = about(found, "response KD uses")
     assert "x, inconclusive (n=2" in text.split(" the joules")[0] and "[" not in text.split("without")[0]
 
 
@@ -112,7 +112,7 @@ def test_an_estimate_without_a_note_is_declared_all_the_same(made) -> None:
     bare = made.labels_only(0, 790).model_copy(update={"validity": Validity()})
     measured = made.labels_only(1, 790, measured=True)
     assert provenance([bare, measured]) == (
-        "Joules are ESTIMATED, not measured, ±70 %.",
+        "Energy is ESTIMATED, not measured, ±70 %.",
         "This holds for 1 of 2 runs.",
     )
 
@@ -128,12 +128,12 @@ def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verd
         return [text for text in found.sentences if "Pareto" in text or "teacher of response KD" in text]
 
     quiet = verdict_on(runs(lambda record: record))
-    assert "2.69x [2.66, 2.71] the joules" in about(quiet, "response KD takes")
+    assert "2.69x [2.66, 2.71] the energy" in about(quiet, "response KD uses")
     assert len(by_joules(quiet)) == 2
     found = verdict_on(
         [record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(made.crowded)]
     )
-    assert "2.69x [2.66, 2.71], inconclusive (others used the cores meanwhile)," in about(found, "response KD takes")
+    assert "2.69x [2.66, 2.71], inconclusive (CPU contention)," in about(found, "response KD uses")
     assert "inconclusive" in found.headline
-    assert "response KD (student.train: up to 1.2 of 2)" in about(found, "Others used the CPU cores")
+    assert "response KD (student.train: up to 1.2 of 2 cores)" in about(found, "CPU contention")
     assert by_joules(found) == []

@@ -50,8 +50,8 @@ def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back
     parts = {part: [p["t"] for p in figure.spec["datasets"]["curves"] if p["part"] == part] for part in (0, 1)}
     assert max(parts[0]) <= 20.0 and min(parts[1]) >= 21.5  # no line leads across
     assert (held["t"], held["until"], held["why"]) == (10.0, 15.0, "power limit")
-    assert "1 gap in the readings, 1.5 s in all (gpu:0: lost)" in figure.caption
-    assert "5.0 s in which a card was held back (power limit)" in figure.caption
+    assert "1 gap in the readings, 1.5 s in total (gpu:0: lost)" in figure.caption
+    assert "5.0 s of GPU throttling (power limit)" in figure.caption
     assert "counter 144 J, integral of power 131 J (-9.0 %)" in figure.caption  # the gap is not in the integral
 
 
@@ -81,8 +81,8 @@ def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, 
     # with the data's 12 J, and without the teacher's 770 J
     assert [point["joules"] for point in points] == pytest.approx([12 + 131 / 4, 12 + 131 / 2, 12 + 131], rel=0.05)
     figure = quality_over_joules(compare(made.group_of([record]), [record], tmp_path), points)
-    assert figure and figure.title == "Validation: Accuracy (%) over joules"
-    assert [look["value"] for look in figure.spec["datasets"]["looks"]] == [60.0, 80.0]
+    assert figure and figure.title == "Validation: Accuracy (%) over energy"
+    assert [one["value"] for one in figure.spec["datasets"]["evaluations"]] == [60.0, 80.0]
     estimated = record.model_copy(update={"lineage": made.teacher_lineage(False)})  # its data, for one
     assert curve_points(estimated, paths.folder, attempt_traces(paths)) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import vl_convert
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.compare.scopes import datasets
 from joulelab.report.export import comparison_data
-from joulelab.report.figures.chart_base import GREY, energy_unit, label_scales, stage_colors, thin
+from joulelab.report.figures.chart_base import GRAY, energy_unit, label_scales, stage_colors, thin, value_scale
 from joulelab.report.figures.comparison_figures import quality_against_energy, repeats, stages_by_method
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
 from joulelab.runs.paths import RunPaths
@@ -66,7 +67,7 @@ def test_stages_keep_their_color_and_overhead_stays_gray(made) -> None:
     two_stages = teacher.model_copy(update={"stages": ("teacher.train", "teacher.validate")})
     changes = {"stages": (*overhead, *record.stages), "lineage": (two_stages, *rest), "made": ()}
     colors = stage_colors([record.model_copy(update=changes)])
-    assert list(colors)[-1] == "run.overhead" and colors["run.overhead"] == GREY
+    assert list(colors)[-1] == "run.overhead" and colors["run.overhead"] == GRAY
     # an inherited artifact of several stages has a line of the legend of its own
     assert "teacher.train + teacher.validate" in colors and len(set(colors.values())) == len(colors)
 
@@ -124,7 +125,7 @@ def test_no_front_is_drawn_over_estimates_that_others_on_the_cores_have_made(mad
     records = [made.crowded(one) if one.label == "response KD" else one for one in made.demo_records()]
     comparison = compare(made.group_of(records), records, tmp_path)
     figure = quality_against_energy(comparison)
-    assert figure and "No Pareto front is marked: others used the CPU cores" in figure.caption
+    assert figure and "No Pareto front is marked: energy was estimated" in figure.caption
     svg = drawn({**figure.complete(datasets(comparison)), "width": 500})
     assert "run: response KD, seed 1" in svg and 'stroke-dasharray="5,4"' not in svg
     data = comparison_data(comparison)
@@ -154,3 +155,17 @@ def test_bands_cover_the_stages_on_the_time_axis_of_the_trace(made, tmp_path: Pa
 
 def test_without_a_trace_there_is_no_power_figure(made, tmp_path: Path) -> None:
     assert power_over_time(made.teacher_run(), traces_of(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "top", "wanted"),
+    [
+        ([0.02, 1.7], math.inf, (0.0, 1.8008)),
+        ([0.9, 0.9], math.inf, (0.855, 0.945)),
+        ([60.0, 99.0], 100.0, (57.66, 100.0)),
+        ([-0.3, 0.5], math.inf, (-0.348, 0.548)),
+    ],
+    ids=["loss near 0", "equal values", "percent", "negative"],
+)
+def test_an_axis_has_a_margin_that_ends_at_the_bounds_of_its_quantity(values, top, wanted) -> None:
+    assert value_scale(values, top).domain == pytest.approx(wanted)

@@ -153,8 +153,8 @@ def test_a_group_is_billed_whole_each_ancestor_once(made, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["made-KD/nothing"], "has no artefact 'nothing'"),
-        (["made-KD", "--format", "model-card", "--grid", "none"], "wants grams"),
+        (["made-KD/nothing"], "has no artifact 'nothing'"),
+        (["made-KD", "--format", "model-card", "--grid", "none"], "needs CO2e"),
         (["made-KD", "--grid", "atlantis"], "no grid 'atlantis'"),
         (["nobody"], "unknown run 'nobody'"),
         (["made-KD", "--pue", "inf"], "--pue inf"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from joulelab.report.compare.method_rows import compare
-from joulelab.report.energy_sums import said_below
+from joulelab.report.energy_sums import brief_missing_text
 from joulelab.report.tables.comparison_tables import comparison_markdown, comparison_view, run_view, runs_table
 from joulelab.report.tables.grid import make_grid, render_text, to_markdown, to_rich
 from joulelab.report.wording import ratio
@@ -57,9 +57,9 @@ def test_why_nothing_was_measured_is_said_once(made) -> None:
     reason = record.totals.figure.reason
     notes = [Note(level="info", text=part.replace(": ", " not measured: ", 1)) for part in reason.split("; ")]
     told = record.model_copy(update={"validity": record.validity.model_copy(update={"notes": tuple(notes)})})
-    assert said_below(told, told.totals.figure)
+    assert brief_missing_text(told, told.totals.figure)
     assert render_text(run_view(told), WIDTH).count("no NVIDIA driver was found") == 1
-    assert not said_below(record, record.totals.figure)  # the notes do not say all of it
+    assert not brief_missing_text(record, record.totals.figure)  # the notes do not say all of it
 
 
 def test_a_run_without_a_single_reading_is_shown_all_the_same(made) -> None:

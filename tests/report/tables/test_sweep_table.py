@@ -84,7 +84,7 @@ def test_checkpoints_say_how_long_they_held_the_training_up(records: list[Any]) 
     saved = PhaseRecord(count=4, sum_s=0.32, mean_s=0.08, p50_s=0.08, p95_s=0.09, max_s=0.09)
     held_up = trained.model_copy(update={"phases": {"checkpoint": saved}})
     record = records[0].model_copy(update={"stages": (held_up,)})
-    assert training_grids(record)[1].note == "4 checkpoints held the training up for 80 ms each, 0.32 s in all."
+    assert training_grids(record)[1].note == "4 checkpoints paused training for 80 ms each, 0.32 s in total."
 
 
 def test_a_training_as_a_terminal_shows_it(records: list[Any], golden: Any) -> None:
@@ -103,8 +103,8 @@ def test_means_have_t_intervals_over_the_repeats(sweep: Sweep) -> None:
 
 
 def test_configurations_whose_intervals_touch_are_not_resolved(sweep: Sweep) -> None:
-    assert sweep_headline(sweep).startswith("Fewest joules per image: batch_size=16")
-    assert "apart from the next, batch_size=8" in sweep_headline(sweep)
+    assert sweep_headline(sweep).startswith("Lowest energy per image: batch_size=16")
+    assert "distinguishable from the next, batch_size=8" in sweep_headline(sweep)
 
 
 def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_zero() -> None:
@@ -122,7 +122,7 @@ def test_the_data_is_json_and_tells_what_failed(sweep: Sweep) -> None:
 
 def test_the_figures_show_speed_joules_and_phases(sweep: Sweep) -> None:
     titles = [figure.title for figure in sweep_figures(sweep)]
-    assert titles == ["Joules per item", "Speed", "Where a step's joules went", "Where a step's time went"]
+    assert titles == ["Energy per item", "Speed", "Energy of a step by phase", "Time of a step by phase"]
 
 
 def test_an_interval_that_reaches_below_0_is_inconclusive():

@@ -15,11 +15,11 @@ Line = tuple[str, bool]
 
 
 def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
-    """Inherited work first, as it came first, then the rest in order.
+    """Inherited work first, then own stages in order.
 
-    What one seed made and the others inherit is one line: which of them paid is chance. A run without the work counts
-    as 0 J of it, and a run without any joules is in no mean, as it is in no sum. The repeats of a measured program are
-    one line, with the interval that `measure` states; their setup was done once for all of them.
+    Work that one seed did and the others inherit is one line: which of them did it is chance. A run without the work
+    counts as 0 J of it; a run without any energy is in no mean. The repeats of a measured program are one line with the
+    interval that `measure` prints; their setup was done once for all of them.
     """
     bills = [run.all_parts for run in runs]
     repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
@@ -44,9 +44,9 @@ def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
 
 
 def _joined(bills: Sequence[Sequence[Part]]) -> dict[str, str]:
-    """Own stages that stand with the same work of other runs, which inherit it perhaps as several stages in one.
+    """Own stage -> line of the inherited work that it equals; an inherited artifact may combine several stages.
 
-    Not where a run has both itself: a student's training is not that of the student it goes on from.
+    Not if one run has both: a student's training differs from that of the student it starts from.
     """
     inherited = {part.stage: part.stages for bill in bills for part in bill if part.inherited}
     for bill in bills:
@@ -64,7 +64,7 @@ def _all_inherited(by_run: Mapping[int, Sequence[Part]]) -> bool:
 
 
 def _mean(by_run: Mapping[int, Sequence[Part]], billed: Sequence[int]) -> EnergyFigure:
-    """Work that several runs share is one measurement, known by its key: repeating it makes it no surer."""
+    """Work that several runs share, by its key, is one measurement: its error does not average out."""
     once: dict[object, list[EnergyFigure]] = {}
     for place, parts in by_run.items():
         if place in billed:
@@ -77,6 +77,6 @@ def _mean(by_run: Mapping[int, Sequence[Part]], billed: Sequence[int]) -> Energy
     mean = total([figure for figures in once.values() for figure in figures])
     if mean.energy_j is None:
         return mean
-    doubts_j = [len(figures) * (figures[0].half_width_j or 0.0) for figures in once.values()]
-    half_width_j = math.hypot(*doubts_j) / len(billed)
+    half_widths_j = [len(figures) * (figures[0].half_width_j or 0.0) for figures in once.values()]
+    half_width_j = math.hypot(*half_widths_j) / len(billed)
     return mean.with_interval(mean.energy_j / len(billed), half_width_j)

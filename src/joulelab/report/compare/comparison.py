@@ -1,4 +1,4 @@
-"""What a comparison holds: one row per method, each set against the baseline, and the runs that could not take part."""
+"""Data model of a comparison: one row per method with its differences from the baseline, and the incomplete runs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ComparedRun:
     quality: Quality | None
     joules: RunEnergy
     parts: tuple[Part, ...]
-    """What methods are compared by; `all_parts` has setup and repeated work too."""
+    """The parts that comparisons count; `all_parts` also has setup and repeated work."""
     all_parts: tuple[Part, ...]
     devices: frozenset[str]
-    """Which sensors its joules come from, each with its machine."""
+    """Sensors of its energy, each with its machine."""
     repeat: int | None = None
-    """Number of this run of a measured program; each of several is compared as a run of its own."""
+    """Number of this repeat of a measured program; repeats are compared like runs."""
 
     @property
     def result(self) -> Result:
-        """Of a run that has one; those without stand in no comparison of quality."""
+        """Only for runs with a quality value."""
         assert self.quality is not None
         return self.quality.result
 
@@ -51,7 +51,7 @@ def run_name(run: ComparedRun, among: Sequence[ComparedRun]) -> str:
 
 
 def one_of_each_record(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
-    """For what all repeats of a measured program have in common: their setup, and all energy that was used."""
+    """One run per record: repeats of a measured program have their setup and total energy in common."""
     first: dict[str, ComparedRun] = {}
     for run in runs:
         first.setdefault(run.record.run_id, run)
@@ -81,7 +81,7 @@ class QualityDifference:
     reason: str = ""
     over_seeds: Interval | None = None
     needed: int | None = None
-    """Repeats that would show a difference of this size and spread; more where the test items vary too."""
+    """Repeats needed to show a difference of this size and spread; more if the test items vary too."""
 
     @property
     def interval(self) -> Interval | None:
@@ -89,14 +89,14 @@ class QualityDifference:
 
     @property
     def significant(self) -> bool:
-        """Between the methods: never from one training run on a side."""
+        """A difference between methods is never significant with a single training run on one side."""
         if self.paired is None:
             return self.over_seeds is not None and self.over_seeds.excludes(0.0)
         return self.paired.covers_methods and self.paired.significant
 
     @property
     def models_only(self) -> bool:
-        """It compares trained models on test items; a side has one training run, so it says nothing about methods."""
+        """It compares trained models on test items, not methods: one side has a single training run."""
         return self.paired is not None and not self.paired.covers_methods
 
     @property
@@ -106,7 +106,7 @@ class QualityDifference:
 
 @dataclass(frozen=True)
 class EnergyRatio:
-    """Method over baseline. On the same sensors their scale errors cancel; between different ones they are inside."""
+    """Method over baseline. Gain errors cancel on the same sensors and are part of the interval on different ones."""
 
     ratio: Interval | None
     seeds: int
@@ -115,17 +115,17 @@ class EnergyRatio:
     paired: bool = True
     same_devices: bool = True
     needed: int | None = None
-    crowded: bool = False
-    """It rests on CPU estimates made while others kept the cores busy: its interval tells of them, not of the runs."""
+    contended: bool = False
+    """It uses CPU estimates made under CPU contention: the interval reflects other processes, not the runs."""
 
     @property
     def significant(self) -> bool:
-        return self.ratio is not None and self.ratio.excludes(1.0) and not self.crowded
+        return self.ratio is not None and self.ratio.excludes(1.0) and not self.contended
 
 
 @dataclass(frozen=True)
 class StageMean:
-    """A stage's joules, mean over all runs of the row; `inherited` where other runs paid for all of it."""
+    """A stage's energy, mean over all runs of the row; `inherited` if all of it is."""
 
     name: str
     inherited: bool
@@ -139,19 +139,19 @@ class Row:
     role: Role
     runs: tuple[ComparedRun, ...]
     quality: float | None
-    """Mean over the runs; None where they have no figure of this measure."""
+    """Mean over the runs; None if they have no value of this measure."""
     interval: Interval | None
     stages: tuple[StageMean, ...]
     own: EnergyFigure
     inherited: EnergyFigure | None
     without_teacher: EnergyFigure
     with_teacher: EnergyFigure
-    """As `without_teacher`, what methods are compared by: no setup, and no repeated work unless it was asked for."""
+    """Like `without_teacher`, for comparisons: no setup, and no repeated work unless requested."""
     setup: EnergyFigure | None
     repeated: EnergyFigure | None
-    """What `with_teacher` leaves out."""
+    """Not included in `with_teacher`."""
     whole: EnergyFigure
-    """All that was used, own and inherited."""
+    """Everything used, own and inherited."""
     mixed: bool
     mixed_without: bool
     teacher_share: float | None
@@ -170,12 +170,12 @@ class Row:
 
     @property
     def unmetered(self) -> tuple[str, ...]:
-        """Work for it, done where no meter saw it: its joules with the teacher are a lower bound."""
+        """Unmetered work for it: energy with the teacher is a lower bound."""
         return tuple(dict.fromkeys(name for run in self.runs for name in run.joules.unmetered))
 
     @property
     def teacher_share_text(self) -> str:
-        """Joules that nobody saw can only add to the teacher's share."""
+        """Unmetered work can only increase the teacher's share."""
         return f"{'≥ ' if self.unmetered else ''}{percent_text(self.teacher_share, 0)}"
 
     @property
@@ -189,7 +189,7 @@ class Comparison:
     about: str
     baseline: str
     measure: Measure | None
-    """None where no run has a quality figure: then joules alone are compared."""
+    """None if no run has a quality value; then only energy is compared."""
     rows: tuple[Row, ...]
     incomplete: tuple[IncompleteRun, ...]
     records: tuple[RunRecord, ...]
@@ -202,11 +202,11 @@ class Comparison:
         return tuple(row for row in self.rows if row.role == "method")
 
     @property
-    def crowded(self) -> bool:
-        """Some of its joules are CPU estimates made while others used the cores: who is cheaper may be their doing."""
+    def contended(self) -> bool:
+        """Some energy is a CPU estimate made under CPU contention, so the order of the methods is unreliable."""
         return any(row.with_teacher.crowded for row in self.rows)
 
     @property
     def about_items(self) -> bool:
-        """Quality is a share of right test items, so its interval is the test set's."""
+        """Quality is the share of correct test items, so its interval comes from the test set."""
         return any(run.quality and run.quality.result.trials for row in self.rows for run in row.runs)

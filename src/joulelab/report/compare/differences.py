@@ -1,7 +1,6 @@
-"""How a method differs from the baseline: quality item by item or repeat by repeat, joules as a ratio.
+"""Differences of a method from the baseline: quality by test item or by repeat, energy as a ratio.
 
-Runs pair by seed where each side has each seed once; otherwise the repeats stand for themselves, and the interval is
-Welch's.
+Runs are paired by seed if each side has each seed once; otherwise both sides are independent samples (Welch).
 """
 
 from __future__ import annotations
@@ -31,21 +30,18 @@ from joulelab.stats import (
     widened_ratio,
 )
 
-# Which test items a run got right, so that two methods can be compared item by item.
-
-
 PREDICTIONS = "predictions.npz"
 HARNESS, EXACT_ANSWERS = "harness.", "exact_answers"
 _PREDICTED = ("accuracy", "exact_match")
 
 
 def correct_by_item(folder: Path, measure: str = "accuracy") -> dict[str, bool] | None:
-    """Item id -> answered right; None where the run left no readable items (a killed run, an old one)."""
-    place = _kept(measure)
+    """Item id -> correct; None if the run has no readable items (killed, or old)."""
+    place = _items_file(measure)
     if place is None:
         return None
     name, read = place
-    # the student's where a run has its teacher's as well, as `quality_of` takes the student's figure
+    # the student's before the teacher's, like `quality_of`
     found = RunPaths(folder).artifacts.glob(name)
     files = sorted(found, key=lambda path: (not path.parent.name.startswith("student"), path))
     try:
@@ -54,8 +50,8 @@ def correct_by_item(folder: Path, measure: str = "accuracy") -> dict[str, bool] 
         return None
 
 
-def _kept(measure: str) -> tuple[str, Callable[[Path, str], dict[str, bool] | None]] | None:
-    """Where the items of a measure are, and how they are read; None for a share of something else than right items."""
+def _items_file(measure: str) -> tuple[str, Callable[[Path, str], dict[str, bool] | None]] | None:
+    """File pattern and reader of a measure's items; None for measures that are not shares of correct items."""
     if measure.startswith(HARNESS):
         return "*-quality/harness.json", _task_items
     if measure == EXACT_ANSWERS:
@@ -83,9 +79,9 @@ def _task_items(file: Path, measure: str) -> dict[str, bool] | None:
 def predicted_difference(
     baseline: Sequence[Path], method: Sequence[Path], same_seeds: bool, measure: str = "accuracy"
 ) -> PairedDifference | None:
-    """Method minus baseline on the items that all runs saw; `same_seeds`: run k of both sides has the same seed.
+    """Method minus baseline on the items that all runs have; `same_seeds`: run k of both sides has the same seed.
 
-    None where a run has no predictions.
+    None if a run has no predictions.
     """
     sides = [[correct_by_item(folder, measure) for folder in side] for side in (baseline, method)]
     loaded = [[found for found in side if found is not None] for side in sides]
@@ -101,11 +97,11 @@ def predicted_difference(
 Pair = tuple[ComparedRun, ComparedRun]
 ONE_SEED = "one seed has no variance"
 ONE_RUN = "one training run on a side shows these models, not the methods"
-CROWDED = "others used the cores meanwhile"
+CPU_CONTENTION = "CPU contention"
 
 
 def pairs_of(runs: Sequence[ComparedRun], baseline: Sequence[ComparedRun]) -> list[Pair]:
-    """(baseline, method) of equal seed; none where a side has a seed twice, since nothing says who pairs with whom."""
+    """(baseline, method) of equal seed; empty if a side has a seed twice, because the pairing is then ambiguous."""
     by_seed = {run.seed: run for run in baseline}
     if len(by_seed) < len(baseline) or len({run.seed for run in runs}) < len(runs):
         return [(baseline[0], runs[0])] if len(runs) == len(baseline) == 1 else []
@@ -167,10 +163,10 @@ def energy_ratio(
     if mixes_methods(figure for side in figures for figure in side):
         return EnergyRatio(None, count, "one side is measured and the other estimated")
     if any(mixed for side in named for _, mixed, _ in side):
-        return EnergyRatio(None, count, "some of the joules are measured and some estimated")
+        return EnergyRatio(None, count, "the energy is partly measured and partly estimated")
     joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
     if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
-        return EnergyRatio(None, count, "joules are missing")
+        return EnergyRatio(None, count, "energy is missing")
     ratio = (ratio_paired if pairs else ratio_unpaired)(*joules)
     same = {device for run in ours for device in run.devices} == {device for run in theirs for device in run.devices}
     if not same:
@@ -178,15 +174,15 @@ def energy_ratio(
     ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
     needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
-    crowded = any(figure.crowded for side in figures for figure in side)
+    contended = any(figure.crowded for side in figures for figure in side)
     return EnergyRatio(
         ratio,
         count,
-        CROWDED if crowded else "",
+        CPU_CONTENTION if contended else "",
         paired=bool(pairs),
         same_devices=same,
-        needed=needed if same and not crowded else None,
-        crowded=crowded,
+        needed=needed if same and not contended else None,
+        contended=contended,
     )
 
 
@@ -195,7 +191,7 @@ def _log(ratio: Interval) -> Interval:
 
 
 def _needed(found: Interval, sides: Sequence[Sequence[float]]) -> int | None:
-    """Repeats on each side, by the spread of both together."""
+    """Repeats needed on each side, from the combined spread."""
     if min(map(len, sides)) < 2 or found.value == 0:
         return None
     variances = [sum((value - sum(side) / len(side)) ** 2 for value in side) / (len(side) - 1) for side in sides]

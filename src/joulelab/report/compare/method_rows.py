@@ -1,7 +1,7 @@
-"""Runs side by side: one row per method, each set against the baseline seed by seed and item by item.
+"""Comparison of runs: one row per method, with its difference from the baseline by seed and by test item.
 
-Quality and energy come with what makes them comparable: intervals on the test set, the spread over seeds, the joules
-that others paid for. A run that did not finish stands in a list of its own, with the joules it took.
+Quality and energy have intervals over the test set and over seeds, and inherited energy is included. Runs that did not
+finish are listed separately with the energy they used.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ from joulelab.runs.record import RunRecord, StageRecord, StageRole
 from joulelab.runs.storage import read_json
 from joulelab.stats import Interval, mean_t
 
-# One method's row: means over its runs, where its joules went, and how it differs from the baseline.
-
-
 _WITH_TEACHER = attrgetter("joules.with_teacher", "joules.mixed", "joules.incomplete")
 _WITHOUT_TEACHER = attrgetter("joules.without_teacher", "joules.mixed_without", "joules.incomplete_without")
 Rate = Literal["samples_per_s", "j_per_sample", "tokens_per_s", "j_per_token", "mean_power_w"]
 
 
 def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[ComparedRun], trained: bool = True) -> Row:
-    """`trained`: some row of the comparison trained a model; one that only uses a model is then no rival of it."""
+    """`trained`: some row of the comparison trained a model; rows that only use a model are not ranked against it."""
     label = runs[0].record.label
     own = label == baseline_label
     role: Role = "baseline" if own else "teacher" if is_teacher(runs[0].record) else "method"
@@ -62,8 +59,8 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
         inherited=_mean_inherited(runs),
         without_teacher=_mean_sum(runs, [run.joules.without_teacher for run in runs], with_teacher=False),
         with_teacher=_mean_sum(runs, [run.joules.with_teacher for run in runs], with_teacher=True),
-        setup=_mean_apart(records, "setup"),
-        repeated=_mean_apart(records, "repeated"),
+        setup=_mean_of_kind(records, "setup"),
+        repeated=_mean_of_kind(records, "repeated"),
         whole=mean_figure(run.joules.whole for run in records),
         mixed=any(run.joules.mixed for run in runs),
         mixed_without=any(run.joules.mixed_without for run in runs),
@@ -78,12 +75,12 @@ def make_row(baseline_label: str, runs: list[ComparedRun], baseline: list[Compar
 
 
 def only_infers(record: RunRecord) -> bool:
-    """A run that tells what a model costs in use."""
+    """Whether the run measures the serving cost of a model and trains none."""
     return any(stage.role == "inference" for stage in record.stages) and training_stage(record) is None
 
 
 def _interval(runs: list[ComparedRun], values: list[float]) -> Interval | None:
-    """Of the test set where quality is a share of its items; else over the repeats."""
+    """Over the test set if quality is a share of its items; else over the repeats."""
     if not values:
         return None
     trials = next((run.quality.result.trials for run in runs if run.quality), None)
@@ -102,10 +99,7 @@ def _mean_inherited(runs: list[ComparedRun]) -> EnergyFigure | None:
 
 
 def _mean_sum(runs: list[ComparedRun], sums: Sequence[EnergyFigure], with_teacher: bool) -> EnergyFigure:
-    """What all repeats use, made by one of them or by another run, was measured once: repeats make it no surer.
-
-    Of a measured program it is what `measure` states: the mean with Student's interval over the repeats.
-    """
+    """Mean over the runs; for a measured program, the mean and Student's interval that `measure` prints."""
     repeats = repeat_mean(*(run.record for run in one_of_each_record(runs)))
     if repeats is not None and not any(run.record.inherited for run in runs):
         return repeats.energy
@@ -130,8 +124,8 @@ def mean_with_reused(sums: Sequence[EnergyFigure], reused_half_widths_j: Sequenc
     return mean.with_errors(ErrorComponent(name="reused work", joules=(reused_j,)))
 
 
-def _mean_apart(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:
-    """Mean over all runs; one without any counts as 0 J."""
+def _mean_of_kind(runs: list[ComparedRun], kind: Literal["setup", "repeated"]) -> EnergyFigure | None:
+    """Mean over all runs; a run without any counts as 0 J."""
     found = [figure for run in runs if (figure := getattr(run.joules, kind)) is not None]
     return total(found).scaled(1 / len(runs)) if found else None
 
@@ -156,7 +150,7 @@ def last_training(record: RunRecord, role: StageRole) -> StageRecord | None:
 
 
 def training_energy(runs: Sequence[ComparedRun], item: Literal["sample", "token"]) -> EnergyFigure | None:
-    """Energy of one item, mean over the runs' main training stage; None where no run counted items."""
+    """Energy per item, mean over the runs' main training stages; None if no run counted items."""
     stages = [training_stage(run.record) for run in runs]
     found = [figure for stage in stages if stage and (figure := stage.energy_per(item)) is not None]
     return mean_figure(found) if found else None
@@ -179,8 +173,8 @@ def compare(
 ) -> Comparison:
     """One row per label that has a finished run, in the order of the group's members.
 
-    `folders` says where runs lie that are not in the store; `wanted` names the quality that is compared.
-    `include_repeated` counts work that was done again after an interruption as part of the method.
+    `folders` has the directories of runs outside the store; `wanted` names the quality metric to compare.
+    `include_repeated` counts work repeated after an interruption as part of the method.
     """
     done = [record for record in records if record.status == "done"]
     measure = common_measure(done, wanted)
@@ -210,7 +204,7 @@ def compare(
 def compared_runs(
     record: RunRecord, folder: Path, measure: Measure | None, include_repeated: bool = False
 ) -> list[ComparedRun]:
-    """One; of a program that was measured several times, one for each of these repeats."""
+    """One, or one per repeat of a measured program."""
     repeats = [stage.repeat for stage in record.stages if stage.repeat is not None and stage.status == "done"]
     numbers = repeats if len(repeats) > 1 else [None]
     return [_compared_run(record, folder, measure, number, include_repeated) for number in numbers]
@@ -243,7 +237,7 @@ def _quality(record: RunRecord, measure: Measure | None) -> Quality | None:
 
 
 def _machine(record: RunRecord, folder: Path, source: str) -> str:
-    """A GPU's name says which card it is; other sensors are told apart by host and processor."""
+    """A GPU's UUID identifies the card; other sensors are identified by host and processor."""
     if "GPU-" in source:
         return ""
     path = RunPaths(folder).environment

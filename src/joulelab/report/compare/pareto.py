@@ -14,12 +14,12 @@ _EQUAL_ENERGY_REL = 0.05
 
 
 def why_no_front(comparison: Comparison) -> str:
-    """Empty where the front can be told."""
-    if comparison.measure is None or not comparison.crowded:
+    """Empty if the front can be determined."""
+    if comparison.measure is None or not comparison.contended:
         return ""
     return (
-        "No Pareto front is marked: others used the CPU cores while joules were estimated, so who is cheaper, and by "
-        "how much, may be their doing."
+        "No Pareto front is marked: energy was estimated from CPU time under CPU contention, so the order of the "
+        "methods is unreliable."
     )
 
 
@@ -35,7 +35,7 @@ def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) 
     A lower bound is not on it, because it would look cheap. Empty under CPU contention, which changes the order of
     estimated energies.
     """
-    if comparison.measure is None or comparison.crowded:
+    if comparison.measure is None or comparison.contended:
         return ()
     sign = comparison.measure.sign
     known = [
@@ -55,8 +55,8 @@ def pareto_labels(comparison: Comparison, energies: Mapping[str, EnergyFigure]) 
 
 
 def reading_sentences(comparison: Comparison) -> list[str]:
-    """What the statistics allow to be said about choosing."""
-    if comparison.measure is None or comparison.crowded or not comparison.methods:
+    """Which method to choose, as far as the statistics allow it."""
+    if comparison.measure is None or comparison.contended or not comparison.methods:
         return []
     return [text for text in (_front(comparison), _equal_quality(comparison), _equal_energy(comparison)) if text]
 
@@ -67,9 +67,8 @@ def _front(comparison: Comparison) -> str:
     if not front or not beaten:
         return ""
     names = listed([row.label for row in front])
-    means = "the means of " if len(front) > 1 and any(len(row.runs) > 1 for row in comparison.rows) else ""
-    verb = "lie" if len(front) > 1 else "lies"
-    return f"On the Pareto front of quality and joules, teacher included, {verb} {means}{names}."
+    means = " (means over runs)" if any(len(row.runs) > 1 for row in comparison.rows) else ""
+    return f"Pareto front of quality and energy, teacher included{means}: {names}."
 
 
 def _equal_quality(comparison: Comparison) -> str:
@@ -100,7 +99,7 @@ def _whole_j(row: Row) -> float | None:
 
 
 def _equal_energy(comparison: Comparison) -> str:
-    """What the baseline's joules buy elsewhere: the best quality among rows that take hardly more than it."""
+    """The best quality among methods that use at most 5 % more energy than the baseline."""
     baseline, measure = comparison.row(comparison.baseline), comparison.measure
     if baseline is None or measure is None or baseline.quality is None or baseline.with_teacher.energy_j is None:
         return ""
@@ -114,10 +113,10 @@ def _equal_energy(comparison: Comparison) -> str:
         return ""
     best = max(others, key=lambda row: measure.sign * (row.quality or 0.0))
     better = measure.sign * ((best.quality or 0.0) - baseline.quality) > 0
-    told = f"significantly {'better' if better else 'worse'}"
+    result = f"significantly {'better' if better else 'worse'}"
     if not (best.difference and best.difference.significant):
-        told = "no significant difference"
+        result = "no significant difference"
     return (
         f"At equal energy ({comparison.baseline}'s {amount_text(baseline.with_teacher)} and at most "
-        f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {told}."
+        f"{100 * _EQUAL_ENERGY_REL:.0f} % more), {best.label} has {measure.text(best.quality or 0.0)}: {result}."
     )

@@ -1,7 +1,7 @@
-"""Which of a run's results says how good its model is, and how such a figure reads.
+"""Quality metrics: which results of a run measure the quality of its model, and how they are printed.
 
-Pipelines name their results themselves (`student.accuracy`, `student.exact_match`, `model.evaluate.loss`). The first
-word says whose it is; the rest is the measure, which teacher and student share and by which runs are compared.
+Pipelines choose the names of their results (`student.accuracy`, `student.exact_match`, `model.evaluate.loss`). The
+first word is the model's role; the rest is the measure, which teacher and student share and runs are compared by.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ _WHOSE = ("student", "policy", "model", "teacher")
 _SHARES = ("accuracy", "exact_match", "f1", "macro_f1", "win_rate")
 _SCORES = ("score", "reward", "bleu", "rouge")
 _FALLING = ("loss", "perplexity")
-# Losses that are known to be a mean cross-entropy per token; what another one counts in, its name does not tell.
+# Losses known to be a mean cross-entropy per token; the unit of others does not follow from their names.
 _NATS = ("mlm_loss", "clm_loss")
 _TITLES = {"exact_match": "exact match", "f1": "F1", "macro_f1": "macro F1", "win_rate": "win rate"}
-# Results that describe the training, the data or another result, and not how good the model is.
-# Tasks of lm-evaluation-harness are compared where one is asked for by name.
-_BESIDE = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases", "harness")
-# `exact_answers` stands beside the held-out loss, which language models are compared by unless it is asked for.
+# Results that describe the training, the data or another result, not the quality of the model.
+# Tasks of lm-evaluation-harness are compared only on request (`--quality`).
+_OTHER_RESULTS = ("train", "validate", "data", "program", "start", "low", "high", "threshold", "phases", "harness")
+# Language models are compared by held-out loss; `exact_answers` only on request.
 _NOT_QUALITY = ("agreement", "over_teacher", "calibration_error", "exact_answers")
-# What a training stage's own objective came to: of the student's, or of the start that it goes on from.
+# Values of a training stage's own objective: the student's, or those of the model it starts from.
 _TRAINING = ("first_loss", "final_loss")
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of quality: `accuracy`, `exact_match`, `mlm_loss`."""
+    """A quality metric: `accuracy`, `exact_match`, `mlm_loss`."""
 
     name: str
     lower_is_better: bool
@@ -47,7 +47,7 @@ class Measure:
 
     @property
     def of_training(self) -> bool:
-        """A loss on what the model was trained with, by the objective of its method."""
+        """A loss on the training data, by the objective of the method."""
         parts = self.name.split(".")
         return parts[-1] in _TRAINING or (parts[-1].endswith("loss") and "train" in parts)
 
@@ -67,7 +67,7 @@ class Measure:
 
     @property
     def sign(self) -> int:
-        """What a difference is multiplied by, so that more is better."""
+        """Factor that makes larger differences better."""
         return -1 if self.lower_is_better else 1
 
     def number(self, value: float) -> str:
@@ -88,7 +88,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Quality:
-    """A run's figure for a measure."""
+    """A run's value of a measure."""
 
     measure: Measure
     result: Result
@@ -110,13 +110,13 @@ def share_interval(share: float, trials: int | None) -> Interval | None:
 
 
 def quality_of(record: RunRecord, measure: Measure | None = None) -> Quality | None:
-    """The figure a comparison is about: the student's before its teacher's; of a given measure where one is given."""
+    """The student's value before its teacher's; of this measure if one is given."""
     found = _qualities(record)
     return next((quality for quality in found if measure is None or quality.measure.name == measure.name), None)
 
 
 def common_measure(records: Sequence[RunRecord], wanted: str | None = None) -> Measure | None:
-    """The measure that most runs have, and of equals the first; `wanted` names one, whatever its kind."""
+    """The measure that most runs have, the first of equals; `wanted` names any result instead."""
     if wanted is not None:
         found = (_named(record, wanted) for record in records)
         return next((measure for measure in found if measure), None)
@@ -127,7 +127,7 @@ def common_measure(records: Sequence[RunRecord], wanted: str | None = None) -> M
 
 
 def measure_names(records: Sequence[RunRecord]) -> list[str]:
-    """What `common_measure` can be asked for."""
+    """Names that `common_measure` accepts."""
     return list(dict.fromkeys(_split(name)[1] for record in records for name in record.results))
 
 
@@ -149,7 +149,7 @@ def _qualities(record: RunRecord) -> list[Quality]:
 
 
 def result_of(record: RunRecord, measure: Measure) -> Result | None:
-    """The student's before the model's before the teacher's, also for a measure that is no quality by itself."""
+    """The student's before the model's before the teacher's, also for measures that are not quality metrics."""
     for whose in (*_WHOSE, ""):
         name = f"{whose}.{measure.name}" if whose else measure.name
         if name in record.results:
@@ -164,10 +164,13 @@ def _split(name: str) -> tuple[str, str]:
 
 def _is_quality(measure: str, result: Result) -> bool:
     parts = measure.split(".")
-    if any(part in _BESIDE or part.startswith("epoch_") for part in parts) or parts[-1] in _NOT_QUALITY + _TRAINING:
+    if (
+        any(part in _OTHER_RESULTS or part.startswith("epoch_") for part in parts)
+        or parts[-1] in _NOT_QUALITY + _TRAINING
+    ):
         return False
-    told = parts[-1] in _SHARES + _SCORES or parts[-1].endswith(_FALLING)
-    return told or result.trials is not None or result.lower_is_better
+    known = parts[-1] in _SHARES + _SCORES or parts[-1].endswith(_FALLING)
+    return known or result.trials is not None or result.lower_is_better
 
 
 def _measure(name: str, result: Result) -> Measure:

@@ -1,7 +1,7 @@
-"""Which runs a comparison is about, as somebody named them: runs, groups or patterns, from one store or several.
+"""The runs of a comparison, selected by names of runs, groups or patterns, from one store or several.
 
-Runs with the same label and the same settings but the seed are repeats of each other. Where one label stands for
-several settings, the settings that differ become part of it.
+Runs with the same label and settings except the seed are repeats. If runs of one label have different settings, the
+settings that differ become part of the label.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import load_record
 
-# With more differences than this a label names them no longer; "What differs" does.
+# With more differences than this, labels have variant numbers; the section "What differs" lists the settings.
 _MOST_IN_A_LABEL = 2
-# Settings that tell repeats apart, or name a run, and make no other method of it.
+# Settings that distinguish repeats or name a run, and do not change the method.
 _NOT_A_METHOD = ("seed", "label", "energy.", "device", "repeat", "warmup")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What was named: a group as it is, or runs put together into one for the occasion."""
+    """A group as it is, or an ad hoc group of the named runs."""
 
     group: GroupRecord
     records: tuple[RunRecord, ...]
     folders: dict[str, Path]
     place: Path | None
-    """The one run's or group's own folder, where its report belongs; None for a choice of runs."""
+    """Directory of the single run or group, where its report is written; None for several."""
 
     def comparison(self, store: Path, wanted: str | None = None, include_repeated: bool = False) -> Comparison:
         return compare(self.group, self.records, store, self.folders, wanted, include_repeated)
@@ -57,7 +57,7 @@ def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Se
     unique = {record.run_id: (record, folder) for record, folder in loaded}
     if not unique:
         raise NotFoundError("none of these groups has a run yet", "`joulelab runs` lists runs and groups")
-    selection = _put_together(list(unique.values()), groups, folders[0] if len(folders) == 1 else None)
+    selection = _ad_hoc_group(list(unique.values()), groups, folders[0] if len(folders) == 1 else None)
     return _with_baseline(selection, baseline)
 
 
@@ -67,10 +67,10 @@ def _whole_group(folder: Path) -> Selection:
     return Selection(group, tuple(records), {record.run_id: store / record.run_id for record in records}, folder)
 
 
-def _put_together(
+def _ad_hoc_group(
     loaded: Sequence[tuple[RunRecord, Path]], groups: Sequence[GroupRecord], place: Path | None
 ) -> Selection:
-    records = _told_apart([record for record, _ in loaded])
+    records = _with_distinct_labels([record for record, _ in loaded])
     labels = list(dict.fromkeys(record.label for record in records))
     known = [group.baseline for group in groups if group.baseline in labels]
     members = [
@@ -90,12 +90,12 @@ def _put_together(
     return Selection(group, tuple(records), folders, place)
 
 
-def _told_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
+def _with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
     added = {id(record): "" for record in records}
     for label in dict.fromkeys(record.label for record in records):
         namesakes = [record for record in records if record.label == label]
         found = varying([record.spec for record in namesakes])
-        differing = {key: values for key, values in found.items() if _makes_a_method(key, values)}
+        differing = {key: values for key, values in found.items() if _changes_method(key, values)}
         settings = [
             tuple((key, _value(values[place])) for key, values in differing.items()) for place in range(len(namesakes))
         ]
@@ -111,8 +111,8 @@ def _told_apart(records: Sequence[RunRecord]) -> list[RunRecord]:
     ]
 
 
-def _makes_a_method(key: str, values: Sequence[Any]) -> bool:
-    """A setting that one version did not have yet is no difference of methods."""
+def _changes_method(key: str, values: Sequence[Any]) -> bool:
+    """A setting that older records lack is not a difference between methods."""
     known = [value for value in values if value is not None]
     return not key.startswith(_NOT_A_METHOD) and any(value != known[0] for value in known)
 
@@ -129,6 +129,6 @@ def _with_baseline(selection: Selection, baseline: str | None) -> Selection:
     match = next((r.label for r in records if baseline in (r.label, r.run_id) or r.run_id.endswith(baseline)), None)
     if match is None:
         labels = ", ".join(dict.fromkeys(record.label for record in records))
-        raise UsageError(f"no run is labelled '{baseline}'", f"labels here: {labels}")
+        raise UsageError(f"no run is labeled '{baseline}'", f"labels here: {labels}")
     group = selection.group.model_copy(update={"baseline": match})
     return Selection(group, records, selection.folders, selection.place)

@@ -68,8 +68,7 @@ def quality_sentence(row: Row, baseline: str, measure: Measure) -> str:
     if measure.name == "accuracy":
         return f"{row.label} is {size} {'more' if found.value > 0 else 'less'} accurate than {baseline} ({evidence})."
     word = "higher" if found.value > 0 else "lower"
-    told = f"{_article(measure.title)} {measure.title} {size} {word}"
-    return f"{row.label} has {told} than {baseline} ({evidence})."
+    return f"{row.label} has {_article(measure.title)} {measure.title} {size} {word} than {baseline} ({evidence})."
 
 
 def _evidence(difference: QualityDifference, measure: Measure) -> str:
@@ -93,10 +92,10 @@ def _evidence(difference: QualityDifference, measure: Measure) -> str:
 
 
 def _discord(difference: QualityDifference) -> str:
-    """Signs that differ say that nothing is known yet; no difference at all says a lot."""
+    """Whether the seeds disagree in sign, or all have no difference."""
     if difference.seeds_agree:
         return ""
-    return " disagree in sign" if any(difference.by_seed) else ", the same in every one"
+    return " disagree in sign" if any(difference.by_seed) else ", all equal"
 
 
 def _seeds(difference: QualityDifference, measure: Measure) -> str:
@@ -108,30 +107,27 @@ def _mean(difference: QualityDifference | None) -> float:
     return difference.interval.value if difference and difference.interval else 0.0
 
 
-# The teacher's exam: how good it is was asked for the comparison's sake, and teaches nobody.
-#
-# It is in the bills, because somebody spent it, and in no break-even, because the next student does not ask again.
-
-
-_NOT_PAID_BACK = "The teacher's exam is not counted: it tells how good the teacher is, and helps no student."
+# Evaluating the teacher costs energy, which is part of every bill, but no student is trained on it and another student
+# does not need it again: break-even leaves it out.
+_EVALUATION_NOT_COUNTED = "Teacher evaluation is not counted: no student is trained on it."
 
 
 def teacher_evaluation_note(rows: Sequence[Row]) -> str:
-    """For a table of paybacks, with a space before it; empty where no bill has an exam in it."""
-    return f" {_NOT_PAID_BACK}" if any(_teacher_evaluations(row) for row in rows) else ""
+    """For a break-even table, with a leading space; empty if no bill contains a teacher evaluation."""
+    return f" {_EVALUATION_NOT_COUNTED}" if any(_teacher_evaluations(row) for row in rows) else ""
 
 
 def teacher_evaluation_sentences(comparison: Comparison) -> list[str]:
-    """In whose bills it is, and how much of them; the teacher's own row is about the teacher."""
+    """Which rows other than the teacher's contain teacher evaluation, and how much."""
     rows = [row for row in comparison.rows if row.role != "teacher" and _teacher_evaluations(row)]
     if not rows:
         return []
     means = [_mean_figure([part.figure for part in _teacher_evaluations(row)], len(row.runs)) for row in rows]
     ends = dict.fromkeys(amount_text(end(means, key=lambda figure: figure.energy_j or 0.0)) for end in (min, max))
-    whose = f"{'bill' if len(rows) == 1 else 'bills'} of {listed([row.label for row in rows])}"
+    names = listed([row.label for row in rows])
     return [
-        f"The teacher's exam ({' to '.join(ends)}) is in the {whose}: it was asked for the comparison's sake, and is "
-        "in no break-even count."
+        f"Teacher evaluation ({' to '.join(ends)}) is included in the energy of {names} and left out of break-even "
+        "counts."
     ]
 
 
@@ -141,13 +137,10 @@ def _teacher_evaluations(row: Row) -> list[Part]:
 
 
 def _mean_figure(figures: Sequence[EnergyFigure], runs: int) -> EnergyFigure:
-    """Of what is often one measurement that all runs share: its error does not average out."""
+    """Mean of what is often one measurement that all runs share: its error does not average out."""
     summed = known_sum(figures)
     half_width_j = sum(figure.half_width_j or 0.0 for figure in figures)
     return summed.with_interval(summed.energy_j or 0.0, half_width_j).scaled(1 / runs)
-
-
-# Break-even in words: a sentence for the verdict, and a table.
 
 
 # A number of students or items with an interval wider than this factor carries no information.
@@ -190,14 +183,14 @@ def _goal(one: RowBreakEven) -> str:
     if not one.beyond:
         return f"The teacher of {one.label}"
     if one.found is not None and one.found.spent.value < 0:
-        return f"The teacher of {one.label}, which took less than that of {one.against},"
-    return f"What the teacher of {one.label} took beyond that of {one.against}"
+        return f"The teacher of {one.label}, which used less energy than that of {one.against},"
+    return f"The additional energy of the teacher of {one.label} over that of {one.against}"
 
 
 def _quality(one: RowBreakEven) -> str:
-    """At which quality; or, for items, where what is saved on each was measured."""
-    beside = one.quality or one.reason.split(";")[0]
-    return f" ({beside})" if beside else ""
+    """The quality at which students are compared; for items, the stages in which the saving was measured."""
+    remark = one.quality or one.measured_in
+    return f" ({remark})" if remark else ""
 
 
 def break_even_grid(comparison: Comparison) -> Grid | None:
@@ -215,13 +208,13 @@ def break_even_grid(comparison: Comparison) -> Grid | None:
         )
         for one in found
     ]
-    remarks = dict.fromkeys(one.reason for one in found if one.reason)
+    remarks = dict.fromkeys(text for one in found if (text := "; ".join(filter(None, [one.measured_in, one.reason]))))
     beyond = f" beyond that of {comparison.baseline}'s" if any(one.beyond for one in found) else ""
     note = (
         f"Students: the teacher's energy{beyond} over what its help saves on the student stages ({_at_equal(found)}). "
         "Tokens or samples: the energy of making the student beyond its teacher over what it saves per item in use. "
         "Interval: Fieller's, 95 %; where the saving is not significantly above 0 it has no upper end, and the result "
-        "is that it does not break even."
+        "is `does not break even`."
         + teacher_evaluation_note([row for row in comparison.rows if row.role != "teacher"])
         + "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in remarks)
     )
@@ -236,11 +229,11 @@ def _at_equal(found: Sequence[RowBreakEven]) -> str:
     return "students that are significantly worse do not break even"
 
 
-# The meter's note on an estimate shouts this word; it is the text that tells model and uncertainty.
+# Word of the meter's note on an estimate, which states model and uncertainty.
 _ESTIMATE_MARK = "ESTIMATED"
 TRAINING_LOSS = (
-    "A training loss is each method's own objective on what it was trained with: where the objectives differ, lower is "
-    "not better, and no such loss says how good a model is. Compare a held-out figure."
+    "A training loss is each method's own objective on its training data: if the objectives differ, lower is not "
+    "better, and the loss does not measure the quality of a model. Compare a held-out metric."
 )
 
 
@@ -249,7 +242,7 @@ class Verdict:
     headline: str
     sentences: tuple[str, ...]
     provenance: tuple[str, ...]
-    """How the joules were obtained, where that is less than a measurement; empty where all were measured."""
+    """How estimated energies were obtained; empty if all were measured."""
 
 
 def verdict(comparison: Comparison) -> Verdict:
@@ -277,9 +270,9 @@ def headline(comparison: Comparison) -> str:
     if not methods:
         return f"No comparison: only {comparison.baseline} has finished runs."
     if comparison.measure is None:
-        return f"Against {comparison.baseline}, {_cost_clause(methods)}."
+        return f"Compared with {comparison.baseline}, {_cost_clause(methods)}."
     clause = quality_clause(methods, comparison.measure)
-    return f"Against {comparison.baseline}, {clause}; {_cost_clause(methods)}."
+    return f"Compared with {comparison.baseline}, {clause}; {_cost_clause(methods)}."
 
 
 def _cost_clause(methods: Sequence[Row]) -> str:
@@ -287,25 +280,25 @@ def _cost_clause(methods: Sequence[Row]) -> str:
     values = sorted(interval.value for interval in ratios if interval)
     teacher = any(row.teacher_share for row in methods)
     if not any(one and one.ratio for row in methods for one in (row.student_ratio, row.full_ratio)):
-        return "there are no joules to compare"
+        return "there is no energy to compare"
     if len(values) < len(methods):
-        with_teacher = " with the teacher included" if teacher else ""
-        return f"what it costs in joules{with_teacher} is inconclusive for some methods"
+        with_teacher = ", teacher included," if teacher else ""
+        return f"the energy ratio{with_teacher} is inconclusive for {'some methods' if len(methods) > 1 else 'it'}"
     span = " to ".join(dict.fromkeys(f"{three_digits(value)}x" for value in (values[0], values[-1])))
-    subject = "with the teacher included " if teacher else ""
-    return f"{subject}{'it costs' if len(methods) == 1 else 'the methods cost'} {span} the joules"
+    subject = "including the teacher, " if teacher else ""
+    return f"{subject}{'it uses' if len(methods) == 1 else 'the methods use'} {span} the energy"
 
 
 def energy_sentence(row: Row, baseline: str) -> str:
     found = [one for one in (row.student_ratio, row.full_ratio) if one]
     if not any(one.ratio for one in found):
         why = found[0].reason if found else "no baseline"
-        return f"The joules of {row.label} cannot be set against those of {baseline}: {why}."
+        return f"Energy of {row.label} cannot be compared with that of {baseline}: {why}."
     if row.student_ratio == row.full_ratio:
-        return f"{row.label} takes {_multiple(row.full_ratio)} the joules of {baseline}."
-    share = f"; the teacher is {row.teacher_share_text} of that bill" if row.teacher_share else ""
+        return f"{row.label} uses {_multiple(row.full_ratio)} the energy of {baseline}."
+    share = f"; the teacher is {row.teacher_share_text} of that" if row.teacher_share else ""
     return (
-        f"{row.label} takes {_multiple(row.student_ratio)} the joules of {baseline} without the teacher's work "
+        f"{row.label} uses {_multiple(row.student_ratio)} the energy of {baseline} without the teacher's work "
         f"and {_multiple(row.full_ratio)} with it{share}."
     )
 
@@ -313,7 +306,7 @@ def energy_sentence(row: Row, baseline: str) -> str:
 def _multiple(found: EnergyRatio | None) -> str:
     if found is None or found.ratio is None:
         return f"an unknown multiple of ({found.reason if found else 'no baseline'})"
-    if found.crowded:
+    if found.contended:
         return f"{ratio(found.ratio)}, inconclusive ({found.reason}),"
     return (
         ratio(found.ratio) if found.significant else f"{ratio(found.ratio)}, {inconclusive(found.seeds, found.needed)},"
@@ -327,43 +320,43 @@ def _caveats(comparison: Comparison) -> list[str]:
         texts.append(f"Not in the comparison because incomplete: {names}.")
     if comparison.measure and comparison.measure.of_training:
         texts.append(TRAINING_LOSS)
-    texts += crowd_sentences(comparison)
+    texts += contention_sentences(comparison)
     unmetered = list(dict.fromkeys(name for row in comparison.rows for name in row.unmetered))
     if unmetered:
-        texts.append(f"Lower bounds are marked ≥: no meter of the runs saw {listed(unmetered)}.")
+        texts.append(f"Lower bounds are marked ≥: not metered: {listed(unmetered)}.")
     unknown = list(dict.fromkeys(name for row in comparison.rows for name in row.unknown if name not in unmetered))
     if unknown:
-        texts.append(f"In no bill, because nobody measured it here: what {listed(unknown)} took to make.")
+        texts.append(f"Not included (energy unknown): {listed(unknown)}.")
     texts += teacher_evaluation_sentences(comparison)
-    apart = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
-    if apart:
+    other_sensors = [row.label for row in comparison.methods if row.full_ratio and not row.full_ratio.same_devices]
+    if other_sensors:
         texts.append(
-            f"Other sensors than those of {comparison.baseline} measured {listed(apart)}: their scale errors do not "
-            "cancel, and are inside the intervals of the ratios."
+            f"Measured by other sensors than {comparison.baseline}: {listed(other_sensors)}. The intervals of their "
+            "ratios include the gain errors of both."
         )
     return texts
 
 
-def crowd_sentences(comparison: Comparison) -> list[str]:
-    """Whose stages ran while others kept the cores busy: what they took says more about the others than about them."""
-    words = []
+def contention_sentences(comparison: Comparison) -> list[str]:
+    """Stages that ran under CPU contention."""
+    texts = []
     for row in comparison.rows:
         stages = [stage for run in row.runs for stage in run.record.stages if not stage.outside_totals]
-        crowded = [stage for stage in stages if stage.core_use and stage.core_use.contended]
-        worst = most_contended([stage.core_use for stage in crowded])
+        contended = [stage for stage in stages if stage.core_use and stage.core_use.contended]
+        worst = most_contended([stage.core_use for stage in contended])
         if worst is not None:
-            names = ", ".join(dict.fromkeys(stage.name for stage in crowded))
-            words.append(f"{row.label} ({names}: up to {worst.others_cores:.2g} of {worst.cores})")
-    if not words:
+            names = ", ".join(dict.fromkeys(stage.name for stage in contended))
+            texts.append(f"{row.label} ({names}: up to {worst.others_cores:.2g} of {worst.cores} cores)")
+    if not texts:
         return []
     return [
-        f"Others used the CPU cores while these ran: {listed(words)}. Times and CPU estimates of that are not "
-        "comparable; run it again while nothing else runs."
+        f"CPU contention: other processes used the cores during {listed(texts)}. Timings and CPU estimates are "
+        "unreliable; rerun on an idle machine."
     ]
 
 
 def provenance(records: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Where tables show estimates: the meter's own words on model and uncertainty, each once."""
+    """If tables show estimates: the meter's notes on model and uncertainty, each once."""
     estimated = [record for record in records if record.totals and record.totals.best.method == "estimated"]
     notes = [note.text for record in estimated for note in record.validity.notes if _ESTIMATE_MARK in note.text]
     if estimated and not notes:
@@ -377,4 +370,4 @@ def provenance(records: Sequence[RunRecord]) -> tuple[str, ...]:
 def _plain_warning(figures: Sequence[EnergyFigure]) -> str:
     worst = max((figure.gain_error_rel or 0.0 for figure in figures), default=0.0)
     scale = f", ±{100 * worst:.0f} %" if worst else ""
-    return f"joules are {_ESTIMATE_MARK}, not measured{scale}"
+    return f"energy is {_ESTIMATE_MARK}, not measured{scale}"

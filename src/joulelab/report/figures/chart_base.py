@@ -1,12 +1,13 @@
-"""What every figure is made of: a Vega-Lite spec, words for those who do not see it, and the page's data by name.
+"""Common parts of all figures: a Vega-Lite spec with a text description, colors, scales and shared data.
 
-Specs are plain dicts, drawn as wide as the box they stand in. Those of a comparison read the page's `runs` and `parts`
-and follow four parameters: the scope, the number of students that share a teacher, the building's factor, and the
-methods that are hidden. The page moves the parameters; a figure in a file has them at their first values.
+Specs are plain dicts that fill the width of their box. Those of a comparison read the page's `runs`, `parts` and
+`methods` and have four parameters: scope, number of students that share a teacher, PUE, and hidden methods. The page
+sets the parameters; a figure in a file has the initial ones.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,32 +22,28 @@ from joulelab.report.compare.comparison import Comparison
 from joulelab.report.energy_sums import all_parts
 from joulelab.runs.record import RunRecord, StageRecord
 
-# Colours and shapes that a colour-blind reader can tell apart, on a light page and on a dark one.
-#
-# The hues are those of Okabe and Ito (2008), without black and yellow, which vanish on one of the two grounds.
-# Methods differ in shape as well, so that no reading depends on colour alone.
-
-
+# Hues of Okabe and Ito (2008), distinguishable for color-blind readers, without black and yellow, which are invisible
+# on a dark or a light page. Methods also differ in shape, so that no figure depends on color alone.
 HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-# Each hue once more darker, and once more pale: a page of many stages runs out of hues before it runs out of shades.
+# Darker and paler shades for pages with many stages.
 _DARK = ("#004A75", "#A06E00", "#00634A", "#8F3E00", "#8E4B72", "#2B7FB0")
 _PALE = ("#8FC1DE", "#F0CD86", "#86CDB9", "#EBB58E", "#E5BFD5", "#B4DDF6")
 STAGE_HUES = (*HUES, *_DARK, *_PALE)
-GREY = "#8A8F98"
+GRAY = "#8A8F98"
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right")
 
 
 def label_scales(labels: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """Domain, colours and shapes; with more methods than hues the two cycles still give distinct pairs."""
+    """Domain, colors and shapes; with more methods than hues the two cycles still give distinct pairs."""
     domain = list(dict.fromkeys(labels))
-    colours = [HUES[i % len(HUES)] for i in range(len(domain))]
-    return domain, colours, [SHAPES[i % len(SHAPES)] for i in range(len(domain))]
+    colors = [HUES[i % len(HUES)] for i in range(len(domain))]
+    return domain, colors, [SHAPES[i % len(SHAPES)] for i in range(len(domain))]
 
 
 def stage_colors(records: Iterable[RunRecord]) -> dict[str, str]:
     """Stage or inherited part -> color, the same in every figure of a page; in the order of a legend, gray ones last.
 
-    Idle baselines and the run's overhead are gray: they are nobody's work and need no hue.
+    Idle baselines and the run's overhead are gray: they are not work of a stage.
     """
     known = list(records)
     stages = [stage for record in known for stage in record.stages]
@@ -54,7 +51,7 @@ def stage_colors(records: Iterable[RunRecord]) -> dict[str, str]:
     inherited = sorted({part.stage for record in known for part in all_parts(record)})
     names = [name for name in dict.fromkeys([*(stage.name for stage in stages), *inherited]) if name not in gray]
     hues = {name: STAGE_HUES[place % len(STAGE_HUES)] for place, name in enumerate(names)}
-    return hues | dict.fromkeys(gray, GREY)
+    return hues | dict.fromkeys(gray, GRAY)
 
 
 def is_overhead(stage: StageRecord) -> bool:
@@ -75,7 +72,7 @@ _UNITS = ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure for the page: its spec, what it shows in words, and the height its place is kept at."""
+    """A figure of the page: spec, text description, and the height reserved for it."""
 
     title: str
     spec: Spec
@@ -83,17 +80,17 @@ class Figure:
     caption: str
     height: int
     name: str = ""
-    """What its file is called."""
+    """Name of its file."""
     log_axis: str = ""
-    """The axis that a reader may switch between linear and logarithmic: `x` or `y`."""
+    """The axis with a switch between linear and logarithmic: `x` or `y`."""
 
     @property
     def first_axis(self) -> str:
-        """`log` or `linear`: how the switchable axis is drawn at first."""
+        """Initial scale of the switchable axis: `log` or `linear`."""
         return "log" if _is_log(self.spec, self.log_axis) else "linear"
 
     def complete(self, shared: Datasets) -> Spec:
-        """The spec with the page's data inside, for a file of its own."""
+        """The spec with the page's data, for a separate file."""
         return {**self.spec, "datasets": {**shared, **self.spec.get("datasets", {})}}
 
 
@@ -103,26 +100,26 @@ def _is_log(spec: Spec, axis: str) -> bool:
 
 
 def finish(chart: Any, height: int, **data: Sequence[Mapping[str, Any]]) -> Spec:
-    """As wide as the box it stands in; the height is fixed, so that the page does not jump while it draws.
+    """The spec, as wide as its box; the height is fixed, so that the page does not jump while drawing.
 
-    `data` are its own rows by the names by which it reads them: kept out of altair, which looks at every single value.
+    `data`: its own datasets by name, added after altair, which would check every value.
     """
     spec: Spec = chart.properties(
         width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
-    ).to_dict(validate=False)  # our own specs, which a browser's test draws; checking them costs more than making
-    # the page brings one version of the library along: a version in the spec could only cause a complaint
+    ).to_dict(validate=False)  # browser tests draw all specs; validation takes longer than building them
+    # the page contains one version of the library; a schema version in the spec could only cause a warning
     spec.pop("$schema", None)
     return {**spec, "datasets": {name: list(rows) for name, rows in data.items()}} if data else spec
 
 
 def moving(chart: Any) -> Any:
-    """With the parameters that the page moves."""
+    """With the parameters that the page sets."""
     first = {"scope": "policy", "students": 1, "pue": 1.0, "hidden": []}
     return chart.add_params(*(alt.param(name=name, value=value) for name, value in first.items()))
 
 
 def parts_chart(factor: float) -> Any:
-    """The page's parts, each with its `energy` in the axis's unit under the chosen scope and number of students."""
+    """The page's parts with their `energy` in the axis's unit, as the controls select it."""
     return (
         alt.Chart(alt.NamedData("parts"))
         .transform_filter("indexof(hidden, datum.method) < 0")
@@ -156,6 +153,17 @@ def with_bounds(chart: Any, base: Any, bounds: bool, **encoding: Any) -> Any:
     return alt.layer(chart, marks.encode(**encoding))
 
 
+def value_scale(values: Sequence[float], top: float = math.inf) -> alt.Scale:
+    """A scale with a margin around the values that does not go below 0 unless they do, nor above `top`.
+
+    A margin in pixels (`padding`) would start the axis of a small loss at -0.1.
+    """
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    least = max(0.0, low - margin) if low >= 0 else low - margin
+    return alt.Scale(zero=False, nice=False, domain=[least, max(high, min(high + margin, top))])
+
+
 def bounds_caption(bounds: bool) -> str:
     return f" {LOWER_BOUND}." if bounds else ""
 
@@ -166,14 +174,14 @@ def energy_unit(energies_j: Iterable[float]) -> tuple[float, str]:
 
 
 def energy_title(opening: str, unit: str, figures: Iterable[EnergyFigure]) -> str:
-    """An axis that shows an estimate says so."""
+    """The title marks estimates."""
     methods = {figure.method for figure in figures if figure.energy_j is not None}
     word = ", estimated" if methods == {"estimated"} else ", partly estimated" if "estimated" in methods else ""
     return f"{opening} ({unit}{word})"
 
 
 def comparison_unit(comparison: Comparison) -> tuple[float, str, list[EnergyFigure]]:
-    """One unit for all figures of a comparison, and the figures behind it."""
+    """Factor and unit common to all figures of a comparison, and the energies they follow from."""
     figures = [run.joules.with_teacher for row in comparison.rows for run in row.runs]
     known = [figure for figure in figures if figure.energy_j]
     return *energy_unit([figure.energy_j or 0.0 for figure in known]), known
@@ -219,20 +227,17 @@ def stages_of_run(record: RunRecord) -> Figure | None:
     height = 34 * len(known) + 20
     described = [f"{stage.name} {amount_text(stage.best)}" for stage in known]
     return Figure(
-        "Where the joules went",
+        "Energy by stage",
         finish(chart, height),
-        "Joules by stage: " + "; ".join(described),
+        "Energy by stage: " + "; ".join(described),
         bounds_caption(bounds).strip(),
         height,
         name="stages",
     )
 
 
-# Long traces made short without hiding a peak: what a reader must not miss in a power curve is its extremes.
-
-
 def thin(times: Array, values: Array, buckets: int = 400) -> tuple[Array, Array]:
-    """The lowest and the highest reading of each stretch of equal time, in order; short series come back whole."""
+    """Lowest and highest reading of each bucket of equal time, in order, so that peaks stay; short series unchanged."""
     if len(times) <= 2 * buckets:
         return times, values
     edges = np.linspace(float(times[0]), float(times[-1]), buckets + 1)
@@ -241,8 +246,8 @@ def thin(times: Array, values: Array, buckets: int = 400) -> tuple[Array, Array]
     start = 0
     for stop in (*cuts, len(times)):
         if stop > start:
-            stretch = values[start:stop]
-            kept |= {start + int(stretch.argmin()), start + int(stretch.argmax())}
+            bucket = values[start:stop]
+            kept |= {start + int(bucket.argmin()), start + int(bucket.argmax())}
         start = int(stop)
     order = np.array(sorted(kept))
     return times[order], values[order]

@@ -1,4 +1,4 @@
-"""A comparison drawn: what quality costs, where the joules went, how the repeats lie."""
+"""Figures of a comparison: quality against energy, energy by stage, repeats, break-even."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joulelab.report.compare.quality import Measure
 from joulelab.report.compare.verdict import break_even_sentence
 from joulelab.report.figures.chart_base import (
     FOLDED_AXIS,
-    GREY,
+    GRAY,
     Figure,
     bounds_caption,
     color_scale,
@@ -31,22 +31,20 @@ from joulelab.report.figures.chart_base import (
     moving,
     parts_chart,
     stage_colors,
+    value_scale,
     with_bounds,
 )
 from joulelab.report.wording import listed
 
-# Above this spread a linear axis presses the cheap runs against its zero.
+# Above this ratio of energies the axis is logarithmic.
 _LOG_ABOVE = 30.0
 _BAR_HEIGHT = 52
-# A legend that is longer than its figure is cut off.
+# A legend higher than its figure would be clipped.
 _LEGEND_LINE = 15
 
 
 def quality_against_energy(comparison: Comparison) -> Figure | None:
-    """One mark per run, and the Pareto front over the methods' means: no other is better and cheaper at once.
-
-    The front is drawn where its order of joules can be trusted.
-    """
+    """One mark per run, and the Pareto front over the methods' means if it can be determined."""
     factor, unit, figures = comparison_unit(comparison)
     measure = comparison.measure
     rows = [row for row in comparison.rows if row.quality is not None and row.with_teacher.energy_j]
@@ -59,7 +57,7 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     x, labels = alt.X("total:Q", title=title, scale=scale), [row.label for row in comparison.rows]
     no_front = why_no_front(comparison)
     bounds = any(row.with_teacher.is_lower_bound for row in rows)
-    chart = _tradeoff(measure, x, factor, labels, with_front=not no_front, bounds=bounds)
+    chart = _tradeoff(measure, x, _quality_scale(comparison, measure), factor, labels, not no_front, bounds)
     described = [f"{row.label}: {measure.text(row.quality or 0.0)} for {_energy(row)}" for row in rows]
     bars = " Bars: 95 % interval on the test set." if comparison.about_items else ""
     lower_bounds = [row.label for row in rows if row.with_teacher.is_lower_bound]
@@ -68,7 +66,7 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     return Figure(
         title="Quality against energy",
         spec=finish(moving(chart), 340),
-        description=f"{measure.axis} against joules, teacher included. {'; '.join(described)}.",
+        description=f"{measure.axis} against energy, teacher included. {'; '.join(described)}.",
         caption="One mark per run. Filled: teacher included; hollow: without it; the thin line between them is the "
         f"teacher's work.{bars} {no_front or front + unmetered}{bounds_caption(bounds)}",
         height=340,
@@ -77,9 +75,18 @@ def quality_against_energy(comparison: Comparison) -> Figure | None:
     )
 
 
-def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], with_front: bool, bounds: bool) -> Any:
-    domain, colours, shapes = label_scales(labels)
-    solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend its opacity to the legend
+def _quality_scale(comparison: Comparison, measure: Measure) -> alt.Scale:
+    qualities = [run.quality for row in comparison.rows for run in row.runs if run.quality]
+    times = 100.0 if measure.percent else 1.0
+    ends = [(one.interval.low, one.interval.high) if one.interval else (one.result.value,) for one in qualities]
+    return value_scale([times * end for found in ends for end in found], 100.0 if measure.percent else math.inf)
+
+
+def _tradeoff(
+    measure: Measure, x: Any, y_scale: Any, factor: float, labels: Sequence[str], with_front: bool, bounds: bool
+) -> Any:
+    domain, colors, shapes = label_scales(labels)
+    solid = alt.Legend(symbolOpacity=1)  # otherwise the legend has the opacity of the faintest layer
     runs = (
         parts_chart(factor)
         .transform_calculate(student_energy="datum.shared ? 0 : datum.energy")
@@ -90,8 +97,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
         )
         .transform_filter("isValid(datum.quality)")
     )
-    y_scale = alt.Scale(zero=False, padding=12)
-    colour = alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours), legend=solid)
+    color = alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colors), legend=solid)
     shape = alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes), legend=solid)
     tooltip = [
         alt.Tooltip("run:N"),
@@ -100,7 +106,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
         alt.Tooltip("total:Q", title="teacher included", format=".3g"),
     ]
     y_title = f"{measure.axis}, less is better" if measure.lower_is_better else measure.axis
-    base = runs.encode(y=alt.Y("quality:Q", title=y_title, scale=y_scale), color=colour, tooltip=tooltip)
+    base = runs.encode(y=alt.Y("quality:Q", title=y_title, scale=y_scale), color=color, tooltip=tooltip)
     teacher = base.mark_rule(opacity=0.35, strokeWidth=1).encode(x=x, x2="without:Q")
     interval = base.mark_rule(opacity=0.55, strokeWidth=2).encode(x=x, y=alt.Y("low:Q", title=y_title), y2="high:Q")
     without = base.mark_point(filled=False, size=70, strokeWidth=1.5).encode(
@@ -114,7 +120,7 @@ def _tradeoff(measure: Measure, x: Any, factor: float, labels: Sequence[str], wi
         methods_chart(factor)
         .transform_filter("datum.front")
         .transform_calculate(total="datum.mean")
-        .mark_line(interpolate="step-after", strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8, color=GREY)
+        .mark_line(interpolate="step-after", strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8, color=GRAY)
         .encode(x=x, y=alt.Y("quality:Q", title=y_title, scale=y_scale))
     )
     return alt.layer(front, *marks)
@@ -136,7 +142,7 @@ def stages_by_method(comparison: Comparison) -> Figure | None:
         return None
     scale = color_scale(used, stage_colors(comparison.records))
     places = json.dumps(scale.domain)
-    # a run without joules is in no mean, here as in the table
+    # runs without energy are in no mean, as in the table
     energies = {row.label: [run.joules.with_teacher.energy_j for run in row.runs] for row in comparison.rows}
     counts = {label: len(found) - found.count(None) for label, found in energies.items()}
     inherited = "datum.paid == 'inherited'"
@@ -170,11 +176,11 @@ def stages_by_method(comparison: Comparison) -> Figure | None:
     height = max(_BAR_HEIGHT * len(comparison.rows), _LEGEND_LINE * len(used))
     described = [f"{row.label} {_energy(row)}" for row in comparison.rows]
     return Figure(
-        title="Where the joules went",
+        title="Energy by stage",
         spec=finish(moving(chart), height),
-        description="Joules by stage, stacked for each method: " + "; ".join(described) + ".",
-        caption="Muted parts with a dashed edge were inherited: another run paid for them, "
-        f"and each method's bill has them once.{bounds_caption(bounds)}",
+        description="Energy by stage, stacked for each method: " + "; ".join(described) + ".",
+        caption="Muted parts with a dashed edge are inherited from other runs, each counted once per method."
+        + bounds_caption(bounds),
         height=height,
         name="stages",
     )
@@ -190,7 +196,7 @@ def _folded_methods(counts: dict[str, int]) -> Any:
 
 
 def repeats(comparison: Comparison) -> Figure | None:
-    """Every run's joules on a line of its own method, with mean and t interval: spread is seen before it is summed."""
+    """Energy of every run, with mean and t interval per method."""
     factor, unit, figures = comparison_unit(comparison)
     if not figures or all(len(row.runs) < 2 for row in comparison.rows):
         return None
@@ -206,21 +212,21 @@ def repeats(comparison: Comparison) -> Figure | None:
         .transform_lookup("method", from_=_folded_methods(counts))
     )
     means = methods_chart(factor).transform_lookup("method", from_=_folded_methods(counts))
-    spread = means.mark_rule(strokeWidth=2, opacity=0.6, color=GREY).encode(
+    spread = means.mark_rule(strokeWidth=2, opacity=0.6, color=GRAY).encode(
         y=y, x=alt.X("low:Q", title=title), x2="high:Q"
     )
-    ticks = means.mark_tick(thickness=2, size=22, color=GREY).encode(y=y, x=alt.X("mean:Q", title=title))
-    domain, colours, _ = label_scales(counts)
-    colour = alt.Color("method:N", scale=alt.Scale(domain=domain, range=colours), legend=None)
+    ticks = means.mark_tick(thickness=2, size=22, color=GRAY).encode(y=y, x=alt.X("mean:Q", title=title))
+    domain, colors, _ = label_scales(counts)
+    color = alt.Color("method:N", scale=alt.Scale(domain=domain, range=colors), legend=None)
     tooltip = ["run:N", alt.Tooltip("total:Q", title=unit, format=".4g")]
-    points = runs.mark_point(filled=True, size=60, opacity=0.85).encode(y=y, x=x, color=colour, tooltip=tooltip)
+    points = runs.mark_point(filled=True, size=60, opacity=0.85).encode(y=y, x=x, color=color, tooltip=tooltip)
     bounds = any(row.with_teacher.is_lower_bound for row in comparison.rows)
     height = 40 * len(comparison.rows) + 20
     return Figure(
         title="Repeats",
         spec=finish(moving(alt.layer(spread, ticks, with_bounds(points, runs, bounds, y=y, x=x))), height),
-        description=f"Joules of every run: {'; '.join(map(_by_run, comparison.rows))}.",
-        caption="A mark per run; tick and bar: mean with Student's 95 % interval, cut off where it would go below 0."
+        description=f"Energy of every run: {'; '.join(map(_by_run, comparison.rows))}.",
+        caption="A mark per run; tick and bar: mean with Student's 95 % interval, clipped above 0."
         + bounds_caption(bounds),
         height=height,
         name="repeats",
@@ -228,15 +234,12 @@ def repeats(comparison: Comparison) -> Figure | None:
     )
 
 
-# Net energy per student against the number of students that share a teacher: break-even is where it reaches 0.
-
-
 _MOST_STUDENTS = 1_000
 _LARGEST = 1_000_000
 
 
 def break_even_curve(comparison: Comparison) -> Figure | None:
-    """The curves are `spent / n - saved` of the table's own figures, so that a curve reaches 0 at the table's count."""
+    """Net energy per student, `spent / n - saved` of the table's figures, so that a curve is 0 at the table's count."""
     answers = [one for one in break_even_rows(comparison) if one.each == "student" and one.found]
     drawn = [(one, one.found) for one in answers if one.found and one.costs and one.costs.reach_equal_quality]
     if not drawn:
@@ -264,7 +267,7 @@ def break_even_curve(comparison: Comparison) -> Figure | None:
         spec=finish(
             moving(_chart(comparison, {one.label for one, _ in drawn}, title)),
             300,
-            # each with one that is not seen: a layer whose methods a reader hides has no extent to draw in
+            # with an invisible point each: a layer whose methods are all hidden would have no extent
             curves=[{"method": "", "n": 1, "net": 0.0, "breaks_even": True}, *curves],
             marks=[{"method": "", "n": 1, "net": 0.0}, *marks],
         ),
@@ -272,7 +275,7 @@ def break_even_curve(comparison: Comparison) -> Figure | None:
         + " ".join(break_even_sentence(one) for one in answers),
         caption=_caption(comparison, answers),
         height=300,
-        name="payback",
+        name="break-even",
     )
 
 
@@ -291,14 +294,14 @@ def _caption(comparison: Comparison, answers: list[RowBreakEven]) -> str:
         parts.append(f"Dashed, does not break even: {listed(dashed)}.")
     if worse:
         parts.append(f"Not drawn, because its students never reach the baseline's quality: {listed(worse)}.")
-    return " ".join([*parts, "The vertical line is the number of students chosen above."])
+    return " ".join([*parts, "The vertical line is the number of students selected above."])
 
 
 def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
     every, hues, _ = label_scales([row.label for row in comparison.rows])
     pairs = [(label, hue) for label, hue in zip(every, hues, strict=True) if label in labels]
     scale = alt.Scale(domain=[label for label, _ in pairs], range=[hue for _, hue in pairs])
-    colour = alt.Color("method:N", title="Method", scale=scale)
+    color = alt.Color("method:N", title="Method", scale=scale)
     x = alt.X("n:Q", title="Students that share the teacher", scale=alt.Scale(type="log", nice=False))
     y = alt.Y("net:Q", title=title)
     shown = "indexof(hidden, datum.method) < 0"
@@ -309,7 +312,7 @@ def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
         .encode(
             x=x,
             y=y,
-            color=colour,
+            color=color,
             strokeDash=alt.condition("datum.breaks_even", alt.value([1, 0]), alt.value([6, 4])),
             tooltip=["method:N", alt.Tooltip("n:Q", title="students"), alt.Tooltip("net:Q", format=".3g")],
         )
@@ -319,12 +322,12 @@ def _chart(comparison: Comparison, labels: set[str], title: str) -> Any:
         .encode(
             x="n:Q",
             y="net:Q",
-            color=colour,
+            color=color,
             opacity=alt.condition("datum.method == ''", alt.value(0), alt.value(1)),
             tooltip=["method:N", alt.Tooltip("n:Q", format=".3g")],
         )
     )  # fmt: skip
-    zero = alt.Chart(alt.Data(values=[{"net": 0}])).mark_rule(color=GREY).encode(y="net:Q")
+    zero = alt.Chart(alt.Data(values=[{"net": 0}])).mark_rule(color=GRAY).encode(y="net:Q")
     chosen = (
         alt.Chart(alt.Data(values=[{"most": _MOST_STUDENTS}]))
         .transform_calculate(n="min(students, datum.most)")

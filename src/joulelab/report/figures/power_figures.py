@@ -1,4 +1,4 @@
-"""Power over time with the stages as bands behind it: the figure that shows whether a run's joules are believable."""
+"""Power over time: of a run with its stages, gaps and throttling, and of imported logs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord
 from joulelab.units import BYTES_PER_MB, duration_text, energy_text, power_text
 
-# The traces of a run on one time axis, as its figures need them.
-
 
 @dataclass(frozen=True)
 class AttemptTrace:
-    """A trace on the run's own time axis, where attempts follow each other without the pause between them."""
+    """A trace on the run's time axis, on which attempts follow each other without pauses."""
 
     attempt: int
     host: str
@@ -63,27 +61,24 @@ def attempt_traces(paths: RunPaths) -> list[AttemptTrace]:
     return placed
 
 
-# When a card was held back, read from the trace: by its own columns where it has some, else line by line.
+ThrottledSegment = tuple[int, int, str]
+"""Begin and end (monotonic nanoseconds), and the throttle reason."""
 
 
-Stretch = tuple[int, int, str]
-"""From, to (monotonic nanoseconds), and why."""
-
-
-def throttled(path: Path, interval_s: float) -> list[Stretch]:
-    """Stretches of throttling, readings closer than a few intervals joined."""
+def throttled(path: Path, interval_s: float) -> list[ThrottledSegment]:
+    """Segments of throttling; readings at most three intervals apart are joined."""
     found = []
     for reason, moments in _moments(path).items():
         stamps = np.unique(np.concatenate(moments))
         breaks = np.flatnonzero(np.diff(stamps) > 3e9 * interval_s)
         starts, ends = stamps[[0, *(breaks + 1)]], stamps[[*breaks, -1]]
-        last_ns = int(1e9 * interval_s)  # a reading stands for the time up to the next one
+        last_ns = int(1e9 * interval_s)  # a reading holds until the next one
         found += [(int(start), int(end) + last_ns, reason) for start, end in zip(starts, ends, strict=True)]
     return found
 
 
 def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
-    """Reason -> when it was read, in pieces."""
+    """Throttle reason -> arrays of the times at which it was read."""
     found: dict[str, list[NDArray[np.int64]]] = {}
     if path.suffix != SUFFIX:
         for line in read_lines(path):
@@ -99,18 +94,15 @@ def _moments(path: Path) -> dict[str, list[NDArray[np.int64]]]:
     return found
 
 
-# What a power curve alone would hide: stretches in which readings failed, and in which a card was held back.
-
-
 Event = dict[str, Any]
-# What lies closer together than this share of the time axis cannot be told apart, and is drawn as one.
+# Events closer than this share of the time axis are drawn as one.
 INVISIBLE = 1 / 800
 # Readings fail one by one; failures no further apart than this many readings are one gap.
 _SAME_GAP = 3
 
 
 def found_events(traces: Sequence[AttemptTrace], length_s: float) -> list[Event]:
-    """Gaps and stretches of throttling with `t` and `until` on the run's time axis, and how many readings failed."""
+    """Gaps and throttling with `t` and `until` on the run's time axis, and the number of failed readings."""
     found: list[Event] = []
     for placed in traces:
         found += _gaps(placed)
@@ -122,7 +114,7 @@ def found_events(traces: Sequence[AttemptTrace], length_s: float) -> list[Event]
 
 
 def _gaps(placed: AttemptTrace) -> list[Event]:
-    """From the first reading that failed to the next that would have been due: one gap however often it was tried."""
+    """From the first failed reading to the next due one; repeated failures are one gap."""
     interval_s = placed.trace.interval_s
     found = []
     for gap in placed.trace.gaps:
@@ -144,7 +136,7 @@ def _merged(events: Sequence[Event], closer_than_s: float) -> list[Event]:
 
 
 def in_parts(curves: Sequence[Event], events: Sequence[Event]) -> None:
-    """Numbers the parts of every curve: a line must not lead across a gap in which nothing was read."""
+    """Number the parts of every curve between gaps, so that no line crosses a gap."""
     gaps = [(event["t"], event["until"]) for event in events if event["what"] == "gap"]
     by_line: dict[tuple[str, int], list[Event]] = {}
     for point in curves:
@@ -155,24 +147,24 @@ def in_parts(curves: Sequence[Event], events: Sequence[Event]) -> None:
             point["part"] = sum(end <= point["t"] for end in empty)
 
 
-def told(events: Sequence[Event]) -> list[str]:
+def event_texts(events: Sequence[Event]) -> list[str]:
     texts = []
     gaps = [event for event in events if event["what"] == "gap"]
     if gaps:
         reasons = "; ".join(dict.fromkeys(event["why"] for event in gaps))
         length_s = sum(event["until"] - event["t"] for event in gaps)
         count = f"{len(gaps)} gap{'' if len(gaps) == 1 else 's'}"
-        texts.append(f"Between dotted lines: {count} in the readings, {duration_text(length_s)} in all ({reasons}).")
+        texts.append(f"Between dotted lines: {count} in the readings, {duration_text(length_s)} in total ({reasons}).")
     held = [event for event in events if event["what"] == "throttling"]
     if held:
         reasons = ", ".join(dict.fromkeys(event["why"] for event in held))
         held_s = sum(event["until"] - event["t"] for event in held)
-        texts.append(f"The strip below marks {duration_text(held_s)} in which a card was held back ({reasons}).")
+        texts.append(f"The strip at the bottom marks {duration_text(held_s)} of GPU throttling ({reasons}).")
     return texts
 
 
 def event_layers(data: dict[str, list[Event]], x: Any, height: int) -> list[Any]:
-    """Gaps between two upright dotted lines, throttling as a strip along the bottom."""
+    """Gaps between two dotted vertical lines, throttling as a strip along the bottom."""
     layers: list[Any] = []
     tooltip = ["what:N", "why:N", alt.Tooltip("times:Q", title="readings failed")]
     if "gaps" in data:
@@ -189,7 +181,7 @@ def event_layers(data: dict[str, list[Event]], x: Any, height: int) -> list[Any]
 
 
 HEIGHT = 280
-# More lines than this cannot be told apart by their dashes.
+# More lines than this are not distinguishable by their dashes.
 _FEW_DEVICES = 4
 _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
 
@@ -197,7 +189,7 @@ _TIME_UNITS = ((7200.0, 3600.0, "h"), (300.0, 60.0, "min"), (0.0, 1.0, "s"))
 def power_over_time(
     record: RunRecord, traces: Sequence[AttemptTrace], colors: Mapping[str, str] | None = None
 ) -> Figure | None:
-    """None where the trace holds no power: a run killed at once, or one without any sensor."""
+    """None if the trace has no power, as in a run killed at its start or without a sensor."""
     estimated = record.totals is not None and record.totals.best.method == "estimated"
     curves = _curves(traces, ("cpu_estimate",) if estimated else MEASURED_COMPONENTS)
     if not curves:
@@ -222,7 +214,7 @@ def power_over_time(
         title="Power over time",
         spec=finish(chart, HEIGHT, **data),
         description=f"Power of {record.label} over {duration_text(length_s)}, with a peak of {power_text(peak_w)}.",
-        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *told(events), *_two_ways(traces)]),
+        caption=" ".join([*_caption(record, estimated, idle_w, one_device), *event_texts(events), *_two_ways(traces)]),
         height=HEIGHT,
         name=f"power-{record.run_id}",
     )
@@ -230,19 +222,19 @@ def power_over_time(
 
 def _caption(record: RunRecord, estimated: bool, idle_w: float | None, one_device: bool) -> list[str]:
     parts = ["Bands are stages; between them is the run's overhead."]
-    parts.append("Thinned to the lowest and highest reading of each stretch, so peaks stay.")
+    parts.append("Thinned to the lowest and highest reading of each time bucket, so peaks stay.")
     if estimated:
         parts.append("Estimated from CPU time; idle power is unknown.")
     if idle_w is not None and not one_device:
-        parts.append(f"All devices together drew {power_text(idle_w)} when idle.")
+        parts.append(f"Idle power of all devices: {power_text(idle_w)}.")
     attempts = len({attempt.number for attempt in record.attempts})
     if attempts > 1:
-        parts.append(f"{attempts} attempts follow each other without the pause between them.")
+        parts.append(f"{attempts} attempts, shown without the pauses between them.")
     return parts
 
 
 def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
-    """Counter against integral, over the whole trace: how a broken sensor is noticed."""
+    """Counter and integral of power over the whole trace: a large difference shows a broken sensor."""
     texts = []
     for component in MEASURED_COMPONENTS:
         both = [both_paths(p.trace, component, [(p.trace.first_ns, p.trace.last_ns)]) for p in traces]
@@ -277,13 +269,13 @@ def _curves(traces: Sequence[AttemptTrace], components: Sequence[str]) -> list[d
 
 
 def _bands(record: RunRecord, traces: Sequence[AttemptTrace], length_s: float) -> list[dict[str, Any]]:
-    """Segments of all stages but the overhead, which is what lies between them."""
+    """Segments of all stages except the overhead, which is between them."""
     by_attempt = {(placed.attempt, placed.host): placed for placed in traces}
     bands: list[dict[str, Any]] = []
     for stage in record.stages:
         facts = {
             "stage": stage.name,
-            "took": duration_text(stage.duration_s),
+            "duration": duration_text(stage.duration_s),
             "joules": labeled_text(stage.best),
         }
         merged: list[list[float]] = []
@@ -324,16 +316,13 @@ def _band_layer(bands: list[dict[str, Any]], x: Any, colors: Mapping[str, str]) 
     scale = color_scale({band["stage"] for band in bands}, colors)
     chart = alt.Chart(alt.NamedData("bands")).mark_rect(opacity=0.32)
     color = alt.Color("stage:N", title="Stage", scale=scale)
-    return chart.encode(x=x, x2="until:Q", color=color, tooltip=["stage:N", "took:N", "joules:N"])
+    return chart.encode(x=x, x2="until:Q", color=color, tooltip=["stage:N", "duration:N", "joules:N"])
 
 
 def _idle_layers(idle_w: float, y: Any) -> list[Any]:
     base = alt.Chart(alt.Data(values=[{"w": round(idle_w, 2), "text": f"idle {power_text(idle_w)}"}]))
     text = base.mark_text(align="left", baseline="bottom", dx=4, dy=-2, fontSize=12)
     return [base.mark_rule(strokeDash=[6, 4]).encode(y=y), text.encode(y=y, x=alt.value(0), text="text:N")]
-
-
-# Figures of a monitor's log or a run's trace: power, GPU use, GPU memory, CPU use over time, a line per device.
 
 
 Axis = Literal["elapsed", "wall"]
@@ -355,14 +344,14 @@ class Panel:
 
 PANELS = (
     Panel("power", "power_watts", "Power (W)"),
-    Panel("gpu_utilization", "gpu_utilization_percent", "GPU utilisation (%)", top=100),
+    Panel("gpu_utilization", "gpu_utilization_percent", "GPU utilization (%)", top=100),
     Panel("gpu_memory", "memory_used_MB", "GPU memory in use (GiB)", factor=BYTES_PER_MB / _GIB),
-    Panel("cpu_utilization", "cpu_utilization_percent", "CPU utilisation (%)", top=100),
+    Panel("cpu_utilization", "cpu_utilization_percent", "CPU utilization (%)", top=100),
 )
 
 
 def draw(log: PowerLog, folder: Path, formats: Sequence[str], axis: Axis, title: str) -> tuple[list[Path], list[str]]:
-    """Write one file per panel and format; the files, and the names of panels the log has nothing for."""
+    """Write one file per panel and format; returns the files and the names of panels without data."""
     folder.mkdir(parents=True, exist_ok=True)
     files, empty = [], []
     for panel in PANELS:
@@ -391,7 +380,7 @@ def _chart(log: PowerLog, panel: Panel, axis: Axis, title: str) -> Any:
     points = [point for device in log.devices for point in _points(log, device, panel, axis)]
     if not points:
         return None
-    domain, colours, _ = label_scales(point["device"] for point in points)
+    domain, colors, _ = label_scales(point["device"] for point in points)
     legend = alt.Legend(title=None, orient="top", labelLimit=400) if len(domain) > 1 else None
     x = _wall_axis(points) if axis == "wall" else _elapsed_axis()
     scale = alt.Scale(domain=[0, panel.top]) if panel.top and _highest(points) <= panel.top else alt.Scale(zero=True)
@@ -401,7 +390,7 @@ def _chart(log: PowerLog, panel: Panel, axis: Axis, title: str) -> Any:
         .encode(
             x=x,
             y=alt.Y("v:Q", title=panel.title, scale=scale),
-            color=alt.Color("device:N", scale=alt.Scale(domain=domain, range=colours), legend=legend),
+            color=alt.Color("device:N", scale=alt.Scale(domain=domain, range=colors), legend=legend),
             detail="stretch:N",
         )
         .properties(width=WIDTH, height=PANEL_HEIGHT)
@@ -425,7 +414,7 @@ def _highest(points: Sequence[dict[str, Any]]) -> float:
 
 
 def _points(log: PowerLog, device: DeviceLog, panel: Panel, axis: Axis) -> list[dict[str, Any]]:
-    """Thinned with its peaks kept, and broken at holes: a line across one would show what nobody read."""
+    """Thinned with peaks kept, and interrupted at gaps."""
     if panel.column == "power_watts":
         if not device.source.counted:
             return []

@@ -1,4 +1,4 @@
-"""Quality over joules: what each joule bought while a run was training, from its metrics and its trace."""
+"""Quality against the energy used so far, from a run's metrics and trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import Comparison
 from joulelab.report.compare.method_rows import last_training
 from joulelab.report.energy_sums import run_energy
-from joulelab.report.figures.chart_base import Figure, energy_unit, finish, label_scales, moving
+from joulelab.report.figures.chart_base import Figure, energy_unit, finish, label_scales, moving, value_scale
 from joulelab.report.figures.power_figures import AttemptTrace
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment, StageRole
@@ -26,12 +26,11 @@ Point = dict[str, Any]
 
 
 def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]) -> list[Point]:
-    """A point per line of metrics: joules so far, and every number the line has.
+    """A point per line of metrics: energy so far, and every number of the line.
 
-    Joules count from the first stage on that is no idle baseline, with what was inherited, without setup and repeated
-    work, and without the teacher's: which of several seeds paid for what all of them use is chance. A run on several
-    hosts has none: its metrics do not tell on whose clock they are. Nor has one that would add estimates to
-    measurements.
+    Energy counts from the first stage that is not an idle baseline. It includes inherited energy and excludes setup,
+    repeated work and the teacher's work, which one of several seeds did for all. Runs on several hosts have no points,
+    because metrics do not state the host of their clock; neither have runs that would add estimates to measurements.
     """
     if len({placed.host for placed in traces}) != 1 or not RunPaths(folder).metrics.exists():
         return []
@@ -42,7 +41,7 @@ def curve_points(record: RunRecord, folder: Path, traces: Sequence[AttemptTrace]
     validations = {stage.name for stage in record.stages if stage.activity in ("validate", "evaluate")}
     trainings = {stage.name for role in _ROLES if (stage := last_training(record, role))}
     kept = [line for place, line in enumerate(lines) if place % step == 0 or line["stage"] in validations]
-    so_far = _JoulesSoFar(record, traces)
+    so_far = _EnergySoFar(record, traces)
     points = []
     for line in kept:
         if (joules := so_far.at(line)) is not None:
@@ -57,8 +56,8 @@ def _numbers(line: dict[str, Any]) -> Point:
     return {k: v for k, v in line.items() if k not in passed and isinstance(v, int | float)}
 
 
-class _JoulesSoFar:
-    """Of a run up to a moment, over its attempts."""
+class _EnergySoFar:
+    """Energy of a run up to a line of metrics, over its attempts."""
 
     def __init__(self, record: RunRecord, traces: Sequence[AttemptTrace]) -> None:
         estimated = record.totals is not None and record.totals.best.method == "estimated"
@@ -110,16 +109,16 @@ class _JoulesSoFar:
 
 
 def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figure | None:
-    """By what was validated on the way where runs did that; else by the loss they were trained on."""
+    """By validation during training if runs have it; else by training loss."""
     found = _chosen(comparison, points)
     if found is None:
         return None
     key, title, chosen = found
     labels = {run.record.run_id: (row.label, run.seed) for row in comparison.rows for run in row.runs}
-    told = [point for point in chosen if point["run"] in labels and point["joules"]]
-    if len({point["joules"] for point in told}) < 2:
+    shown = [point for point in chosen if point["run"] in labels and point["joules"]]
+    if len({point["joules"] for point in shown}) < 2:
         return None
-    factor, unit = energy_unit([point["joules"] for point in told])
+    factor, unit = energy_unit([point["joules"] for point in shown])
     times = 100 if comparison.measure and comparison.measure.percent and key == comparison.measure.name else 1
     values = [
         {
@@ -130,16 +129,16 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
             "step": point.get("step"),
             "joules": energy_text(point["joules"]),
         }
-        for point in told
+        for point in shown
     ]
-    domain, colours, shapes = label_scales([row.label for row in comparison.rows])
+    domain, colors, shapes = label_scales([row.label for row in comparison.rows])
     base = (
-        alt.Chart(alt.NamedData("looks"))
+        alt.Chart(alt.NamedData("evaluations"))
         .transform_filter("indexof(hidden, datum.method) < 0")
         .encode(
-            x=alt.X("energy:Q", title=f"Joules so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
-            y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False, padding=8)),
-            color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
+            x=alt.X("energy:Q", title=f"Energy so far ({unit})", scale=alt.Scale(type="linear", zero=True)),
+            y=alt.Y("value:Q", title=title, scale=value_scale([times * point[key] for point in shown])),
+            color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colors)),
             detail="run:N",
             tooltip=["run:N", "step:Q", "joules:N", alt.Tooltip("value:Q", title=title)],
         )
@@ -150,12 +149,12 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
     if few:
         layers.append(base.mark_point(filled=True, size=45, opacity=0.9).encode(shape=marks))
     return Figure(
-        title=f"{title} over joules",
-        spec=finish(moving(alt.layer(*layers)), 280, looks=values),
-        description=f"{title} against the joules that the run had taken by then, a line per run of "
-        + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in told))
+        title=f"{title} over energy",
+        spec=finish(moving(alt.layer(*layers)), 280, evaluations=values),
+        description=f"{title} against the energy that the run had used by then, one line per run of "
+        + ", ".join(dict.fromkeys(labels[point["run"]][0] for point in shown))
         + ".",
-        caption="Joules up to then with what was inherited, and without the teacher's work. "
+        caption="Energy up to that point, with inherited energy and without the teacher's work. "
         "Compare vertically for equal energy, horizontally for equal quality.",
         height=280,
         name="quality-over-joules",
@@ -166,16 +165,16 @@ def quality_over_joules(comparison: Comparison, points: Sequence[Point]) -> Figu
 def _chosen(comparison: Comparison, points: Sequence[Point]) -> tuple[str, str, list[Point]] | None:
     validated = [point for point in points if point["kind"] == "validation"]
     measure = comparison.measure
-    if measure and (told := [point for point in validated if measure.name in point]):
-        return measure.name, f"Validation: {measure.axis}", told
-    if told := [point for point in validated if _HELD_OUT in point]:
-        return _HELD_OUT, "Held-out loss", told
+    if measure and (shown := [point for point in validated if measure.name in point]):
+        return measure.name, f"Validation: {measure.axis}", shown
+    if shown := [point for point in validated if _HELD_OUT in point]:
+        return _HELD_OUT, "Held-out loss", shown
     trained = [point for point in points if point["kind"] == "training" and "loss" in point]
     if not trained:
         return None
-    # where objectives differ, only the part that all have can be compared
+    # if objectives differ, only their common part can be compared
     shared = all("loss.ce" in point or "loss.kl" not in point for point in trained)
     if any("loss.ce" in point for point in trained) and shared:
-        told = [{**point, "loss.ce": point.get("loss.ce", point["loss"])} for point in trained]
-        return "loss.ce", "Training loss on the labels", told
+        shown = [{**point, "loss.ce": point.get("loss.ce", point["loss"])} for point in trained]
+        return "loss.ce", "Training loss on the labels", shown
     return "loss", "Training loss", trained

@@ -1,6 +1,6 @@
-"""Joules per item against time per item: what a model costs when it is used, at the speed it was used with.
+"""Serving cost: energy against time per item, and energy against latency of an inference run.
 
-Read from the stages in which a finished model ran on data: its evaluation, or an inference run.
+Read from the stages in which a finished model processed data: its evaluation, or an inference run.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
         }
         for label, one in found
     ]
-    domain, colours, shapes = label_scales([row.label for row in comparison.rows])
+    domain, colors, shapes = label_scales([row.label for row in comparison.rows])
     base = alt.Chart(alt.NamedData("uses")).transform_filter("indexof(hidden, datum.method) < 0")
     x = alt.X("time_per_item:Q", title=f"Time per {item} ({time_unit})", scale=alt.Scale(type="linear", zero=True))
     y = alt.Y("energy:Q", title=f"Energy per {item} ({unit})", scale=alt.Scale(zero=True))
     points = base.mark_point(filled=True, size=100, opacity=0.9).encode(
         x=x,
         y=y,
-        color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colours)),
+        color=alt.Color("method:N", title="Method", scale=alt.Scale(domain=domain, range=colors)),
         shape=alt.Shape("method:N", title="Method", scale=alt.Scale(domain=domain, range=shapes)),
         tooltip=["run:N", "stage:N", "time:N", "joules:N"],
     )
@@ -67,18 +67,14 @@ def joules_against_time(comparison: Comparison) -> Figure | None:
     described = [f"{label} {labeled_text(one.energy)} in {with_prefix(one.s_per_item, 's')}" for label, one in found]
     stages = " and ".join(dict.fromkeys(one.stage.name for _, one in found))
     return Figure(
-        title=f"Joules against time per {item}",
+        title=f"Energy against time per {item}",
         spec=finish(moving(chart), 280, uses=values),
-        description=f"Energy against time per {item} in use: {'; '.join(described)}.",
-        caption=f"Each run's model at work in {stages}, in batches; a single request takes longer."
-        + bounds_caption(bounds),
+        description=f"Energy against time per {item} at inference: {'; '.join(described)}.",
+        caption=f"Measured in {stages}, in batches; a single request takes longer." + bounds_caption(bounds),
         height=280,
         name="joules-against-time",
         log_axis="x",
     )
-
-
-# Joules per item against latency: what a larger batch or another way to run buys, and the front of the best.
 
 
 HEIGHT = 300
@@ -96,10 +92,10 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
     item = rows[0].values["item"]
     estimated = ", estimated" if any(row.energy and row.energy.estimated for row in rows) else ""
     return Figure(
-        title="Joules against latency",
+        title="Energy against latency",
         spec=finish(_layers(values, f"Energy per {item} ({unit}{estimated})"), HEIGHT),
         description=f"Energy per {item} against latency of a call. " + "; ".join(map(_described, rows)) + ".",
-        caption=f"One mark per row, its batch size{' x tokens' if several else ''} beside it; bars: 95 %. "
+        caption=f"One mark per row, labeled with its batch size{' x tokens' if several else ''}; bars: 95 %. "
         + _about_line(front, why_no_front(everyone), several),
         height=HEIGHT,
         name="joules-against-latency",
@@ -109,9 +105,9 @@ def joules_against_latency(record: RunRecord) -> Figure | None:
 
 def _about_line(front: Sequence[InferenceRow], why_not: str, several: bool) -> str:
     if why_not:
-        return f"No line of the best: {why_not}."
-    lines = "a line, one for each length" if several else "the line"
-    return f"No row is both quicker and cheaper than those on {lines}: {'; '.join(map(_name, front))}."
+        return f"No Pareto front is marked: {why_not}."
+    lines = "Lines: Pareto front of each length" if several else "Line: Pareto front"
+    return f"{lines}: {'; '.join(map(_name, front))}."
 
 
 def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) -> dict[str, Any]:
@@ -133,17 +129,17 @@ def _point(row: InferenceRow, factor: float, on_front: bool, with_tokens: bool) 
 
 
 def _layers(values: Sequence[dict[str, Any]], title: str) -> Any:
-    domain, colours, shapes = label_scales([value["way"] for value in values])
+    domain, colors, shapes = label_scales([value["way"] for value in values])
     x = alt.X("ms:Q", title="Median latency of a call (ms)", scale=alt.Scale(type="log", nice=False, padding=20))
     y = alt.Y("energy:Q", title=title, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.Data(values=list(values)))
-    solid = alt.Legend(symbolOpacity=1)  # the faintest layer would otherwise lend it its opacity
-    colour = alt.Color("way:N", title="Way", scale=alt.Scale(domain=domain, range=colours), legend=solid)
+    solid = alt.Legend(symbolOpacity=1)  # otherwise it has the opacity of the faintest layer
+    color = alt.Color("way:N", title="Way", scale=alt.Scale(domain=domain, range=colors), legend=solid)
     shape = alt.Shape("way:N", title="Way", scale=alt.Scale(domain=domain, range=shapes), legend=solid)
     line = base.transform_filter("datum.front").mark_line(strokeDash=[4, 3], opacity=0.6, color="#8A8F98")
-    bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, y="low:Q", y2="high:Q", color=colour)
+    bars = base.mark_rule(strokeWidth=2, opacity=0.6).encode(x=x, y="low:Q", y2="high:Q", color=color)
     marks = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=colour, shape=shape, tooltip=["way:N", "input:N", "time:N", "joules:N"]
+        x=x, y=y, color=color, shape=shape, tooltip=["way:N", "input:N", "time:N", "joules:N"]
     )
     labels = base.mark_text(dx=10, dy=-8, align="left").encode(x=x, y=y, text="label:N")
     return alt.layer(line.encode(x=x, y=y, detail="tokens:N"), bars, marks, labels)

@@ -1,4 +1,4 @@
-"""Where a step's time or joules went, by phase, one bar for each method whose runs looked at phases."""
+"""Time and energy of a step by phase, for a comparison and for a sweep; and a sweep's energy and speed."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _ROW_HEIGHT = 44
 
 def phase_figures(comparison: Comparison) -> tuple[Figure, ...]:
     found = (
-        _figure(comparison, "A step's joules by phase", "J per step", _joules, 1.0, "phases-joules"),
-        _figure(comparison, "A step's time by phase", "ms per step", _seconds, 1000.0, "phases-time"),
+        _figure(comparison, "Energy of a step by phase", "J per step", _joules, 1.0, "phases-joules"),
+        _figure(comparison, "Time of a step by phase", "ms per step", _seconds, 1000.0, "phases-time"),
     )
     return tuple(figure for figure in found if figure)
 
@@ -49,7 +49,7 @@ def _joules(record: RunRecord) -> dict[str, float]:
 
 
 def _seconds(record: RunRecord) -> dict[str, float]:
-    """By a tracker's look where there was one; else by the phases that the loop marks in every run."""
+    """From a tracker if there was one; else from the phase marks of the training loop."""
     found = phase_times(record, _stage_name(record))
     if found:
         return found
@@ -70,9 +70,14 @@ def _figure(
     values = []
     for row in comparison.rows:
         for place, (phase, value) in enumerate(_means(row, of).items()):
-            told = phase.replace("_", " ")
             values.append(
-                {"row": folded(row.label), "method": row.label, "phase": told, "value": factor * value, "place": place}
+                {
+                    "row": folded(row.label),
+                    "method": row.label,
+                    "phase": phase.replace("_", " "),
+                    "value": factor * value,
+                    "place": place,
+                }
             )
     if not values:
         return None
@@ -102,27 +107,24 @@ def _figure(
 def _means(row: Row, of: Callable[[RunRecord], dict[str, float]]) -> dict[str, float]:
     found: Sequence[dict[str, float]] = [values for run in row.runs if (values := of(run.record))]
     return {
-        phase: sum(values[phase] for values in told) / len(told)
+        phase: sum(values[phase] for values in known) / len(known)
         for phase in _PHASES
-        if (told := [values for values in found if phase in values])
+        if (known := [values for values in found if phase in values])
     }
-
-
-# Figures of a sweep: joules per item and items per second by configuration, and the phases of a step as bars.
 
 
 def sweep_figures(sweep: Sweep) -> tuple[Figure, ...]:
     found = (
-        _by_configuration(sweep, "Joules per item", f"J per {sweep.item}", "j_per_item", None),
+        _by_configuration(sweep, "Energy per item", f"J per {sweep.item}", "j_per_item", None),
         _by_configuration(sweep, "Speed", f"{sweep.item}s per second", "items_per_s", three_digits),
-        _phases(sweep, "Where a step's joules went", "J per step", "phase_j", 1.0),
-        _phases(sweep, "Where a step's time went", f"ms of {sweep.clock} time per step", "phase_s", 1000.0),
+        _phases(sweep, "Energy of a step by phase", "J per step", "phase_j", 1.0),
+        _phases(sweep, "Time of a step by phase", f"ms of {sweep.clock} time per step", "phase_s", 1000.0),
     )
     return tuple(figure for figure in found if figure is not None)
 
 
 def _by_configuration(sweep: Sweep, title: str, axis: str, name: str, text: Any) -> Figure | None:
-    """`text` writes a value; None for energy, whose rows may be lower bounds."""
+    """`text` formats a value; None for energy, whose rows may be lower bounds."""
     rows = [(row, interval) for row in sweep.rows if isinstance(interval := getattr(row, name), Interval)]
     if not rows:
         return None

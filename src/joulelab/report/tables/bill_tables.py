@@ -1,4 +1,8 @@
-"""A bill for people: the tree of its lineage, and the sums by component and method."""
+"""The energy bill of an artifact, a run or a group: own lines, inherited lines as a lineage tree, and their sums.
+
+Lineage is a graph, and each ancestor counts once, however many paths lead to it. External inputs without a known bill
+are lines without energy and in no sum. N students can share a teacher's work.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, method_text, missing, uncertainty_note
 from joulelab.meter.grids import GridFactor
-from joulelab.report.energy_sums import ancestor_figure, is_teachers, known_sum, mixes_methods
+from joulelab.report.energy_sums import ancestor_figure, is_teacher_work, known_sum, mixes_methods
 from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich
 from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
@@ -24,15 +28,12 @@ from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import EnergyByComponent, RunRecord
 from joulelab.runs.store import find_folder, load_record, with_recorded_energy
 
-# A bill before it is a table: its lines, what each student bears of them, and their sums.
-
-
 COMPONENTS = tuple(EnergyByComponent.model_fields)
 
 
 @dataclass(frozen=True)
 class BillLine:
-    """One piece of work: a stage of the run, or an ancestor."""
+    """A stage of the run, or an ancestor."""
 
     key: str
     name: str
@@ -62,13 +63,13 @@ class EnergyBill:
     students: int
     provisional: bool = False
     record: RunRecord | None = None
-    """The run behind it, where its folder is still there."""
+    """The run that made it, if its directory still exists."""
     duration_s: float | None = None
     grid: GridFactor | None = None
     pue: float | None = None
-    """How the run reckons CO2e; of a group, where its runs agree."""
+    """Grid and PUE of the run; of a group, if its runs agree."""
     own_totals: dict[str, EnergyFigure] = field(default_factory=dict)
-    """What the run's record says of its own stages together, by component, and as `best` what tables show."""
+    """Totals of the run's record by component, and as `best` the figure that tables show."""
 
     @property
     def lines(self) -> tuple[BillLine, ...]:
@@ -80,7 +81,7 @@ class EnergyBill:
 
     @property
     def unmetered(self) -> tuple[str, ...]:
-        """Work for it that no meter saw: these joules are a lower bound."""
+        """Unmetered work for it: the sum is a lower bound."""
         return tuple(line.name for line in self.inherited if line.kind == UNMETERED)
 
     @property
@@ -88,7 +89,7 @@ class EnergyBill:
         return mixes_methods(line.figure for line in self.lines)
 
     def share(self, line: BillLine) -> EnergyFigure:
-        """What one student has to bear of a line."""
+        """One student's share of a line."""
         return line.figure.scaled(1 / self.students) if line.shared else line.figure
 
     @property
@@ -104,9 +105,9 @@ class EnergyBill:
         return _sum([self.own_figure, *(self.share(line) for line in self.inherited)])
 
     def _own(self, name: str) -> EnergyFigure | None:
-        """The record's own sum, as other tables have it: two neighbours' errors at their common edge cancel in it.
+        """The record's total, as in other tables: errors at the common edge of two stages cancel in it.
 
-        None where there is none, or where N students share some of these stages.
+        None if there is none, or if N students share some of these stages.
         """
         if self.students > 1 and any(line.shared for line in self.own):
             return None
@@ -133,7 +134,7 @@ class EnergyBill:
 
 
 def _sum(figures: Iterable[EnergyFigure]) -> EnergyFigure:
-    """Of what is known; what is not stands in no sum, and its reasons would only repeat its lines."""
+    """Sum of the known figures, without the reasons of missing ones, which their lines state."""
     summed = known_sum(list(figures))
     return summed if summed.energy_j is None else summed.model_copy(update={"reason": None})
 
@@ -180,16 +181,16 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
     if bill.mixed:
         texts.append("The sum adds estimates to measurements.")
     if bill.unmetered:
-        texts.append(f"A lower bound: no meter of its run saw {listed(list(bill.unmetered))}.")
+        texts.append(f"Lower bound: not metered: {listed(list(bill.unmetered))}.")
     made_elsewhere = [name for name in bill.unknown if name not in bill.unmetered]
     if made_elsewhere:
-        texts.append(f"In no sum, because nobody measured it here: what {listed(made_elsewhere)} took to make.")
+        texts.append(f"Not included (energy unknown): {listed(made_elsewhere)}.")
     if bill.kind == "run" and bill.record and bill.record.status == "running":
-        texts.append("The run still goes on: these are the joules so far.")
+        texts.append("The run is still running: energy so far.")
     if bill.kind == "group" and bill.provisional:
-        texts.append("A run of the group still goes on: these are the joules so far.")
+        texts.append("A run of the group is still running: energy so far.")
     elif bill.provisional:
-        texts.append("Provisional: its run has not been closed, which replaces the joules by the final ones.")
+        texts.append("Provisional: its run has not been closed, which replaces these figures by the final ones.")
     if co2e:
         texts.append(f"CO2e: {grams(co2e.co2e_g_low, co2e.co2e_g_high, whole.is_lower_bound)}.")
         if co2e.with_pue_co2e_g_low is not None and co2e.with_pue_co2e_g_high is not None:
@@ -199,7 +200,7 @@ def sentences(bill: EnergyBill, co2e: Co2e | None = None) -> list[str]:
 
 
 def tree_grid(bill: EnergyBill) -> Grid:
-    """Ancestors under what used them; one that was met before is named again without its joules."""
+    """Ancestors below what used them; repeated ones are listed without their energy."""
     by_key = {line.key: line for line in bill.inherited}
     met: set[str] = set()
     rows = [_row(bill, line, "", "own") for line in bill.own]
@@ -219,7 +220,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
 
     for key in bill.roots:
         add(key, 0)
-    for key in by_key:  # what no path leads to, as the ancestors of an old bill
+    for key in by_key:  # ancestors without a path from the roots, as in old bills
         if key not in met:
             add(key, 0)
     rows = _reasons_once(rows)
@@ -234,7 +235,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
 
 
 def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Where no sensor was there, every line would say so at the same length."""
+    """The same long reason on consecutive lines is printed once."""
     above = ["", *(row[-1] for row in rows)]
     return [
         (*row[:-1], "missing, as above") if row[-1].startswith("missing: ") and row[-1] == before else row
@@ -279,39 +280,33 @@ def component_grid(bill: EnergyBill) -> Grid:
                     method_text(whole),
                 )
             )
-    note = "Estimates and CodeCarbon's figures stand beside the measured ones and are never added to them."
+    note = "Estimates and CodeCarbon's figures are reported separately and never added to measured energy."
     return make_grid("By component and method", "Component!|Own>|Inherited>|Together>|Method", rows, note)
 
 
-# The energy bill of an artefact or a run: what it took itself, what it inherited, and what N students share of that.
-#
-# Lineage is a graph, and each ancestor counts once, however many ways lead to it. What came from elsewhere is a line
-# without joules, and in no sum.
-
-
 def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
-    """Of a run, a group, an artefact's folder or a delivered copy, `RUN/ARTEFACT`, or an artefact's key."""
+    """Of a run, a group, an artifact's directory or a copy of it, `RUN/ARTIFACT`, or an artifact's key."""
     folder = Path(name).absolute()
     if (folder / BILL).is_file():
-        return artefact_bill(_read(folder), store, students)
+        return artifact_bill(_read(folder), store, students)
     is_input = folder.exists() and not (folder / "run.json").exists() and not (folder / "group.json").exists()
     of_input = bill_of_input(folder, (store,)) if is_input else None
     if of_input is not None:
-        return artefact_bill(of_input, store, students)
-    run_name, _, artefact = name.rpartition("/")
+        return artifact_bill(of_input, store, students)
+    run_name, _, artifact = name.rpartition("/")
     if run_name and not folder.exists():
-        found = find_folder(store, run_name) / "artifacts" / artefact
+        found = find_folder(store, run_name) / "artifacts" / artifact
         if not (found / BILL).is_file():
             known = ", ".join(sorted(path.parent.name for path in found.parent.glob(f"*/{BILL}"))) or "none"
-            raise NotFoundError(f"{found.parent.parent.name} has no artefact '{artefact}'", f"its artefacts: {known}")
-        return artefact_bill(_read(found), store, students)
+            raise NotFoundError(f"{found.parent.parent.name} has no artifact '{artifact}'", f"its artifacts: {known}")
+        return artifact_bill(_read(found), store, students)
     try:
         place = find_folder(store, name)
     except NotFoundError:
         by_key = find_artifact(store, name) if store.is_dir() else None
         if by_key is None:
             raise
-        return artefact_bill(by_key.bill, store, students)
+        return artifact_bill(by_key.bill, store, students)
     if GroupPaths(place).record.exists():
         return group_bill(*group_records(place), students)
     return run_bill(load_record(place), students)
@@ -320,24 +315,24 @@ def find_bill(store: Path, name: str, students: int = 1) -> EnergyBill:
 def _read(folder: Path) -> Bill:
     bill = read_bill(folder)
     if bill is None:
-        raise UsageError(f"{folder / BILL} is not a bill of this version", "the run's record has the same joules")
+        raise UsageError(f"{folder / BILL} is not a bill of this version", "the run's record has the same figures")
     return bill
 
 
-def artefact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
+def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
     bill = with_recorded_energy(bill, store)
-    artefact = bill.artefact
-    folder = store / artefact.made_by
+    artifact = bill.artefact
+    folder = store / artifact.made_by
     record = load_record(folder) if (folder / "run.json").exists() else None
     policy = record.policy if record else "measured"
-    stages = [stage for name in artefact.stages if record and (stage := record.stage(name))]
+    stages = [stage for name in artifact.stages if record and (stage := record.stage(name))]
     return EnergyBill(
-        title=artefact.name,
-        kind=artefact.kind,
-        made_by=artefact.made_by,
-        own=_own_lines(artefact, policy),
+        title=artifact.name,
+        kind=artifact.kind,
+        made_by=artifact.made_by,
+        own=_own_lines(artifact, policy),
         inherited=tuple(_ancestor_line(ancestor, policy) for ancestor in bill.ancestry),
-        roots=artefact.parents,
+        roots=artifact.parents,
         students=students,
         provisional=bill.provisional,
         record=record,
@@ -381,12 +376,12 @@ def run_bill(record: RunRecord, students: int = 1) -> EnergyBill:
 
 
 def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int = 1) -> EnergyBill:
-    """What all runs of a group took, and once what they used of others: the whole experiment."""
+    """Energy of all runs of a group, plus what they reused of other runs, each once."""
     if students > 1:
         newest = records[-1].run_id if records else "RUN"
         raise UsageError(
             f"{group.group_id} is a group, whose runs are counted whole",
-            f"let students share the teacher of one run: joulelab bill {newest} --students {students}",
+            f"share the teacher of one run: joulelab bill {newest} --students {students}",
         )
     own = tuple(
         BillLine(
@@ -403,7 +398,7 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
         if record.totals
     )
     if not own:
-        raise UsageError(f"no run of {group.group_id} has joules yet, so nothing to bill", "wait for the first of them")
+        raise UsageError(f"no run of {group.group_id} has energy yet, so nothing to bill", "wait for the first of them")
     members = {record.run_id for record in records}
     foreign = {
         ancestor.key: _ancestor_line(ancestor, record.policy)
@@ -426,27 +421,27 @@ def group_bill(group: GroupRecord, records: Sequence[RunRecord], students: int =
     )
 
 
-def _own_lines(artefact: Ancestor, policy: str) -> tuple[BillLine, ...]:
-    """One; where making it had setup or repeated work, these are lines of their own."""
-    if not artefact.work:
-        return (_ancestor_line(artefact, policy),)
-    kinds = ((artefact.name, "work"), (f"{artefact.name}, setup", "setup"), (f"{artefact.name}, repeated", "repeated"))
+def _own_lines(artifact: Ancestor, policy: str) -> tuple[BillLine, ...]:
+    """One line, or separate lines for work, setup and repeated work."""
+    if not artifact.work:
+        return (_ancestor_line(artifact, policy),)
+    kinds = ((artifact.name, "work"), (f"{artifact.name}, setup", "setup"), (f"{artifact.name}, repeated", "repeated"))
     return tuple(
-        _ancestor_line(artefact.model_copy(update={"name": name, "energy": energy}), policy)
+        _ancestor_line(artifact.model_copy(update={"name": name, "energy": energy}), policy)
         for name, kind in kinds
-        if (energy := getattr(artefact, kind))
+        if (energy := getattr(artifact, kind))
     )
 
 
 def _roots(lines: Sequence[BillLine]) -> tuple[str, ...]:
-    """What was used itself, and not only by another ancestor."""
+    """Ancestors used directly, not only by other ancestors."""
     used = {parent for line in lines for parent in line.parents}
     return tuple(line.key for line in lines if line.key not in used)
 
 
 def _carbon(records: Sequence[RunRecord]) -> dict[str, Any]:
-    told = [{"grid": record.totals.grid, "pue": record.totals.pue} for record in records if record.totals]
-    return told[0] if told and all(one == told[0] for one in told) else {}
+    found = [{"grid": record.totals.grid, "pue": record.totals.pue} for record in records if record.totals]
+    return found[0] if found and all(one == found[0] for one in found) else {}
 
 
 def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
@@ -460,5 +455,5 @@ def _ancestor_line(ancestor: Ancestor, policy: str) -> BillLine:
         figure=figure,
         components=components or {"all": figure},
         parents=ancestor.parents,
-        shared=is_teachers(ancestor),
+        shared=is_teacher_work(ancestor),
     )

@@ -1,4 +1,4 @@
-"""What people read in a terminal or paste into a note: the comparison, one run, and the list of runs."""
+"""Tables of a comparison for terminal, Markdown and page: quality, energy, stages, break-even; and the list of runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from joulelab.report.compare.break_even_report import (
     RowBreakEven,
     StudentCosts,
     break_even_rows,
+    had_teacher,
     student_costs,
     times_text,
-    was_taught,
 )
 from joulelab.report.compare.comparison import ComparedRun, Comparison, QualityDifference, Row
 from joulelab.report.compare.method_rows import training_energy, training_stage
@@ -33,7 +33,7 @@ from joulelab.report.compare.quality import Measure, quality_of
 from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_evaluation_note, verdict
 from joulelab.report.energy_sums import mean_figure
 from joulelab.report.tables.grid import Column, Grid, make_grid, to_markdown, to_rich
-from joulelab.report.tables.inference_pair import use_grid
+from joulelab.report.tables.inference_pair import serving_grid
 from joulelab.report.tables.run_tables import run_grids
 from joulelab.report.wording import NOTHING, all_equal, gram_cell, p_value, rate, ratio_cell
 from joulelab.runs.groups import GroupRecord
@@ -42,11 +42,9 @@ from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval, mean_t
 from joulelab.units import duration_text, energy_text
 
-# The table of a comparison's quality: each method's figure with its interval, and its difference to the baseline.
-
 
 def quality_grid(comparison: Comparison) -> Grid | None:
-    """None where no run has a figure to show."""
+    """None if no run has a quality value."""
     measure, items = comparison.measure, comparison.about_items
     if measure is None:
         return None
@@ -83,9 +81,9 @@ def _note(comparison: Comparison, measure: Measure, title: str) -> str:
     )
     differences = [row.difference for row in comparison.rows if row.difference]
     if any(difference.models_only for difference in differences):
-        note += " Models only: exact McNemar test; one training run on a side says nothing about the methods."
+        note += " Models only: exact McNemar test of the trained models; one training run does not compare methods."
     if any(difference.paired is None for difference in differences):
-        note += " Unpaired: there are no predictions to pair."
+        note += " Unpaired: predictions are missing."
     return note
 
 
@@ -102,13 +100,13 @@ def _value(row: Row, measure: Measure) -> str:
 
 
 def equal_repeats(row: Row) -> str:
-    """Where the repeats are the sample and all say the same; a share's interval is its test set's."""
+    """Text for equal repeats; empty for shares, whose interval comes from the test set."""
     found = [run.result for run in row.runs if run.quality]
     return "" if any(result.trials for result in found) else all_equal([result.value for result in found])
 
 
 def _with_ends(interval: Interval, measure: Measure) -> str:
-    """One seed has no interval to show."""
+    """One seed has no interval."""
     text = measure.number(interval.value)
     return f"{text} [{measure.number(interval.low)}, {measure.number(interval.high)}]" if interval.bounded else text
 
@@ -142,38 +140,36 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-# How good students are, figure by figure, with the spread over their seeds: another seed is another student.
-
-
-# Result -> its title, and how it is shown: percent, or a plain number
-_FIGURES = {
+# Result -> column title, and factor (100 for percent)
+_STUDENT_METRICS = {
     "student.accuracy": ("Accuracy, %>", 100.0),
     "student.macro_f1": ("Macro F1, %>", 100.0),
     "student.calibration_error": ("Calibration\nerror, %>", 100.0),
     "student.agreement": ("Agrees with\nteacher, %>", 100.0),
     "student.over_teacher": ("Accuracy over\nteacher's>", 1.0),
 }
-_TELLING = "student.macro_f1"
+# Only pipelines with the whole set of metrics have this one.
+_DETAILED = "student.macro_f1"
 
 
 def has_student_quality(comparison: Comparison) -> bool:
     """Runs of other pipelines, and those of earlier versions, have an accuracy only."""
-    return any(_TELLING in run.record.results for row in comparison.rows for run in row.runs)
+    return any(_DETAILED in run.record.results for row in comparison.rows for run in row.runs)
 
 
 def student_quality_grid(comparison: Comparison) -> Grid:
     rows = [
-        (row.label, *(_cell(row.runs, name, scale) for name, (_, scale) in _FIGURES.items()))
+        (row.label, *(_cell(row.runs, name, scale) for name, (_, scale) in _STUDENT_METRICS.items()))
         for row in comparison.rows
         if _is_student(row)
     ]
-    titles = "|".join(["Method", *(title for title, _ in _FIGURES.values())])
-    note = "Mean over seeds with Student's 95 % interval of that mean; one seed tells no interval."
+    titles = "|".join(["Method", *(title for title, _ in _STUDENT_METRICS.values())])
+    note = "Mean over seeds with Student's 95 % interval; one seed has no interval."
     return make_grid("Students' quality over seeds", titles, rows, note)
 
 
 def _is_student(row: Row) -> bool:
-    return any(_TELLING in run.record.results for run in row.runs)
+    return any(_DETAILED in run.record.results for run in row.runs)
 
 
 def _cell(runs: Sequence[ComparedRun], name: str, scale: float) -> str:
@@ -189,14 +185,11 @@ def _cell(runs: Sequence[ComparedRun], name: str, scale: float) -> str:
     return f"{found.value:.{digits}f} ± {found.high - found.value:.{digits}f}"
 
 
-# Language models at equal held-out loss: what a student used up to there, and whether its teacher breaks even.
-
-
 _LOSS = "student.clm_loss"
 
 
 def language_grid(comparison: Comparison) -> Grid | None:
-    """None where the comparison is not about language models with a held-out loss."""
+    """None unless language models are compared by held-out loss."""
     rows = [row for row in comparison.rows if all(_LOSS in run.record.results for run in row.runs)]
     if not rows or comparison.measure is None or comparison.measure.name != "clm_loss":
         return None
@@ -215,7 +208,7 @@ def language_grid(comparison: Comparison) -> Grid | None:
         "Method|Held-out\nloss, nats>|Training\ntokens/s>|Energy\nper token>|Teacher\nshare>|"
         "Equal loss,\nnats>|Student J\nto it>|Baseline J\nto it>|N* at equal loss"
     )
-    beyond = f" beyond that of {baseline.label}'s" if baseline and was_taught(baseline) else ""
+    beyond = f" beyond that of {baseline.label}'s" if baseline and had_teacher(baseline) else ""
     note = (
         "Equal loss: the worse student's at its end; the better one is charged up to where it was as good. "
         f"N*: students after which the teacher's energy{beyond} breaks even, from student stages alone."
@@ -266,7 +259,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def comparison_view(comparison: Comparison) -> RenderableType:
-    """For the terminal: how the joules were obtained, the tables, then the verdict."""
+    """For the terminal: notes on estimates, the tables, then the verdict."""
     found = verdict(comparison)
     lines: list[RenderableType] = [Text(f"! {text}") for text in found.provenance]
     lines += [to_rich(grid) for grid in comparison_grids(comparison)]
@@ -275,7 +268,7 @@ def comparison_view(comparison: Comparison) -> RenderableType:
 
 
 def _bullet(text: str) -> Table:
-    """A hanging indent, so that long sentences stay apart from each other."""
+    """With a hanging indent."""
     row = Table.grid(padding=(0, 1))
     row.add_row(Text("-"), Text(text))
     return row
@@ -294,9 +287,9 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
     grids = [quality] if quality else []
     if has_student_quality(comparison):
         grids.append(student_quality_grid(comparison))
-    if comparison.rows:  # without any finished run there is only the list of those that are not
+    if comparison.rows:  # otherwise there are only incomplete runs
         grids += [energy_grid(comparison), stage_grid(comparison)]
-        if in_use := use_grid(comparison):
+        if in_use := serving_grid(comparison):
             grids.append(in_use)
     grids += [grid for grid in (language_grid(comparison), break_even_grid(comparison)) if grid]
     if comparison.incomplete:
@@ -305,20 +298,20 @@ def comparison_grids(comparison: Comparison) -> tuple[Grid, ...]:
 
 
 def energy_grid(comparison: Comparison) -> Grid:
-    """The method stands in the caption; only where rows differ does each say its own."""
+    """The method is in the caption; rows state their own only if they differ."""
     found = [row.without_teacher for row in comparison.rows]
     differ = len({figure.method for figure in found}) > 1
-    taught = any(row.unmetered or row.teacher_share for row in comparison.rows)
-    rows = [(row.label, *_energy_cells(row, differ, taught)) for row in comparison.rows]
+    has_teacher = any(row.unmetered or row.teacher_share for row in comparison.rows)
+    rows = [(row.label, *_energy_cells(row, differ, has_teacher)) for row in comparison.rows]
     titles = "Method|Without\nteacher>|Teacher\nincluded>|Teacher\nshare>|x without\nteacher>|x teacher\nincluded>"
     caption = f"Energy, mean per run ({methods_text(found)})"
-    return make_grid(caption, titles if taught else "Method|Energy>|x>", rows, _energy_note(comparison))
+    return make_grid(caption, titles if has_teacher else "Method|Energy>|x>", rows, _energy_note(comparison))
 
 
-def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
-    said = f"\n{method_text(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
-    without = amount_text(row.without_teacher) + said
-    if not taught:
+def _energy_cells(row: Row, differ: bool, has_teacher: bool) -> tuple[str, ...]:
+    method = f"\n{method_text(row.without_teacher, row.mixed_without)}" if differ or row.mixed_without else ""
+    without = amount_text(row.without_teacher) + method
+    if not has_teacher:
         return without, ratio_cell(row.student_ratio)
     whole = amount_text(row.with_teacher) + (f"\n{method_text(row.with_teacher, True)}" if row.mixed else "")
     if row.role == "teacher":
@@ -326,8 +319,8 @@ def _energy_cells(row: Row, differ: bool, taught: bool) -> tuple[str, ...]:
     return without, whole, row.teacher_share_text, ratio_cell(row.student_ratio), ratio_cell(row.full_ratio)
 
 
-def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:
-    """CO2e where a grid was named, and grades where the records have them."""
+def _co2e_and_grade_lines(rows: Sequence[Row]) -> list[list[str]]:
+    """CO2e and grades, if the records have them."""
     records = [run.record for row in rows for run in row.runs]
     lines = []
     if any(record.totals and record.totals.co2e for record in records):
@@ -338,7 +331,7 @@ def _trust_lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _co2e_cell(row: Row) -> str:
-    """Mean of the runs' low ends to mean of their high ends; only where every run of the row has one."""
+    """Mean of the runs' low ends to mean of their high ends; only if every run of the row has them."""
     found = [run.record.totals.co2e for run in row.runs if run.record.totals and run.record.totals.co2e]
     if not found or len(found) < len(row.runs):
         return NOTHING
@@ -349,7 +342,7 @@ def _co2e_cell(row: Row) -> str:
 
 
 def _grades_cell(row: Row) -> str:
-    """One letter where all runs share it, else each run's."""
+    """One letter if all runs have it, else each run's."""
     grades = [run.record.validity.grade or NOTHING for run in row.runs]
     return grades[0] if len(set(grades)) == 1 else ", ".join(grades)
 
@@ -361,12 +354,12 @@ def _energy_note(comparison: Comparison) -> str:
     scale = " The scale error cancels in the ratios." if cancels else " Ratios between devices include the scale error."
     stated = f"{spread}{scale} " if spread else ""
     pairing = ", paired by seed" if all(found.paired for found in ratios) else ", paired by seed where seeds pair"
-    apart = _apart_note(comparison.rows)
-    return f"{stated}{apart}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
+    not_included = _not_included_note(comparison.rows)
+    return f"{stated}{not_included}x: multiple of {comparison.baseline} [95 % t interval on logarithms]{pairing}."
 
 
-def _apart_note(rows: Sequence[Row]) -> str:
-    """What is in no figure of the table, with its size; the table by stage has it line by line."""
+def _not_included_note(rows: Sequence[Row]) -> str:
+    """Setup and repeated work, which the table does not contain; the table by stage lists them."""
     texts = []
     for kind, meaning in (("setup", "start-up, imports, compilation, warm-ups"), ("repeated", "after an interruption")):
         found = [figure for row in rows if (figure := getattr(row, kind)) and figure.energy_j is not None]
@@ -385,46 +378,46 @@ def _sum_title(rows: Sequence[Row]) -> str:
 
 
 def stage_grid(comparison: Comparison) -> Grid:
-    """Stages downwards, methods across: where each method's joules went."""
+    """Stages as rows, methods as columns."""
     rows = comparison.rows
     figures = [stage.figure for row in rows for stage in row.stages if stage.figure.energy_j is not None]
     one_method = len({figure.method for figure in figures}) <= 1
-    keys, apart = _stage_order(rows, counted=True), _stage_order(rows, counted=False)
+    keys, not_included = _stage_order(rows, counted=True), _stage_order(rows, counted=False)
     lines = [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in keys]
     lines.append([_sum_title(rows), *(amount_text(row.with_teacher) for row in rows)])
-    if apart:
-        lines += [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in apart]
+    if not_included:
+        lines += [[_stage_title(key), *(_stage_cell(row, key, one_method) for row in rows)] for key in not_included]
         lines.append(["all energy used", *(amount_text(row.whole) for row in rows)])
     if any(row.samples_per_s for row in rows):
         lines.append(["training, samples/s", *(rate(row.samples_per_s, "") for row in rows)])
         lines.append(["training, J/sample", *(_item_cell(row) for row in rows)])
-    lines += _trust_lines(rows)
-    caption = f"Joules by stage, mean per run ({methods_text(figures)})"
+    lines += _co2e_and_grade_lines(rows)
+    caption = f"Energy by stage, mean per run ({methods_text(figures)})"
     columns = (Column("Stage"), *(Column(row.label, "right", whole=True) for row in rows))
-    return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, [*keys, *apart]))
+    return Grid(caption, columns, tuple(tuple(line) for line in lines), _stage_note(rows, [*keys, *not_included]))
 
 
 def _item_cell(row: Row) -> str:
-    """Its method where it is not that of the stage: the CPU's energy where the GPU was measured and not used."""
+    """With its method if that differs from the stage's: CPU energy if the GPU was measured but not used."""
     each = training_energy(row.runs, "sample")
     stages = [training_stage(run.record) for run in row.runs]
     return labeled_text(each) if each and any(stage and stage.item_energy for stage in stages) else amount_text(each)
 
 
 def _stage_note(rows: Sequence[Row], keys: Sequence[tuple[str, bool]]) -> str:
-    """Whose joules a line means, where that could be taken in two ways."""
+    """What the lines are means of, and what inherited lines are."""
     notes = []
     if any(run.repeat is not None for row in rows for run in row.runs):
         notes.append(f"{RUN}: mean over all runs of the program. Setup and all energy used: of the whole measurement.")
     elif any(len(row.runs) > 1 for row in rows):
-        notes.append("Each line is the mean over all runs of a method, whoever paid, so that the lines add up.")
+        notes.append("Each line is the mean over all runs of a method, own or inherited, so that the lines add up.")
     if any(inherited for _, inherited in keys):
-        notes.append("(inherited): other runs paid for it; counted once in each bill.")
+        notes.append("(inherited): energy of other runs, counted once per method.")
     return " ".join(notes)
 
 
 def _stage_order(rows: Sequence[Row], counted: bool) -> list[tuple[str, bool]]:
-    """Inherited work above own work; within each, as the runs went. What no ratio counts comes after the sum."""
+    """Inherited work first, each in the order of the runs; `counted`: in ratios (listed above the sum) or not."""
     stages = [stage for row in rows for stage in row.stages if row.counts(stage) is counted]
     keys = list(dict.fromkeys((stage.name, stage.inherited) for stage in stages))
     return sorted(keys, key=lambda key: not key[1])
@@ -446,8 +439,8 @@ def incomplete_grid(comparison: Comparison) -> Grid:
         (run.label, str(run.seed), run.run_id or NOTHING, run.why, labeled_text(run.own))
         for run in comparison.incomplete
     ]
-    titles = "Method|Seed>|Run!|Why|Joules taken"
-    return make_grid("Incomplete runs: not compared, their joules were spent", titles, rows)
+    titles = "Method|Seed>|Run!|Why|Energy used"
+    return make_grid("Incomplete runs (not compared)", titles, rows)
 
 
 def run_view(record: RunRecord) -> RenderableType:
@@ -463,7 +456,7 @@ def runs_grid(records: Iterable[RunRecord]) -> Grid:
     rows = [
         (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in listed
     ]
-    note = "Own energy: what the run took itself; `joulelab bill RUN` adds its teacher's and all else that it reused."
+    note = "Own energy: the run's own stages; `joulelab bill RUN` adds the teacher and everything else it reused."
     graded = any(record.validity.grade for record in listed)
     note += " A, B or C after the method is the grade of the measurement." if graded else ""
     return make_grid("Runs", "Run!|Label|Status!|Quality>|Own energy|Time>", rows, note)

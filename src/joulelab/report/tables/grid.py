@@ -1,7 +1,4 @@
-"""A table as plain text cells, and its three forms: rich for the terminal, Markdown, and (by the template) HTML.
-
-Building cells once keeps the three from telling different stories.
-"""
+"""The table model: text cells built once, rendered for the terminal, Markdown, LaTeX and CSV; the page renders HTML."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Column:
     title: str
     align: Align = "left"
     whole: bool = False
-    """Keep each cell on its line where the terminal is wide enough: numbers and ids read badly when folded."""
+    """Keep cells on one line if the terminal is wide enough: for numbers and ids."""
     key: str = ""
     """Name of a column that the page can sort by; all its cells are `Cell`s."""
 
@@ -57,12 +54,12 @@ class Grid:
 
     @property
     def of_words(self) -> bool:
-        """Few columns and no numbers in columns: such a table folds on a phone, where others scroll."""
+        """Few columns, mostly text: on a phone such a table folds, others scroll."""
         return len(self.columns) <= 4 and sum(column.align == "right" for column in self.columns) <= 1
 
 
 def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: str = "") -> Grid:
-    """`titles` are separated by `|`; `>` ends one of numbers, which stand on the right, `!` one of whole words."""
+    """`titles` are separated by `|`; a final `>` marks right-aligned numbers, `!` cells to keep on one line."""
     columns = tuple(
         Column(title.rstrip(">!"), "right" if title.endswith(">") else "left", title.endswith((">", "!")))
         for title in titles.split("|")
@@ -72,7 +69,7 @@ def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: st
 
 @dataclass(frozen=True)
 class GridView:
-    """A grid for the terminal. How it folds depends on the width, which is known only when it is printed."""
+    """A grid for the terminal; it folds to the width known when it is printed."""
 
     grid: Grid
 
@@ -83,7 +80,7 @@ class GridView:
             yield Text(self.grid.note + "\n")
 
     def _table(self, kept_whole: Sequence[int]) -> Table:
-        """Cells are `Text`, so that a label in square brackets is not taken for markup; none is ever cut."""
+        """Cells are `Text`, so that a label in square brackets is not markup; none is truncated."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False)
         for number, column in enumerate(self.grid.columns):
             no_wrap = number in kept_whole
@@ -93,14 +90,14 @@ class GridView:
         return table
 
     def _kept_whole(self, width: int) -> list[int]:
-        """The columns that need not fold at this width. Where it is too small the widest gives way, the names last."""
+        """Columns kept on one line at this width. If it is too small, the widest fold first, the first column last."""
         kept = [number for number, column in enumerate(self.grid.columns) if column.whole]
         while kept and self._width_needed(kept) > width:
             kept.remove(max(kept, key=lambda number: (number > 0, self._longest(number, whole=True))))
         return kept
 
     def _width_needed(self, kept: Sequence[int]) -> int:
-        """With two characters between columns; one that folds needs its longest word, up to a limit."""
+        """With two characters between columns; a folding column needs its longest word, up to a limit."""
         numbers = range(len(self.grid.columns))
         foldable = [min(self._longest(n, whole=False), _LONGEST_KEPT_WORD) for n in numbers if n not in kept]
         return sum(self._longest(n, whole=True) for n in kept) + sum(foldable) + 2 * len(numbers) + 2
@@ -128,13 +125,10 @@ def _markdown_cell(text: str) -> str:
 
 
 def render_text(renderable: RenderableType, width: int = 100) -> str:
-    """What a terminal of this width shows, without colours: for golden tests and log files."""
+    """Output of a terminal of this width without colors, for golden tests and log files."""
     out = io.StringIO()
     Console(file=out, width=width, color_system=None, force_terminal=False).print(renderable)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
-
-
-# A table for papers and spreadsheets: LaTeX with booktabs, and CSV.
 
 
 _LATEX = {
@@ -145,13 +139,13 @@ _LATEX = {
     "→": r"$\to$",
     "µ": r"$\mu$",
     "✓": r"\checkmark{}",
-    "<": "$<$",  # in text it is another letter, unless a font encoding was chosen
+    "<": "$<$",  # in OT1, LaTeX's default encoding, a plain < prints another character
     ">": "$>$",
 }
 
 
 def to_latex(grid: Grid) -> str:
-    """A `tabular` with its caption as a comment; it needs booktabs, and amssymb where there are ticks."""
+    """A `tabular` with its caption as a comment; needs booktabs, and amssymb for check marks."""
     alignment = "".join("r" if column.align == "right" else "l" for column in grid.columns)
     head = _line([column.title for column in grid.columns])
     rows = [_line(row) for row in grid.rows]

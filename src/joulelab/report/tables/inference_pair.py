@@ -1,7 +1,7 @@
-"""A student beside its teacher in use, and after how many inferences the distillation has paid back (T*).
+"""Inference of a student and its teacher compared, and the number of items after which distillation breaks even (T*).
 
-T* = what making the student took while its teacher existed already, over what the student takes less per item. It is
-meant for rows that were run alike: same batch, sequence length, mode and numbers.
+T* = energy of making the student, its teacher excluded, over the energy it saves per item. Only rows with the same
+batch size, sequence length, mode, dtype and device are compared.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from joulelab.errors import ConfigError
 from joulelab.meter.figures import estimate_note
 from joulelab.report.compare.comparison import Comparison, run_name
-from joulelab.report.compare.differences import CROWDED
+from joulelab.report.compare.differences import CPU_CONTENTION
 from joulelab.report.energy_sums import NOT_METERED, mixes_methods, parts_of, why_incomplete
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import (
     GENERATION,
     InferenceRow,
     Named,
-    crowd_notes,
+    contention_notes,
     energy_cell,
     energy_notes,
     inference_rows,
@@ -33,9 +33,6 @@ from joulelab.runs.record import RunRecord
 from joulelab.stats import BreakEven, Estimate, break_even
 from joulelab.units import count_text, energy_text, three_digits
 
-# Which rows of a student's and a teacher's inference can be set side by side, and who made the student.
-
-
 _LISTED = 4
 
 
@@ -45,7 +42,7 @@ def rows_run_alike(student: RunRecord, teacher: RunRecord) -> list[tuple[Inferen
     alike = [(row, other) for row in ours for other in _partners(row, theirs)]
     if not alike:
         raise ConfigError(
-            "the two runs have no row that was run alike (batch, tokens, mode, numbers, device): "
+            "the two runs have no row in common (batch, tokens, mode, dtype, device): "
             f"{student.run_id} has {_listed(ours)}; {teacher.run_id} has {_listed(theirs)}",
             "run both with the same --batch-size, --seq-length, --mode, --dtype and --device",
         )
@@ -53,7 +50,7 @@ def rows_run_alike(student: RunRecord, teacher: RunRecord) -> list[tuple[Inferen
 
 
 def _partners(row: InferenceRow, others: Sequence[InferenceRow]) -> list[InferenceRow]:
-    """Run alike and of the same norm; where none has that norm, of any."""
+    """Rows with the same settings and norm; if none has that norm, with any."""
     alike = [other for other in others if _key(other) == _key(row)]
     return [other for other in alike if other.values["norm"] == row.values["norm"]] or alike
 
@@ -69,27 +66,27 @@ def _require_one_kind(
 ) -> None:
     for record, rows in ((student, ours), (teacher, theirs)):
         if not rows:
-            raise ConfigError(f"{record.run_id} has no finished rows of inference", "name runs of `joulelab infer`")
+            raise ConfigError(f"{record.run_id} has no finished inference rows", "pass runs of `joulelab infer`")
     kinds = [_kind(rows[0]) for rows in (ours, theirs)]
     if kinds[0] != kinds[1]:
         raise ConfigError(
-            f"{student.run_id} is about {kinds[0]}, {teacher.run_id} about {kinds[1]}: they cannot be set side by side",
+            f"{student.run_id} has {kinds[0]}, {teacher.run_id} has {kinds[1]}: they cannot be compared",
             "run both models the same way, with --generate or without",
         )
 
 
 def _kind(row: InferenceRow) -> str:
     if "part" in row.values:
-        return "responses that were generated (--generate)"
+        return "generated responses (--generate)"
     return f"forward passes over one {row.values['item']} or several"
 
 
 def _listed(rows: Sequence[InferenceRow]) -> str:
-    told = [
+    texts = [
         f"batch {row.values['batch_size']}{length_text(row.values)}, {row.name} on {row.values['device']}"
         for row in rows
     ]
-    return ", ".join(told[:_LISTED]) + (f" and {len(told) - _LISTED} more" if len(told) > _LISTED else "")
+    return ", ".join(texts[:_LISTED]) + (f" and {len(texts) - _LISTED} more" if len(texts) > _LISTED else "")
 
 
 def length_text(values: Mapping[str, Any]) -> str:
@@ -103,8 +100,8 @@ def _key(row: InferenceRow) -> tuple[Any, ...]:
     return tuple(row.values.get(name) for name in names)
 
 
-def doubt_about_maker(student: RunRecord, made_by: RunRecord) -> str:
-    """Nothing where the student's lineage names that run; words where it names none; otherwise it is refused."""
+def maker_remark(student: RunRecord, made_by: RunRecord) -> str:
+    """Empty if the student's lineage contains that run, a remark if it has no lineage; otherwise an error."""
     inner = {key for one in student.inherited for key in one.parents}
     last = [one for one in student.inherited if one.key not in inner]
     makers = list(dict.fromkeys(one.made_by for one in last if one.made_by != ELSEWHERE))
@@ -113,9 +110,9 @@ def doubt_about_maker(student: RunRecord, made_by: RunRecord) -> str:
     if makers:
         raise ConfigError(
             f"{made_by.run_id} did not make the student of {student.run_id}, which comes from {', '.join(makers)}",
-            "leave --distilled-by out: the student's lineage knows what making it took",
+            "omit --distilled-by: the student's lineage has the energy of making it",
         )
-    return f" (nothing here says that it made this student: {student.run_id} has no lineage)"
+    return f" (not verified that it made this student: {student.run_id} has no lineage)"
 
 
 @dataclass(frozen=True)
@@ -124,10 +121,10 @@ class Pair:
     teacher: InferenceRow
     item: str
     over: int
-    """Items in what the rows count: the tokens of a response, else 1."""
+    """Items per unit of the rows: the tokens of a response, else 1."""
     found: BreakEven | None
     reason: str = ""
-    """Why there is no answer; where there is one, whose joules were spent once."""
+    """Why there is no answer; otherwise the source of the energy spent once."""
 
     @property
     def answer(self) -> str:
@@ -147,16 +144,16 @@ def pairs(student: RunRecord, teacher: RunRecord, made_by: RunRecord | None) -> 
 @dataclass(frozen=True)
 class _Spent:
     joules: Estimate | None
-    words: str
-    """Whose joules these are, or why there are none."""
+    source: str
+    """Which stages or run the energy is of, or why there is none."""
     estimated: bool = False
 
 
 def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
-    """Joules of making the student beyond its teacher: of the run that was named, or out of the student's lineage."""
+    """Energy of making the student, its teacher excluded: from the given run, or from the student's lineage."""
     doubt = ""
     if made_by is not None:
-        doubt = doubt_about_maker(student, made_by)
+        doubt = maker_remark(student, made_by)
         parts = [part for part in parts_of(made_by) if not part.inherited or part.shared]
     else:
         parts = [part for part in parts_of(student) if part.inherited]
@@ -168,15 +165,15 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
         return _Spent(None, incomplete)
     if not known:
         source = "that run" if made_by is not None else "the student's lineage"
-        return _Spent(None, f"{source} has no joules of distillation (name its run with --distilled-by)")
+        return _Spent(None, f"{source} has no energy of a distillation (pass its run with --distilled-by)")
     if mixes_methods(known):
         return _Spent(None, "the distillation is partly measured and partly estimated")
     if any(figure.crowded for figure in known):
-        return _Spent(None, "others used the cores while the student was made")
+        return _Spent(None, "CPU contention while the student was made")
     half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
-    whose = "the stages that made the student, by its lineage"
+    whose = "the stages that made the student, from its lineage"
     if made_by is not None:
-        whose = f"all of {made_by.run_id} but its teacher's training, quality and overhead included{doubt}"
+        whose = f"all of {made_by.run_id} except the teacher's training, evaluation and overhead included{doubt}"
     joules = Estimate.of_half_width(sum(figure.energy_j or 0.0 for figure in known), half_width_j)
     return _Spent(joules, whose, estimated=not known[0].measured)
 
@@ -193,15 +190,15 @@ def _pair(student: InferenceRow, teacher: InferenceRow, spent: _Spent) -> Pair:
         return answer(None, str((student if ours is None else teacher).values["why_no_energy"]))
     if ours.estimated != theirs.estimated:
         return answer(None, "one side is measured and the other estimated")
-    if ours.estimated and (student.crowded or teacher.crowded):
-        return answer(None, CROWDED)
+    if ours.estimated and (student.contended or teacher.contended):
+        return answer(None, CPU_CONTENTION)
     if spent.joules is None:
-        return answer(None, spent.words)
+        return answer(None, spent.source)
     if spent.estimated != ours.estimated:
-        return answer(None, "the distillation is measured and the use estimated, or the other way round")
+        return answer(None, "of distillation and inference, one is measured and the other estimated")
     each = [Estimate.of_half_width(one.gross_j / over, one.gross_half_width_j / over) for one in (theirs, ours)]
     article = "an" if item[0] in "aeiou" else "a"
-    return answer(break_even(spent.joules, each[0] - each[1], f"{article} {item}"), spent.words)
+    return answer(break_even(spent.joules, each[0] - each[1], f"{article} {item}"), spent.source)
 
 
 def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> Grid:
@@ -211,26 +208,26 @@ def pair_grid(student: RunRecord, teacher: RunRecord, found: Sequence[Pair]) -> 
         other = one.teacher.name if one.teacher.name != one.student.name else ""
         rows.append((how, f"student: {student.label}", *_cells(one.student, one.over)))
         rows.append((other, f"teacher: {teacher.label}", *_cells(one.teacher, one.over)))
-        rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _told(one)))
+        rows.append(("", "T*", NOTHING, NOTHING, _saved(one), _spent(one), _answer_text(one)))
     rows_in_use = [(who, row) for one in found for who, row in (("student", one.student), ("teacher", one.teacher))]
-    note = "".join(f"{text} " for text in crowd_notes(rows_in_use)) + (
-        f"{_each_words(found[0])} T*: joules spent on making the student beyond its teacher, over the "
-        "joules it takes less each time; Fieller's 95 % interval. Quality is not in this table: T* means something "
-        "where the student is good enough."
+    note = "".join(f"{text} " for text in contention_notes(rows_in_use)) + (
+        f"{_unit_note(found[0])} T*: energy of making the student, its teacher excluded, over the energy it saves per "
+        "item; Fieller's 95 % interval. This table does not compare quality: T* is meaningful only if the student is "
+        "good enough."
     )
-    note += "".join(f" Spent once: {words}." for words in dict.fromkeys(one.reason for one in found if one.found))
+    note += "".join(f" Spent once: {source}." for source in dict.fromkeys(one.reason for one in found if one.found))
     energies = [row.energy for one in found for row in (one.student, one.teacher) if row.energy]
     if doubt := estimate_note(energy.gross() for energy in energies):
         note += f" {doubt}"
     of = found[0].item if found[0].over > 1 else "call"
     titles = f"How!|Who!|Median ms\nper {of}>|Mean W>|Energy\nper {found[0].item}>|Spent once>|Breaks even"
-    return make_grid("Student against teacher in use", titles, rows, note)
+    return make_grid("Student and teacher at inference", titles, rows, note)
 
 
-def _each_words(pair: Pair) -> str:
+def _unit_note(pair: Pair) -> str:
     if pair.over == 1:
         return f"Energy per {pair.item}, gross."
-    return f"Time and gross energy per token: those of a whole response, its prompt read, over its {pair.over} tokens."
+    return f"Time and gross energy per token: those of a whole response, prompt included, over its {pair.over} tokens."
 
 
 def _cells(row: InferenceRow, over: int) -> tuple[str, str, str, str, str]:
@@ -248,7 +245,7 @@ def _spent(one: Pair) -> str:
     return NOTHING if one.found is None else energy_text(one.found.spent.value)
 
 
-def _told(one: Pair) -> str:
+def _answer_text(one: Pair) -> str:
     if one.found is None or math.isinf(one.found.low) or not one.found.pays_back:
         return one.answer
     high = "no upper end" if math.isinf(one.found.high) else count_text(one.found.high)
@@ -276,25 +273,23 @@ def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
     ]
 
 
-# Inference runs of a comparison beside each other: joules of a whole run tell how long it ran, not what use costs.
-
-
+# Rows of the table; the energy of whole inference runs depends on how long they ran and is not compared.
 _MOST_ROWS = 40
 
 
-def use_grid(comparison: Comparison) -> Grid | None:
-    """A line for every row of every inference run; nothing where there is none."""
+def serving_grid(comparison: Comparison) -> Grid | None:
+    """One line per row of every inference run; None if there is none."""
     runs = [run for row in comparison.rows for run in row.runs]
     named: Named = [(run_name(run, runs), row) for run in runs for row in rows_in_use(run.record)]
     if not named:
         return None
     shown = named[:_MOST_ROWS]
-    said = energy_notes([row for _, row in shown])
-    notes = [*crowd_notes(shown), "Median of a call, and means over all calls.", *said]
+    energy = energy_notes([row for _, row in shown])
+    notes = [*contention_notes(shown), "Median of a call, and means over all calls.", *energy]
     if len(named) > len(shown):
-        notes.append(f"{len(named) - len(shown)} more rows are in the runs' own tables (`joulelab show RUN`).")
+        notes.append(f"{len(named) - len(shown)} more rows: `joulelab show RUN`.")
     titles = "Run!|How!|Median\nms>|Items\nper s>|Mean\nW>|Energy per item\ngross>|net>"
-    return make_grid("In use", titles, [_compared_cells(name, row) for name, row in shown], " ".join(notes))
+    return make_grid("Serving cost", titles, [_compared_cells(name, row) for name, row in shown], " ".join(notes))
 
 
 def _compared_cells(name: str, row: InferenceRow) -> tuple[str, ...]:

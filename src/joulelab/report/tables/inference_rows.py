@@ -14,7 +14,7 @@ from joulelab.infer.energy import ItemEnergy
 from joulelab.meter.figures import COVERED, amount_text, coverage_text, relative_text, uncertainty_note
 from joulelab.meter.health import CoreUse, most_contended
 from joulelab.report.tables.grid import Grid, make_grid
-from joulelab.report.wording import INCONCLUSIVE, NOTHING, says_nothing
+from joulelab.report.wording import INCONCLUSIVE, NOTHING, is_uninformative
 from joulelab.runs.attempt_data import IdlePower, idle_power
 from joulelab.runs.record import CPU_WORK, IdleBaseline, RunRecord
 from joulelab.stats import Interval, ratio_paired
@@ -29,16 +29,16 @@ class InferenceRow:
     values: Mapping[str, Any]
     energy: ItemEnergy | None
     core_use: CoreUse | None = None
-    """Who used the CPU cores in its windows; None where nobody looked."""
+    """CPU use in its windows; None if it was not recorded."""
 
     @property
     def group(self) -> tuple[Any, ...]:
-        """Rows of one input took turns, and can be compared round by round."""
+        """Rows with the same input ran in turns and can be compared round by round."""
         return self.values["batch_size"], self.values["tokens"]
 
     @property
     def item(self) -> tuple[Any, ...]:
-        """What joules are told for: a shorter sequence or a prompt alone takes less than a response, and beats none."""
+        """The unit of energy: rows of different lengths or parts are not compared on a Pareto front."""
         return self.values["tokens"], self.values.get("part")
 
     @property
@@ -47,21 +47,21 @@ class InferenceRow:
 
     @property
     def items_per_s(self) -> float:
-        """Mean over the windows, as watts and joules are: W over this is the joules of one item."""
+        """Mean over the windows, like power: power over this rate is the energy of one item."""
         return float(self.values["items_per_call"] * self.values["calls"] / self.values["seconds"])
 
     @property
-    def crowded(self) -> bool:
+    def contended(self) -> bool:
         return self.core_use is not None and self.core_use.contended
 
     @property
     def name(self) -> str:
-        """How it was run, without how much at once."""
+        """Norm, mode and dtype."""
         return ", ".join(str(self.values[key]) for key in ("norm", "mode", "dtype") if self.values.get(key))
 
 
 def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[InferenceRow, ...]:
-    """As they were asked for, which is the order of their first rounds; findings come as each stage first says any."""
+    """In the order of their first rounds; findings are in the order in which stages reported."""
     begun = [stage.name for stage in record.stages]
     cores = {stage.name: stage.core_use for stage in record.stages}
     found = {stage: values[tracker] for stage, values in record.findings.items() if tracker in values}
@@ -72,10 +72,9 @@ def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[Inference
 
 
 def timed_rows(record: RunRecord) -> dict[str, InferenceRow]:
-    """Stage -> its row, forward passes and generations alike.
+    """Stage -> its row, for forward passes and generation.
 
-    Energy and rate of an item are those of the timed windows wherever they are shown: the stage around these also has
-    the time in which marks are written and rounds begin.
+    Energy and rate per item are those of the timed windows: the stage also contains the time between windows.
     """
     return {row.stage: row for tracker in (TRACKER, GENERATION) for row in inference_rows(record, tracker)}
 
@@ -83,7 +82,7 @@ def timed_rows(record: RunRecord) -> dict[str, InferenceRow]:
 def idle_of(record: RunRecord, cpu_work: bool = False) -> IdlePower | None:
     """The idle power to subtract (`runs.idle.idle_power`).
 
-    `cpu_work`: of the processor and its memory alone, where GPUs were measured that the model did not use.
+    `cpu_work`: of processor and memory only, for measured GPUs that the model did not use.
     """
     baselines = record.totals.idle if record.totals else ()
     return idle_power(_of_the_cpu(record, baselines) if cpu_work else baselines)
@@ -120,7 +119,7 @@ def _with_net(values: Mapping[str, Any], record: RunRecord) -> ItemEnergy | None
 
 @dataclass(frozen=True)
 class RowRatio:
-    """A row against the first of its group, from rounds that took turns."""
+    """A row compared with the first of its group, round by round."""
 
     row: InferenceRow
     base: InferenceRow
@@ -159,11 +158,11 @@ def _energy_ratio(row: InferenceRow, base: InferenceRow) -> Interval | None:
 
 
 def why_no_front(rows: Sequence[InferenceRow]) -> str:
-    """Empty where a front can be told."""
-    if any(row.crowded for row in rows):
-        return "others used the CPU cores meanwhile"
+    """Empty if a front can be determined."""
+    if any(row.contended for row in rows):
+        return "CPU contention"
     if any(row.energy is None for row in rows):
-        return "joules are missing"
+        return "energy is missing"
     groups = _took_turns(rows)
     if len(groups) == 1 and len(rows) > 1 and _alike(groups[0]):
         return "no difference between the rows is significant"
@@ -178,7 +177,7 @@ def _took_turns(rows: Sequence[InferenceRow]) -> list[list[InferenceRow]]:
 
 
 def _alike(rows: Sequence[InferenceRow]) -> bool:
-    """None can be told from the first of them, in time or in joules; a record without rounds does not say."""
+    """Whether none differs significantly from the first, in time or energy; False for records without rounds."""
     if not all(row.values.get("rounds") for row in rows):
         return False
     found = [one for ratio in row_ratios(rows) for one in (ratio.time, ratio.energy) if one]
@@ -186,16 +185,16 @@ def _alike(rows: Sequence[InferenceRow]) -> bool:
 
 
 def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
-    """Rows that no other with the same item beats in latency and joules per item at once, quickest first.
+    """Rows that no other with the same item beats in latency and energy per item at once, fastest first.
 
-    Rows of one input that cannot be told apart are on it together. None where `why_no_front` has a reason.
+    Rows of one input without significant differences are on it together. Empty if `why_no_front` has a reason.
     """
     if why_no_front(rows):
         return ()
-    told = [(row, row.energy.gross_j) for row in rows if row.energy is not None]
+    known = [(row, row.energy.gross_j) for row in rows if row.energy is not None]
     front: list[InferenceRow] = []
     least_j: dict[tuple[Any, ...], float] = {}
-    for row, gross_j in sorted(told, key=lambda one: (one[0].latency_s, one[1])):
+    for row, gross_j in sorted(known, key=lambda one: (one[0].latency_s, one[1])):
         if gross_j < least_j.get(row.item, math.inf):
             least_j[row.item] = gross_j
             front.append(row)
@@ -204,11 +203,8 @@ def pareto(rows: Sequence[InferenceRow]) -> tuple[InferenceRow, ...]:
     return tuple(sorted(front, key=lambda row: row.latency_s))
 
 
-# How the figures of an inference read in tables.
-
-
 def energy_cell(energy: ItemEnergy | None, items: float = 1.0, net: bool = False) -> str:
-    """Energy of one item: `213 mJ ±0.8 %`; with the coverage where readings are missing, which the interval covers."""
+    """Energy of one item: `213 mJ ±0.8 %`; with the coverage if readings are missing."""
     if energy is None:
         return NOTHING if net else "missing"
     figure = energy.net(items) if net else energy.gross(items)
@@ -221,45 +217,42 @@ def where_text(values: Mapping[str, Any]) -> str:
     return "GPU" if values["device"] == "cuda" else f"CPU, {threads} thread{'s' if threads != 1 else ''}"
 
 
-# What stands below tables of inference: who else used the cores, why a row ended, why there are no joules.
-
-
 Named = Sequence[tuple[str, InferenceRow]]
-"""Rows under the names that tell them apart in their table."""
+"""Rows with names that distinguish them in their table."""
 
 
-def crowd_notes(rows: Named) -> list[str]:
-    """A call waits its turn where others use the cores, on a GPU while its kernels are launched."""
-    crowded = [(name, row) for name, row in rows if row.crowded]
-    worst = most_contended([row.core_use for _, row in crowded])
+def contention_notes(rows: Named) -> list[str]:
+    """Contention delays calls on the CPU, and kernel launches of calls on a GPU."""
+    contended = [(name, row) for name, row in rows if row.contended]
+    worst = most_contended([row.core_use for _, row in contended])
     if worst is None:
         return []
-    names = list(dict.fromkeys(name for name, _ in crowded))
-    whose = "all rows" if len(crowded) == len(rows) else "; ".join(names)
-    most = "in the worst of them " if len(crowded) > 1 else ""
-    return [f"Crowded ({whose}): {most}{worst.text} meanwhile, so latencies are upper bounds. Run it on quiet cores."]
+    names = list(dict.fromkeys(name for name, _ in contended))
+    which = "all rows" if len(contended) == len(rows) else "; ".join(names)
+    most = "at worst, " if len(contended) > 1 else ""
+    return [f"CPU contention ({which}): {most}{worst.text}. Latencies are upper bounds; rerun on an idle machine."]
 
 
 def ended_notes(rows: Named) -> list[str]:
-    """Rows that ended for the same reason together, each with the interval that stands in its line of the table."""
+    """Why measuring ended: rows by reason, each with its interval."""
     by_reason: dict[str, list[str]] = {}
     for name, row in rows:
-        if reason := row.values.get("stopped"):  # older records of generations have none
-            # of an estimate only the total uncertainty is printed, and no run time makes that smaller
+        if reason := row.values.get("stopped"):  # older records of generation have none
+            # estimates print their total uncertainty, which does not depend on the run time
             tight = f" (±{relative_text(row.energy.relative)})" if row.energy and not row.energy.estimated else ""
             by_reason.setdefault(reason, []).append(f"{name}{tight}")
     return [f"Ended by: {reason}: {'; '.join(names)}." for reason, names in by_reason.items()]
 
 
 def energy_notes(rows: Sequence[InferenceRow]) -> list[str]:
-    """How the joules of a table came about; nothing where there are none."""
-    told = [row.energy for row in rows if row.energy is not None]
-    if not told:
+    """Method, idle power and uncertainty of a table's energies; empty if there are none."""
+    known = [row.energy for row in rows if row.energy is not None]
+    if not known:
         return []
-    measured = [energy for energy in told if not energy.estimated]
+    measured = [energy for energy in known if not energy.estimated]
     notes = []
-    if len(measured) < len(told):
-        where = f"In {len(told) - len(measured)} of {len(told)} rows: " if measured else ""
+    if len(measured) < len(known):
+        where = f"In {len(known) - len(measured)} of {len(known)} rows: " if measured else ""
         notes = [f"{where}Energy is estimated from CPU time, not measured; ±: total uncertainty; no net energy."]
     if not measured:
         return notes
@@ -270,39 +263,36 @@ def energy_notes(rows: Sequence[InferenceRow]) -> list[str]:
     powers = " to ".join(dict.fromkeys(three_digits(power_w) for power_w in (min(idle_w), max(idle_w))))
     return [
         *notes,
-        f"Net: less the idle power of {powers} W, of before and after by their length; half their difference is in the "
-        f"interval. {uncertainty_note(energy.gross() for energy in measured)} The gain error cancels in ratios on one "
-        "card.",
+        f"Net: minus the idle power of {powers} W (before and after, weighted by length; half their difference is part "
+        f"of the interval). {uncertainty_note(energy.gross() for energy in measured)} The gain error cancels in ratios "
+        "on one card.",
     ]
 
 
 def memory_notes(rows: Sequence[InferenceRow]) -> list[str]:
     on_gpu = rows[0].values["device"] == "cuda"
-    return [] if on_gpu else ["Memory: the most the whole process ever held."]
+    return [] if on_gpu else ["Memory: peak of the whole process."]
 
 
 def missing_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:
-    """The reason in full only where the run's own line about energy does not give it already."""
+    """The full reason only if the run's line `energy` does not state it."""
     reasons = list(dict.fromkeys(row.values["why_no_energy"] for row in rows if row.energy is None))
     if not reasons:
         return []
-    told = record.totals.figure.reason if record.totals and record.totals.figure.energy_j is None else None
-    if told and all(told in reason or reason in told for reason in reasons):
-        return ["Not measured: joules and watts; the run's line `energy` says why."]
-    return [f"Not measured: joules and watts. {'; '.join(reasons)}."]
+    stated = record.totals.figure.reason if record.totals and record.totals.figure.energy_j is None else None
+    if stated and all(stated in reason or reason in stated for reason in reasons):
+        return ["Energy and power were not measured: see the run's line `energy`."]
+    return [f"Energy and power were not measured: {'; '.join(reasons)}."]
 
 
 def unused_gpu_notes(rows: Sequence[InferenceRow], record: RunRecord) -> list[str]:
-    """The power of GPUs that were measured while the model ran on the CPU; the energy of an item leaves it out."""
+    """Power of measured GPUs while the model ran on the CPU; not part of the energy per item."""
     stages = [record.stage(row.stage) for row in rows]
     powers = [stage.unused_gpu_w for stage in stages if stage and stage.unused_gpu_w is not None]
     if not powers:
         return []
     text = " to ".join(dict.fromkeys(power_text(power_w) for power_w in (min(powers), max(powers))))
     return [f"GPU: {text}, not used by this model and not included; energy is that of the CPU."]
-
-
-# Rows that took turns, each against the first of its input: ratios of time and joules, and what they say in words.
 
 
 def ratio_grid(ratios: Sequence[RowRatio]) -> Grid:
@@ -315,18 +305,18 @@ def ratio_grid(ratios: Sequence[RowRatio]) -> Grid:
             _way(one.base, rows),
             _interval(one.time),
             _interval(one.energy) if one.energy else "not measured",
-            _verdict(one.time, "time", "slower", "quicker"),
+            _verdict(one.time, "time", "slower", "faster"),
         )
         for one in ratios
     ]
     note = (
-        "Rows of one input took turns. Each round gives one ratio, of its two medians or of its joules per item; here "
-        "is the geometric mean of these, with Student's 95 % interval. It is not the ratio of the medians over all "
-        "rounds, which stand above. Below 1 the row takes less than the one it is compared with."
+        "Rows with the same input ran in turns. Each round gives one ratio, of its two medians or of its energies per "
+        "item; shown is their geometric mean with Student's 95 % interval. It differs from the ratio of the medians "
+        "over all rounds above. Below 1, the row uses less than the one it is compared with."
     )
     ratio = "ratio\nmean of rounds!"
-    titles = ("Input!|" if several else "") + f"Row|Against|Time {ratio}|Energy {ratio}|In words"
-    return make_grid("Against the first row, in turns", titles, cells, note)
+    titles = ("Input!|" if several else "") + f"Row|Against|Time {ratio}|Energy {ratio}|Result"
+    return make_grid("Ratio to the first row, measured in turns", titles, cells, note)
 
 
 def input_text(row: InferenceRow) -> str:
@@ -335,20 +325,20 @@ def input_text(row: InferenceRow) -> str:
 
 
 def _way(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
-    """In what its way differs from that of the others."""
+    """The settings in which it differs from the other rows."""
     keys = [key for key in ("norm", "mode", "dtype") if len({one.values[key] for one in rows}) > 1]
     return ", ".join(str(row.values[key]) for key in keys)
 
 
 def _interval(found: Interval) -> str:
-    if says_nothing(found):
+    if is_uninformative(found):
         return f"{found.value:.3f}" + (f", {INCONCLUSIVE}" if found.bounded else "")
     return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def _verdict(found: Interval, of: str, above: str, below: str) -> str:
     if not found.bounded:
-        return "one round tells no spread"
+        return "a single round has no spread"
     if not found.excludes(1.0):
         return f"no significant difference in {of}"
     change = 100 * abs(found.value - 1)

@@ -1,4 +1,4 @@
-"""An inference run as tables: the rows, what taking turns says about them, and what was not measured."""
+"""Tables of an inference run: time and energy of forward passes and of generation, ratios, state of the GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from joulelab.report.tables.inference_rows import (
     GENERATION,
     InferenceRow,
     Named,
-    crowd_notes,
+    contention_notes,
     ended_notes,
     energy_cell,
     energy_notes,
@@ -33,10 +33,7 @@ from joulelab.report.wording import NOTHING
 from joulelab.runs.record import RunRecord
 from joulelab.units import count_text, percent_text, size_text, three_digits, with_prefix
 
-# Generation in two tables: time to the first token and per token, joules per token and per response.
-
-
-_WAYS = {"mode": "Mode!", "dtype": "Numbers!"}
+_WAYS = {"mode": "Mode!", "dtype": "Dtype!"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class GenerationRow:
 
     @property
     def decoded(self) -> int:
-        """Tokens of a response that decoding gives; the first comes from prefill."""
+        """Tokens of a response from decoding; the first comes from prefill."""
         return int(self.whole.values["new_tokens"]) - 1
 
     @property
@@ -60,12 +57,12 @@ class GenerationRow:
 
     @property
     def summed_j(self) -> tuple[float, float] | None:
-        """Prefill and decode together, with half-width: what whole responses should take."""
+        """Prefill plus decode with its half-width, to compare with whole responses."""
         parts = [self.prefill.energy, self.decode.energy]
         if any(part is None for part in parts):
             return None
-        told = [part for part in parts if part is not None]
-        return sum(part.gross_j for part in told), math.hypot(*(part.gross_half_width_j for part in told))
+        known = [part for part in parts if part is not None]
+        return sum(part.gross_j for part in known), math.hypot(*(part.gross_half_width_j for part in known))
 
 
 def generation_rows(record: RunRecord) -> list[GenerationRow]:
@@ -95,7 +92,7 @@ def _named(rows: Sequence[GenerationRow]) -> Named:
 
 
 def _how(rows: Sequence[GenerationRow]) -> tuple[str, Callable[[GenerationRow], tuple[str, ...]]]:
-    """Titles and cells of what tells the rows apart; what they have in common stands in the caption."""
+    """Titles and cells of the settings that differ; common ones are in the caption."""
     keys = [key for key in _WAYS if len({row.whole.values[key] for row in rows}) > 1]
     titles = "".join(f"|{_WAYS[key]}" for key in keys)
     return f"Batch>{titles}", lambda row: (str(row.batch), *(str(row.whole.values[key]) for key in keys))
@@ -107,10 +104,10 @@ def _common(rows: Sequence[GenerationRow]) -> str:
 
 
 def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
-    values, (how, told) = rows[0].whole.values, _how(rows)
+    values, (how, settings_of) = rows[0].whole.values, _how(rows)
     cells = [
         (
-            *told(row),
+            *settings_of(row),
             f"{1000 * row.prefill.latency_s:.4g}",
             f"{1000 * row.prefill.values['latency']['iqr_s']:.3g}",
             count_text(row.prefill.items_per_s * values["prompt_tokens"]),
@@ -126,24 +123,23 @@ def _time_grid(rows: Sequence[GenerationRow]) -> Grid:
         f"{how}|First token\nmedian ms>|IQR\nms>|Prefill mean\ntokens/s>|Per token\nmedian ms>|IQR\nms>|"
         "Decode mean\ntokens/s>|Response\nmedian s>|Memory>"
     )
-    note = "".join(f"{text} " for text in crowd_notes(_named(rows))) + (
-        "First token: prefill, in which the prompt is read and the first token chosen. Per token: steady state, which "
-        f"is decoding {values['new_tokens'] - 1} tokens from the end of a prompt of {values['prompt_tokens']}, again "
-        "and again, the cache of fixed size, everything compiled and run before. Tokens/s: of all rows of a batch, "
-        "a mean over all calls, as watts and joules are. "
-        "The mode is that of the decoding step; the prompt is always read eagerly."
+    note = "".join(f"{text} " for text in contention_notes(_named(rows))) + (
+        "First token: prefill, which processes the prompt and selects the first token. Per token: steady state, "
+        f"decoding {values['new_tokens'] - 1} tokens repeatedly from the end of a prompt of {values['prompt_tokens']}, "
+        "with a cache of fixed size, compiled and warmed up. Tokens/s: of all sequences of a batch, a mean over all "
+        "calls, like power and energy. The mode is that of the decoding step; prefill always runs eagerly."
     )
     note = " ".join([note, *memory_notes([row.whole for row in rows])])
-    lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new ones"
+    lengths = f"{values['prompt_tokens']} prompt tokens, {values['new_tokens']} new tokens"
     caption = f"Generation: {where_text(values)}, {lengths}{_common(rows)}"
     return make_grid(caption, titles, cells, note)
 
 
 def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
-    how, told = _how(rows)
+    how, settings_of = _how(rows)
     cells = [
         (
-            *told(row),
+            *settings_of(row),
             f"{_power(row.prefill.energy)}, {_power(row.decode.energy)}",
             energy_cell(row.prefill.energy),
             energy_cell(row.decode.energy, row.decoded),
@@ -165,7 +161,7 @@ def _energy_grid(rows: Sequence[GenerationRow], record: RunRecord) -> Grid:
     ]
     notes += unused_gpu_notes(parts, record)
     note = " ".join([*notes, *energy_notes(parts), *ended_notes(_named(rows))])
-    return make_grid("Joules of generation", titles, cells, note)
+    return make_grid("Energy of generation", titles, cells, note)
 
 
 def _power(energy: ItemEnergy | None) -> str:
@@ -196,7 +192,7 @@ def inference_grids(record: RunRecord) -> list[Grid]:
 
 
 def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
-    """Time and joules; a column that says the same in every row stands in the caption."""
+    """Time and energy; settings common to all rows are in the caption."""
     item = rows[0].values["item"]
     front = pareto(rows)
     columns: list[tuple[str, Cell]] = [
@@ -217,10 +213,10 @@ def rows_grid(rows: Sequence[InferenceRow], missing: Sequence[str]) -> Grid:
 
 
 def cost_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """How much was run, and how well the machine was used."""
+    """Number of calls, FLOPs, utilization and memory."""
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
-        ("Waited for\nmedian ms>", lambda row: _ms(row.values["waited_s"])),
+        ("Synchronized\nmedian ms>", lambda row: _ms(row.values["waited_s"])),
         ("Blocks>", lambda row: f"{row.values['latency']['measurements']}"),
         ("Calls>", lambda row: f"{row.values['calls']:,}"),
         ("Run for>", lambda row: f"{row.values['seconds']:.1f} s"),
@@ -232,15 +228,15 @@ def cost_grid(rows: Sequence[InferenceRow]) -> Grid:
 
 
 def card_grid(rows: Sequence[InferenceRow]) -> Grid:
-    """What the GPU was like meanwhile: medians, and what held it back for which share of the readings."""
+    """Medians of the GPU's state, and throttle reasons with their share of the readings."""
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
         ("SM\n%>", lambda row: _state(row, "sm_utilisation_percent")),
         ("MHz>", lambda row: _state(row, "sm_clock_mhz")),
         ("°C>", lambda row: _state(row, "temperature_c")),
-        ("Held back by", lambda row: _throttle(row.values["state"]["throttled"])),
+        ("Throttled by", lambda row: _throttle(row.values["state"]["throttled"])),
     ]
-    return _table("The GPU meanwhile", columns, rows, "")
+    return _table("GPU state", columns, rows, "")
 
 
 def _table(caption: str, columns: Sequence[tuple[str, Cell]], rows: Sequence[InferenceRow], note: str) -> Grid:
@@ -248,11 +244,11 @@ def _table(caption: str, columns: Sequence[tuple[str, Cell]], rows: Sequence[Inf
     return make_grid(caption, "|".join(title for title, _ in columns), cells, note)
 
 
-_SETTINGS = {"batch_size": "Batch>", "tokens": "Tokens>", "norm": "Norm!", "mode": "Mode!", "dtype": "Numbers!"}
+_SETTINGS = {"batch_size": "Batch>", "tokens": "Tokens>", "norm": "Norm!", "mode": "Mode!", "dtype": "Dtype!"}
 
 
 def _differing(rows: Sequence[InferenceRow]) -> list[tuple[str, Cell]]:
-    """What tells the rows apart; a single row has its batch size."""
+    """Settings that differ between the rows; a single row has its batch size."""
     found = [key for key in _SETTINGS if len({row.values[key] for row in rows}) > 1] or ["batch_size"]
 
     def cell(key: str) -> Cell:
@@ -270,7 +266,7 @@ def _alike(rows: Sequence[InferenceRow]) -> str:
 
 
 def _called(row: InferenceRow, rows: Sequence[InferenceRow]) -> str:
-    """By its way, and by its input where there are several."""
+    """Its name, with its input if there are several."""
     return f"{input_text(row)}, {row.name}" if len({one.group for one in rows}) > 1 else row.name
 
 
@@ -293,18 +289,18 @@ def _state(row: InferenceRow, what: str) -> str:
 
 
 def _throttle(shares: Mapping[str, float]) -> str:
-    return "; ".join(f"{reason} ({percent_text(share, 0)})" for reason, share in shares.items()) or "nothing"
+    return "; ".join(f"{reason} ({percent_text(share, 0)})" for reason, share in shares.items()) or NOTHING
 
 
 def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str]:
     item = rows[0].values["item"]
     named = [(_called(row, rows), row) for row in rows]
-    crowded = crowd_notes(named)
+    contention = contention_notes(named)
     no_front = why_no_front(rows) if len(rows) > 1 and any(row.energy for row in rows) else ""
     notes = [
-        *crowded,
+        *contention,
         *([f"No Pareto front is marked: {no_front}."] if no_front else []),
-        "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronisations. "
+        "Latency: median of torch.utils.benchmark's blocks, each a stream of calls between two synchronizations. "
         f"Per second and per {item}: means over all calls in the same windows.",
         *missing,
         *energy_notes(rows),
@@ -313,7 +309,7 @@ def _row_notes(rows: Sequence[InferenceRow], missing: Sequence[str]) -> list[str
 
 
 def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
-    notes = ["Waited for: the host waits for each result before it starts the next."]
+    notes = ["Synchronized: the host waits for each result before the next call."]
     no_mfu = list(dict.fromkeys(row.values["mfu_missing"] for row in rows if row.values["mfu_missing"]))
     if no_mfu:
         notes.append(f"MFU not computed: {'; '.join(no_mfu)}.")
@@ -324,21 +320,21 @@ def _cost_notes(rows: Sequence[InferenceRow]) -> list[str]:
         f"Chosen for {_called(row, rows)}: {row.values['recipe']}{row.values.get('chosen_from', '')}."
         for row in fastest
     ]
-    said = list(dict.fromkeys(note for row in rows for note in row.values["notes"]))
-    return [*notes, *([f"Notes: {'; '.join(said)}."] if said else [])]
+    remarks = list(dict.fromkeys(note for row in rows for note in row.values["notes"]))
+    return [*notes, *([f"Notes: {'; '.join(remarks)}."] if remarks else [])]
 
 
 def rows_data(record: RunRecord) -> list[dict[str, Any]]:
-    """The rows as plain data with net joules, for scripts; parts of a generation are rows as well."""
+    """The rows as plain data with net energy; parts of a generation are rows too."""
     rows = inference_rows(record) or inference_rows(record, GENERATION)
-    front, told = pareto(rows), not why_no_front(rows)
+    front, known = pareto(rows), not why_no_front(rows)
     return [
         {
             "stage": row.stage,
             **row.values,
             "items_per_s": row.items_per_s,
             "energy": None if row.energy is None else row.energy.model_dump(),
-            "on_pareto_front": row in front if told else None,
+            "on_pareto_front": row in front if known else None,
         }
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""A foreign log's figures for people: one row per device and way of computing, and every assumption in words below."""
+"""Tables of imported power logs: one row per device and method, with every assumption below."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from joulelab.report.wording import NOTHING
 from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
 
 TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|J>|kJ>|Wh>|Above idle J>|Covered>"
-_SHOWN_HOLES = 3
+_SHOWN_GAPS = 3
 _METHODS = "trapezoid: over the power readings. counter: difference of the device's own energy counter."
 
 
@@ -24,7 +24,7 @@ def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:
     low, high = (relative_text(error) for error in (KNOWN_MODEL_GAIN_ERROR_REL, FAMILY_GAIN_ERROR_REL))
     note = f"{_METHODS} model: estimated from CPU time, ±{low} to ±{high}, not measured." if estimated else _METHODS
     if any(_is_lower_bound(row.energy) for row in rows):
-        note += " ≥: readings are missing, and more energy was used than was seen."
+        note += " ≥: lower bound, readings are missing."
     return make_grid(f"{log.format}: energy of each device", TITLES, cells, note)
 
 
@@ -55,7 +55,7 @@ def _lines(row: DeviceFigures) -> list[tuple[str, ...]]:
 
 
 def _is_lower_bound(energy: DeviceEnergy, way: str = "") -> bool:
-    """Holes are not in the trapezoid; what a counter counted just before it began anew is not in its difference."""
+    """Gaps are not in the trapezoid; counts just before a counter restart are not in its difference."""
     holes = way != "counter" and energy.trapezoid_j is not None and energy.seen_s < COVERED * energy.duration_s
     return holes or (way != "trapezoid" and bool(energy.counter_restarts))
 
@@ -71,33 +71,35 @@ def _forms(energy_j: float | None) -> tuple[str, str, str]:
 
 
 def log_sentences(log: PowerLog, rows: Sequence[DeviceFigures]) -> list[str]:
-    """What must be known to use the figures: clock, holes, idle, and what is odd about the file."""
+    """Clock, gaps, idle power and peculiarities of the file."""
     sentences = [f"Times: {log.clock}."]
     for row in rows:
         sentences += [f"{row.energy.device}: {text}." for text in _device_texts(log, row)]
     sentences += [f"Note: {note}." for note in log.notes]
     if log.gaps:
         reasons = "; ".join(dict.fromkeys(gap.reason for gap in log.gaps))
-        sentences.append(f"Note: the log itself tells of {len(log.gaps)} gap(s): {reasons}.")
+        sentences.append(f"Note: the log reports {len(log.gaps)} gap(s): {reasons}.")
     return sentences
 
 
 def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
     energy, texts = row.energy, []
     if energy.interval_s:
-        texts.append(f"one reading every {energy.interval_s:.4g} s; what happens in between the trapezoid does not see")
+        texts.append(f"one reading every {energy.interval_s:.4g} s; the trapezoid misses changes in between")
     if energy.holes:
         lost_s = sum(end - begin for begin, end in energy.holes)
         shown = ", ".join(
-            f"{begin - log.first_s:.1f} to {end - log.first_s:.1f} s" for begin, end in energy.holes[:_SHOWN_HOLES]
+            f"{begin - log.first_s:.1f} to {end - log.first_s:.1f} s" for begin, end in energy.holes[:_SHOWN_GAPS]
         )
-        more = ", ..." if len(energy.holes) > _SHOWN_HOLES else ""
+        more = ", ..." if len(energy.holes) > _SHOWN_GAPS else ""
         texts.append(
-            f"{len(energy.holes)} hole(s) of {duration_text(lost_s)} in all, not in the trapezoid ({shown}{more}); "
+            f"{len(energy.holes)} gap(s) of {duration_text(lost_s)} in total, not in the trapezoid ({shown}{more}); "
             "a clock set forward would look the same"
         )
     if energy.counter_restarts:
-        texts.append(f"the counter began anew {energy.counter_restarts} time(s); joules just before that are missing")
+        texts.append(
+            f"the counter restarted {energy.counter_restarts} time(s); energy just before a restart is missing"
+        )
     if row.idle is not None and row.inference is None:
         texts.append(f"idle {row.idle.power_w:.1f} W, {row.idle.source}")
     if row.inference is not None:
@@ -106,7 +108,7 @@ def _device_texts(log: PowerLog, row: DeviceFigures) -> list[str]:
 
 
 def millijoules(energy_j: float) -> str:
-    """As papers print them; what has too many digits for that comes with an exponent."""
+    """As papers print them; with an exponent from 1e9 on."""
     energy_mj = 1000 * energy_j
     return f"{energy_mj:.2f}" if abs(energy_mj) < 1e9 else f"{energy_mj:.4g}"
 
@@ -127,8 +129,8 @@ def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
 def _level_text(level: Level) -> str:
     spread = f" ± {level.spread_w:.1f} W spread" if level.spread_w is not None else ""
     count = f", {level.samples} readings" if level.samples else ""
-    stretches = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.stretches[:_SHOWN_HOLES])
-    more = ", ..." if len(level.stretches) > _SHOWN_HOLES else ""
+    stretches = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.stretches[:_SHOWN_GAPS])
+    more = ", ..." if len(level.stretches) > _SHOWN_GAPS else ""
     where = f": {stretches}{more}" if stretches else ""
     return f"{level.power_w:.2f} W{spread}{count}, {level.source}{where}"
 
@@ -150,10 +152,7 @@ def codecarbon_grid(log: CodeCarbonLog) -> Grid:
         )
         for run in log.runs
     ]
-    return make_grid("CodeCarbon's own figures (not ours, and in no total of ours)", titles, rows)
-
-
-# Joules per inference out of a foreign log, as tables: the levels, the stretches they come from, the arithmetic.
+    return make_grid("CodeCarbon's own figures (not included in totals)", titles, rows)
 
 
 def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
@@ -174,20 +173,20 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
         cells
         for device, one in found
         for kind, level in (("busy", one.busy), ("idle", one.idle))
-        for cells in _stretch_cells(device, kind, level)
+        for cells in _segment_cells(device, kind, level)
     ]
     titles = "Device!|Busy W>|Idle W>|Net W>|Latency ms>|Net mJ>|Gross mJ>"
-    note = "Net: (busy - idle) x latency. Gross: busy x latency. The latency is yours; the log knows only watts."
+    note = "Net: (busy - idle) x latency. Gross: busy x latency. The latency is the one you passed."
     below = [device for device, one in found if one.net_w <= 0]
     if below:
-        note += f" {', '.join(below)}: busy is not above idle, so its net joules mean nothing."
+        note += f" {', '.join(below)}: busy is not above idle, so net energy is meaningless."
     return [
-        make_grid("Joules per inference", titles, arithmetic, note),
-        make_grid("Stretches they come from", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Told by", stretches),
+        make_grid("Energy per inference", titles, arithmetic, note),
+        make_grid("Segments used", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Source", stretches),
     ]
 
 
-def _stretch_cells(device: str, kind: str, level: Level) -> list[tuple[str, ...]]:
+def _segment_cells(device: str, kind: str, level: Level) -> list[tuple[str, ...]]:
     if not level.stretches:
         return [(device, kind, NOTHING, NOTHING, f"{level.power_w:.2f}", str(level.samples or NOTHING), level.source)]
     return [

@@ -35,7 +35,7 @@ _TITLES = {
     "runs": "Runs",
     "grade": "Grade",
 }
-# How pipelines call a model in the settings of a teacher or student, the most telling first.
+# Settings that name a model in the sections of a teacher or student, the most specific first.
 _NAMES = ("model", "init", "teacher_name", "type", "student_type", "architecture", "name", "size")
 _WORDS = ("method", "models", "hardware", "runs", "grade")
 
@@ -83,12 +83,12 @@ def _cells(row: Row, comparison: Comparison, teacher: Row | None) -> dict[str, C
 
 
 def _short_id(run_id: str) -> str:
-    """The end of an id, by which `joulelab show` finds the run; a name that somebody chose, whole."""
+    """The end of an id, which `joulelab show` accepts; a name chosen by the user is not shortened."""
     return run_id[-4:] if age(run_id) else run_id
 
 
 def _models(run: ComparedRun) -> str:
-    """What the settings call teacher and student, in whichever words the pipeline has for them."""
+    """Names of teacher and student in the settings of any pipeline."""
     spec = run.record.spec
     teacher, student = (_model_name(spec.get(who)) for who in ("teacher", "student"))
     if is_teacher(run.record):

@@ -1,4 +1,4 @@
-"""What a reader needs to judge and repeat the runs: sensors, notes, settings that differ, machine, commands."""
+"""Tables for judging and reproducing runs: sensors, checklist, notes, differing settings, environment, commands."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from joulelab.runs.spec import load_spec
 from joulelab.runs.storage import read_json
 from joulelab.units import size_text
 
-# Packages whose version can change a result or its joules.
-_TELLING_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "nvidia-ml-py", "codecarbon")
+# Packages whose version can change results or energy.
+_RELEVANT_PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "nvidia-ml-py", "codecarbon")
 
 
 def trace_headers(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -29,7 +29,7 @@ def trace_headers(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def sensor_grid(headers: Sequence[Mapping[str, Any]]) -> Grid:
-    """Every device that was read, once, and every component nobody could read, with the way to change that."""
+    """Every device that was read, once, and every component without a sensor, with a hint."""
     rows: dict[tuple[str, ...], None] = {}
     for header in headers:
         every = f"read every {header.get('interval_s', 1.0):g} s"
@@ -47,7 +47,7 @@ def _device_cells(device: Mapping[str, Any], every: str) -> tuple[str, str, str,
     facts = device.get("facts", {})
     how = [every, *(str(facts[key]) for key in ("model", "source") if key in facts)]
     if not device.get("counted", True):
-        how.append("recorded, not counted: it lies inside another device")
+        how.append("recorded, not counted: part of another device")
     name = f"{device['name']} ({device['device']})" if device["name"] != device["device"] else device["name"]
     return device["component"].replace("_", " "), name, scale, "; ".join(how)
 
@@ -60,11 +60,11 @@ def note_grid(records: Sequence[RunRecord]) -> Grid:
             counts[note.level, note.text] = counts.get((note.level, note.text), 0) + 1
     ordered = sorted(counts.items(), key=lambda item: item[0][0] != "warning")
     rows = [(level, f"{count} of {len(records)}", text) for (level, text), count in ordered]
-    return make_grid("Notes of the meter", "Level!|Runs!|Note", rows)
+    return make_grid("Meter notes", "Level!|Runs!|Note", rows)
 
 
 def difference_grid(group: GroupRecord) -> Grid:
-    """Settings that differ between the members, by the value they take."""
+    """Settings that differ between the members, by value."""
     rows = [(key, _by_value(group, values)) for key, values in group.varying.items() if key != "label"]
     return make_grid("Settings that differ between the runs", "Setting!|Value: methods", rows)
 
@@ -78,7 +78,7 @@ def _by_value(group: GroupRecord, values: Sequence[Any]) -> str:
 
 
 def environment_grid(folders: Sequence[Path]) -> Grid:
-    """The machines and packages of all runs; what is not the same everywhere is said to differ."""
+    """Machines and packages of all runs; differing values are marked."""
     found = [environment_cells(folder) for folder in folders if RunPaths(folder).environment.exists()]
     rows = []
     for key in dict.fromkeys(key for cells in found for key in cells):
@@ -101,11 +101,11 @@ def environment_cells(folder: Path) -> dict[str, str]:
         "joulelab": f"{facts.get('joulelab', '?')}, {_package_text(facts.get('joulelab_code'))}",
         "your folder": _commit_text(facts.get("code", {})) or "not in a git checkout",
     }
-    return cells | {name: packages[name] for name in _TELLING_PACKAGES if name in packages}
+    return cells | {name: packages[name] for name in _RELEVANT_PACKAGES if name in packages}
 
 
 def _package_text(code: Mapping[str, Any] | None) -> str:
-    """Records of earlier versions have only the commit of the folder one started in."""
+    """Older records have only the commit of the working directory."""
     return "commit not recorded" if code is None else _commit_text(code) or "installed package"
 
 
@@ -116,13 +116,13 @@ def _commit_text(code: Mapping[str, Any]) -> str:
 
 
 def reproduce_command(record: RunRecord, folder: Path) -> str:
-    """The named experiment with the settings that were changed; where it cannot be found, the config as it ran."""
+    """The experiment with its changed settings; if it cannot be found, the recorded config."""
     try:
         shipped = load_spec(record.name).model_dump(mode="json")
     except (JoulelabError, ImportError):
         return shlex.join(["joulelab", "run", str(RunPaths(folder).config)])
     changed = varying([shipped, record.spec])
-    # a setting that is younger than the record had no other value then than the default it has now
+    # settings introduced after the record was written had their default
     settings = [
         f"{key}={json.dumps(after, ensure_ascii=False)}"
         for key, (_, after) in changed.items()
@@ -136,23 +136,20 @@ def _has(settings: Mapping[str, Any], key: str) -> bool:
     return first in settings and (not rest or (isinstance(settings[first], Mapping) and _has(settings[first], rest)))
 
 
-# What differs between runs beside their settings: machines, drivers, packages. Flagged, because joules follow them.
-
-
-# A difference in one of these changes joules for reasons that no method has.
+# Differences in these change energy independently of the method.
 FLAGGED = ("processor", "GPUs")  # with the driver
 
 
 def environment_differences(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> Grid:
-    """Only what is not the same everywhere; hardware and driver first, with a mark."""
+    """Only what differs, hardware and driver first."""
     rows = []
     for key, by_value in _environment_values(records, folders).items():
         if len(by_value) > 1:
-            told = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
-            rows.append(("hardware" if key in FLAGGED else "software", key, told))
+            text = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in by_value.items())
+            rows.append(("hardware" if key in FLAGGED else "software", key, text))
     rows.sort(key=lambda row: row[0] != "hardware")
     note = (
-        "Hardware or driver differ: a ratio of joules then tells of the machines as well."
+        "Hardware or driver differ: energy ratios also reflect the machines."
         if any(row[0] == "hardware" for row in rows)
         else ""
     )
@@ -160,13 +157,13 @@ def environment_differences(records: Sequence[RunRecord], folders: Mapping[str, 
 
 
 def hardware_warning(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> str:
-    """A sentence for the verdict; empty where all ran on the same kind of machine with the same driver."""
+    """A sentence for the verdict; empty if all runs had the same hardware and driver."""
     differing = [
         key for key, values in _environment_values(records, folders).items() if key in FLAGGED and len(values) > 1
     ]
     if not differing:
         return ""
-    return f"The runs differ in {listed(differing)}: ratios of joules tell of the machines as well as of the methods."
+    return f"The runs differ in {listed(differing)}: energy ratios reflect the machines as well as the methods."
 
 
 def _environment_values(records: Sequence[RunRecord], folders: Mapping[str, Path]) -> dict[str, dict[str, list[str]]]:
@@ -183,21 +180,18 @@ def _environment_values(records: Sequence[RunRecord], folders: Mapping[str, Path
 
 
 def hardware_text(folder: Path) -> str:
-    """`NVIDIA H200`, `2 x NVIDIA H200`, else the processor: what stands in a column."""
+    """`NVIDIA H200`, `2 x NVIDIA H200`, else the processor, for a column."""
     if not RunPaths(folder).environment.exists():
         return "-"
     cells = environment_cells(folder)
     return cells["processor"].split(",")[0] if cells["GPUs"] == "none" else cells["GPUs"].split(" (driver")[0]
 
 
-# How it was measured, as a checklist: every question put to every measurement, ticked or with what was found.
-
-
 TICK = "✓"
 
 
 def checklist_grid(records: Sequence[RunRecord]) -> Grid | None:
-    """Checks downwards, methods across; a tick where all its runs pass, else the worst grade and how many have it."""
+    """Checks as rows, methods as columns; a tick if all runs pass, else the worst grade and its count."""
     graded = [record for record in records if record.validity.checks]
     if not graded:
         return None
@@ -209,7 +203,7 @@ def checklist_grid(records: Sequence[RunRecord]) -> Grid | None:
         everyone = [check for found in checks.values() for check in found]
         worst = max(everyone, key=lambda check: (check.grade, not check.ok))
         rows.append((name, *(_cell(checks[label]) for label in labels), worst.text))
-    columns = (Column("Check", whole=True), *(Column(label) for label in labels), Column("What was found, at worst"))
+    columns = (Column("Check", whole=True), *(Column(label) for label in labels), Column("Worst finding"))
     note = f"{TICK} passed in every run. A sound, B usable with care, C not to be quoted; a run's grade is its worst."
     return Grid("Checklist", columns, tuple(rows), note)
 

@@ -1,4 +1,4 @@
-"""One run, told as tables: what it is, where its joules went, what it found and inherited, what to be careful about."""
+"""Tables of one run: summary, stages, hosts and processes, results, inherited energy, validity checks and notes."""
 
 from __future__ import annotations
 
@@ -17,31 +17,26 @@ from joulelab.meter.figures import (
     uncertainty_note,
 )
 from joulelab.report.compare.quality import share_interval
-from joulelab.report.energy_sums import ancestor_figure, run_energy, said_below
+from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run_energy
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import InferenceRow, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
-from joulelab.report.tables.training_table import told_results, training_grids
+from joulelab.report.tables.training_table import results_in_training_table, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.measure.result import RepeatMean, repeat_mean
 from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals
 from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
-# A run on several hosts or with several processes: joules by host and by device, and who held the others up.
-#
-# Ranks wait for each other at every step, so all steps last equally long. What tells a straggler is its own work
-# (input and forward passes, which wait for nobody) against that of the others, and a card that draws less because it
-# waits.
-
-
-# Own work beyond this share above the median of its stage is worth a look at the node.
+# Ranks wait for each other at every step, so all steps take equally long. A straggler shows in its own work (input and
+# forward passes, which wait for no other rank) compared with the others', and in a GPU that draws less while it waits.
+# Own work above the median of its stage by more than this share marks a straggler.
 STRAGGLES_REL = 0.2
-# A page lists so many ranks and devices one by one; of more, the slowest.
+# Rows of a table of ranks or devices; of more ranks, the slowest are listed.
 MOST_ROWS = 64
 
 
 def node_grids(record: RunRecord) -> tuple[Grid, ...]:
-    """Nothing where the run had one process on one host."""
+    """Empty if the run had one process on one host."""
     several = len({attempt.host for attempt in record.attempts}) > 1
     paced = any(attempt.ranks for attempt in record.attempts)
     if not several and not paced:
@@ -58,7 +53,7 @@ def hosts_grid(record: RunRecord) -> Grid:
         cells = (duration_text(attempt.billed_s), amount_text(figure), method_text(figure))
         rows.append((attempt.host, str(attempt.number), *cells, _mean_power(figure, attempt), offset))
     whole = total([attempt.energy.best(record.policy) for attempt in record.attempts])
-    note = f"Together {amount_text(whole)}: the run's total. A clock is compared with that of rank 0's host."
+    note = f"Sum: {amount_text(whole)}, the run's total. Clock: offset from the host of rank 0."
     return make_grid("By host", "Host!|Attempt>|Time>|Energy>|Method|Mean W>|Clock>", rows[:MOST_ROWS], note)
 
 
@@ -72,29 +67,29 @@ def devices_grid(record: RunRecord) -> Grid:
 
 
 def _mean_power(figure: EnergyFigure, attempt: Attempt) -> str:
-    """Idle baselines are in neither the joules nor the time."""
+    """Idle baselines are in neither energy nor time."""
     return power_text(figure.mean_power_w(attempt.billed_s))
 
 
 def ranks_grid(record: RunRecord) -> Grid:
     found = [(attempt, pace) for attempt in record.attempts for pace in attempt.ranks]
-    slow = [(attempt, pace) for attempt, pace in found if straggles(pace, _fellows(found, attempt, pace))]
+    slow = [(attempt, pace) for attempt, pace in found if straggles(pace, _own_work_in_stage(found, attempt, pace))]
     shown = found if len(found) <= MOST_ROWS else sorted(found, key=lambda row: row[1].own_s, reverse=True)[:MOST_ROWS]
     rows = [_rank_cells(attempt, pace, (attempt, pace) in slow) for attempt, pace in shown]
     who = ", ".join(dict.fromkeys(f"rank {pace.rank} on {attempt.host}" for attempt, pace in slow))
-    note = f"Stragglers: {who}." if who else "Nobody held the others up."
+    note = f"Stragglers: {who}." if who else "No stragglers."
     if len(shown) < len(found):
         note += f" The slowest {len(shown)} of {len(found)} are shown."
     titles = "Rank>|Host!|Attempt>|Stage|Steps>|Step>|Own work\nper step>|Straggles!"
     return make_grid("By process", titles, rows, note)
 
 
-def _fellows(found: Sequence[tuple[Attempt, RankPace]], attempt: Attempt, pace: RankPace) -> list[float]:
+def _own_work_in_stage(found: Sequence[tuple[Attempt, RankPace]], attempt: Attempt, pace: RankPace) -> list[float]:
     return [p.own_s for a, p in found if (a.number, p.stage) == (attempt.number, pace.stage)]
 
 
 def straggles(pace: RankPace, own_s: Sequence[float]) -> bool:
-    """Its own work takes clearly longer than that of most: the others then wait for it."""
+    """Whether its own work takes clearly longer than the median, so that the others wait for it."""
     middle = statistics.median_low(sorted(own_s))
     return len(own_s) > 1 and middle > 0 and pace.own_s > (1 + STRAGGLES_REL) * middle
 
@@ -113,11 +108,11 @@ def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]
 
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
-    beyond = beyond_grid(record)
-    told = [*training_grids(record), *inference_grids(record)]
-    grids = [header_grid(record), *told, stages_grid(record), *([beyond] if beyond else [])]
+    above_idle = above_idle_grid(record)
+    work = [*training_grids(record), *inference_grids(record)]
+    grids = [header_grid(record), *work, stages_grid(record), *([above_idle] if above_idle else [])]
     grids += node_grids(record)
-    if set(record.results) - told_results(record):
+    if set(record.results) - results_in_training_table(record):
         grids.append(results_grid(record))
     if record.inherited:
         grids.append(inherited_grid(record))
@@ -138,7 +133,7 @@ def header_grid(record: RunRecord) -> Grid:
         ("attempts", _attempts_text(record)),
     ]
     if record.totals:
-        brief = said_below(record, record.totals.figure)
+        brief = brief_missing_text(record, record.totals.figure)
         rows += _total_rows(record.totals, brief or figure_text(record.totals.figure) + _unused_gpu(record))
         if repeats := repeat_mean(record):
             rows.append((f"mean of {repeats.count} repeats", f"{figure_text(repeats.energy)}; {_each(repeats)}"))
@@ -153,16 +148,16 @@ def _each(repeats: RepeatMean) -> str:
 
 
 def _status_text(record: RunRecord) -> str:
-    unseen = record.status == "truncated" and record.error is None
-    return f"{record.status}: its process is gone, and nobody closed the run" if unseen else record.status
+    unclosed = record.status == "truncated" and record.error is None
+    return f"{record.status}: its process ended without closing the run" if unclosed else record.status
 
 
 def _attempts_text(record: RunRecord) -> str:
-    going_on = max((attempt.number for attempt in record.attempts), default=0) if record.status == "running" else 0
-    cut = len({attempt.number for attempt in record.attempts if not attempt.closed} - {going_on})
+    running = max((attempt.number for attempt in record.attempts), default=0) if record.status == "running" else 0
+    interrupted = len({attempt.number for attempt in record.attempts if not attempt.closed} - {running})
     hosts = ", ".join(dict.fromkeys(attempt.host for attempt in record.attempts))
     number = len({attempt.number for attempt in record.attempts})
-    return f"{number}{f' ({cut} cut off)' if cut else ''}{f' on {hosts}' if hosts else ''}"
+    return f"{number}{f' ({interrupted} interrupted)' if interrupted else ''}{f' on {hosts}' if hosts else ''}"
 
 
 def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
@@ -171,14 +166,14 @@ def _trust_rows(record: RunRecord) -> list[tuple[str, str]]:
         reasons = "; ".join(record.validity.reasons)
         rows.append(("validity grade", record.validity.grade + (f": {reasons}" if reasons else "")))
     elif record.status == "running":
-        rows.append(("validity grade", "not yet: the run goes on"))
+        rows.append(("validity grade", "not graded yet: the run is running"))
     if record.machine_profile:
         rows.append(("machine profile", record.machine_profile))
     return rows
 
 
 def _unused_gpu(record: RunRecord) -> str:
-    """Measured energy of GPUs is not that of models on the CPU, and the line that has it says so."""
+    """Remark on measured energy of GPUs that the models did not use."""
     unused = any(stage.unused_gpu_w is not None for stage in record.stages)
     if not unused or record.totals is None or record.totals.gpu.energy_j is None:
         return ""
@@ -214,7 +209,7 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
         return []
     found, grid = totals.co2e, totals.grid
     if found is None:
-        return [("CO2e", "missing: there are no joules to convert")]
+        return [("CO2e", "missing: there is no energy to convert")]
     factor = (
         f"{grid.low_g_per_kwh:g} to {grid.high_g_per_kwh:g} g/kWh"
         if grid.low_g_per_kwh < grid.high_g_per_kwh
@@ -224,7 +219,7 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
     rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high, bound)} (grid {grid.name}, {grid.year}: {factor})")]
     if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:
         text = f"{grams(found.with_pue_co2e_g_low, found.with_pue_co2e_g_high, bound)} with PUE {totals.pue:g}"
-        rows.append(("CO2e of the building", text))
+        rows.append(("CO2e with PUE", text))
     return [*rows, ("grid source", grid.source)]
 
 
@@ -251,8 +246,8 @@ def _above_idle_text(stage: StageRecord) -> str:
     return amount_text(stage.above_idle) if stage.above_idle else energy_text(stage.above_idle_j)
 
 
-def beyond_grid(record: RunRecord) -> Grid | None:
-    """Gross and above idle, and CO2e with and without the building: only what this run can tell."""
+def above_idle_grid(record: RunRecord) -> Grid | None:
+    """Energy above idle and CO2e by stage, as far as the run has them."""
     stages = [stage for stage in record.stages if not stage.outside_totals]
     captions: list[str] = []
     columns: list[tuple[str, list[str]]] = []
@@ -298,7 +293,7 @@ def _stage_cells(stage: StageRecord, item: Literal["sample", "token"], timed: In
 
 
 def _item_cell(stage: StageRecord, item: Literal["sample", "token"], timed: InferenceRow | None) -> str:
-    """Uncertainty and method are those of the row, unless the work did not use the GPU that the row contains."""
+    """Uncertainty and method are those of the row, unless the row contains a GPU that the work did not use."""
     in_windows = timed.energy.gross() if timed and timed.energy else None
     each = in_windows if timed else stage.energy_per(item)
     if stage.item_energy is None:
@@ -309,7 +304,7 @@ def _item_cell(stage: StageRecord, item: Literal["sample", "token"], timed: Infe
 def results_grid(record: RunRecord) -> Grid:
     rows = []
     for name, result in record.results.items():
-        if name in told_results(record):
+        if name in results_in_training_table(record):
             continue
         proportion = result.trials is not None and result.successes is not None
         text = share(result.value, share_interval(result.value, result.trials)) if proportion else f"{result.value:.4g}"
@@ -325,26 +320,24 @@ def inherited_grid(record: RunRecord) -> Grid:
         stages = ", ".join(ancestor.stages) or NOTHING
         rows.append((ancestor.name, stages, ancestor.made_by, amount_text(figure), method_text(figure)))
     found = run_energy(record)
-    note = f"Own and inherited together: {labeled_text(found.whole, found.mixed_whole)}."
+    note = f"Own and inherited energy: {labeled_text(found.whole, found.mixed_whole)}."
     if found.unknown:
-        note += f" Not in it, because unknown: {', '.join(found.unknown)}."
-    return make_grid(
-        "Inherited: what others' work in this run took", "Artefact!|Stages|Made by|Energy>|Method", rows, note
-    )
+        note += f" Not included (energy unknown): {', '.join(found.unknown)}."
+    return make_grid("Inherited energy (from other runs)", "Artifact!|Stages|Made by|Energy>|Method", rows, note)
 
 
 def notes_grid(record: RunRecord) -> Grid:
     rows = [(note.level, note.text) for note in record.validity.notes]
-    return make_grid("How far to trust it", "Level|Note", rows)
+    return make_grid("Validity notes", "Level|Note", rows)
 
 
 def checks_grid(record: RunRecord) -> Grid:
     rows = [(check.name, check.grade, check.text) for check in record.validity.checks]
-    note = "A measurement is graded by the worst of its checks: A sound, B usable with care, C not to be quoted."
+    note = "The grade of a measurement is the worst of its checks: A sound, B usable with care, C not to be quoted."
     return make_grid(f"Why grade {record.validity.grade}", "Check!|Grade!|Finding", rows, note)
 
 
 def error_grid(record: RunRecord) -> Grid:
     error = record.error
     rows = [] if error is None else [(error.kind, error.message, error.hint or NOTHING)]
-    return make_grid("Error", "Kind|Message|Way out", rows)
+    return make_grid("Error", "Kind|Message|Hint", rows)

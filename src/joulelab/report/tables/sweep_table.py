@@ -1,4 +1,4 @@
-"""A sweep for people: one line a configuration, the runs that failed, and where the time and joules of a step went."""
+"""Tables of a sweep: speed and energy per configuration with their spread over repeats, phases, and failed runs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ from joulelab.report.compare.verdict import provenance
 from joulelab.report.energy_sums import mean_figure, mixes_methods, run_energy
 from joulelab.report.tables.grid import Grid, make_grid, to_rich
 from joulelab.report.tables.training_table import (
-    Utilisation,
+    Utilization,
     item_name,
     phase_clock,
     phase_joules,
     phase_times,
-    utilisation,
+    utilization,
 )
 from joulelab.report.wording import INCONCLUSIVE, NOTHING
 from joulelab.runs.groups import GroupRecord, short_name
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval, mean_t
 from joulelab.units import energy_text, percent_text, size_text, three_digits
-
-# A sweep's runs put together: for each configuration its speed and joules, with the spread over the repeats.
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One configuration; a mean with its t interval over the runs that are done."""
+    """One configuration; means with t intervals over its finished runs."""
 
     label: str
     point: dict[str, Any]
@@ -62,7 +60,7 @@ class SweepRow:
     items_per_s: Interval | None
     j_per_item: Interval | None
     lower_bound: bool
-    """Whether readings are missing in a repeat: `j_per_item` is then a lower bound."""
+    """Readings are missing in a repeat: `j_per_item` is a lower bound."""
     mean_power_w: Interval | None
     final_loss: Interval | None
     accuracy: Interval | None
@@ -70,7 +68,7 @@ class SweepRow:
     peak_memory_bytes: Interval | None
     total: EnergyFigure
     mixed: bool
-    """Whether some repeats were measured and others estimated: their mean is then no number to quote."""
+    """Some repeats were measured and others estimated: their mean should not be quoted."""
     gpu_percent: Interval | None
     cpu_percent: Interval | None
     phase_s: dict[str, float]
@@ -84,7 +82,7 @@ class Sweep:
     axes: tuple[str, ...]
     item: str
     clock: str
-    """Whose time the phases are in: the device's or the host's."""
+    """Clock of the phases: `device` or `host`."""
     rows: tuple[SweepRow, ...]
     failed: tuple[FailedRun, ...]
     records: tuple[RunRecord, ...]
@@ -101,13 +99,13 @@ def read_sweep(group: GroupRecord, records: Sequence[RunRecord], store: Path) ->
         started = [by_id[member.run_id] for member in members if member.run_id in by_id]
         done = [record for record in started if record.status == "done"]
         rows.append(_row(label, point, done, len(members), store))
-    told = [record for record in records if record.status == "done"]
+    finished = [record for record in records if record.status == "done"]
     return Sweep(
         name=group.name,
         about=group.about,
         axes=axes,
-        item=item_name(told[0]) if told else "sample",
-        clock="device" if told and all(phase_clock(record) == "device" for record in told) else "host",
+        item=item_name(finished[0]) if finished else "sample",
+        clock="device" if finished and all(phase_clock(record) == "device" for record in finished) else "host",
         rows=tuple(rows),
         failed=_failed(group, by_id),
         records=tuple(records),
@@ -116,7 +114,7 @@ def read_sweep(group: GroupRecord, records: Sequence[RunRecord], store: Path) ->
 
 def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, store: Path) -> SweepRow:
     stages = [stage for record in done if (stage := training_stage(record))]
-    busy = [utilisation(store / record.run_id, stage) for record, stage in zip(done, stages, strict=False)]
+    busy = [utilization(store / record.run_id, stage) for record, stage in zip(done, stages, strict=False)]
     return SweepRow(
         label=label,
         point=point,
@@ -138,7 +136,7 @@ def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, s
     )
 
 
-def _busy(found: Sequence[Utilisation]) -> dict[str, Interval | None]:
+def _busy(found: Sequence[Utilization]) -> dict[str, Interval | None]:
     return {
         "gpu_percent": _mean(one.gpu_percent for one in found),
         "cpu_percent": _mean(one.cpu_percent for one in found),
@@ -146,7 +144,7 @@ def _busy(found: Sequence[Utilisation]) -> dict[str, Interval | None]:
 
 
 def _mean(values: Iterable[float | None]) -> Interval | None:
-    """Only over runs that have it; a figure that one repeat lacks is the others' mean."""
+    """Over the runs that have a value."""
     known = [value for value in values if value is not None]
     return mean_t(known) if known else None
 
@@ -185,7 +183,7 @@ def sweep_view(sweep: Sweep) -> RenderableType:
 
 
 def sweep_grids(sweep: Sweep) -> tuple[Grid, ...]:
-    grids = [configuration_grid(sweep), beside_grid(sweep)]
+    grids = [configuration_grid(sweep), results_grid(sweep)]
     if any(row.phase_s or row.phase_j for row in sweep.rows):
         grids.append(phase_grid(sweep))
     if sweep.failed:
@@ -212,8 +210,8 @@ def configuration_grid(sweep: Sweep) -> Grid:
     return make_grid(f"Sweep {sweep.name} ({methods_text(_figures(sweep))})", titles, rows, note)
 
 
-def beside_grid(sweep: Sweep) -> Grid:
-    """What else was found; columns that nobody can fill are left out."""
+def results_grid(sweep: Sweep) -> Grid:
+    """Further results; empty columns are left out."""
     columns: list[tuple[str, Callable[[SweepRow], str]]] = [
         ("Whole run>", lambda row: amount_text(row.total) if row.done else NOTHING),
         ("Final loss>", lambda row: interval_text(row.final_loss, lambda v: f"{v:.4g}")),
@@ -230,8 +228,8 @@ def beside_grid(sweep: Sweep) -> Grid:
     rows = [(*_point_cells(sweep, row), *(cell(row) for _, cell in kept)) for row in sweep.rows]
     titles = "|".join([_point_titles(sweep), *(title for title, _ in kept)])
     busy = any("busy" in title for title, _ in kept)
-    note = "Busy: a GPU while some kernel runs on it, a CPU by the share of all its threads." if busy else ""
-    return make_grid("Beside it", titles, rows, note)
+    note = "Busy: share of time in which a kernel runs on the GPU; share of all CPU threads." if busy else ""
+    return make_grid("Further results", titles, rows, note)
 
 
 def _percent(value: float) -> str:
@@ -241,7 +239,7 @@ def _percent(value: float) -> str:
 def phase_grid(sweep: Sweep) -> Grid:
     rows = [(*_point_cells(sweep, row), *(_phase_cell(row, name) for name in _PHASES)) for row in sweep.rows]
     titles = "|".join([_point_titles(sweep), *(f"{name.replace('_', ' ')}>" for name in _PHASES)])
-    note = "Phases are seen by the trackers `simple` (time) and `energy` (joules)."
+    note = "Phases are recorded by the trackers `simple` (time) and `energy` (energy)."
     return make_grid(f"Phases of a step: ms of {sweep.clock} time, J", titles, rows, note)
 
 
@@ -253,27 +251,27 @@ def _phase_cell(row: SweepRow, name: str) -> str:
 
 def failed_grid(sweep: Sweep) -> Grid:
     rows = [(run.label, str(run.seed), run.run_id or NOTHING, run.why, labeled_text(run.own)) for run in sweep.failed]
-    titles = "Configuration|Seed>|Run!|Why|Joules taken"
-    return make_grid("Not in the table: runs that did not finish; their joules were spent", titles, rows)
+    titles = "Configuration|Seed>|Run!|Why|Energy used"
+    return make_grid("Runs that did not finish (not in the table)", titles, rows)
 
 
 def sweep_headline(sweep: Sweep) -> str:
     known = [row for row in sweep.rows if row.j_per_item is not None and row.items_per_s is not None]
     if not known:
-        return "No configuration has joules per item; the fastest is " + _fastest(sweep) + "."
+        return "No configuration has energy per item; the fastest is " + _fastest(sweep) + "."
     cheapest = min(known, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
     rest = [row for row in known if row is not cheapest]
-    words = f"Fewest joules per {sweep.item}: {cheapest.label} ({item_energy_text(cheapest)})"
+    words = f"Lowest energy per {sweep.item}: {cheapest.label} ({item_energy_text(cheapest)})"
     if not rest:
         return f"{words}."
     second = min(rest, key=lambda row: row.j_per_item.value if row.j_per_item else math.inf)
     apart = not cheapest.lower_bound and _apart(cheapest.j_per_item, second.j_per_item)
-    words += "; apart from" if apart else "; inconclusive against"
+    words += "; distinguishable from" if apart else "; inconclusive against"
     return f"{words} the next, {second.label}. Fastest: {_fastest(sweep)}."
 
 
 def _apart(one: Interval | None, other: Interval | None) -> bool:
-    """Whether the intervals do not touch: stricter than a test of the difference, and honest with few repeats."""
+    """Whether the intervals do not overlap, which is stricter than a test of the difference."""
     return one is not None and other is not None and (one.high < other.low or other.high < one.low)
 
 
@@ -286,7 +284,7 @@ def _fastest(sweep: Sweep) -> str:
 
 
 def item_energy_text(row: SweepRow) -> str:
-    """An interval over repeats would not cover what their readings miss."""
+    """A lower bound has no interval: the spread over repeats does not cover missing readings."""
     if row.lower_bound and row.j_per_item is not None:
         return f"≥ {energy_text(row.j_per_item.value)}"
     return interval_text(row.j_per_item, energy_text)
@@ -297,7 +295,7 @@ def interval_text(interval: Interval | None, text: Text_of) -> str:
         return NOTHING
     if not math.isfinite(interval.high) or interval.low == interval.high:
         return text(interval.value)
-    # few repeats that differ much give a t interval that reaches below 0, where none of these quantities can be
+    # with few scattered repeats a t interval reaches below 0, which is impossible for these quantities
     if interval.low <= 0:
         return f"{text(interval.value)}, {INCONCLUSIVE}"
     return f"{text(interval.value)} [{text(interval.low)}, {text(interval.high)}]"
@@ -317,7 +315,7 @@ def _point_cells(sweep: Sweep, row: SweepRow) -> tuple[str, ...]:
 
 
 def sweep_data(sweep: Sweep) -> dict[str, Any]:
-    """As plain data for `--json`; an open end of an interval is null, as JSON has no infinity."""
+    """As plain data for `--json`; an unbounded end of an interval is null."""
     rows = [
         {
             **{name: _plain(value) for name, value in vars(row).items() if name not in ("done", "total")},

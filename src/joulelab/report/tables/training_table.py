@@ -1,4 +1,4 @@
-"""A training in a few lines: how fast, how many joules an item, how far the loss fell, and where a step's time went."""
+"""Tables of a zoo training (speed, energy per item, loss, MFU), phases of a step, and utilization during a stage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from joulelab.meter.figures import EnergyFigure, amount_text, figure_text, method_text
 from joulelab.meter.trace import read_lines
-from joulelab.report.energy_sums import said_below
+from joulelab.report.energy_sums import brief_missing_text
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
 from joulelab.runs.paths import RunPaths
@@ -17,21 +17,21 @@ from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.units import count_text, flops_text, percent_text, power_text, size_text, three_digits, with_prefix
 
 TRAIN, EVALUATE = "model.train", "model.evaluate"
-# Best first: what a sensor tells of phases taken apart, then of long ones, then by time alone.
+# Best first: isolated phases, then phases long enough to measure, then shares by time.
 _ENERGY_WAYS = ("isolated", "direct", "time-share")
 _PHASES_OF_A_STEP = ("input", "forward", "backward", "optimiser_step")
 
 
 def training_grids(record: RunRecord) -> list[Grid]:
-    """Of the zoo's training, and the phases of any stage whose trackers looked at them."""
+    """The zoo's training, and the phases of any stage whose trackers recorded them."""
     stage = record.stage(TRAIN)
     grids = [training_grid(record, stage)] if stage else []
     phases = (phase_grid(record, name) for name in record.findings)
     return [*grids, *(grid for grid in phases if grid)]
 
 
-def told_results(record: RunRecord) -> set[str]:
-    """Results that the training's own table tells in words."""
+def results_in_training_table(record: RunRecord) -> set[str]:
+    """Names of results that the training's own table shows."""
     return {name for name in record.results if name.startswith("model.")} if record.stage(TRAIN) else set()
 
 
@@ -41,19 +41,19 @@ def training_grid(record: RunRecord, stage: StageRecord) -> Grid:
         ("energy", _energy(record, stage)),
         ("loss", _loss(record)),
         ("model", _model(record)),
-        ("share of the GPU's peak (MFU)", _mfu(record)),
+        ("model FLOPs utilization (MFU)", _mfu(record)),
         ("peak memory", _value(record, "model.peak_memory_bytes", size_text)),
     ]
-    if _said(record).get("notes"):
-        rows.append(("chosen for you", str(_said(record)["notes"])))
+    if _model_findings(record).get("notes"):
+        rows.append(("chosen automatically", str(_model_findings(record)["notes"])))
     return make_grid("Training", "What!|Value", rows)
 
 
 def item_name(record: RunRecord) -> str:
-    return str(_said(record).get("item", "sample"))
+    return str(_model_findings(record).get("item", "sample"))
 
 
-def _said(record: RunRecord) -> Mapping[str, Any]:
+def _model_findings(record: RunRecord) -> Mapping[str, Any]:
     return record.findings.get(TRAIN, {}).get("model", {})
 
 
@@ -72,7 +72,7 @@ def _speed(record: RunRecord, stage: StageRecord) -> str:
     parts = [f"{three_digits(stage.samples_per_s)} {item_name(record)}s/s over the stage"]
     typical = _number(record, f"{TRAIN}.items_per_s")
     if typical is not None:
-        parts.append(f"{three_digits(typical)} typically (median between lines of metrics)")
+        parts.append(f"{three_digits(typical)} typical (median between lines of metrics)")
     if stage.tokens_per_s:
         parts.append(f"{with_prefix(stage.tokens_per_s, 'tokens/s')}")
     return "; ".join(parts)
@@ -83,7 +83,7 @@ def _energy(record: RunRecord, stage: StageRecord) -> str:
     each = stage.energy_per("sample")
     unused = f"; GPU: {power_text(stage.unused_gpu_w)}, not used and not included" if stage.unused_gpu_w else ""
     if each is None or each.energy_j is None:
-        return figure_text(figure) + unused if unused else said_below(record, figure) or figure_text(figure)
+        return figure_text(figure) + unused if unused else brief_missing_text(record, figure) or figure_text(figure)
     power_w = figure.mean_power_w(stage.duration_s)
     return (
         f"{amount_text(each)} per {item_name(record)}, {method_text(figure)}; mean power {power_text(power_w)}{unused}"
@@ -105,22 +105,26 @@ def _model(record: RunRecord) -> str:
     parts = [f"{_value(record, 'model.parameters', count_text)} parameters"]
     forward = _number(record, "model.forward_flops_per_item")
     training = _number(record, "model.training_flops_per_item")
-    how = _said(record).get("flops_counted_on", "")
+    how = _model_findings(record).get("flops_counted_on", "")
     if forward is None or training is None:
         return f"{parts[0]}; FLOPs not counted: {how}"
     parts.append(
         f"{flops_text(forward)} forward and {flops_text(training)} forward and backward per {item_name(record)}"
     )
-    return f"{'; '.join(parts)} (on paper, counted on {how})"
+    return f"{'; '.join(parts)} (analytic, counted on {how})"
 
 
 def _mfu(record: RunRecord) -> str:
     found = _number(record, f"{TRAIN}.mfu")
-    return percent_text(found) if found is not None else f"not computed: {_said(record).get('mfu_missing', NOTHING)}"
+    return (
+        percent_text(found)
+        if found is not None
+        else f"not computed: {_model_findings(record).get('mfu_missing', NOTHING)}"
+    )
 
 
 def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
-    """Only where a tracker was asked to look at phases."""
+    """None unless a tracker recorded phases."""
     times, joules, parts = phase_times(record, stage), phase_joules(record, stage), forward_parts(record, stage)
     names = [name for name in _PHASES_OF_A_STEP if name in times or name in joules]
     if not names:
@@ -135,22 +139,22 @@ def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
             for part, row in parts.items():
                 rows.append((f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j, sensed)))
     titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
-    titles += "|Energy\nper step>|Of the\njoules>|Method" if joules else ""
-    whose = "" if stage == TRAIN else f" of {stage}"
-    caption = f"Phases of a step{whose} ({phase_clock(record, stage)} time)"
-    return make_grid(caption, titles, rows, _held_up(record, stage))
+    titles += "|Energy\nper step>|Of the\nenergy>|Method" if joules else ""
+    of_stage = "" if stage == TRAIN else f" of {stage}"
+    caption = f"Phases of a step{of_stage} ({phase_clock(record, stage)} time)"
+    return make_grid(caption, titles, rows, _checkpoint_note(record, stage))
 
 
-def _held_up(record: RunRecord, stage: str) -> str:
-    """What checkpoints cost the training: written beside it, they hold it up only while they are copied."""
+def _checkpoint_note(record: RunRecord, stage: str) -> str:
+    """Time for which checkpoints paused training: they are copied first and written in the background."""
     found = record.stage(stage)
     saved = found.phases.get("checkpoint") if found else None
     if saved is None or not saved.count:
         return ""
     if saved.count == 1:
-        return f"A checkpoint held the training up for {1000 * saved.sum_s:.0f} ms."
+        return f"A checkpoint paused training for {1000 * saved.sum_s:.0f} ms."
     each = f"{1000 * saved.mean_s:.0f} ms each"
-    return f"{saved.count} checkpoints held the training up for {each}, {saved.sum_s:.2f} s in all."
+    return f"{saved.count} checkpoints paused training for {each}, {saved.sum_s:.2f} s in total."
 
 
 def _time_cells(name: str, times: Mapping[str, float]) -> tuple[str, str]:
@@ -176,12 +180,12 @@ def _joule_cells(found: Mapping[str, Any] | None, whole_j: float, sensed: Energy
 
 
 def phase_clock(record: RunRecord, stage: str = TRAIN) -> str:
-    """The device's clock where a tracker read it; the host's tells how long the program was busy."""
+    """`device` if a tracker timed phases on the device, else `host`."""
     return "device" if any(row["clock"] == "device" for row in _timed_rows(record, stage)) else "host"
 
 
 def phase_times(record: RunRecord, stage: str = TRAIN) -> dict[str, float]:
-    """Mean seconds of each phase in one optimiser step."""
+    """Mean seconds of each phase in one optimizer step."""
     clock, rows = phase_clock(record, stage), _timed_rows(record, stage)
     steps = next((row["count"] for row in rows if row["phase"] == "step" and row["clock"] == clock), 0)
     return {
@@ -196,30 +200,27 @@ def _timed_rows(record: RunRecord, stage: str) -> list[dict[str, Any]]:
 
 
 def forward_parts(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
-    """Joules of the teacher's, the student's and other parts of the forward pass, where it was taken apart."""
+    """Energy of the teacher's, the student's and other parts of the forward pass, if isolated."""
     return dict(record.findings.get(stage, {}).get("energy", {}).get("isolated", {}).get("parts", {}))
 
 
 def phase_joules(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
-    """By the best way that the energy tracker found."""
+    """By the best method that the energy tracker has."""
     found = record.findings.get(stage, {}).get("energy", {})
     ways = [found.get(way, {}).get("phases", {}) for way in _ENERGY_WAYS]
     whole = [way for way in ways if set(_PHASES_OF_A_STEP[1:]) <= set(way)]
     return {name: dict(values) for name, values in whole[0].items()} if whole else {}
 
 
-# How busy the machine was during a stage, by the trace's own readings of it.
-
-
 @dataclass(frozen=True)
-class Utilisation:
+class Utilization:
     gpu_percent: float | None
-    """Share of the time in which some kernel ran, mean over the cards; it says nothing of how full the card was."""
+    """Share of time in which some kernel ran, mean over the GPUs; not the share of a GPU's capacity."""
     cpu_percent: float | None
     """Of all hardware threads of the host."""
 
 
-def utilisation(folder: Path, stage: StageRecord) -> Utilisation:
+def utilization(folder: Path, stage: StageRecord) -> Utilization:
     found: dict[str, list[float]] = {"gpu": [], "host": []}
     for host, attempt, path in RunPaths(folder).traces():
         windows = [(s.start_ns, s.end_ns) for s in stage.segments if (s.host, s.attempt) == (host, attempt)]
@@ -227,7 +228,7 @@ def utilisation(folder: Path, stage: StageRecord) -> Utilisation:
             value = _percent(line)
             if value is not None and any(start <= line["mono_ns"] <= end for start, end in windows):
                 found[line["kind"]].append(value)
-    return Utilisation(_mean(found["gpu"]), _mean(found["host"]))
+    return Utilization(_mean(found["gpu"]), _mean(found["host"]))
 
 
 def _percent(line: dict[str, Any]) -> float | None:

@@ -1,4 +1,4 @@
-"""The zoo as tables: all models, or one with its sizes and what it should cost on paper."""
+"""Tables of the zoo: all models, or one with its sizes and analytic FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def model_grids(row: Mapping[str, Any]) -> tuple[Grid, ...]:
 def paper_grids(cost: Mapping[str, Any], item: str) -> tuple[Grid, ...]:
     """FLOPs and bytes of one size."""
     if cost["training_flops"] is None:
-        rows = [("FLOPs", f"cannot be counted on paper: {cost['how']}")]
+        rows = [("FLOPs", f"cannot be counted: {cost['how']}")]
     else:
         rows = [
             (f"forward, one {item}", flops_text(cost["forward_flops"])),
@@ -66,7 +66,7 @@ def paper_grids(cost: Mapping[str, Any], item: str) -> tuple[Grid, ...]:
     parameters = f"{cost['parameters']:,}"
     if cost["trained_parameters"] != cost["parameters"]:
         parameters += f", of which {cost['trained_parameters']:,} are trained"
-    flops = make_grid(f"On paper: {size}", "What!|Value", [("parameters", parameters), *rows])
+    flops = make_grid(f"Analytic cost: {size}", "What!|Value", [("parameters", parameters), *rows])
     return (flops, bytes_grid(cost["bytes"]))
 
 
@@ -81,8 +81,8 @@ def bytes_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         for row in rows
     ]
     parts = "|".join(f"{name.capitalize()}>" for name in rows[0]["parts"]) if rows else ""
-    note = "What training keeps on the device whatever the batch; activations come on top and grow with it."
-    return make_grid("Bytes", f"Precision!|Optimiser!|{parts}|Sum>", cells, note)
+    note = "Memory of training independent of the batch size; activations are additional and grow with it."
+    return make_grid("Bytes", f"Precision!|Optimizer!|{parts}|Sum>", cells, note)
 
 
 def shape_text(shape: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-// Draws the figures from the specs in the page. Colours of text and lines come from the style sheet, sizes from here.
+// Draws the figures from the specs in the page. Colors of text and lines come from the style sheet, sizes from here.
 (() => {
   "use strict";
   const specs = JSON.parse(document.getElementById("chart-specs").textContent);
@@ -28,7 +28,7 @@
     return { scope: state.scope, students: state.n, pue: state.pue || 1, hidden };
   }
 
-  // The switchable axis in every layer; a logarithmic one has no zero.
+  // Sets the switchable axis in every layer; a logarithmic one has no zero.
   function withAxis(spec, axis, kind) {
     const changed = { ...spec };
     if (spec.layer) changed.layer = spec.layer.map((layer) => withAxis(layer, axis, kind));
@@ -41,7 +41,7 @@
     return changed;
   }
 
-  // What is too long for a phone: titles of the lower axis go on two lines, long labels of a legend below each other.
+  // On a phone, long titles of the x axis take two lines and long labels of a legend one column.
   function folded(spec) {
     const changed = { ...spec };
     if (spec.layer) changed.layer = spec.layer.map(folded);
@@ -140,7 +140,7 @@
     showPower(state);
   });
 
-  // A figure as a file of its own, in the ink of paper whatever the page is shown in.
+  // Saves a figure as a file.
   document.querySelectorAll("[data-save]").forEach((button) => {
     button.addEventListener("click", async () => {
       const place = document.getElementById(button.dataset.of);

@@ -78,7 +78,7 @@
     document.getElementById("found").textContent = shown + " of " + rows.length + " methods";
   }
 
-  // Methods that the filter leaves out are left out of the charts too.
+  // Filtered methods are also hidden in the charts.
   window.view.hiddenMethods = () => {
     const out = rows.filter((row) => row.hidden).map((row) => row.dataset.method);
     return Array.from(new Set([...window.view.state.hide, ...out]));

@@ -1,4 +1,4 @@
-// What the reader has chosen, kept in the page's address: a link shows somebody else the same view.
+// State of the page's controls, kept in the page's address so that a link shows the same view.
 (() => {
   "use strict";
   const first = { scope: "policy", n: 1, pue: null, log: {}, sort: "", hide: [], find: "", power: "", at: "" };
@@ -52,16 +52,16 @@
     change(part) {
       state = { ...state, ...part };
       write();
-      listeners.forEach((tell) => tell(state, Object.keys(part)));
+      listeners.forEach((notify) => notify(state, Object.keys(part)));
     },
-    onChange(tell) { listeners.push(tell); },
+    onChange(listener) { listeners.push(listener); },
   };
   window.addEventListener("hashchange", () => {
     state = read();
-    listeners.forEach((tell) => tell(state, Object.keys(first)));
+    listeners.forEach((notify) => notify(state, Object.keys(first)));
   });
 
-  // Links inside the page scroll, and keep what was chosen in the address.
+  // Links inside the page scroll and keep the state in the address.
   document.querySelectorAll("nav a").forEach((link) => {
     link.addEventListener("click", (event) => {
       event.preventDefault();

@@ -1,4 +1,4 @@
-// Tables to take along: as Markdown, LaTeX or CSV, in the order and choice in which they are shown.
+// Copies and downloads tables as Markdown, LaTeX or CSV, as sorted, filtered and selected on the page.
 (() => {
   "use strict";
 
