@@ -344,7 +344,7 @@ def _kwh(figure: EnergyFigure, pue: float | None) -> float | None:
 
 
 def _grams(co2e: Co2e) -> tuple[float, float]:
-    """The range that a file with room for one number has to tell: with the building where its PUE is known."""
+    """Range of CO2e in grams; with the PUE if it is known."""
     if co2e.with_pue_co2e_g_low is None or co2e.with_pue_co2e_g_high is None:
         return co2e.co2e_g_low, co2e.co2e_g_high
     return co2e.with_pue_co2e_g_low, co2e.with_pue_co2e_g_high

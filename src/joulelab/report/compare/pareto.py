@@ -9,7 +9,7 @@ from joulelab.meter.figures import EnergyFigure, amount_text
 from joulelab.report.compare.comparison import Comparison, Row
 from joulelab.report.wording import listed
 
-# Means of a few repeats that differ by less are one spending.
+# Mean energies that differ by less count as equal.
 _EQUAL_ENERGY_REL = 0.05
 
 

@@ -19,7 +19,7 @@ from joulelab.runs.record import RunRecord
 from joulelab.stats import BreakEven
 from joulelab.units import energy_text, three_digits
 
-# Quality differences in words: significant with the evidence, or inconclusive with the reason.
+# Sentences on quality: significant differences with the evidence, others with the reason why they are inconclusive.
 
 
 def quality_clause(methods: Sequence[Row], measure: Measure) -> str:
