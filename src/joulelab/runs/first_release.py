@@ -1,9 +1,9 @@
-"""The rules of the first release (method version 1), frozen: they recompute its records exactly, for `unpack --verify`.
+"""The rules of the first release (method version 1), frozen, to recompute its records exactly for `unpack --verify`.
 
-Do not improve anything here. A record of the first release is genuine if it equals what these rules give for its trace
-and marks, errors included; what newer rules give is shown as `newer method: X to Y`. The archives in
-`tests/runs/first_release` keep the rules as they were. Only what differed is here: the energy curve of a device, and
-how figures, rates and grades followed from it. The rest is `assemble`.
+Do not improve anything here. A record of the first release is genuine if it equals the result of these rules for its
+trace and marks, errors included; the result of current rules is shown as `newer method: X to Y`. The archives in
+`tests/runs/first_release` test these rules. Only differences are here: the energy curve of a device, and how figures,
+rates and grades follow from it. The rest is `assemble`.
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ HOLE_FACTOR = 3.0
 NEIGHBORS = 3
 
 
-def recompute(paths: RunPaths, record: RunRecord, price: Callable[[Ancestor], Ancestor]) -> RunRecord:
+def recompute(paths: RunPaths, record: RunRecord, resolve_energy: Callable[[Ancestor], Ancestor]) -> RunRecord:
     """The record as the first release computed it from the same trace and marks."""
     attempts: list[AttemptData] = [_Attempt.of(attempt) for attempt in load_attempts(paths)]
-    found = assemble(paths, record.status, record.error, price, attempts)
+    assembled = assemble(paths, record.status, record.error, resolve_energy, attempts)
     environment = read_json(paths.environment) if paths.environment.exists() else {}
-    if found.totals is not None:
-        found = _by_first_rules(found, found.totals, attempts, environment)
-    return conclude(found, paths) if record.spec.get("pipeline") == "measure" else found
+    if assembled.totals is not None:
+        assembled = _by_first_rules(assembled, assembled.totals, attempts, environment)
+    return conclude(assembled, paths) if record.spec.get("pipeline") == "measure" else assembled
 
 
 @dataclass(frozen=True, eq=False)
 class _Curve:
-    """A row of cells, each with its joules, taken as even inside it."""
+    """A sequence of cells with constant power in each."""
 
     edges_s: Floats
     cell_j: Floats
     known: Bools
     origin_ns: int
     edge_error_j: Floats
-    """Per cell: 95 % half-width of placing an edge in the middle of it."""
+    """Per cell: 95 % half-width of an edge in the middle of it."""
     even_error_j: Floats
-    """Per cell: further half-width that does not shrink towards the cell's borders."""
+    """Per cell: additional half-width that does not decrease towards the borders of the cell."""
     noise_j: float = 0.0
-    """Of windows of `TREND_S` and more; shorter ones have a part of it."""
+    """For windows of at least `TREND_S`; shorter ones get a proportional part."""
     scale_error_rel: float = 0.0
 
     def energy(self, windows: Sequence[Window]) -> tuple[float, tuple[ErrorComponent, ...], float]:
-        """Joules, error and covered seconds; the errors of several windows count as independent."""
+        """Energy, error and covered seconds; errors of several windows count as independent."""
         rows = [row for window in windows if (row := self._window(*window))[2] > 0]
         error = ErrorComponent(name="unspecified", joules=(math.hypot(*(row[1] for row in rows)),))
         return sum(row[0] for row in rows), (error,), sum(row[2] for row in rows)
@@ -109,7 +109,7 @@ class _Curve:
 
 
 class _Series(DeviceSeries):
-    """A device with the curves of the first release; a counter that jumped was not noticed."""
+    """A device with the energy curves of the first release, which did not detect jumps of a counter."""
 
     @cached_property
     def readings(self) -> Readings | None:
@@ -169,7 +169,7 @@ class _Series(DeviceSeries):
 
 
 def _sample_cells(samples_ns: Stamps, samples_w: Floats) -> tuple[Floats, Floats, Bools]:
-    """One cell per sample, and one for every hole between samples."""
+    """One cell per sample, and one for every gap between samples."""
     ends = (samples_ns - samples_ns[0]) / NS - SAMPLE_LAG_S
     gaps = np.diff(ends)
     holes = gaps > SAMPLES_HOLE_S
@@ -195,7 +195,7 @@ def _fill_holes(
 
 
 def _scale(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats, refresh_s: float) -> tuple[float, float]:
-    """Counter over samples for the whole trace, near the usual ratio where the trace is short; and its error."""
+    """Ratio of counter to samples over the trace, shrunk to the typical ratio for short traces; and its error."""
     rises_j = np.diff(counter_j)
     rising = rises_j >= 0
     by_samples = float(_between(edges, cell_j, read_s)[rising].sum())
@@ -210,12 +210,12 @@ def _scale(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats, ref
 
 
 def _between(edges: Floats, cell_j: Floats, read_s: Floats) -> Floats:
-    """The joules of the samples between each two readings of the counter."""
+    """Energy of the samples between successive readings of the counter."""
     return np.diff(np.interp(read_s, edges, cumulative(cell_j)))
 
 
 def _slow_correction(edges: Floats, cell_j: Floats, read_s: Floats, counter_j: Floats) -> tuple[Floats, float]:
-    """Counter minus samples, averaged over `TREND_S` at a time, and the half-width of that."""
+    """Counter minus samples, averaged over `TREND_S`, and its half-width."""
     rises_j, sampled_j = np.diff(counter_j), _between(edges, cell_j, read_s)
     rest = cumulative(np.where(rises_j >= 0, rises_j - sampled_j, 0.0))
     bins = max(1, round(float(read_s[-1] - read_s[0]) / TREND_S))
@@ -238,7 +238,7 @@ def _sampled(
     noise_j: float = 0.0,
     scale_error: float = 2 * SAMPLE_SCALE_ERROR,
 ) -> _Curve:
-    """An edge is uncertain by half a sample, and by the error of the lag times the change of power around it."""
+    """An edge is uncertain by half a sample, and by the error of the lag times the change of power near it."""
     steps_s = np.diff(edges)
     watts = cell_j / np.maximum(steps_s, 1e-9)
     around = np.lib.stride_tricks.sliding_window_view(np.pad(watts, NEIGHBORS, mode="edge"), 2 * NEIGHBORS + 1)
@@ -255,17 +255,17 @@ class _Attempt(AttemptData):
         return cls(**{**_fields(attempt), "trace": replace(attempt.trace, devices=devices)})
 
     def energy(self, windows: list[Window]) -> EnergyByComponent:
-        found, figures = super().energy(windows), {}
+        energy, figures = super().energy(windows), {}
         for name in COMPONENTS:
             devices = [series for series in self.trace.devices if series.component == name and series.counted]
             if devices:
                 figure = _total([_device_figure(series, windows) for series in devices])
-                figures[name] = figure.model_copy(update={"crowded": getattr(found, name).crowded})
-        return found.model_copy(update=figures)
+                figures[name] = figure.model_copy(update={"crowded": getattr(energy, name).crowded})
+        return energy.model_copy(update=figures)
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in fields(value)}
+    return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 def _device_figure(series: DeviceSeries, windows: Sequence[Window]) -> EnergyFigure:
@@ -276,12 +276,12 @@ def _device_figure(series: DeviceSeries, windows: Sequence[Window]) -> EnergyFig
 
 
 def _total(figures: Sequence[EnergyFigure], weights: Sequence[float] | None = None) -> EnergyFigure:
-    """All parts have the same weight for the coverage where durations are not known."""
+    """Without durations all parts have the same weight in the coverage."""
     return _plain_figure(total(figures, weights or [1.0] * len(figures)))
 
 
 def _plain_figure(figure: EnergyFigure) -> EnergyFigure:
-    """Without error components and lower bounds, which came later."""
+    """Without error components and lower bounds, which were added later."""
     return figure.model_copy(update={"errors": (), "lower_bound": False})
 
 
@@ -301,7 +301,7 @@ def _best(energy: EnergyByComponent, policy: str) -> EnergyFigure:
 
 
 def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptData], facts: dict[str, Any]) -> RunRecord:
-    """Figures, rates and grades, from an assembly in which the components have the first release's energy."""
+    """Figures, rates and grades of an assembled record whose components have the first release's energy."""
     policy = record.policy
     baselines = idle_baselines(attempts, policy, lambda figure, whole_s: _ratio(figure.energy_j, whole_s))
     idle = tuple(baseline.model_copy(update={"before_load": True}) for baseline in baselines)
@@ -347,12 +347,12 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
 
     stages = tuple(map(by_stage, record.stages))
 
-    def by_artifact(one: Ancestor) -> Ancestor:
-        if one.key not in record.made:
-            return one
-        energy = stage_energy([stage for stage in stages if stage.name in one.stages])
+    def by_artifact(ancestor: Ancestor) -> Ancestor:
+        if ancestor.key not in record.made:
+            return ancestor
+        energy = stage_energy([stage for stage in stages if stage.name in ancestor.stages])
         plain = {name: _plain_figure(figure) for name, figure in energy.items()}
-        return one.model_copy(
+        return ancestor.model_copy(
             update={"energy": plain, "work": {}, "setup": {}, "repeated": {}, "roles": (), "activities": ()}
         )
 
@@ -394,7 +394,7 @@ def _by_first_rules(record: RunRecord, totals: Totals, attempts: list[AttemptDat
 
 
 def _grade(evidence: Evidence, notes: Sequence[Note] = ()) -> Validity:
-    """The interval of a figure with missing time was graded by its width, like any other."""
+    """The interval of a figure with missing time was graded by its width like any other."""
     covered = evidence.figure.model_copy(update={"coverage": 1.0})
     return with_answer(grade(evidence, notes), "interval", check_interval(replace(evidence, figure=covered)))
 

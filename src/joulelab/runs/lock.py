@@ -2,15 +2,15 @@
 
 Two mechanisms, because neither is enough alone:
 
-- A kernel lock on `.lock`. The kernel releases it with the process, `kill -9` included, and most network file systems
-  pass it on to other nodes. It is an open file description lock (Linux): unlike a POSIX lock it survives another open
+- A kernel lock on `.lock`. The kernel releases it when the process ends, even by SIGKILL, and most network file systems
+  propagate it to other nodes. It is an open file description lock (Linux): unlike a POSIX lock it survives another open
   and close of the file in this process, and forked children close their copy, so they never keep it.
 - A lease, `.lease-<n>`: host, boot id, pid and a heartbeat count. Its exclusive creation decides between nodes whose
-  file system does not pass locks on (NFS with `nolock`, Lustre without `flock`). A node that finds a foreign lease
-  watches the count on its own monotonic clock; only after `STALE_S` without an advance may it create lease n+1. The
-  old holder, should it wake up again, finds that lease with its next heartbeat and stops.
+  file system does not propagate locks (NFS with `nolock`, Lustre without `flock`). A node that finds a foreign lease
+  watches the count on its own monotonic clock; only after `STALE_S` without an advance may it create lease n+1. If the
+  old holder wakes up again, it finds that lease at its next heartbeat and stops.
 
-No wall clock is compared anywhere: a lease's `since` is for people.
+Wall clocks are never compared: a lease's `since` is for people.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from joulelab.runs.storage import read_json, storage_failure, write_json
 LOCK = ".lock"
 LEASE = ".lease-"
 BEAT_S = 2.0
-# 30 missed heartbeats: a library that holds the interpreter's lock for long must not look like a dead node.
+# 30 missed heartbeats: a library that holds the GIL for long must not look like a dead node.
 STALE_S = 60.0
 _POLL_S = 0.25
 _LEASE_BYTES = 512
@@ -67,7 +67,7 @@ class FolderLocked(UsageError):
 
 
 class Lease(Frozen):
-    """Who works on a folder."""
+    """Identifies the process that works on a folder."""
 
     token: str
     host: str
@@ -86,7 +86,7 @@ def this_node() -> tuple[str, str]:
 
 
 class FolderLock:
-    """A held lock; `release()` as often as it was taken by `hold()`."""
+    """A held lock; `release()` must be called as often as `hold()`."""
 
     def __init__(self, folder: Path, descriptor: int, number: int, lease: Lease) -> None:
         self.folder = folder
@@ -103,31 +103,31 @@ class FolderLock:
 
     @property
     def taken_over(self) -> FolderLocked | None:
-        """Who has taken the folder over, because this process showed no sign of life for `STALE_S`."""
+        """Set if another process has taken the folder over because this one had no heartbeat for `STALE_S`."""
         successor = _lease_path(self.folder, self._number + 1)
         if _lease_path(self.folder, self._number).exists() and not successor.exists():
             return None
         return FolderLocked(self.folder, newest_lease(self.folder)[1])
 
     def release(self) -> None:
-        """Free the folder; a fork's copy of this object frees nothing."""
+        """Release the folder; does nothing in a forked copy of this object."""
         if self._pid != os.getpid() or self.depth == 0:
             return
         self.depth -= 1
         if self.depth:
             return
         self._ended.set()
-        self._thread.join(timeout=BEAT_S)  # a hung file system must not hang the end
+        self._thread.join(timeout=BEAT_S)  # a hanging file system must not block the exit
         _held.pop(self.folder, None)
         if self.taken_over is None:
             with suppress(OSError):
                 _lease_path(self.folder, self._number).unlink(missing_ok=True)
-            with suppress(OSError):  # while it is still held; whoever waits for this very file finds that it is gone
+            with suppress(OSError):  # while still held: a waiting process then finds that its file is gone
                 (self.folder / LOCK).unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def forget(self) -> None:
-        """In a forked child: the lock is the parent's."""
+        """In a forked child: close the descriptor; the lock belongs to the parent."""
         with suppress(OSError):
             os.close(self._descriptor)
 
@@ -139,7 +139,7 @@ class FolderLock:
                     self.on_taken_over(taken_over)
                 return
             self._lease = self._lease.model_copy(update={"beat": self._lease.beat + 1})
-            with suppress(OSError):  # a disk that fails for a while; the next heartbeat counts as well
+            with suppress(OSError):  # a temporary disk failure; the next heartbeat follows
                 _write_lease(path, self._lease, os.O_WRONLY)
 
 
@@ -165,39 +165,39 @@ def holding(folder: Path, wait_s: float = 0.0) -> Iterator[FolderLock]:
 
 
 def hold(folder: Path, wait_s: float = 0.0) -> FolderLock:
-    """The lock on a folder, raises FolderLocked if another process has it; the holding thread may take it again.
+    """Lock a folder; raises FolderLocked if another process holds it. The holding thread may lock it again.
 
-    `wait_s` is the time to wait for a living holder. A lease of another node that shows no heartbeat is watched for up
-    to `STALE_S` in any case. Takes what crashed processes left behind out of the folder.
+    `wait_s` is how long to wait for a living holder. A lease of another node without a heartbeat is watched for up to
+    `STALE_S` in any case. Also removes leftovers of crashed processes from the folder.
     """
-    place = folder.resolve()
-    held = _held.get(place)
+    resolved = folder.resolve()
+    held = _held.get(resolved)
     if held is not None:
         if held.thread != threading.get_ident():
-            raise FolderLocked(place, newest_lease(place)[1])
+            raise FolderLocked(resolved, newest_lease(resolved)[1])
         held.depth += 1
         return held
-    give_up_s = time.monotonic() + wait_s
+    deadline_s = time.monotonic() + wait_s
     while True:
         try:
-            lock = _acquire(place)
+            lock = _acquire(resolved)
         except FolderLocked:
-            if time.monotonic() >= give_up_s:
+            if time.monotonic() >= deadline_s:
                 raise
         else:
             if lock is not None:
                 break
         time.sleep(_POLL_S)
-    _held[place] = lock
-    _remove_leftovers(place)
+    _held[resolved] = lock
+    _remove_leftovers(resolved)
     return lock
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process works on the folder, as far as can be known without waiting.
+    """Whether a process works on the folder, as far as is known without waiting.
 
-    A lease of another node without a kernel lock counts as held until its heartbeat count has stood still for `STALE_S`
-    on this machine's monotonic clock; what was seen is kept between commands.
+    A lease of another node without a kernel lock counts as held until its heartbeat count has not changed for `STALE_S`
+    on this machine's monotonic clock; observations are kept between commands.
     """
     number, lease = newest_lease(folder)
     locked = _is_locked(folder / LOCK)
@@ -209,7 +209,7 @@ def is_held(folder: Path) -> bool:
 
 
 def newest_lease(folder: Path) -> tuple[int, Lease | None]:
-    """The number of the newest lease, 0 where there is none, and its content; None while it is being written."""
+    """Number of the newest lease, 0 if there is none, and its content, None while it is being written."""
     numbers = _lease_numbers(folder)
     if not numbers:
         return 0, None
@@ -221,11 +221,11 @@ def newest_lease(folder: Path) -> tuple[int, Lease | None]:
 
 def _lease_numbers(folder: Path) -> list[int]:
     try:
-        names = os.listdir(folder)  # noqa: PTH208 (names are all that is wanted, and no pattern)
+        names = os.listdir(folder)  # noqa: PTH208 (only names are needed, and no pattern)
     except OSError:
         return []
-    ends = (name.removeprefix(LEASE) for name in names if name.startswith(LEASE))
-    return sorted(int(end) for end in ends if end.isdigit())
+    suffixes = (name.removeprefix(LEASE) for name in names if name.startswith(LEASE))
+    return sorted(int(suffix) for suffix in suffixes if suffix.isdigit())
 
 
 def _lease_path(folder: Path, number: int) -> Path:
@@ -233,24 +233,22 @@ def _lease_path(folder: Path, number: int) -> Path:
 
 
 def _acquire(folder: Path) -> FolderLock | None:
-    """The lock, or None where the holder ended meanwhile and another try is due."""
+    """The lock, or None if the holder has ended meanwhile and the caller should retry."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise UsageError(
-            f"{folder} cannot be locked: {error.strerror}", "a run is worked on where its folder can be written"
-        ) from None
+        raise UsageError(f"cannot lock {folder}: {error.strerror}", "the run folder must be writable") from None
     try:
         locked = _try_lock(descriptor)
         if locked is False:
             raise FolderLocked(folder, newest_lease(folder)[1])
-        if not _is_file(descriptor, folder / LOCK):  # its holder has removed it since
+        if not _is_file(descriptor, folder / LOCK):  # its holder has deleted it meanwhile
             os.close(descriptor)
             return None
         seen = _lease_numbers(folder)
         number, lease = newest_lease(folder)
         gone = not number or _is_dead(folder, lease, kernel_lock_free=bool(locked))
-        if not gone and not _stands_still(folder, number, lease):
+        if not gone and not _is_stale(folder, number, lease):
             os.close(descriptor)
             return None
         own = _create_lease(folder, number + 1, seen)
@@ -264,7 +262,7 @@ def _acquire(folder: Path) -> FolderLock | None:
 
 
 def _create_lease(folder: Path, number: int, seen: list[int]) -> Lease:
-    """Lease `number` in place of those seen before; refused if another node created one meanwhile."""
+    """Create lease `number` in place of those seen before; refused if another node created one meanwhile."""
     host, boot_id = this_node()
     since = clock.iso(clock.now().wall_s)
     lease = Lease(token=secrets.token_hex(8), host=host, boot_id=boot_id, pid=os.getpid(), since=since)
@@ -282,10 +280,10 @@ def _create_lease(folder: Path, number: int, seen: list[int]) -> Lease:
 
 
 def _is_dead(folder: Path, lease: Lease | None, *, kernel_lock_free: bool) -> bool:
-    """Whether the lease's holder is certainly gone, without watching it.
+    """Whether the lease's holder has certainly ended, without watching it.
 
-    A free kernel lock proves that where this kernel would have to know of it: the holder ran under it, or under an
-    earlier boot of this machine on a disk of its own.
+    A free kernel lock proves it if this kernel would know of the lock: the holder ran under it, or under an earlier
+    boot of this machine on a local disk.
     """
     if lease is None:
         return kernel_lock_free and _is_local(folder)
@@ -295,29 +293,29 @@ def _is_dead(folder: Path, lease: Lease | None, *, kernel_lock_free: bool) -> bo
     return kernel_lock_free and (lease.boot_id == boot_id or lease.host == host) and _is_local(folder)
 
 
-def _stands_still(folder: Path, number: int, lease: Lease | None) -> bool:
-    """Watch a foreign lease: True once its count stood still for `STALE_S`, False if it is gone; raises if it beats."""
+def _is_stale(folder: Path, number: int, lease: Lease | None) -> bool:
+    """Watch a foreign lease: True after `STALE_S` without a heartbeat, False if it is gone; raises on a heartbeat."""
     host = lease.host if lease else "another node"
     print(f"{folder.name} was in use on {host}: watching its heartbeat for up to {STALE_S:g} s", file=sys.stderr)
     began_s = time.monotonic()
     while max(_seen_s(lease), time.monotonic() - began_s) < STALE_S:
         time.sleep(_POLL_S)
-        found, now = newest_lease(folder)
-        if found != number:
+        newest, current = newest_lease(folder)
+        if newest != number:
             return False
-        if lease is not None and now is not None and now != lease:
-            raise FolderLocked(folder, now)
-        lease = lease or now
+        if lease is not None and current is not None and current != lease:
+            raise FolderLocked(folder, current)
+        lease = lease or current
     return True
 
 
 def _write_lease(path: Path, lease: Lease, flags: int) -> None:
-    """In one write of constant size, so that a reader never finds half a count."""
+    """In a single write of constant size, so that readers never see a partial count."""
     descriptor = os.open(path, flags, 0o666)
     try:
         os.write(descriptor, lease.model_dump_json().encode().ljust(_LEASE_BYTES - 1) + b"\n")
         if not _is_local(path.parent):
-            os.fsync(descriptor)  # the server, and so other nodes, see it now
+            os.fsync(descriptor)  # makes it visible to other nodes
     finally:
         os.close(descriptor)
 
@@ -344,7 +342,7 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether a process holds the kernel lock; None where that cannot be asked. Locks nothing on Linux."""
+    """Whether a process holds the kernel lock; None if that cannot be determined. Locks nothing on Linux."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -353,8 +351,8 @@ def _is_locked(path: Path) -> bool | None:
         return None
     try:
         if sys.platform == "linux":
-            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
-            return int(struct.unpack_from("h", found)[0]) != fcntl.F_UNLCK
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+            return int(struct.unpack_from("h", answer)[0]) != fcntl.F_UNLCK
         locked = _try_lock(descriptor)
         return None if locked is None else not locked
     except OSError:
@@ -374,14 +372,14 @@ def _is_file(descriptor: int, path: Path) -> bool:
 def _is_local(folder: Path) -> bool:
     """Whether the folder is on a file system that only this machine mounts."""
     mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
-    place = folder.resolve()
-    kind = next((mounts[parent] for parent in (place, *place.parents) if parent in mounts), "")
+    resolved = folder.resolve()
+    kind = next((mounts[parent] for parent in (resolved, *resolved.parents) if parent in mounts), "")
     return kind in _LOCAL_FILE_SYSTEMS
 
 
 def _seen_s(lease: Lease | None) -> float:
-    """Seconds since this machine first saw the lease at its present count. Kept in the user's cache, by boot: the
-    monotonic clock is one for all processes of a boot, so commands that end at once can tell together."""
+    """Seconds since this machine first saw the lease at its current count. Kept in the user's cache per boot: all
+    processes of a boot share the monotonic clock, so short commands can determine it together."""
     if lease is None:
         return 0.0
     file = cache_folder() / f"leases-{clock.boot_id()}.json"
@@ -399,9 +397,9 @@ def _seen_s(lease: Lease | None) -> float:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Delete unfinished files of crashed processes, by names that joulelab gives: a user may have chosen the folder."""
-    own = [folder, *(folder / name for name in ("trace", "stages"))]
-    found = [path for place in own for path in place.glob(".*.tmp")]
+    """Delete unfinished files of crashed processes, by joulelab's own names: the user may have chosen the folder."""
+    folders = [folder, *(folder / name for name in ("trace", "stages"))]
+    found = [path for parent in folders for path in parent.glob(".*.tmp")]
     for name in ("artifacts", "checkpoints"):
         found += [*(folder / name).rglob(".*.tmp"), *(folder / name).rglob("step-*.tmp")]
     for path in found:

@@ -1,9 +1,9 @@
-"""Every figure of a record computed again from its trace, marks and predictions, and compared with what it states.
+"""`unpack --verify`: recomputes every figure of a record from its trace, marks and predictions, and compares them.
 
 A record must equal its recomputation by the rules of its own method version in every field, to nine digits: energy,
 intervals, durations, counts, rates, grades and results. The files next to it (summary, stage files, bills) must state
-the same. Records of the first release are recomputed by its rules (`first_release.py`); what the rules of today give
-instead is shown as `newer method: X to Y`. Each figure has one verdict.
+the same. Records of the first release are recomputed by its rules (`first_release.py`); the result of current rules is
+shown as `newer method: X to Y`. Each figure has one verdict.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ Verdict = Literal[
 ]
 TOLERANCE_REL = 1e-9
 SUMMARY = RunPaths(Path()).summary.name
-# What the recomputation takes over from the record; `_claims` checks those for which there is evidence.
+# Fields that the recomputation takes from the record; `_claims` checks those for which there is evidence.
 _TAKEN_OVER = {"schema_version", "method_version", "run_id", "name", "label", "status", "group", "created_at", "spec"}
 _TAKEN_OVER |= {"error", "process", "store", "lineage"}
 _UNREADABLE = (JoulelabError, OSError, ValueError, LookupError, TypeError, AttributeError, BadZipFile)
-# Sentences of an older version may be worded differently today; grades and numbers next to them are compared.
+# The wording of an older version may differ; grades and numbers next to it are compared.
 _WORDING = ("text", "reason", "fix")
 Leaf = float | str | bool | None
 Leaves = dict[str, Leaf]
@@ -53,7 +53,7 @@ Leaves = dict[str, Leaf]
 class FigureCheck:
     run_id: str
     figure: str
-    """Where it is: a path into the record, or file and path."""
+    """Path into the record, or file and path."""
     recorded: Leaf
     recomputed: Leaf
     verdict: Verdict
@@ -65,7 +65,7 @@ class FigureCheck:
 
     @property
     def subject(self) -> str:
-        """What kind of figure it is, for a table of all checks."""
+        """Category of the figure, for a summary table."""
         path, last = self.figure, self.figure.rpartition(".")[2]
         if ".errors." in path:
             return "energy and intervals"
@@ -107,7 +107,7 @@ _SUBJECTS_BY_END = {
 
 
 def verify_runs(folders: list[Path]) -> list[FigureCheck]:
-    """One verdict per figure of every run; inherited ones against the run that made them, where it is here too."""
+    """One verdict per figure of every run; inherited figures are compared with the run that made them, if present."""
     checks: list[FigureCheck] = []
     records = {folder: _read(RunPaths(folder)) for folder in folders}
     for folder, record in records.items():
@@ -129,17 +129,17 @@ def _read(paths: RunPaths) -> RunRecord:
 
 
 def _one_per_figure(checks: list[FigureCheck]) -> list[FigureCheck]:
-    """A figure may have several kinds of evidence (marks, predictions): the first that it contradicts counts."""
-    found: dict[tuple[str, str], FigureCheck] = {}
+    """A figure may have several kinds of evidence (marks, predictions): the first contradiction counts."""
+    first: dict[tuple[str, str], FigureCheck] = {}
     for check in checks:
-        known = found.setdefault((check.run_id, check.figure), check)
+        known = first.setdefault((check.run_id, check.figure), check)
         if known.good and (not check.good or known.verdict == "matches"):
-            found[check.run_id, check.figure] = check
-    return list(found.values())
+            first[check.run_id, check.figure] = check
+    return list(first.values())
 
 
 class _Run:
-    """One run under verification: what it states, and what follows from its evidence."""
+    """One run under verification: its statements, and what follows from its evidence."""
 
     def __init__(self, paths: RunPaths, record: RunRecord) -> None:
         self.paths = paths
@@ -149,80 +149,80 @@ class _Run:
         read = [(number, host, rank, read_events(path)) for number, host, rank, path in sorted(ranked)]
         self.events = {(host, number): events for number, host, _, events in read}
         self.leading = [events for _, _, rank, events in read if rank == 0]
-        """The first rank's marks, attempt by attempt: it states environment, results and end."""
+        """Marks of rank 0 by attempt: it states environment, results and status."""
 
     def checks(self) -> Iterator[FigureCheck]:
-        found = self._recompute()
+        recomputed = self._recompute()
         yield from self._guarded("settings", self._claims())
         yield from self._guarded("environment", self._environment())
         yield from self._guarded("files", self._artifact_files())
-        if isinstance(found, str):
+        if isinstance(recomputed, str):
             for name, value in _leaves(_dump(self.record)).items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    yield FigureCheck(self.record.run_id, name, value, None, "cannot be recomputed", found)
+                    yield FigureCheck(self.record.run_id, name, value, None, "cannot be recomputed", recomputed)
             return
-        expected, today = found
+        expected, today = recomputed
         yield from self._against(expected, today)
         yield from self._guarded("files", self._files(expected))
 
     def _guarded(self, place: str, checks: Iterator[FigureCheck]) -> Iterator[FigureCheck]:
-        """Files of strangers may hold anything; what cannot be read is not verified."""
+        """Files of others may contain anything; what cannot be read is not verified."""
         try:
             yield from checks
         except _UNREADABLE as error:
-            yield FigureCheck(self.record.run_id, place, None, None, "cannot be recomputed", _words(error))
+            yield FigureCheck(self.record.run_id, place, None, None, "cannot be recomputed", _error_text(error))
 
     def _recompute(self) -> tuple[RunRecord, RunRecord] | str:
-        """The record from trace and marks, by the rules of its version and by those of today; or why there is none."""
+        """The record from trace and marks, by the rules of its version and by current rules; or the reason why not."""
         record, paths = self.record, self.paths
         if record.method_version > METHOD_VERSION:
-            return f"written by method version {record.method_version}; this joulelab knows {METHOD_VERSION}"
-        there = {(host, attempt) for host, attempt, _ in paths.traces()}
-        gone = [f"{row.host}.{row.number}" for row in record.attempts if (row.host, row.number) not in there]
-        if gone:
-            return f"the trace {', '.join(gone)} is missing"
+            return f"written by method version {record.method_version}; this joulelab supports {METHOD_VERSION}"
+        present = {(host, attempt) for host, attempt, _ in paths.traces()}
+        absent = [f"{row.host}.{row.number}" for row in record.attempts if (row.host, row.number) not in present]
+        if absent:
+            return f"trace {', '.join(absent)} is missing"
         inherited = {ancestor.key: ancestor for ancestor in record.inherited}
 
-        def price(one: Ancestor) -> Ancestor:
-            """Inherited energy is compared with its makers separately; results are computed from what is stated."""
-            return inherited.get(one.key, one)
+        def stated_energy(ancestor: Ancestor) -> Ancestor:
+            """Inherited energy is verified separately; results are computed from what the record states."""
+            return inherited.get(ancestor.key, ancestor)
 
         try:
-            today = assemble(paths, record.status, record.error, price)
+            today = assemble(paths, record.status, record.error, stated_energy)
             today = conclude(today, paths) if record.spec.get("pipeline") == "measure" else today
-            return (first_release.recompute(paths, record, price) if self.older else today), today
+            return (first_release.recompute(paths, record, stated_energy) if self.older else today), today
         except _UNREADABLE as error:
-            return _words(error)
+            return _error_text(error)
 
     def _check(self, figure: str, recorded: Leaf, expected: Leaf, reason: str = "") -> FigureCheck:
         verdict: Verdict = "matches" if _same(recorded, expected) else "differs"
         return FigureCheck(self.record.run_id, figure, recorded, expected, verdict, reason)
 
     def _against(self, expected: RunRecord, today: RunRecord) -> Iterator[FigureCheck]:
-        """The record against its recomputation, field by field."""
+        """The record compared with its recomputation, field by field."""
         stated, right, newer = (_leaves(_dump(record)) for record in (self.record, expected, today))
         written = _leaves(read_json(self.paths.record))
         for name in dict.fromkeys((*stated, *right)):
-            one = stated.get(name)
+            value = stated.get(name)
             later_field = self.older and name not in written
-            if one is None and (right.get(name) is None or later_field or self.record.totals is None):
+            if value is None and (right.get(name) is None or later_field or self.record.totals is None):
                 continue  # also a run whose end could not be written, which states nothing
             if not self.older:
-                yield self._check(name, one, right.get(name))
-            elif not _same(one, right.get(name)) and name.rpartition(".")[2] not in _WORDING:
-                yield self._check(name, one, right.get(name), "by the rules of the first release")
-            elif _same(one, newer.get(name)):
-                yield self._check(name, one, newer.get(name))
+                yield self._check(name, value, right.get(name))
+            elif not _same(value, right.get(name)) and name.rpartition(".")[2] not in _WORDING:
+                yield self._check(name, value, right.get(name), "by the rules of the first release")
+            elif _same(value, newer.get(name)):
+                yield self._check(name, value, newer.get(name))
             else:
-                yield FigureCheck(self.record.run_id, name, one, newer.get(name), "newer method")
+                yield FigureCheck(self.record.run_id, name, value, newer.get(name), "newer method")
         noted = {note.text for note in self.record.validity.notes}
         for number, note in enumerate(() if self.older else expected.validity.notes):
             if note.text not in noted and self.record.spec.get("pipeline") != "measure":
                 place = f"validity.notes.{number}"
-                yield FigureCheck(self.record.run_id, place, None, note.text, "differs", "it was left out")
+                yield FigureCheck(self.record.run_id, place, None, note.text, "differs", "the note is missing")
 
     def _files(self, record: RunRecord) -> Iterator[FigureCheck]:
-        """Summary, stage files and bills state what the record does."""
+        """Summary, stage files and bills must agree with the record."""
         if self.paths.summary.exists() and record.totals is not None:
             expected = flat_summary(record)
             for name, value in read_json(self.paths.summary).items():
@@ -257,7 +257,7 @@ class _Run:
                 yield self._check(f"{place}.{name}", recorded.get(name), expected.get(name))
 
     def _claims(self) -> Iterator[FigureCheck]:
-        """Identity, settings and end, which the recomputation takes over from the record."""
+        """Identity, settings and status, which the recomputation takes from the record."""
         record = self.record
         yield self._check("settings.run_id", record.run_id, self.paths.run_id, "the name of its folder")
         named = record.spec.get("name", record.name)
@@ -282,24 +282,24 @@ class _Run:
         begun = [events.environment for events in self.leading if events.begin_ns]
         if begun and begun[-1]:
             now = digests(facts)
-            in_trace = [check for check in in_trace if check.figure != "environment"]  # the digests name the entry
+            in_trace = [check for check in in_trace if check.figure != "environment"]  # the digests are per entry
             shown = {check.figure.split(".")[1] for check in in_trace if not check.good}
             for key in dict.fromkeys((*begun[-1], *now)):
                 check = self._check(f"environment.{key}", now.get(key), begun[-1].get(key), "digest in its marks")
                 text = json.dumps(facts.get(key))
                 if check.good:
                     yield check
-                elif key not in shown:  # a digest tells that the entry differs, and not what it was
+                elif key not in shown:  # a digest shows that the entry differs, but not what it was
                     yield _or_redacted(replace(check, recorded=text, recomputed=f"digest {check.recomputed}"))
         elif not self.older and begun:
-            yield self._check("environment", "a snapshot", None, "its marks hold no digest of it")
+            yield self._check("environment", "a snapshot", None, "its marks have no digest of it")
         else:
-            reason = "no digest was recorded; only what the trace states too is compared"
+            reason = "no digest was recorded; only entries that the trace also has are compared"
             yield FigureCheck(self.record.run_id, "environment", None, None, "no evidence", reason)
         yield from in_trace
 
     def _environment_in_trace(self, facts: dict[str, Any]) -> Iterator[FigureCheck]:
-        """Host, version and devices, which the recorder wrote down by itself."""
+        """Host, version and devices, which the recorder wrote independently."""
         traces = self.paths.traces()
         if not traces or self.record.spec.get("energy", {}).get("replay_trace"):
             return
@@ -323,7 +323,7 @@ class _Run:
                 yield self._check("environment.cpu.model", model, device["name"], "the trace's first line")
 
     def _artifact_files(self) -> Iterator[FigureCheck]:
-        """Predictions and scores are the files that their run listed, and the results follow from them."""
+        """Predictions and scores must match the list of files, and results must follow from them."""
         for bill in self._own_bills():
             folder = self.paths.artifacts / bill.artefact.name
             listed = listed_contents(folder)
@@ -342,20 +342,20 @@ class _Run:
 
 
 def _results_in(folder: Path, name: str) -> dict[str, Result]:
-    """Results that follow from the predictions or scores in an artifact's folder, by the name the record has."""
+    """Results that follow from the predictions or scores in an artifact's folder, by their names in the record."""
     found: dict[str, Result] = {}
-    who = name.rpartition("-")[0]
+    subject = name.rpartition("-")[0]
     if (folder / "predictions.npz").is_file() and name.endswith("-predictions"):
         with np.load(folder / "predictions.npz", allow_pickle=False) as arrays:
-            right = arrays["labels"] == arrays["predicted"]
-            found[f"{who}.accuracy"] = _proportion(int(right.sum()), len(right))
+            correct = arrays["labels"] == arrays["predicted"]
+            found[f"{subject}.accuracy"] = _proportion(int(correct.sum()), len(correct))
     if (folder / "answers.json").is_file():
         answers = read_json(folder / "answers.json").get("right", [])
         if answers:
-            found[f"{who}.exact_answers"] = _proportion(sum(map(bool, answers)), len(answers))
+            found[f"{subject}.exact_answers"] = _proportion(sum(map(bool, answers)), len(answers))
     if (folder / "scores.json").is_file():
         scores = read_json(folder / "scores.json")
-        found |= {f"{who}.{score}": Result.model_validate(value) for score, value in scores.items()}
+        found |= {f"{subject}.{score}": Result.model_validate(value) for score, value in scores.items()}
     return found
 
 
@@ -364,7 +364,7 @@ def _proportion(successes: int, trials: int) -> Result:
 
 
 def _inherited(paths: RunPaths, record: RunRecord, by_id: Mapping[str, RunRecord]) -> Iterator[FigureCheck]:
-    """What others made and this run used: its energy is what their runs state, or what their bill stated back then."""
+    """Energy of reused artifacts must be what their runs state, or what their bill stated when they were used."""
     billed: dict[str, Ancestor] = {}
     for files in paths.event_files().values():
         for bill in read_events(files[0][1]).bills.values():
@@ -381,19 +381,19 @@ def _inherited(paths: RunPaths, record: RunRecord, by_id: Mapping[str, RunRecord
             if stated is None:
                 yield FigureCheck(record.run_id, place, recorded, None, "not in the archive", reason)
             elif not _same(recorded, stated.get(name)) and _same(recorded, then.get(name)):
-                settled_later = f"{reason}; its bill was provisional when it was used"
-                yield FigureCheck(record.run_id, place, recorded, stated.get(name), "newer method", settled_later)
+                later = f"{reason}; its bill was provisional when it was used"
+                yield FigureCheck(record.run_id, place, recorded, stated.get(name), "newer method", later)
             else:
                 verdict: Verdict = "matches" if _same(recorded, stated.get(name)) else "differs"
                 yield FigureCheck(record.run_id, place, recorded, stated.get(name), verdict, reason)
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
 def _or_redacted(check: FigureCheck) -> FigureCheck:
-    """`pack` replaces what looks like a secret, so a text with its mark cannot agree any more."""
+    """`pack` redacts what looks like a secret, so such a text cannot match."""
     if check.verdict == "differs" and REDACTED in f"{check.recorded} {check.recomputed}":
         return replace(check, verdict="redacted")
     return check
@@ -404,7 +404,7 @@ def _energies(ancestor: Ancestor) -> Leaves:
 
 
 def _dump(record: RunRecord) -> dict[str, Any]:
-    """All that was computed, the artifacts that it made included; notes are compared by their texts."""
+    """All computed fields, including artifacts that the run made; notes are compared by their texts."""
     dumped = record.model_dump(mode="json", exclude=_TAKEN_OVER)
     dumped["validity"].pop("notes")
     own = [ancestor.model_dump(mode="json") for ancestor in record.lineage if ancestor.key in record.made]
@@ -412,7 +412,7 @@ def _dump(record: RunRecord) -> dict[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Leaves:
-    """Every number, text and truth value by its path; elements of lists go by their names where they have one."""
+    """Every number, string and boolean by its path; list elements are named by their names if they have one."""
     if isinstance(value, dict):
         items = [(str(key), inner) for key, inner in value.items()]
     elif isinstance(value, list | tuple):
