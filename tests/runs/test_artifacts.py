@@ -162,8 +162,8 @@ def test_a_damaged_share_is_not_joined_unless_somebody_sorts_it_out(play):
 
     def join(run):
         def make(folder):
-            seen.append([part.bill.artefact.name for part in run.shares_of(whole, damaged_too=True)])
-            seen.append([part.bill.artefact.name for part in run.shares_of(whole)])
+            seen.append([part.bill.artefact.name for part in run.find_shards(whole, include_damaged=True)])
+            seen.append([part.bill.artefact.name for part in run.find_shards(whole)])
 
         run.artifact("answers", kind="answers", inputs={}, parents=[], make=make)
 

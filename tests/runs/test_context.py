@@ -272,9 +272,9 @@ def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_esti
 
         answers = run.artifact("answers", kind="answers", inputs={}, parents=[], make=make).bill
         run.record_input("weights", metered)
-        run.joules_result("j_per_answer", [answers], per=10)
-        run.joules_result("mixed", [answers, metered])
-        run.joules_result("of_none", [answers], per=0)
+        run.energy_result("j_per_answer", [answers], per=10)
+        run.energy_result("mixed", [answers, metered])
+        run.energy_result("of_none", [answers], per=0)
 
     record = play(story)
     assert set(record.results) == {"j_per_answer"}

@@ -239,7 +239,7 @@ class Runner(Generic[SpecT]):
         if shard is None:
             return self._make_whole(work)
         key = work.key(self.run)
-        whole = self.run.found(key, work.opens)
+        whole = self.run.find_artifact(key, work.opens)
         if whole is not None:
             self.run.progress.say(f"{work.name}: already complete in {whole.bill.artefact.made_by}, nothing to shard")
             return whole
@@ -267,7 +267,7 @@ class Runner(Generic[SpecT]):
 
     def _make_whole(self, work: ShardedWork) -> Artifact:
         def make(folder: Path) -> None:
-            parts = self.run.shares_of(work.key(self.run), damaged_too=work.accepts_damaged_shards)
+            parts = self.run.find_shards(work.key(self.run), include_damaged=work.accepts_damaged_shards)
             if parts:
                 count = parts[0].bill.inputs["share"].partition("/")[2]
                 self.run.progress.say(f"{work.name}: found {len(parts)} of {count} shards (their energy is included)")

@@ -299,7 +299,7 @@ class RunContext:
         key = self.key_of(kind, inputs, [parent.key for parent in parents])
         artifact = self._own(name, key, opens)
         if artifact is None and reuse:
-            artifact = self.found(key, opens)
+            artifact = self.find_artifact(key, opens)
         if artifact is None:
             self._report_changed_key(name, key)
             artifact = self._make(name, kind, key, dict(inputs), parents, make)
@@ -318,7 +318,7 @@ class RunContext:
         """Key of the artifact of these inputs and this code, whether it exists or not; parents are given by keys."""
         return artifact_key(kind, inputs, parents, code_version())
 
-    def found(self, key: str, opens: Opens | None = None) -> Artifact | None:
+    def find_artifact(self, key: str, opens: Opens | None = None) -> Artifact | None:
         """An intact artifact of another run, if the settings allow reuse."""
         others = find_artifacts(self.store, key) if self.spec.reuse_artifacts else ()
         return next((self._with_recorded_energy(other) for other in others if self._is_intact(other, opens)), None)
@@ -389,10 +389,10 @@ class RunContext:
         """Record work on the artifact in progress that this run's meter cannot measure, e.g. on a server."""
         self._making[-1].unmetered[name] = reason
 
-    def shares_of(self, key: str, damaged_too: bool = False) -> list[Artifact]:
+    def find_shards(self, key: str, include_damaged: bool = False) -> list[Artifact]:
         """Shards of an artifact in the store. The artifact in progress is joined from them, and they are on its bill.
-        `damaged_too` includes corrupted ones, for callers that can tell which units are intact."""
-        accept = (lambda part: True) if damaged_too else self._is_intact
+        `include_damaged` includes corrupted ones, for callers that can tell which units are intact."""
+        accept = (lambda part: True) if include_damaged else self._is_intact
         shards = find_shards(self.store, key, accept) if self.spec.reuse_artifacts else []
         resolved = [self._with_recorded_energy(shard) for shard in shards]
         self._making[-1].joined += [shard.bill for shard in resolved]
@@ -419,7 +419,7 @@ class RunContext:
     def result(self, name: str, result: Result) -> None:
         self.meter.event("result", name=name, result=result.model_dump())
 
-    def joules_result(self, name: str, made: Iterable[Bill], per: int = 1) -> None:
+    def energy_result(self, name: str, made: Iterable[Bill], per: int = 1) -> None:
         """The energy of these artifacts together, divided by `per`, as a result. It is computed when the run is closed
         and the energy is final; there is no result if the energy of one of them is unknown."""
         keys = [ancestor.key for bill in made for ancestor in with_shards(bill)]

@@ -208,8 +208,8 @@ def _report_pairs(context: CausalContext, pairs: Artifact, answers: Artifact, sc
             context.runner.report(f"preferences.{name}", float(value))
     if energy_gap(answers) is None:
         bills = [answers.bill, scores.bill, pairs.bill]
-        context.run.joules_result("preferences.energy_j", bills)
-        context.run.joules_result("preferences.j_per_pair", bills, report.pairs)
+        context.run.energy_result("preferences.energy_j", bills)
+        context.run.energy_result("preferences.j_per_pair", bills, report.pairs)
     share = report.chosen_longer_share
     longer = "" if share is None else f"; the longer answer won in {100 * share:.0f} % of pairs of unequal length"
     context.run.progress.say(

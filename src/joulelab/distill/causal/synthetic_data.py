@@ -235,9 +235,9 @@ def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact,
             context.runner.report(f"synthetic.{name}", float(value))
     if energy_gap(answers) is None:
         bills = [answers.bill, made.bill, *([scores.bill] if scores else [])]
-        context.run.joules_result("synthetic.energy_j", bills)
-        context.run.joules_result("synthetic.j_per_kept_sample", bills, report.kept)
-        context.run.joules_result("synthetic.j_per_generated_token", bills, report.generated_tokens)
+        context.run.energy_result("synthetic.energy_j", bills)
+        context.run.energy_result("synthetic.j_per_kept_sample", bills, report.kept)
+        context.run.energy_result("synthetic.j_per_generated_token", bills, report.generated_tokens)
     dropped = {name: getattr(report, name) for name in REASONS}
     reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
     suffix = f" ({reasons})" if reasons else ""
