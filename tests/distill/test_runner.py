@@ -66,7 +66,7 @@ def test_without_a_teacher_none_is_trained(tmp_path):
 
 
 def test_a_joule_budget_that_cannot_be_kept_is_refused_before_the_first_stage(tmp_path):
-    with pytest.raises(ConfigError, match="joule budget"):
+    with pytest.raises(ConfigError, match="energy budget"):
         run(tmp_path, teacher={"max_energy_j": 5.0})
     (folder,) = tmp_path.glob("line-*")
     assert not (folder / "artifacts" / "data").exists()

@@ -39,7 +39,7 @@ def test_a_key_nothing_like_any_other_gets_the_list():
         ({"training": {"epochs": [1, 2]}}, "training.epochs: expected a number, found a list [1, 2]"),
         ({"training": {"batch_size": 1.5}}, "training.batch_size: expected a whole number, found 1.5"),
         ({"training": {"batch_size": "8"}}, "training.batch_size: expected a whole number, found the text '8'"),
-        ({"training": 3}, "training: expected a section with keys of its own, found 3"),
+        ({"training": 3}, "training: expected a section with keys, found 3"),
         ({"training": {"learning_rate": -1}}, "training.learning_rate: expected a number greater than 0, found -1"),
         ({"device": "tpu"}, "device: expected 'auto', 'cpu' or 'cuda', found the text 'tpu'"),
         ({"seed": None}, "seed: expected a whole number, found nothing None"),

@@ -85,7 +85,7 @@ Check that it is whole:      sha256sum -c SHA256SUMS
 Recompute every figure:      pip install joulelab, then: joulelab unpack --verify ARCHIVE
 Look at the runs in it:      joulelab runs --runs-dir runs      (reports: runs/*/report.html)
 
-run.json holds the record of a run, trace/ what the sensors said, events/ the marks of its stages, config.yaml its
+run.json holds the record of a run, trace/ the sensor readings, events/ the marks of its stages, config.yaml its
 settings, environment.json the machine and packages. {redacted}
 """
 
@@ -289,7 +289,7 @@ def _copy(content: IO[bytes], target: Path, size: int) -> str:
         while block := content.read(min(1 << 20, left + 1)):
             left -= len(block)
             if left < 0:
-                raise ValueError(f"{target.name} is longer than it says")
+                raise ValueError(f"{target.name} is longer than its header states")
             digest.update(block)
             file.write(block)
     return digest.hexdigest()

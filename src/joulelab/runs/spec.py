@@ -39,9 +39,9 @@ _EXPECTED = {
     "string_type": "text",
     "tuple_type": "a list",
     "list_type": "a list",
-    "model_type": "a section with keys of its own",
-    "model_attributes_type": "a section with keys of its own",
-    "dict_type": "a section with keys of its own",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+    "dict_type": "a section with keys",
 }
 
 
