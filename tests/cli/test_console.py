@@ -1,9 +1,9 @@
-"""What a log shows of the stages while a run runs."""
+"""Progress lines of a run."""
 
 from joulelab.cli.console import PlainProgress
 
 
-def test_a_stage_that_begins_with_a_word_is_told_with_its_time_at_its_end(capsys):
+def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
     with PlainProgress() as watching:
         watching.stage("model.train.phases", None)
         watching.say("taking the step apart")

@@ -16,11 +16,11 @@ from joulelab.errors import NotFoundError, UsageError
         ("kd-tiny", "compare-tiny"),
     ],
 )
-def test_an_experiment_leads_to_the_group_it_is_named_after_or_alone_in(experiment, group):
+def test_compare_finds_the_group_an_experiment_is_named_after_or_the_only_one_with_it(experiment, group):
     assert comparison_of(experiment) == group
 
 
-def test_where_it_is_not_plain_which_group_is_meant_the_choice_is_the_users():
+def test_compare_refuses_an_ambiguous_or_missing_group():
     with pytest.raises(UsageError, match="several groups") as several:
         comparison_of("kd-small")
     assert "compare-small" in several.value.hint

@@ -22,9 +22,9 @@ import small_tokenizers
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory):
+def prepared(tmp_path_factory):
     """A folder with texts and a teacher, its tokenizer beside it; then dump and binarize have been run in it."""
-    folder = tmp_path_factory.mktemp("desk")
+    folder = tmp_path_factory.mktemp("prepared")
     texts = [f"{sentence}\n{number}" for number, sentence in enumerate(small_tokenizers.SENTENCES * 5)]
     lines = [json.dumps({"text": text}) for text in [*texts, "tiny", "long " * 100]]
     (folder / "texts.jsonl").write_text("\n".join(lines))
@@ -62,69 +62,69 @@ def _last(folder):
     return load_record(max((folder / "runs").iterdir(), key=lambda run: run.stat().st_ctime))
 
 
-def test_the_dump_has_a_line_for_every_document_that_was_kept(desk):
-    lines = (desk / "data" / "dump.txt").read_text().splitlines()
+def test_the_dump_has_a_line_for_every_document_that_was_kept(prepared):
+    lines = (prepared / "data" / "dump.txt").read_text().splitlines()
     assert len(lines) == 15
     assert lines[0] == f"{small_tokenizers.SENTENCES[0]} 0"
 
 
-def test_each_step_is_a_run_with_a_stage_and_the_old_commands_follow_one_another(desk):
-    done = _prepare(desk, "token-counts", *_COUNT, "--vocab_size", 150)
+def test_each_step_is_a_run_with_a_stage_and_the_old_commands_follow_one_another(prepared):
+    done = _prepare(prepared, "token-counts", *_COUNT, "--vocab_size", 150)
     assert "ids occur" in done.stderr
-    store = open_store(desk / "data" / "text.small-bert")
-    counts = read_counts(desk / "data" / "counts.small-bert.pickle")
+    store = open_store(prepared / "data" / "text.small-bert")
+    counts = read_counts(prepared / "data" / "counts.small-bert.pickle")
     assert counts.sum() == store.tokens_total
     assert len(counts) == 150
-    record = _last(desk)
+    record = _last(prepared)
     assert {"data.token_counts", "data.copy"} <= {stage.name for stage in record.stages}
     assert record.results["tokens"].value == store.tokens_total
 
 
-def test_the_lineage_leads_back_through_every_step(desk):
-    _prepare(desk, "token-counts", *_COUNT[:3], "data/lineage.json")
-    bill = desk / "runs" / _last(desk).run_id / "artifacts" / "token-counts" / "bill.json"
+def test_the_lineage_leads_back_through_every_step(prepared):
+    _prepare(prepared, "token-counts", *_COUNT[:3], "data/lineage.json")
+    bill = prepared / "runs" / _last(prepared).run_id / "artifacts" / "token-counts" / "bill.json"
     stages = {ancestor["name"]: ancestor["stages"] for ancestor in json.loads(bill.read_text())["ancestry"]}
     assert stages["dump"] == ["data.dump"]
     assert stages["binarized"] == ["data.binarize"]
-    assert isinstance(json.loads((desk / "data" / "lineage.json").read_text()), list)
+    assert isinstance(json.loads((prepared / "data" / "lineage.json").read_text()), list)
 
 
-def test_a_student_is_cut_out_of_its_teacher(desk):
+def test_a_student_is_cut_out_of_its_teacher(prepared):
     words = "--model_type bert --model_name small-bert --layers 0,3 --vocab_transform --dump_checkpoint data/student"
-    _prepare(desk, "extract-student", *words.split())
-    student = transformers.AutoModelForMaskedLM.from_pretrained(desk / "data" / "student")
+    _prepare(prepared, "extract-student", *words.split())
+    student = transformers.AutoModelForMaskedLM.from_pretrained(prepared / "data" / "student")
     assert student.config.model_type == "distilbert"
     assert student.config.n_layers == 2
-    assert (desk / "data" / "student" / "tokenizer.json").exists()
-    assert not (desk / "data" / "student" / "bill.json").exists()
+    assert (prepared / "data" / "student" / "tokenizer.json").exists()
+    assert not (prepared / "data" / "student" / "bill.json").exists()
 
 
-def test_what_was_delivered_has_its_bill_until_it_is_changed(desk):
-    counted = desk / "data" / "billed.json"
-    _prepare(desk, "token-counts", *_COUNT[:3], "data/billed.json")
-    bill = find_bill(desk / "runs", str(counted))
+def test_what_was_delivered_has_its_bill_until_it_is_changed(prepared):
+    counted = prepared / "data" / "billed.json"
+    _prepare(prepared, "token-counts", *_COUNT[:3], "data/billed.json")
+    bill = find_bill(prepared / "runs", str(counted))
     assert {"dump", "binarized"} <= {line.name for line in bill.inherited}
     counted.write_text("[1]")
     with pytest.raises(NotFoundError):
-        find_bill(desk / "runs", str(counted))
+        find_bill(prepared / "runs", str(counted))
 
 
-def test_what_is_there_is_replaced_only_with_force(desk):
+def test_what_is_there_is_replaced_only_with_force(prepared):
     with pytest.raises(UsageError, match="already exists"):
-        _prepare(desk, "binarize", *_BINARIZE)
-    _prepare(desk, "binarize", *_BINARIZE, "--force")
+        _prepare(prepared, "binarize", *_BINARIZE)
+    _prepare(prepared, "binarize", *_BINARIZE, "--force")
 
 
-def test_force_is_not_for_a_folder_of_the_users(desk):
-    (desk / "data" / "mine").mkdir()
-    (desk / "data" / "mine" / "thesis.tex").write_text("years of work")
+def test_force_is_not_for_a_folder_of_the_users(prepared):
+    (prepared / "data" / "mine").mkdir()
+    (prepared / "data" / "mine" / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="other content"):
-        _prepare(desk, "extract-student", "--model_name", "small-bert", "--dump_checkpoint", "data/mine", "--force")
-    assert (desk / "data" / "mine" / "thesis.tex").exists()
+        _prepare(prepared, "extract-student", "--model_name", "small-bert", "--dump_checkpoint", "data/mine", "--force")
+    assert (prepared / "data" / "mine" / "thesis.tex").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("dump nowhere.txt --dump_file o", "there is no file or folder"),
         ("dump texts.jsonl --dump_file o --min_chars 9 --max_chars 5", "no document has 9 to 5"),
@@ -148,12 +148,12 @@ def test_force_is_not_for_a_folder_of_the_users(desk):
         ("extract-student --model_type gpt2 --model_name small-bert --dump_checkpoint o", "of type 'bert'"),
     ],
 )
-def test_mistakes_are_told_with_the_way_out(desk, words, told):
-    (desk / "empty.txt").touch()
-    (desk / "blank.txt").write_text("\n \n")
-    (desk / "old.pickle").write_bytes(b"\x80\x04]q\x00.")
+def test_usage_errors_have_a_hint(prepared, words, message):
+    (prepared / "empty.txt").touch()
+    (prepared / "blank.txt").write_text("\n \n")
+    (prepared / "old.pickle").write_bytes(b"\x80\x04]q\x00.")
     with pytest.raises(UsageError) as refused:
-        _prepare(desk, *words.split())
+        _prepare(prepared, *words.split())
     assert refused.value.exit_code == 2
-    assert told in f"{refused.value.message} {refused.value.hint}"
-    assert not [path for path in desk.iterdir() if path.name.startswith("o.") or path.name == "o"]
+    assert message in f"{refused.value.message} {refused.value.hint}"
+    assert not [path for path in prepared.iterdir() if path.name.startswith("o.") or path.name == "o"]

@@ -38,7 +38,7 @@ def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_pa
     assert "[1/4]" not in again.stderr, "what is done is not run again"
 
 
-def test_a_member_that_fails_is_told_and_the_others_go_on(tmp_path):
+def test_a_failed_member_is_reported_and_the_others_still_run(tmp_path):
     done = sweep(tmp_path, "train", MODEL, "--learning_rate", "1e30,1e-3", "--max_steps", "5")
     assert done.returncode == 1
     assert "error: 1 of 2 runs of the sweep failed" in done.stderr

@@ -60,7 +60,7 @@ def test_the_trackers_findings_are_in_the_record_and_the_table(trained, record):
     assert "Phases of a step" in trained.stdout
 
 
-def test_the_table_tells_the_training_in_a_few_lines(trained):
+def test_the_table_summarizes_the_training(trained):
     for words in ("sequences/s over the stage", "per sequence", "in 25 steps", "on held-out data", "137 k parameters"):
         assert words in trained.stdout
     assert "not computed: the peak FLOP/s of a CPU is unknown" in trained.stdout
@@ -80,7 +80,7 @@ def test_a_page_is_written(record, store):
     assert "sequences/s over the stage" in page
 
 
-def test_json_goes_to_stdout_and_evaluation_on_the_way_is_a_stage_of_its_own(tmp_path):
+def test_json_goes_to_stdout_and_evaluation_during_training_is_a_separate_stage(tmp_path):
     words = ["--model", "gpt2", "--size", "tiny", "--batch-size", "2", "--max-steps", "6", "--runs-dir", tmp_path]
     stats = ["--train_stats", "simple,energy"]
     done = joulelab_here("train", *words, *stats, "training.evaluate_every_steps=2", "evaluate_batches=1", "--json")
@@ -131,7 +131,7 @@ def test_the_zoo_is_listed_without_a_framework_and_as_json():
     assert rows["gpt2"]["needs"].keys() == {"torch", "transformers"}
 
 
-def test_one_model_is_told_with_its_cost_on_paper():
+def test_one_model_is_shown_with_its_analytic_cost():
     done = joulelab_here("zoo", "gpt2", "--size", "tiny", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""A mistake in `train`, `zoo` or `sweep` gets a sentence and exit code 2, and leaves nothing behind."""
+"""Usage errors of `train`, `zoo` and `sweep`: message, exit code 2, nothing created."""
 
 import pytest
 from commands import joulelab_here
@@ -44,7 +44,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
-def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
+def test_usage_errors_exit_with_2_and_create_nothing(tmp_path, words, message):
     (tmp_path / "broken.py").write_text("x = 1\ny = nothing\n")
     (tmp_path / "needy.py").write_text(
         "from joulelab.zoo.registry import Size, ZooEntry\n"

@@ -1,4 +1,4 @@
-"""A user's mistake gets a sentence, a way out and an exit code; nothing is left behind."""
+"""Usage errors: message, hint and exit code; nothing is created."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ from commands import joulelab, joulelab_here
         (["demo-kd", "seed=4294967296"], "seed: expected a number less than or equal to 4294967295"),
     ],
 )
-def test_mistakes_end_with_2_one_message_and_no_folder(tmp_path, words, message):
+def test_usage_errors_exit_with_2_and_create_nothing(tmp_path, words, message):
     done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs", cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
@@ -61,7 +61,7 @@ def test_part_is_the_former_name_of_until(tmp_path):
     assert (runs[0].stderr, runs[1].stderr) == ("", "--part is now --until: use --until teacher\n")
 
 
-def test_required_joules_that_nobody_can_measure_end_with_3_before_anything_starts(tmp_path):
+def test_require_measured_without_a_sensor_exits_with_3_before_anything_starts(tmp_path):
     words = ["demo-kd", "energy.gpus=none", f"energy.rapl_root={tmp_path}", "--require", "measured"]
     done = joulelab_here("run", *words, "--runs-dir", tmp_path / "runs")
     assert done.returncode == 3
@@ -89,7 +89,7 @@ def test_a_grade_that_does_not_exist_is_refused(tmp_path):
         (["runs", "a"], "Got unexpected extra argument", "`joulelab runs --help`"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_the_form_of_all_errors(tmp_path, words, message, hint):
+def test_command_line_errors_have_the_form_of_all_errors(tmp_path, words, message, hint):
     done = joulelab_here(*words, cwd=tmp_path)
     first, second = done.stderr.splitlines()
     assert done.returncode == 2 and done.stdout == ""
@@ -168,7 +168,7 @@ def test_show_takes_patterns_as_other_verbs_do(tmp_path):
     assert joulelab_here("show", "none-*", "--runs-dir", tmp_path).returncode == 2
 
 
-def test_a_run_that_does_not_exist_is_answered_with_where_it_was_sought(tmp_path):
+def test_an_unknown_run_is_reported_with_the_searched_store(tmp_path):
     done = joulelab_here("show", "x", "--runs-dir", tmp_path)
     assert done.returncode == 2
     assert f"no runs under {tmp_path}" in done.stderr
@@ -232,7 +232,7 @@ def test_listings_have_json(tmp_path):
         assert isinstance(json.loads(done.stdout), list)
 
 
-def test_explain_describes_a_setting_and_answers_a_misspelt_one():
+def test_explain_describes_a_setting_and_suggests_the_nearest_name():
     done = joulelab_here("explain", "distill.kd_T")
     assert "distill.temperature" in done.stdout
     assert "Temperature of the teacher's responses (kd_T)." in done.stdout
@@ -242,7 +242,7 @@ def test_explain_describes_a_setting_and_answers_a_misspelt_one():
 
 
 @pytest.mark.parametrize("verb", [["run", "demo-labels"], ["measure", "--", "true"]])
-def test_a_store_that_cannot_be_made_is_a_mistake_and_not_a_traceback(tmp_path, verb):
+def test_a_store_that_cannot_be_created_is_a_usage_error(tmp_path, verb):
     (tmp_path / "file").write_text("")
     done = joulelab_here(verb[0], "--runs-dir", tmp_path / "file", *verb[1:])
     assert done.returncode == 2
@@ -296,7 +296,7 @@ def test_a_subset_of_a_file_is_refused_before_anything_starts(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_quick_is_the_short_form_of_an_experiment_or_says_who_has_one(tmp_path):
+def test_quick_selects_the_short_version_or_lists_experiments_that_have_one(tmp_path):
     done = joulelab_here("run", "fitnets", "--quick", "--dry-run", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 0 and "train_size: 1200" in done.stdout
     refused = joulelab_here("run", "demo-kd", "--quick", "--runs-dir", tmp_path / "runs")

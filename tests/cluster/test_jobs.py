@@ -26,7 +26,7 @@ from joulelab.runs.spec import RunSpec
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_a_job_s_number_finds_its_folder_and_a_failed_job_tells_those_who_wait(tmp_path, monkeypatch):
+def test_a_job_id_finds_its_run_and_a_failed_job_fails_dependent_runs(tmp_path, monkeypatch):
     runs = [create_run(tmp_path, RunSpec(name=n, pipeline="measure")).folder for n in ("a", "b")]
     jobs = [
         SubmittedJob(key=k, about="", job_id=i, script="", runs=r, after=a, submitted_at=clock.iso(time.time()))

@@ -6,14 +6,14 @@ from joulelab.cluster.slurm import parse_jobs, parse_queue, states, this_job
 from joulelab.errors import JoulelabError
 
 
-def test_the_queue_s_lines_become_states_tasks_apart():
+def test_output_of_squeue_becomes_states_per_task():
     told = parse_queue("12|N/A|RUNNING|None|node1\n13|0|PENDING|Dependency|\n13|1|PENDING|Dependency|\n")
     assert [(job.job_id, job.state, job.reason) for job in told] == [
         ("12", "RUNNING", ""), ("13_0", "PENDING", "Dependency"), ("13_1", "PENDING", "Dependency"),
     ]  # fmt: skip
 
 
-def test_the_controller_s_memory_becomes_states_too():
+def test_output_of_scontrol_becomes_states():
     line = "JobId=21 ArrayJobId=20 ArrayTaskId=1 JobName=x JobState=FAILED Reason=NonZeroExitCode NodeList=node2\n"
     (job,) = parse_jobs(line + "garbage\n")
     assert (job.job_id, job.state, job.reason, job.nodes, job.alive) == (
@@ -39,7 +39,7 @@ def line(step, second, attempt=1, stage="student.train"):
     return {**stamp, "loss": 1.0 / step, "fraction": step / 100, "tokens": 1000 * step, "samples": step}
 
 
-def test_a_controller_that_does_not_answer_says_nothing_about_the_jobs(tmp_path, monkeypatch):
+def test_a_controller_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     for name, line in {"squeue": "echo $SAID >&2; exit 1", "scontrol": "exit 1"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")

@@ -16,7 +16,7 @@ from joulelab.runs.spec import RunSpec, check, read_experiment
 from joulelab.runs.store import load_record, run_folders
 
 
-def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_again(tmp_path):
+def test_shards_record_their_home_and_unfinished_ones_are_resumed_on_resubmission(tmp_path):
     works, home = shard_specs([check(read_experiment("kd-tiny"))], 2), tmp_path / "groups" / "home"
     (first,) = create_shards(tmp_path, works, home)
     assert [home_of(folder).resolve() for folder in first] == [home.resolve()] * 2
@@ -26,7 +26,7 @@ def test_shares_know_whom_they_work_for_and_those_cut_off_go_on_when_submitted_a
     assert create_shards(tmp_path, works, home) == [first]
 
 
-def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkeypatch):
+def test_jobs_submitted_before_a_refusal_are_cancelled(tmp_path, monkeypatch):
     cancelled = []
     monkeypatch.setattr("joulelab.cluster.slurm.cancel", cancelled.extend)
 
@@ -45,7 +45,7 @@ def test_what_was_submitted_before_a_refusal_is_cancelled_again(tmp_path, monkey
     assert (record.status, record.error.message) == ("failed", "not submitted: sbatch refused it")
 
 
-def test_what_is_left_of_a_group_is_told_before_anything_is_queued_again(tmp_path):
+def test_unfinished_runs_of_a_group_are_found_before_anything_is_queued(tmp_path):
     specs = [RunSpec(name=name, pipeline="measure") for name in ("done", "failed", "new")]
     group = create_group(tmp_path, specs, name="pair")
     done, failed, new = (run.folder for run in queue_members(group))

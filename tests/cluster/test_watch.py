@@ -25,7 +25,7 @@ def line(step, second, attempt=1, stage="student.train"):
     return {**stamp, "loss": 1.0 / step, "fraction": step / 100, "tokens": 1000 * step, "samples": step}
 
 
-def test_speed_and_what_is_left_come_from_one_stage_of_one_attempt():
+def test_speed_and_remaining_time_come_from_one_stage_of_one_attempt():
     lines = [
         line(1, 1000),
         line(50, 2000),
@@ -40,7 +40,7 @@ def test_speed_and_what_is_left_come_from_one_stage_of_one_attempt():
     assert read_speed([]).left_s is None
 
 
-def test_a_run_that_goes_on_tells_stage_watts_joules_and_what_is_left(tmp_path):
+def test_a_running_run_shows_stage_power_energy_and_what_remains(tmp_path):
     paths = made_run(tmp_path / "run", (100.0, 300.0))
     for host in ("node0001", "node0002"):  # nobody has closed anything yet
         trace, ends = paths.trace(host, 1), paths.trace(host, 1).read_text().splitlines()[:-1]
@@ -66,7 +66,7 @@ def submitted(store, names, array=False):
     return runs
 
 
-def test_watching_a_run_that_waits_ends_where_no_job_can_begin_it(tmp_path, monkeypatch):
+def test_a_queued_run_is_over_if_no_job_can_start_it(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: answer(ids))
     alone = create_run(tmp_path, RunSpec(name="alone", pipeline="measure")).folder
     answer = lambda ids: {}  # noqa: E731
@@ -78,7 +78,7 @@ def test_watching_a_run_that_waits_ends_where_no_job_can_begin_it(tmp_path, monk
     assert not watcher.poll().over
 
 
-def test_where_slurm_cannot_be_asked_the_runs_alone_say_whether_they_are_over(tmp_path, monkeypatch):
+def test_without_slurm_completion_is_read_from_the_runs(tmp_path, monkeypatch):
     (run,) = submitted(tmp_path, ["run"])
     monkeypatch.setenv("PATH", str(tmp_path))
     watcher = Watcher(tmp_path, run.name)
@@ -89,7 +89,7 @@ def test_where_slurm_cannot_be_asked_the_runs_alone_say_whether_they_are_over(tm
     assert watcher.poll().over
 
 
-def test_a_run_of_an_array_is_over_though_its_neighbours_go_on(tmp_path, monkeypatch):
+def test_a_run_of_an_array_is_over_while_other_tasks_run(tmp_path, monkeypatch):
     runs = submitted(tmp_path, ["first", "second"], array=True)
     told = {f"41_{task}": JobState(f"41_{task}", state) for task, state in enumerate(("RUNNING", "COMPLETED"))}
     monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: told)
