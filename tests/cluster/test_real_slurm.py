@@ -128,7 +128,7 @@ def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_tota
     assert train.energy_j == pytest.approx(told, rel=0.03)
     assert train.samples == 20 * 4 * 4
     assert abs(record.attempts[1].clock_offset_s) < 1.0
-    assert "Together" in lab.log(job)
+    assert "By host" in lab.log(job)
     kept = [file.name for file in (lab.store / job["runs"][0] / "trace").glob("node*")]
     assert sorted(name for name in kept if name.endswith(("jsonl", "parquet"))) == [
         "node1.1.parquet",

@@ -56,7 +56,7 @@ def test_the_tables_name_hosts_devices_and_the_straggler(record):
     assert re.search(r"node0003 1 30\.0 s (≥ )?12\.0 kJ", text)
     assert "gpu:GPU-node0002" in text
     assert "Stragglers: rank 2 on node0003." in text
-    assert re.search(r"Together (≥ )?21\.0 kJ", text)
+    assert re.search(r"Sum: (≥ )?21\.0 kJ", text)
 
 
 def plain(grid):
