@@ -181,7 +181,7 @@ def measure_ways(
             lab.say(f"{row.name} {way} failed:\n{traceback.format_exc(limit=4)}")
             lab.write({"row": row.name, "way": way, "failed": traceback.format_exc(limit=4)})
             continue
-        notes[way] = recipe.described()
+        notes[way] = recipe.describe()
         lab.say(f"{row.name} {way} ready after {time.monotonic() - begun:.1f} s ({notes[way]})")
     lab.settle()
     rounds: dict[str, list[Round]] = {way: [] for way in calls}

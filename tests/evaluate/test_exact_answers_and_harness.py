@@ -106,7 +106,7 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
     file.write_text(json.dumps({"prompt": "2 + 2 =", "answer": "4", "choices": ["4", "5"]}) + "\n\n")
     assert read_questions(str(file), 5, chat=False) == [Question("2 + 2 =", "4", ("4", "5"))]
     file.write_text('{"prompt": "2 + 2 =", "answer": "6", "choices": ["4", "5"]}\n')
-    with pytest.raises(ConfigError, match="line 1: the answer is none of the choices"):
+    with pytest.raises(ConfigError, match="line 1: the answer is not among the choices"):
         read_questions(str(file), 5, chat=False)
     file.write_text('{"prompt": "2 + 2 ="}\n')
     with pytest.raises(ConfigError, match=r"line 1: not a question: it has no answer$"):
@@ -119,9 +119,9 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b'{"prompt": 5, "answer": "x"}', "prompt is neither words nor messages"),
-        (b'{"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}', "prompt is neither words nor messages"),
-        (b'{"prompt": "a", "answer": ["x"]}', "answer is not words"),
+        (b'{"prompt": 5, "answer": "x"}', "prompt is neither text nor messages"),
+        (b'{"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}', "prompt is neither text nor messages"),
+        (b'{"prompt": "a", "answer": ["x"]}', "answer is not text"),
         (b'{"prompt": "caf\xe9", "answer": "x"}', "is not UTF-8 text"),
     ],
 )

@@ -52,4 +52,4 @@ def test_frequencies_alone_lose_the_entropy_of_what_is_asked():
 def test_who_does_no_better_than_frequencies_is_named_with_both_numbers():
     assert no_better_than_guessing(2.9, 3.0) is None
     assert "3.000 nats per token" in no_better_than_guessing(3.0, 3.0)
-    assert "alone has 3.000" in no_better_than_guessing(math.nan, 3.0)
+    assert "unigram baseline of 3.000" in no_better_than_guessing(math.nan, 3.0)

@@ -109,12 +109,12 @@ def scores(threshold=0.0, version_2=True, cases=CASES):
 )
 def test_the_threshold_decides_between_a_span_and_no_answer(threshold, said, right):
     found = scores(threshold)
-    assert found.said == said
+    assert found.answers == said
     assert found.results()["exact_match"].successes == right
 
 
 def test_version_1_always_answers():
-    assert scores(version_2=False).said == ["one", "two", "four", "five"]
+    assert scores(version_2=False).answers == ["one", "two", "four", "five"]
     assert "best_f1" not in scores(version_2=False).results()
 
 
@@ -142,7 +142,7 @@ def test_silence_may_be_best():
 
 def test_a_question_without_any_span_stays_unanswered():
     found = SquadScores(scores().questions[:1], [Candidates((), 3.0)], False, 0.0)
-    assert found.said == [""]
+    assert found.answers == [""]
     assert found.results()["f1"].value == 0.0
     assert set(found.results()) == {"exact_match", "f1"}  # one question has no interval
 

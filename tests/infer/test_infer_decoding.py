@@ -47,7 +47,7 @@ def test_decoding_starts_again_at_the_end_of_the_prompt(model):
     first = decoder._token_B1.clone()
     decoder.decode()
     last = decoder._token_B1.clone()
-    decoder.begin_again()
+    decoder.rewind_to_prompt()
     decoder._token_B1.copy_(first)
     decoder.decode()
     assert torch.equal(decoder._token_B1, last)
@@ -59,7 +59,7 @@ def test_decoding_starts_again_at_the_end_of_the_prompt(model):
 def test_a_step_that_gives_other_tokens_is_refused(model, monkeypatch):
     decoder = Decoder(model, prompts(), new_tokens=9)
     monkeypatch.setattr(decoder, "_compiled", lambda: lambda: decoder._token_B1.zero_())
-    with pytest.raises(JoulelabError, match="other tokens"):
+    with pytest.raises(JoulelabError, match="different tokens"):
         decoder.prepare("compiled")
 
 

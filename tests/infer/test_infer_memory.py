@@ -29,12 +29,12 @@ def test_an_item_needs_itself_and_its_largest_activations():
 
 
 def test_a_batch_beyond_the_memory_is_refused_before_it_is_made(monkeypatch):
-    with pytest.raises(ConfigError, match=r"b99999999-eager-fp32 needs at least .* and this machine has"):
+    with pytest.raises(ConfigError, match=r"b99999999-eager-fp32 needs at least .*; this machine has"):
         require_memory(CASE, CPU, lambda: subject(1))
     require_memory(replace(CASE, batch_size=64), CPU, lambda: subject(1))
     full = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: full)
-    with pytest.raises(OutOfMemory, match=r"and 1.00 kB are free"):
+    with pytest.raises(OutOfMemory, match=r"; 1.00 kB is free"):
         require_memory(replace(CASE, batch_size=64), CPU, lambda: subject(1))
 
 

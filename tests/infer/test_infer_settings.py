@@ -52,23 +52,23 @@ def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
         ("deit-t", {"overrides": ["batch_sizes=[0]"]}, "batch_sizes.0: expected"),
         ("deit-t", {"mode": "eagre"}, "eager"),
         ("deit-t", {"seq_length": "128"}, "takes images"),
-        ("bert", {"norm": "pre-rms"}, "norms can be chosen"),
+        ("bert", {"norm": "pre-rms"}, "norms apply to"),
         ("deit-t", {"generate": True}, "causal language model"),
-        ("deit-t", {"new_tokens": 5}, "belongs to generation"),
-        ("deit-t", {"size": "tiny"}, "about models of `joulelab zoo`"),
-        ("smollm2", {"weights": "published"}, "brings its own"),
+        ("deit-t", {"new_tokens": 5}, "requires --generate"),
+        ("deit-t", {"size": "tiny"}, "size applies to models of `joulelab zoo`"),
+        ("smollm2", {"weights": "published"}, "has its own weights"),
         ("deit-t", {"max_time": 9.0}, "add --target-ci"),
         (
             "deit-t",
             {"target_ci": "2%", "max_time": 3.0, "min_run_time": 5.0},
             "--max-time (3 s) is shorter than --min-run-time",
         ),
-        ("deit-t", {"batch_size": "1,8,1"}, "--batch-size: 1 is named twice"),
-        ("deit-t", {"mode": "eager,eager"}, "--mode: eager is named twice"),
+        ("deit-t", {"batch_size": "1,8,1"}, "--batch-size: 1 is listed twice"),
+        ("deit-t", {"mode": "eager,eager"}, "--mode: eager is listed twice"),
         ("smollm2", {"generate": True, "seq_length": "32"}, "prompt_tokens and new_tokens"),
         ("deit-t", {"batch_size": ","}, "',' names nothing"),
-        ("deit-t", {"overrides": ["dtypes=[]"]}, "there is no row to measure"),
-        ("deit-t", {"overrides": ["prompt_tokens=9"]}, "belongs to generation"),
+        ("deit-t", {"overrides": ["dtypes=[]"]}, "at least one value is required"),
+        ("deit-t", {"overrides": ["prompt_tokens=9"]}, "requires --generate"),
         (None, {}, "no model"),
     ],
 )
@@ -80,14 +80,14 @@ def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):
 
 def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
     asked = {"CUDA graphs": {"mode": "cuda-graph"}, "no NVIDIA GPU": {"device": "cuda"}, "may use": {"threads": 9999}}
-    asked["it would be fp32"] = {"dtype": "fp32,tf32", "device": "cpu"}
+    asked["tf32 exists on GPUs only"] = {"dtype": "fp32,tf32", "device": "cpu"}
     for words, flags in asked.items():
         with pytest.raises(UsageError, match=words):
             spec("deit-t", **flags).preflight()
     with pytest.raises(NotFoundError, match="did you mean 'deit-t'"):
         spec("deit-tt").preflight()
     if samples.installed_version("reviews"):
-        with pytest.raises(UsageError, match="labelled text"):
+        with pytest.raises(UsageError, match="labeled text"):
             spec("reviews").preflight()
     with pytest.raises(NotFoundError, match="unknown size of bert 'huge'"):
         spec("bert", size="huge").preflight()

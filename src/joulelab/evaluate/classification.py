@@ -1,6 +1,6 @@
-"""Predictions of a classifier on a held-out set, item by item, so that two models can be compared in pairs.
+"""Predictions of text and image classifiers on a held-out set, per item for paired comparisons, and their quality.
 
-Shapes: N items, C classes.
+Shapes: B batch, N items, C classes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,17 @@ from joulelab.data.batches import Rows, TensorBatch, iterate_in_order
 from joulelab.data.labeled_text import TokenizedSet
 from joulelab.runs.record import Result
 
-# Does a classifier know how sure it may be? The expected calibration error: sureness against how often it is right.
-
-
-BINS = 15  # as Guo et al. (2017), so that figures can stand beside published ones
+BINS = 15  # as in Guo et al. (2017), so that figures are comparable with published ones
 
 
 def expected_calibration_error(
     probabilities_NC: NDArray[np.floating[Any]], labels_N: NDArray[np.int64], bins: int = BINS
 ) -> float:
-    """Answers go into equal-width bins by the probability of the class answered; the mean over answers of
-    |share right - mean probability| of their bin."""
+    """Expected calibration error (Guo et al., 2017): predictions are binned by the probability of the predicted class;
+    the mean over predictions of |accuracy - mean probability| of their bin."""
     sure_N = probabilities_NC.max(axis=1).astype(np.float64)
     right_N = probabilities_NC.argmax(axis=1) == labels_N
-    # (0, 1/bins], (1/bins, 2/bins], ...: an answer of probability 1 belongs into the last bin
+    # Bins are (0, 1/bins], (1/bins, 2/bins], ...: probability 1 belongs to the last bin.
     bin_N = np.clip(np.ceil(sure_N * bins).astype(np.int64) - 1, 0, bins - 1)
     off_K = np.bincount(bin_N, right_N, bins) - np.bincount(bin_N, sure_N, bins)
     return float(np.abs(off_K).sum() / max(1, len(labels_N)))
@@ -55,14 +52,14 @@ class Predictions:
         return Result(value=right / len(self.labels), trials=len(self.labels), successes=right)
 
     def macro_f1(self) -> Result:
-        """Mean over the classes, each counting the same however rare it is."""
+        """Unweighted mean of F1 over the classes."""
         classes = range(1 + int(max(self.labels.max(), self.predicted.max())))
         return Result(value=float(np.mean([self._f1(number) for number in classes])))
 
     def _f1(self, number: int) -> float:
-        said, true = self.predicted == number, self.labels == number
-        both = int(said.sum() + true.sum())
-        return 2 * int((said & true).sum()) / both if both else 1.0  # a class nobody has or names is no mistake
+        predicted, true = self.predicted == number, self.labels == number
+        both = int(predicted.sum() + true.sum())
+        return 2 * int((predicted & true).sum()) / both if both else 1.0  # a class that neither occurs nor is predicted
 
     def calibration_error(self) -> Result | None:
         if self.probabilities is None:
@@ -76,7 +73,7 @@ class Predictions:
         return float(-np.log(np.maximum(chosen, _EPS)).mean())
 
     def agreement(self, other: Predictions) -> Result:
-        """How often both say the same, right or wrong, over the items both saw."""
+        """Fraction of common items with the same prediction, right or wrong."""
         theirs = dict(zip(other.ids.tolist(), other.predicted.tolist(), strict=True))
         pairs = zip(self.ids.tolist(), self.predicted.tolist(), strict=True)
         same = [theirs[item] == mine for item, mine in pairs if item in theirs]
@@ -96,7 +93,7 @@ def load_predictions(folder: Path) -> Predictions:
 
 
 def quality_results(found: Predictions, teacher: Predictions | None = None) -> dict[str, Result]:
-    """All figures of a classifier by name; beside a teacher's predictions also how it stands to the teacher."""
+    """Quality of a classifier by metric name; with a teacher's predictions also relative to the teacher."""
     figures = {"accuracy": found.accuracy(), "macro_f1": found.macro_f1()}
     calibration = found.calibration_error()
     if calibration is not None:
@@ -111,7 +108,7 @@ def quality_results(found: Predictions, teacher: Predictions | None = None) -> d
 def predict(
     model: nn.Module, dataset: TokenizedSet, batch_size: int, device: torch.device, tick: Callable[[int, int], None]
 ) -> Predictions:
-    """Run the whole set; `tick(samples, tokens)` is told how far it is and may end it."""
+    """Run the whole set. `tick(samples, tokens)` is called with the progress and may raise to stop."""
     model.eval()
     by_batch: list[NDArray[np.float32]] = []
     rows: list[NDArray[np.int64]] = []
@@ -128,10 +125,7 @@ def predict(
     return Predictions(np.array(dataset.ids), labels_N, probabilities_NC.argmax(axis=1), probabilities_NC)
 
 
-# An image classifier's predictions on held-out images, item by item. Shapes: B batch, N images, C classes.
-
-
-_HELD_OUT_SEED = 0  # synthetic images are drawn; held-out ones are the same at every look
+_HELD_OUT_SEED = 0  # synthetic images are random; held-out ones are the same in every evaluation
 
 
 class HeldOutImages(Protocol):

@@ -1,9 +1,13 @@
-"""A task with exact answers: questions of which it can be said whether a model was right.
+"""Questions with exact answers: scoring of multiple choice and free answers.
 
-A question with choices is answered by the likeliest of them, by mean log-probability a token, so that a short choice
-has no advantage; one without is answered in words, greedily: numbers are compared as numbers, words as SQuAD does.
+A multiple-choice question is answered by the choice with the highest mean log-probability per token, so that short
+choices have no advantage. A question without choices is answered greedily, and the answer is compared as a number if
+it is one, as a formula character by character, and otherwise as SQuAD does.
 
-Shapes: B rows, T tokens, K tokens that are scored.
+SQuAD's normalization (Rajpurkar et al., 2016) ignores case, punctuation, English articles and spacing. That suits
+names, but it would equate 1.5 with 15, -5 with 5 and 1,2,3 with 123. An empty text means "not answerable".
+
+Shapes: B rows, T tokens, K scored tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,17 +32,12 @@ from joulelab.infer.generation.completions import Prompt, as_messages, encode_pr
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.infer.generation.settings import GenerationSettings
 
-# Two answers as texts: the same or not, and how many words they share, as SQuAD counts it.
-#
-# Case, punctuation, English articles and spacing do not count. An empty text means "the paragraph does not tell".
-
-
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    # punctuation first and joined up: "U.S." is "us", as in SQuAD's own scores
+    # Punctuation is removed without a space: "U.S." is "us", as in SQuAD's evaluation script.
     bare = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", bare).split())
 
@@ -48,7 +47,7 @@ def exact_match(said: str, true: str) -> float:
 
 
 def f1(said: str, true: str) -> float:
-    """Harmonic mean of precision and recall over words; of a text without words only its like is right."""
+    """F1 over words; a text without words matches only another one."""
     said_words, true_words = normalize_answer(said).split(), normalize_answer(true).split()
     if not said_words or not true_words:
         return float(said_words == true_words)
@@ -57,19 +56,13 @@ def f1(said: str, true: str) -> float:
 
 
 def gold_texts(answers: Sequence[str]) -> tuple[str, ...]:
-    """What counts as right: each marked answer; where nothing was marked, or only articles and dots, the empty text."""
+    """Accepted answers; the empty text if there is none, or only articles and punctuation."""
     return tuple(text for text in answers if normalize_answer(text)) or ("",)
 
 
 def best_scores(said: str, gold: Sequence[str]) -> tuple[float, float]:
-    """Exact match and F1 against the marked answer that fits best, each for itself."""
+    """Exact match and F1, each against the best accepted answer."""
     return max(exact_match(said, true) for true in gold), max(f1(said, true) for true in gold)
-
-
-# Whether a short answer is the right one: numbers as numbers, formulas sign by sign, other words as SQuAD has them.
-#
-# SQuAD's way takes all punctuation for noise. It is right for names, and takes 1.5 for 15, -5 for 5 and 1,2,3 for
-# 123.
 
 
 # A comma separates thousands only before groups of three digits; `1,2,3` is a list.
@@ -96,7 +89,7 @@ def ascii_minus(text: str) -> str:
 
 
 def number_of(text: str) -> float | None:
-    """12, +5, -1,000, 2.50, .5, 3/4, with or without dollars, a percent sign or a full stop; None for other texts."""
+    """Value of 12, +5, -1,000, 2.50, .5 or 3/4, with or without $, % or a period; None for other texts."""
     found = NUMBER.fullmatch(text.replace("$", "").lstrip(_LEADING).rstrip(_TRAILING))
     if found is None:
         return None
@@ -122,21 +115,21 @@ class Question:
 
 
 def read_questions(source: str, limit: int, chat: bool) -> list[Question]:
-    """From a JSONL file with `prompt` (a text, or messages), `answer` and perhaps `choices`; or from the reviews, which
-    become messages where the model knows a `chat`."""
+    """From a JSONL file with `prompt` (text or messages), `answer` and optional `choices`; or from sample:reviews, as
+    messages if the model has a chat template."""
     place = sources.parse(source)
     if place.kind == "sample" and place.name == "reviews":
         return review_questions(limit, chat)
     if place.path is None or not place.path.is_file():
-        raise ConfigError(f"{source} is no file of questions", "a JSONL file with prompt, answer and perhaps choices")
+        raise ConfigError(f"{source} is not a file", "pass a JSONL file with prompt, answer and optional choices")
     questions = list(islice(_read_jsonl(place.path), limit))
     if not questions:
-        raise ConfigError(f"{source} has no questions", "one JSON object a line, with prompt and answer")
+        raise ConfigError(f"{source} has no questions", "write one JSON object per line, with prompt and answer")
     return questions
 
 
 def review_questions(limit: int, chat: bool) -> list[Question]:
-    """Held-out reviews of one sentence; those of the test split, which no run of ours trains on."""
+    """One-sentence reviews of the test split, which is never trained on."""
     data = labeled_text.split(labeled_text.load("sample:reviews", "short"), 0, 0, limit).test
     choices = ("negative", "positive") if chat else (" negative", " positive")
     return [
@@ -150,7 +143,7 @@ def _review_prompt(text: str, chat: bool) -> Prompt:
 
 
 def chance_level(questions: Sequence[Question]) -> float | None:
-    """The share that blind choosing gets right; none where nothing is to be chosen, as words are not hit by chance."""
+    """Expected accuracy of random choices; None without choices."""
     if not any(question.choices for question in questions):
         return None
     hits = [question.choices.count(question.answer) / max(1, len(question.choices)) for question in questions]
@@ -166,9 +159,10 @@ def grade_answers(
     max_new_tokens: int,
     tick: Tick = lambda samples, tokens: None,
 ) -> list[bool]:
-    """For every question, in order, whether the model was right; `tick` hears of questions and tokens so far."""
+    """Whether the model answers each question correctly, in order; `tick` is called with questions and tokens so
+    far."""
     choosing = [number for number, question in enumerate(questions) if question.choices]
-    telling = [number for number, question in enumerate(questions) if not question.choices]
+    free = [number for number, question in enumerate(questions) if not question.choices]
     right = [False] * len(questions)
     done, tokens = 0, 0
     for place, found, read in _likeliest_choices(model, tokenizer, [questions[k] for k in choosing], batch_size):
@@ -176,10 +170,10 @@ def grade_answers(
         right[number] = found == questions[number].answer
         done, tokens = done + 1, tokens + read
         tick(done, tokens)
-    if telling:
+    if free:
         settings = GenerationSettings(max_new_tokens=max_new_tokens, stop=("\n",))
         generator = TransformersGenerator(model, tokenizer, settings, identity="examined", batch_size=batch_size)
-        for number, answers in zip(telling, generator.generate([questions[k].prompt for k in telling]), strict=True):
+        for number, answers in zip(free, generator.generate([questions[k].prompt for k in free]), strict=True):
             right[number] = same_answer(answers[0].text, questions[number].answer)
             done, tokens = done + 1, tokens + answers[0].tokens + (answers[0].prompt_tokens or 0)
             tick(done, tokens)
@@ -189,8 +183,7 @@ def grade_answers(
 def _likeliest_choices(
     model: nn.Module, tokenizer: Any, questions: Sequence[Question], batch_size: int
 ) -> Iterator[tuple[int, str, int]]:
-    """The place of each question, its likeliest choice, and how many tokens were read for it. Short ones come first:
-    questions are read together, and of nearly one length there is little to pad."""
+    """Index, most likely choice and number of tokens of each question, sorted by length to reduce padding."""
     rows = [_with_choices(tokenizer, question) for question in questions]
     order = sorted(range(len(rows)), key=lambda place: len(rows[place][0].prompt))
     flat = [row for place in order for row in rows[place]]
@@ -203,23 +196,23 @@ def _likeliest_choices(
 
 
 class ScoredContinuation(NamedTuple):
-    """Tokens that are read, and tokens that are scored after them."""
+    """Prompt tokens, and the tokens after them that are scored."""
 
     prompt: list[int]
     ending: list[int]
 
 
 def _with_choices(tokenizer: Any, question: Question) -> list[ScoredContinuation]:
-    asked = encode_prompt(tokenizer, question.prompt)
-    said = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
-    if not all(said):
-        raise ConfigError(f"a choice among {question.choices} has no tokens", "write something as a choice")
-    return [ScoredContinuation(asked, choice) for choice in said]
+    prompt = encode_prompt(tokenizer, question.prompt)
+    choices = [list(tokenizer(choice, add_special_tokens=False)["input_ids"]) for choice in question.choices]
+    if not all(choices):
+        raise ConfigError(f"a choice in {question.choices} has no tokens", "use choices that are not empty")
+    return [ScoredContinuation(prompt, choice) for choice in choices]
 
 
 @torch.no_grad()
 def mean_log_probabilities(model: nn.Module, rows: Sequence[ScoredContinuation]) -> list[float]:
-    """Of each row's ending, a token. Padded on the left, so that all endings end in the same place."""
+    """Mean log-probability per token of each ending. Rows are padded on the left, so that all endings are aligned."""
     device = next(model.parameters()).device
     was_training, longest = model.training, max(len(row.ending) for row in rows)
     width = max(len(row.prompt) for row in rows) + longest
@@ -240,8 +233,8 @@ def mean_log_probabilities(model: nn.Module, rows: Sequence[ScoredContinuation])
     finally:
         model.train(was_training)
     log_BKV = torch.log_softmax(logits_BKV[:, :-1].float(), -1)
-    said_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None].to(device)).squeeze(-1).cpu()
-    return [float(said_BK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
+    scores_BK = log_BKV.gather(-1, ids_BT[:, -longest:, None].to(device)).squeeze(-1).cpu()
+    return [float(scores_BK[number, longest - len(row.ending) :].mean()) for number, row in enumerate(rows)]
 
 
 def _read_jsonl(path: Path) -> Iterator[Question]:
@@ -257,36 +250,38 @@ def _read_jsonl(path: Path) -> Iterator[Question]:
         if lacking:
             raise ConfigError(
                 f"{path}, line {number}: not a question: {lacking}",
-                'expected {"prompt": ..., "answer": ...}, and where it is a choice "choices": [...]',
+                'expected {"prompt": ..., "answer": ...} and, for multiple choice, "choices": [...]',
             )
         choices = tuple(str(choice) for choice in row.get("choices") or ())
         question = Question(row["prompt"], str(row["answer"]), choices)
         if choices and question.answer not in choices:
-            raise ConfigError(f"{path}, line {number}: the answer is none of the choices", "add it to the choices")
+            raise ConfigError(f"{path}, line {number}: the answer is not among the choices", "add it to the choices")
         yield question
 
 
 def _invalid_reason(row: dict[str, Any]) -> str | None:
-    """What keeps it from being a question; nothing: it is one."""
+    """Why a row is not a valid question; None if it is."""
     absent = [name for name in ("prompt", "answer") if row.get(name) is None]
     if absent:
         return f"it has no {' and no '.join(absent)}"
     if isinstance(row["answer"], list | dict):
-        return "its answer is not words"
+        return "its answer is not text"
     if not isinstance(row.get("choices") or [], list):
-        return "its choices are no list"
+        return "its choices are not a list"
     try:
         asked = row["prompt"] if isinstance(row["prompt"], str) else as_messages(row["prompt"])
     except (ConfigError, TypeError):
         asked = None
-    return None if asked else "its prompt is neither words nor messages that end with a user's"
+    return None if asked else "its prompt is neither text nor messages that end with a user message"
 
 
 def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         row = parsed_json(line)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON: {error.msg}, at column {error.colno}", "one object a line") from None
+        raise ConfigError(
+            f"{where}: not JSON: {error.msg}, at column {error.colno}", "use one object per line"
+        ) from None
     if not isinstance(row, dict):
-        raise ConfigError(f"{where}: not a question: {row!r:.60}", "one object with prompt and answer a line")
+        raise ConfigError(f"{where}: not a question: {row!r:.60}", "write one object with prompt and answer per line")
     return row

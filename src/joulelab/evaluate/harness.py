@@ -1,7 +1,7 @@
-"""lm-evaluation-harness over a model that is in memory already: its tasks by name, or task files of one's own.
+"""Run lm-evaluation-harness on a model in memory: built-in tasks by name, or the user's task files.
 
-It is a large package with habits (progress bars, warnings, a git call), so it is imported only when asked for, and what
-it says goes nowhere unless it fails.
+The package is large and prints progress bars and warnings, so it is imported on demand and its output is shown only if
+it fails.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TaskFigure:
     items: int
     lower_is_better: bool
     standard_error: float | None = None
-    """The harness's own; None where it computes none for this metric."""
+    """As computed by the harness; None if it computes none."""
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Item id -> its score, where an item has one number; for the paired comparison of two models."""
+    """Item id -> score, for metrics with one number per item; for paired comparisons."""
 
     @property
     def right_or_wrong(self) -> bool:
@@ -53,9 +53,9 @@ def harness_figures(
     batch_size: int,
     device: torch.device,
 ) -> list[TaskFigure]:
-    """All metrics of the named tasks; `folder` holds task files of one's own, beside those the package brings."""
+    """All metrics of the tasks; `folder` has the user's task files, in addition to those of the package."""
     harness, kinds = import_harness()
-    with _capture_output() as said:
+    with _capture_output() as output:
         manager = _task_manager(kinds["manager"], tasks, folder)
         wrapped = kinds["model"](pretrained=model, tokenizer=tokenizer, batch_size=batch_size, device=str(device))
         try:
@@ -68,16 +68,16 @@ def harness_figures(
                 log_samples=True,
             )
         except Exception as error:
-            tail = " ".join(said.getvalue().split()[-40:])
+            tail = " ".join(output.getvalue().split()[-40:])
             raise JoulelabError(
                 f"lm-evaluation-harness failed: {type(error).__name__}: {error} {tail}".strip(),
-                "without a network, name local task files with local data; see quality.harness_folder",
+                "without a network, use local task files with local data; see quality.harness_folder",
             ) from error
     return list(_figures(found))
 
 
 def require_tasks(tasks: Sequence[str], folder: Path | None) -> None:
-    """That the harness knows them, before anything is trained that they are to be asked of."""
+    """Check that the harness knows the tasks, before anything is trained."""
     _, kinds = import_harness()
     with _capture_output():
         _task_manager(kinds["manager"], tasks, folder)
@@ -105,7 +105,7 @@ def _figures(found: Mapping[str, Any]) -> Iterator[TaskFigure]:
 
 
 def _scores(samples: Sequence[Mapping[str, Any]], metric: str, chosen: str) -> dict[str, float]:
-    """By the item's number in the task; empty where the metric is no number per item, as for a perplexity."""
+    """By the item's number in the task; empty if the metric is not a number per item, such as a perplexity."""
     own = [sample for sample in samples if sample.get("filter", chosen) == chosen and metric in sample]
     if any(not isinstance(sample[metric], int | float) for sample in own):
         return {}
@@ -113,7 +113,7 @@ def _scores(samples: Sequence[Mapping[str, Any]], metric: str, chosen: str) -> d
 
 
 def _task_manager(kind: Any, tasks: Sequence[str], folder: Path | None) -> Any:
-    """Of one's own task files alone where they are all that is asked for: the package's thousands take a while."""
+    """Index only the user's task files if they are sufficient: indexing the package's thousands takes a while."""
     if folder is not None:
         own = kind(include_path=str(folder), include_defaults=False)
         if set(tasks) <= set(own.all_tasks):
@@ -143,10 +143,10 @@ def import_harness() -> tuple[Any, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _capture_output() -> Iterator[io.StringIO]:
-    said, disabled = io.StringIO(), logging.root.manager.disable
+    output, disabled = io.StringIO(), logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            yield said
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            yield output
     finally:
         logging.disable(disabled)

@@ -1,4 +1,10 @@
-"""Quality of a language model: the mean cross-entropy of held-out tokens, and the perplexity it means."""
+"""Quality of a language model: cross-entropy and perplexity of held-out tokens, and its most likely tokens.
+
+The most likely token at each position is saved, so that two models can be compared position by position without running
+either again.
+
+Shapes: B rows, T tokens, N predicted positions, C positions of a chunk, D hidden, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +29,14 @@ from joulelab.train.optim import autocast
 
 B = TypeVar("B", bound=TrainingBatch)
 _SMOOTHING = 0.01
-"""Share of a guess by frequency that is spread over all words, so that one never seen in training is not impossible."""
+"""Probability mass spread evenly over the vocabulary, so that a token that never occurs in training is not
+impossible."""
 
 
 @dataclass(frozen=True)
 class TokenLoss:
     mean: float
-    """Nats for each predicted token."""
+    """Nats per predicted token."""
     tokens: int
 
     @property
@@ -46,7 +53,7 @@ def token_loss(
     precision: str,
     tick: Callable[[B], None],
 ) -> TokenLoss:
-    """Mean over the first epoch of `batches`: the same tokens for whoever is asked. `loss_of` gives sum and count."""
+    """Mean loss over the first epoch of `batches`, the same tokens for every model. `loss_of` returns sum and count."""
     loss_sum, count = torch.zeros((), dtype=torch.float64), 0
     with _evaluation_mode(model, device), autocast(precision, device):
         for index in range(batches.batches_per_epoch):
@@ -60,25 +67,26 @@ def token_loss(
 def unigram_loss(
     counts_V: NDArray[np.int64], targets: NDArray[np.int64], asked_V: NDArray[np.float64] | None = None
 ) -> float:
-    """Cross-entropy of guessing every token by how often it was seen in training: what a model must beat to know more
-    than frequencies. `asked_V` says how readily a token of each kind is asked for, where that is not alike."""
+    """Cross-entropy of a unigram model with the token frequencies of the training data: the baseline that any useful
+    model must beat. `asked_V`: relative probability that each token is a target, if it is not uniform."""
     expected_V = counts_V.astype(np.float64) if asked_V is None else counts_V * asked_V
     guess_V = (1 - _SMOOTHING) * expected_V / expected_V.sum() + _SMOOTHING / len(counts_V)
     return float(-np.log(guess_V[targets]).mean())
 
 
 def no_better_than_guessing(loss: float, by_frequency: float) -> str | None:
-    """In words, where a model knows no more than how often each word comes; both in nats per token."""
+    """A warning if the loss is not below the unigram baseline, else None; both in nats per token."""
     if loss < by_frequency:
         return None
     return (
-        f"the student has a held-out loss of {loss:.3f} nats per token, and guessing by word frequency alone has "
-        f"{by_frequency:.3f}: it has learnt no more than frequencies; give it more tokens, or another learning rate"
+        f"the student's held-out loss is {loss:.3f} nats per token, not below the unigram baseline of "
+        f"{by_frequency:.3f}: it has learned no more than token frequencies; train on more tokens or change the "
+        "learning rate"
     )
 
 
 def _evaluation_mode(model: nn.Module, device: torch.device) -> ExitStack:
-    """Dropout off, and afterwards modes and random numbers as before: looking must not change what is trained."""
+    """Evaluation mode. Module mode and random state are restored, so that evaluation does not change the training."""
     stack = ExitStack()
     stack.enter_context(torch.random.fork_rng(devices=[device] if device.type == "cuda" else []))
     stack.callback(model.train, model.training)
@@ -86,18 +94,11 @@ def _evaluation_mode(model: nn.Module, device: torch.device) -> ExitStack:
     return stack
 
 
-# What a causal model says about held-out tokens: its loss, and the token it would have written at each place.
-#
-# The written tokens are kept, so that two models can be compared place by place without asking either again.
-#
-# Shapes: B rows, T tokens, N places that are asked about, C places of a chunk, D hidden, V vocabulary.
-
-
 FIGURES, PREDICTED = "held_out.json", "written.npy"
 
 
 class RowsInOrder:
-    """Packed rows as a batch source of one epoch: every row once, the last batch smaller."""
+    """Packed rows as a batch source of one epoch; the last batch may be smaller."""
 
     def __init__(self, packed: PackedRows, batch_size: int) -> None:
         self._packed, self._size = packed, batch_size
@@ -113,35 +114,37 @@ class RowsInOrder:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutPredictions:
+    """Loss of a causal model on held-out tokens, and its most likely token at each position."""
+
     loss: float
-    """Nats a token."""
+    """Nats per token."""
     tokens: int
-    """That were predicted."""
-    written: NDArray[np.int64]
-    """The likeliest token at each of these places, in the order of the rows."""
+    """Number of predicted positions."""
+    predicted: NDArray[np.int64]
+    """Most likely token at each position, in the order of the rows."""
     right: int
-    """Places where that was the true one."""
+    """Number of positions where it is the true token."""
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 700.0))
 
     def agreement(self, other: HeldOutPredictions) -> float:
-        """Share of places at which both would have written the same token."""
-        if len(self.written) != len(other.written):
-            raise ConfigError("two models were asked about different tokens, so nothing can be said of agreement")
-        return float((self.written == other.written).mean())
+        """Fraction of positions with the same most likely token."""
+        if len(self.predicted) != len(other.predicted):
+            raise ConfigError("the two models were evaluated on different tokens, so agreement is undefined")
+        return float((self.predicted == other.predicted).mean())
 
     def save(self, folder: Path) -> None:
         figures = {"loss": self.loss, "tokens": self.tokens, "right": self.right}
         (folder / FIGURES).write_text(json.dumps(figures) + "\n", encoding="utf-8")
-        np.save(folder / PREDICTED, self.written.astype(np.int32))
+        np.save(folder / PREDICTED, self.predicted.astype(np.int32))
 
     @classmethod
     def load(cls, folder: Path) -> HeldOutPredictions:
         figures = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
-        written = np.load(folder / PREDICTED, allow_pickle=False).astype(np.int64)
-        return cls(written=written, **figures)
+        predicted = np.load(folder / PREDICTED, allow_pickle=False).astype(np.int64)
+        return cls(predicted=predicted, **figures)
 
 
 def held_out_tokens(
@@ -157,8 +160,9 @@ def held_out_tokens(
     words: int,
     tick: Callable[[Any], None] = lambda batch: None,
 ) -> HeldOutPredictions:
-    """`hidden_of` gives hidden_BTD of a batch. Rows of the vocabulary beyond `words` are padding and say nothing."""
-    said: list[NDArray[np.int64]] = []
+    """`hidden_of` returns hidden_BTD of a batch. Logits are computed in chunks to bound memory; vocabulary rows beyond
+    `words` are padding."""
+    predicted: list[NDArray[np.int64]] = []
     right = 0
 
     def loss_of(batch: CausalBatch) -> tuple[Tensor, int]:
@@ -172,10 +176,10 @@ def held_out_tokens(
             logits_CV = F.linear(hidden_ND[start : start + chunk], head_VD[:words].to(hidden_ND.dtype)).float()
             targets_C = targets_N[start : start + chunk]
             loss = loss + F.cross_entropy(logits_CV, targets_C, reduction="sum").double()
-            said_C = logits_CV.argmax(-1)
-            right += int((said_C == targets_C).sum())
-            said.append(said_C.cpu().numpy())
+            predicted_C = logits_CV.argmax(-1)
+            right += int((predicted_C == targets_C).sum())
+            predicted.append(predicted_C.cpu().numpy())
         return loss, len(asked_N)
 
     found = token_loss(model, RowsInOrder(packed, batch_size), loss_of, device, precision, tick)
-    return HeldOutPredictions(found.mean, found.tokens, np.concatenate(said), right)
+    return HeldOutPredictions(found.mean, found.tokens, np.concatenate(predicted), right)

@@ -1,4 +1,9 @@
-"""Exact match and F1 of a question-answering model, question by question, and the files that say what it answered."""
+"""SQuAD evaluation: answers from start and end scores, exact match and F1 per question, and the prediction files.
+
+The score of a span is the sum of its start and end logits. Windows of a long paragraph overlap; a token may start an
+answer only in the window in which it has most context on both sides, because elsewhere the model saw less of it. The
+procedure is that of BERT's SQuAD script (Devlin et al., 2018).
+"""
 
 from __future__ import annotations
 
@@ -29,14 +34,8 @@ from joulelab.runs.record import Result
 from joulelab.runs.storage import read_json, write_json
 from joulelab.stats import Interval, mean_t
 
-# From start and end scores of a question's windows to its n best answers as texts.
-#
-# A span's score is the sum of its two logits. Windows overlap; a token may begin an answer only in the window in
-# which it has most context on both sides, since elsewhere the model has seen less of what the token means.
-
-
 Floats = NDArray[np.float32]
-# Between windows that give a token equally much context, the longer one is taken; too small to outweigh one token.
+# If two windows give a token the same context, the longer one is used; too small to outweigh one token of context.
 _LENGTH_BONUS = 0.01
 
 
@@ -48,7 +47,7 @@ class SearchLimits:
 
 @dataclass(frozen=True, eq=False)
 class ScoredWindow:
-    """One window of a question as the model saw it; T tokens."""
+    """Scores of one window of a question; T tokens."""
 
     start: Floats  # T
     end: Floats  # T
@@ -71,14 +70,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The best spans, best first, and what the model gives to "no answer"."""
+    """The best spans, best first, and the score of "no answer"."""
 
     spans: tuple[Candidate, ...]
     null_score: float
 
     @property
     def null_margin(self) -> float:
-        """By how much "no answer" beats the best span; infinite where there is no span at all."""
+        """Score of "no answer" minus that of the best span; infinite if there is no span."""
         return self.null_score - self.spans[0].score if self.spans else float("inf")
 
 
@@ -91,13 +90,13 @@ def find_candidates(windows: Sequence[ScoredWindow], context: str, limits: Searc
     best: dict[str, Candidate] = {}
     for candidate in sorted(found, key=lambda span: (-span.score, span.start, span.end)):
         best.setdefault(candidate.text, candidate)
-    # a question is answered as soon as one window has the answer, so the least sure "none here" counts
+    # A question is answerable if any window has the answer, so the lowest "no answer" score counts.
     null_score = min(float(window.start[CLS]) + float(window.end[CLS]) for window in windows)
     return Candidates(tuple(best.values())[: limits.n_best_size], null_score)
 
 
 def most_context(windows: Sequence[ScoredWindow]) -> list[NDArray[np.bool_]]:
-    """For each window, which of its context tokens have more context here than in any other window."""
+    """For each window, which of its tokens have more context here than in any other window."""
     parts = [(window.first_token, window.context.stop - window.context.start) for window in windows]
     tokens = max(first + length for first, length in parts)
     amounts = np.full((len(windows), tokens), -1.0)
@@ -109,7 +108,7 @@ def most_context(windows: Sequence[ScoredWindow]) -> list[NDArray[np.bool_]]:
 
 
 def _spans(window: ScoredWindow, allowed: NDArray[np.bool_], limits: SearchLimits) -> Iterator[tuple[float, int, int]]:
-    """Score and characters of the pairs out of the n best starts and the n best ends."""
+    """Score and character range of the pairs of the n best starts and the n best ends."""
     part = window.context
     start, end, characters = window.start[part], window.end[part], window.characters[part]
     begins = _top_indices(np.where(allowed, start, -np.inf), limits.n_best_size)
@@ -123,11 +122,6 @@ def _top_indices(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     return np.argsort(-values, kind="stable")[:count].astype(np.int64)
 
 
-# Where "no answer" should begin to win: the threshold that would have given the best score on these questions.
-#
-# It is chosen after the fact on the same questions, so it flatters; it says how much a better threshold could bring.
-
-
 @dataclass(frozen=True)
 class BestThreshold:
     score: float  # mean over the questions
@@ -135,16 +129,17 @@ class BestThreshold:
 
 
 def best_threshold(margins: Sequence[float], if_answered: Sequence[float], if_silent: Sequence[float]) -> BestThreshold:
-    """Each question's margin of "no answer", and its score with its best span and with none.
+    """The threshold for "no answer" with the best score on these questions, from each question's margin and its scores
+    with and without an answer.
 
-    With a threshold of t the questions whose margin is at most t are answered, so only the margins themselves and
-    "answer nothing" need to be tried.
+    It is chosen on the evaluated questions, so it is an upper bound. With threshold t the questions with a margin of at
+    most t are answered, so only the margins themselves and "answer nothing" need to be tried.
     """
     order = np.argsort(np.asarray(margins), kind="stable")
     sorted_margins = np.asarray(margins, dtype=float)[order]
     gains = (np.asarray(if_answered, dtype=float) - np.asarray(if_silent, dtype=float))[order]
     totals = float(np.sum(if_silent)) + np.concatenate([[0.0], np.cumsum(gains)])
-    # equal margins are answered together: a cut between them is none
+    # Questions with equal margins are answered together, so a threshold cannot separate them.
     possible = np.concatenate([[True], sorted_margins[:-1] < sorted_margins[1:], [True]])
     answered = int(np.argmax(np.where(possible, totals, -np.inf)))
     finite = sorted_margins[np.isfinite(sorted_margins)]
@@ -158,7 +153,7 @@ PREDICTIONS, N_BEST, SCORES = "predictions.json", "nbest_predictions.json", "sco
 
 @dataclass(frozen=True, eq=False)
 class SquadScores:
-    """What the model answered, and how good that is."""
+    """The answers of a model and their scores."""
 
     questions: Sequence[Question]
     candidates: Sequence[Candidates]
@@ -166,14 +161,14 @@ class SquadScores:
     null_score_diff_threshold: float
 
     @cached_property
-    def said(self) -> list[str]:
-        """The answer to each question; empty for "the paragraph does not tell", which only version 2.0 knows."""
+    def answers(self) -> list[str]:
+        """The answer to each question; empty for "not answerable", which only version 2.0 has."""
         return ["" if self._silent(found) else found.spans[0].text for found in self.candidates]
 
     @cached_property
     def by_question(self) -> list[tuple[float, float]]:
         """Exact match and F1 of each."""
-        return [best_scores(said, gold) for said, gold in zip(self.said, self._gold, strict=True)]
+        return [best_scores(said, gold) for said, gold in zip(self.answers, self._gold, strict=True)]
 
     @property
     def exact(self) -> list[float]:
@@ -184,15 +179,14 @@ class SquadScores:
         return [f1 for _, f1 in self.by_question]
 
     def results(self) -> dict[str, Result]:
-        """For the record. The F1's interval is Student's t over questions; that of the share of exact matches follows
-        from its counts."""
+        """For the record. The interval of F1 is Student's t over questions; that of exact match follows from counts."""
         right = int(sum(self.exact))
         f1 = self.f1_interval
         found = {
             "exact_match": Result(value=right / len(self.exact), trials=len(self.exact), successes=right),
             "f1": Result(value=f1.value),
         }
-        if math.isfinite(f1.low):  # one question has no spread
+        if math.isfinite(f1.low):  # a single question has no interval
             found |= {"f1.low": Result(value=max(0.0, f1.low)), "f1.high": Result(value=min(1.0, f1.high))}
         if self.version_2:
             for name, best in self.best_thresholds().items():
@@ -218,10 +212,10 @@ class SquadScores:
 
     def save(self, folder: Path) -> None:
         ids = [question.id for question in self.questions]
-        write_json(folder / PREDICTIONS, dict(zip(ids, self.said, strict=True)))
+        write_json(folder / PREDICTIONS, dict(zip(ids, self.answers, strict=True)))
         write_json(folder / N_BEST, {name: self._n_best(c) for name, c in zip(ids, self.candidates, strict=True)})
         write_json(folder / SCORES, {name: result.model_dump() for name, result in self.results().items()})
-        # right or wrong by question, in the form in which a comparison pairs two models
+        # Right or wrong per question, in the format that paired comparisons read.
         right = np.array(self.exact, dtype=np.int64)
         Predictions(np.array(ids), np.ones_like(right), right).save(folder)
 
@@ -230,11 +224,11 @@ class SquadScores:
         return [gold_texts([answer.text for answer in question.answers]) for question in self.questions]
 
     def _silent(self, found: Candidates) -> bool:
-        """Where there is no span, or where "no answer" wins clearly enough."""
+        """Whether there is no span, or "no answer" wins by more than the threshold."""
         return not found.spans or (self.version_2 and found.null_margin > self.null_score_diff_threshold)
 
     def _n_best(self, found: Candidates) -> list[dict[str, Any]]:
-        """Texts with their probability among those listed, "no answer" included in version 2.0."""
+        """Texts with their softmax probability among those listed, including "no answer" in version 2.0."""
         entries: list[dict[str, Any]] = [
             {"text": span.text, "score": span.score, "start": span.start, "end": span.end} for span in found.spans
         ]
@@ -250,9 +244,6 @@ def load_results(folder: Path) -> dict[str, Result]:
     return {name: Result.model_validate(value) for name, value in read_json(folder / SCORES).items()}
 
 
-# A model's answers to every question of a set: its scores over all windows, and the best texts found in them.
-
-
 Tick = Callable[[int, int], None]
 Scores = NDArray[np.float32]
 """Start and end logit of every token of the set, in the order of its flat arrays."""
@@ -262,7 +253,7 @@ Scores = NDArray[np.float32]
 def score_tokens(
     model: nn.Module, features: SquadFeatures, batch_size: int, device: torch.device, tick: Tick
 ) -> Scores:
-    """Run the whole set; `tick(samples, tokens)` is told how far it is and may end it."""
+    """Run the whole set. `tick(samples, tokens)` is called with the progress and may raise to stop."""
     model.eval()
     types = takes_token_types(model)
     scores = np.empty((features.tokens_total, 2), dtype=np.float32)
@@ -281,7 +272,7 @@ def score_tokens(
 def find_answers(
     features: SquadFeatures, questions: Sequence[Question], scores: Scores, limits: SearchLimits
 ) -> list[Candidates]:
-    """One entry per question, in their order."""
+    """Candidates of each question, in order."""
     windows: list[list[ScoredWindow]] = [[] for _ in questions]
     for row, number in enumerate(features.question_of):
         part = features.span(row)

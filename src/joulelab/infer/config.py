@@ -1,4 +1,7 @@
-"""Settings of the pipeline `infer`: one model, the ways to run it, and how long to look. Importable without torch."""
+"""Settings of the pipeline `infer`: the model, how to run it, and how long to measure. Importable without torch.
+
+Preflight checks that everything the user named can be found before the idle baseline is measured.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,15 @@ from joulelab.runs.storage import read_json
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
 from joulelab.zoo.registry import WorkloadRequest, find_model, is_file, require_packages
 
-# Whether what a user named can be found, asked before anything starts: a slip should not wait for an idle baseline.
-
 
 def is_python_file(name: str) -> bool:
     return name.endswith(".py") and is_file(name)
 
 
 def require_weights(name: str, model: str) -> None:
-    """`name`: where the weights of `model` are to be read from."""
+    """Check that `name`, where the weights of `model` are read from, exists."""
     if not name:
-        raise UsageError(f"no weights of {model} in this size were published", "leave --weights out, or name a folder")
+        raise UsageError(f"{model} has no published weights in this size", "omit --weights, or pass a folder")
     place = sources.parse(name)
     if place.kind == "hub" and "/" not in name:
         known = [*SHAPES, *lookup.ZOO.names(), *(sources.SAMPLE_PREFIX + sample for sample in samples.SAMPLES)]
@@ -38,13 +39,14 @@ def require_weights(name: str, model: str) -> None:
     if place.kind == "hub" and hub.cached_folder(name, "config.json") is None:
         hub.require_reachable(name)
     if place.kind == "sample" and samples.find(place.name).kind == "labeled-text":
-        raise UsageError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
+        raise UsageError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
     if place.path is not None and place.path.is_dir() and not (place.path / "config.json").exists():
-        raise NotFoundError(f"{place.path} holds no config.json", "name a folder in Hugging Face format")
+        raise NotFoundError(f"{place.path} has no config.json", "pass a folder in Hugging Face format")
 
 
 def max_positions(model: str) -> int | None:
-    """Of a sample, folder or hub id, by its config.json; None where there is no such file here, as with GGUF."""
+    """Maximum sequence length from the config.json of a sample, folder or hub id; None if there is no such file, as for
+    GGUF."""
     place = sources.parse(model)
     folder = hub.cached_folder(model, "config.json") if place.kind == "hub" else place.path
     if folder is None or not (folder / "config.json").is_file():
@@ -63,16 +65,13 @@ def require_positions(model: str, limit: int | None, lengths: Sequence[int]) -> 
             )
 
 
-# How many threads of the CPU an inference gets where nobody says so.
-
-
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 def default_thread_count() -> int:
-    """What the variable that all of OpenMP obeys says, for its outermost level; else every core we may use."""
-    said = os.environ.get(THREADS_VARIABLE, "").split(",")[0].strip()
-    return min(int(said), usable_cores()) if said.isdecimal() and int(said) > 0 else usable_cores()
+    """OMP_NUM_THREADS (its outermost level) if it is set, else all usable cores."""
+    value = os.environ.get(THREADS_VARIABLE, "").split(",")[0].strip()
+    return min(int(value), usable_cores()) if value.isdecimal() and int(value) > 0 else usable_cores()
 
 
 Dtype = Literal["fp32", "tf32", "autocast-bf16", "autocast-fp16", "bf16", "fp16"]
@@ -87,11 +86,11 @@ Kind = Literal["encoder", "zoo", "pretrained"]
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the table: how the model is run, and on how much at once."""
+    """One row of the table: input shape, mode, precision and norm."""
 
     batch_size: int
     tokens: int
-    """Of a sequence; 0: as the model has it."""
+    """Tokens per sequence; 0: the model's own input size."""
     mode: Mode
     dtype: Dtype
     norm: Norm | None = None
@@ -109,55 +108,54 @@ class Case:
 
 
 class InferSpec(RunSpec):
-    """Profile inference: how long a call takes and how many joules an item, for every combination that is asked for."""
+    """Profile inference: latency and energy per item for every combination of the listed values."""
 
     pipeline: Literal["infer"] = "infer"
-    """Which pipeline runs the stages."""
+    """The pipeline that runs the stages."""
     model: str
-    """deit-t, deit-s, deit-b, bert-b, bert-l (our own encoders), a model of `joulelab zoo`, a .py file with a MODEL,
-    a sample, a folder or a hub id."""
+    """deit-t, deit-s, deit-b, bert-b, bert-l (built-in encoders), a model of `joulelab zoo`, a .py file that defines
+    MODEL, a sample, a folder or a hub id."""
     size: str = ""
-    """Which size, for a model of `joulelab zoo`; empty: its published default. Others (deit-*, bert-b, bert-l, samples,
-    folders, hub ids) have one size."""
+    """Size of a zoo model; empty: the published default. All other models have one size."""
     weights: str = ""
-    """For our own encoders and the zoo: `published`, a folder or a hub id; empty: drawn from the seed, which takes the
-    same time and nearly the same joules."""
+    """For built-in encoders and the zoo: `published`, a folder or a hub id; empty: random weights from the seed, which
+    take the same time and nearly the same energy."""
     batch_sizes: tuple[Annotated[int, Field(ge=1)], ...] = (1,)
-    """Items in a call, one row of the table for each."""
+    """Items per call; one row of the table each."""
     seq_lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """Tokens of a sequence, for models of text; empty: 128, or what the zoo's model has."""
+    """Tokens per sequence, for text models; empty: 128, or the default of a zoo model."""
     dtypes: tuple[Dtype, ...] = ("fp32",)
-    """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (weights cast)."""
+    """fp32, tf32, autocast-bf16 or autocast-fp16 (fp32 weights, cast in every call), bf16 or fp16 (cast once)."""
     modes: tuple[Mode, ...] = ()
-    """eager, compiled, cuda-graph, reduce-overhead (torch.compile's own graphs), or fastest (several are tried); empty:
-    eager, and for generating text on a GPU cuda-graph, as servers do."""
+    """eager, compiled, cuda-graph, reduce-overhead (torch.compile with CUDA graphs), or fastest (the best of several
+    trials). Empty: eager; for generation on a GPU cuda-graph, as servers do."""
     tune: bool = False
-    """With the mode fastest: try matrix kernels as well, for minutes and some percent."""
+    """With mode fastest: also autotune matrix kernels. Takes minutes and gains a few percent."""
     norms: tuple[Norm, ...] = ()
-    """For our own encoders: pre-ln, pre-rms, pre-crms, post-ln, none; empty: as published."""
+    """For built-in encoders: pre-ln, pre-rms, pre-crms, post-ln, none; empty: as published."""
     threads: int = Field(0, ge=0)
-    """Of the CPU; 0: OMP_NUM_THREADS where that is set, else as many as this process may use."""
+    """CPU threads; 0: OMP_NUM_THREADS if set, else all cores available to this process."""
     min_run_time_s: float = Field(5.0, gt=0, le=3600)
-    """Seconds that each row is run at least; sensors refresh every 100 ms, so tens of refreshes are wanted."""
+    """Minimum measured time per row. GPU sensors refresh every 100 ms, so measure for many refreshes."""
     rounds: int = Field(4, ge=1, le=100)
-    """Into how many rounds that time is divided; rows of one batch size take turns, so that drift hits all alike."""
+    """Rounds that this time is divided into. Rows of one input shape take turns, so that drift affects all alike."""
     target_ci: float | None = Field(None, gt=0, lt=1)
-    """Go on until the 95 % interval of the energy is at most this share of it (0.02), or `max_time_s` is over."""
+    """Measure until the 95 % interval of the energy is at most this fraction of it (0.02), or until `max_time_s`."""
     max_time_s: float | None = Field(None, gt=0, le=36000)
-    """Seconds after which a row ends although its interval is wider than `target_ci`; empty: 60, or `min_run_time_s`
-    where that is longer."""
+    """Maximum measured time per row with `target_ci`; null: 60 s, or `min_run_time_s` if that is longer."""
     generate: bool = False
-    """Generate text: prefill and decode apart, time to first token, time and joules per token and per response."""
+    """Profile text generation: prefill and decode separately, time to first token, time and energy per token and per
+    response."""
     prompt_tokens: int = Field(256, ge=1)
-    """With `generate`: tokens of a prompt."""
+    """With `generate`: tokens per prompt."""
     new_tokens: int = Field(128, ge=2)
-    """With `generate`: tokens of a response; it always has this many, whatever the model would like to end with."""
+    """With `generate`: tokens per response; end-of-text tokens are ignored."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto takes a GPU where there is one."""
+    """Device; auto uses a GPU if there is one."""
 
     @classmethod
     def complete(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Idle baselines are part of an inference's figures; the name is the model's."""
+        """Fill in a name from the model, and idle baselines, which net energy needs."""
         name, energy = settings.get("model"), settings.get("energy", {})
         if not isinstance(name, str) or not isinstance(energy, dict):
             return dict(settings)
@@ -168,49 +166,49 @@ class InferSpec(RunSpec):
 
     @field_validator("batch_sizes", "seq_lengths", "dtypes", "modes", "norms")
     @classmethod
-    def _named_once(cls, values: Sequence[Any]) -> Sequence[Any]:
-        """Two rows of one name would be one row with the figures of neither."""
+    def _no_duplicates(cls, values: Sequence[Any]) -> Sequence[Any]:
+        """Rows are identified by these values."""
         twice = [value for value in dict.fromkeys(values) if values.count(value) > 1]
         if twice:
-            raise ValueError(f"{twice[0]} is named twice, and a row is measured once (rounds=8 repeats all rows)")
+            raise ValueError(f"{twice[0]} is listed twice; use rounds=8 to repeat all rows")
         return values
 
     @field_validator("batch_sizes", "dtypes")
     @classmethod
     def _at_least_one(cls, values: Sequence[Any]) -> Sequence[Any]:
         if not values:
-            raise ValueError("without a value there is no row to measure")
+            raise ValueError("at least one value is required")
         return values
 
     @model_validator(mode="after")
-    def _fits_the_model(self) -> InferSpec:
+    def _check_combination(self) -> InferSpec:
         if self.norms and self.kind != "encoder":
-            raise ValueError(f"norms can be chosen for {', '.join(SHAPES)}, not for {self.model}")
+            raise ValueError(f"norms apply to {', '.join(SHAPES)}, not to {self.model}")
         if self.model in SHAPES and SHAPES[self.model].kind == "image" and self.seq_lengths:
-            raise ValueError(f"{self.model} takes images of one size; a sequence length fits models of text")
+            raise ValueError(f"{self.model} takes images; seq_lengths applies to text models")
         if self.generate and self.kind != "pretrained":
             raise ValueError(
-                f"generate needs a causal language model by sample, folder or hub id, and {self.model} is none of these"
+                f"generate requires a causal language model (sample, folder or hub id); {self.model} is none of these"
             )
         if self.generate and self.seq_lengths:
-            raise ValueError("with generate the lengths are prompt_tokens and new_tokens; leave seq_lengths out")
+            raise ValueError("generate uses prompt_tokens and new_tokens; omit seq_lengths")
         if self.size and self.kind != "zoo":
-            raise ValueError(f"size is about models of `joulelab zoo`, and {self.model} is none: it has one size")
+            raise ValueError(f"size applies to models of `joulelab zoo`; {self.model} has one size")
         if self.weights and self.kind == "pretrained":
-            raise ValueError(f"weights are for a model that is built here; {self.model} brings its own")
+            raise ValueError(f"weights applies to built-in and zoo models; {self.model} has its own weights")
         if self.tune and "fastest" not in self.modes:
-            raise ValueError("tune is for the mode fastest, which is not among the modes")
+            raise ValueError("tune requires the mode fastest, which is not in modes")
         for name in _ONLY_FOR_GENERATION:
             if not self.generate and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} belongs to generation; add --generate (generate=true)")
+                raise ValueError(f"{name} requires --generate (generate=true)")
         if self.max_time_s is not None and self.target_ci is None:
-            raise ValueError("max_time_s is the limit of target_ci, which is not set; add --target-ci 2%")
+            raise ValueError("max_time_s requires target_ci, which is not set; add --target-ci 2%")
         if self.generate and set(self.modes) & {"fastest", "reduce-overhead"}:
-            raise ValueError("generate takes the modes eager, compiled and cuda-graph; they mean the decoding step")
+            raise ValueError("generate supports the modes eager, compiled and cuda-graph (of the decoding step)")
         if self.target_ci is not None and self.limit_s < self.min_run_time_s:
             raise ValueError(
-                f"max_time_s ({self.limit_s:g} s) is shorter than min_run_time_s ({self.min_run_time_s:g} s), which "
-                "every row is run for anyway; name a longer limit, or a shorter minimum"
+                f"max_time_s ({self.limit_s:g} s) is shorter than min_run_time_s ({self.min_run_time_s:g} s); raise "
+                "max_time_s or lower min_run_time_s"
             )
         return self
 
@@ -230,7 +228,7 @@ class InferSpec(RunSpec):
 
     @property
     def weights_from(self) -> str | None:
-        """Where weights are read: a sample, path or hub id; None where they are drawn from the seed."""
+        """Source of the weights: a sample, path or hub id; None for random weights."""
         if self.kind == "pretrained":
             return self.model
         if self.weights != PUBLISHED:
@@ -240,7 +238,7 @@ class InferSpec(RunSpec):
         return WorkloadRequest(find_model(self.model), self.size).size.hub_id
 
     def groups(self) -> Iterator[list[Case]]:
-        """Rows of one input, which take turns."""
+        """Rows with the same input shape, which take turns."""
         lengths = self.seq_lengths or ((128,) if self.is_text_encoder else (0,))
         for tokens, batch_size in product(lengths, self.batch_sizes):
             yield [
@@ -258,17 +256,20 @@ class InferSpec(RunSpec):
     def preflight(self) -> None:
         gpu = self.device != "cpu" and bool(environment.gpus())
         if self.device == "cuda" and not gpu:
-            raise UsageError("device=cuda, and there is no NVIDIA GPU here", "leave it out, or write --device cpu")
+            raise UsageError(
+                "device=cuda was requested but no NVIDIA GPU was found", "omit --device or use --device cpu"
+            )
         for mode in self.modes:
             if mode in GPU_MODES and not gpu:
                 raise UsageError(
-                    f"the mode {mode} launches CUDA graphs, and this runs on a CPU", "use eager, compiled or fastest"
+                    f"mode {mode} uses CUDA graphs, but the device is a CPU", "use eager, compiled or fastest"
                 )
         if "tf32" in self.dtypes and not gpu:
-            raise UsageError("tf32 is a GPU's way to multiply, and this runs on a CPU: it would be fp32", "use fp32")
+            raise UsageError("tf32 exists on GPUs only, but the device is a CPU", "use fp32")
         if self.threads > usable_cores():
             raise UsageError(
-                f"{self.threads} threads, and this process may use {usable_cores()} cores", "ask for as many, or fewer"
+                f"{self.threads} threads were requested; this process may use {usable_cores()} cores",
+                f"set threads to at most {usable_cores()}",
             )
         if self.kind == "zoo":
             entry = find_model(self.model)

@@ -1,9 +1,12 @@
-"""Generation taken apart: reading the prompt (prefill), and one token after the other (decode), each on its own.
+"""Profile text generation: prefill (reading the prompt), decode (token by token) and whole responses.
 
-Both work on a key-value cache of fixed size, so that a decoding step has the same shape every time and can be compiled
-or launched as one CUDA graph; the step also picks the likeliest token and writes it where the next step reads it, so
-the host has nothing to do between two tokens. After a response the cache is set back to the end of the prompt, which
-still lies in it: decoding can then be repeated for as long as a measurement wants without reading the prompt again.
+All use a static key-value cache, so that a decoding step has a fixed shape and can be compiled or captured as one CUDA
+graph. The step also takes the argmax and writes the token where the next step reads it, so the host does nothing
+between two tokens. After a response the cache is rewound to the end of the prompt, which is still in it: decoding can
+be repeated without another prefill.
+
+Steady state means: decoding while the context grows from the prompt to prompt plus response, after everything was
+compiled and run once. Whole responses are measured too, to check the sum of the parts.
 """
 
 from __future__ import annotations
@@ -55,34 +58,34 @@ class Decoder:
         if limit is not None and self.prompt_tokens + new_tokens > limit:
             raise ConfigError(
                 f"{self.prompt_tokens} prompt tokens and {new_tokens} new ones do not fit into {limit} positions",
-                "ask for fewer with --prompt-tokens and --new-tokens",
+                "lower --prompt-tokens or --new-tokens",
             )
         size = -(-(self.prompt_tokens + new_tokens) // _BLOCK) * _BLOCK
         device = prompts_BT.device
         self._cache = import_transformers().StaticCache(config=model.config, max_cache_len=size)
-        # what is still to come counts as there: causality hides it, and the mask need never change
+        # Future positions are unmasked: the causal mask hides them, so this mask never changes.
         self._mask_BT = torch.ones(rows, size, dtype=torch.long, device=device)
         self._prompt_places_BT = torch.arange(self.prompt_tokens, device=device).expand(rows, -1)
         self._token_B1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._place_B1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._one_step: Callable[[], Any] = self._step
         for written in (self._token_B1, self._place_B1, self._mask_BT):
-            torch._dynamo.mark_static_address(written)  # a compiled step may then write to it from a CUDA graph
+            torch._dynamo.mark_static_address(written)  # lets a compiled step write to it from a CUDA graph
         self.prefill()
 
     def prefill(self) -> None:
-        """Read the prompts and choose the first token of each response."""
+        """Read the prompts and compute the first token of each response."""
         rewind_cache(self._cache, 0)
         self._read(self._prompts_BT, self._prompt_places_BT)
         self._place_B1.fill_(self.prompt_tokens)
 
-    def begin_again(self) -> None:
-        """Back to the end of the prompt, with some token to go on from: which one makes no difference to the work."""
+    def rewind_to_prompt(self) -> None:
+        """Return to the end of the prompt. The token to continue from is arbitrary; it does not change the work."""
         rewind_cache(self._cache, self.prompt_tokens)
         self._place_B1.fill_(self.prompt_tokens)
 
     def decode(self) -> None:
-        """All tokens of a response but the first, which prefill gave."""
+        """All tokens of a response except the first, which prefill computes."""
         for _ in range(self.new_tokens - 1):
             self._one_step()
 
@@ -91,15 +94,15 @@ class Decoder:
         self.decode()
 
     def prepare(self, mode: str) -> None:
-        """`compiled` and `cuda-graph` change the step; reading the prompt stays as it is."""
+        """`compiled` and `cuda-graph` apply to the decoding step; prefill stays eager."""
         if mode == "eager":
             return
         expected = self._tokens(_CHECKED_STEPS)
         self._one_step = self._compiled() if mode == "compiled" else self._graphed()
         if self._tokens(_CHECKED_STEPS) != expected:
             raise JoulelabError(
-                f"decoding by {mode} gives other tokens than eager decoding",
-                "this model or this version of transformers keeps its place outside the GPU; use --mode eager",
+                f"decoding with mode {mode} gives different tokens than eager decoding",
+                "this model or transformers version keeps the cache position on the host; use --mode eager",
             )
 
     def _compiled(self) -> Callable[[], Any]:
@@ -108,11 +111,11 @@ class Decoder:
         return step
 
     def _graphed(self) -> Callable[[], Any]:
-        self.begin_again()
+        self.rewind_to_prompt()
         return capture_cuda_graph(self._step)
 
     def _tokens(self, steps: int) -> list[int]:
-        """What a few steps after the prompt say."""
+        """Tokens of the first steps after the prompt."""
         self.prefill()
         found = []
         for _ in range(steps):
@@ -136,13 +139,6 @@ class Decoder:
         self._token_B1.copy_(logits_BV.argmax(-1, keepdim=True))
 
 
-# Generation profiled: prefill, decode and whole responses, each looped for seconds in windows of its own.
-#
-# Steady state means here: decoding at a context that grows from the prompt's length to prompt plus response, repeated
-# from the end of the prompt without reading it again, after everything was compiled and run once. Whole responses are
-# measured too, so that the parts can be checked against them.
-
-
 PREPARE = "model.prepare"
 TRACKER = "generation"
 PARTS = ("prefill", "decode", "infer")
@@ -155,7 +151,7 @@ def run_generation(run: RunContext, spec: InferSpec) -> None:
         run.progress.say(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
         if not model.can_generate() or model.config.is_encoder_decoder:
-            raise ConfigError(f"{spec.model} is no causal language model", "generate with one such as sample:smollm2")
+            raise ConfigError(f"{spec.model} is not a causal language model", "use one such as sample:smollm2")
         model.eval().requires_grad_(False).to(device)
     parts: list[_GenerationPhase] = []
     for dtype in spec.dtypes:
@@ -172,23 +168,23 @@ def _cases(spec: InferSpec, dtype: Any, device: torch.device) -> list[Case]:
 
 @dataclass
 class _GenerationPhase:
-    """Prefill, decode or whole responses of a row."""
+    """Prefill, decode or whole responses of a row, with its measurements."""
 
     name: str
     case: Case
     call: Callable[[], None]
     tokens: int
-    """Generated in a call for one prompt."""
+    """Generated per call and prompt."""
     memory_bytes: int
     rounds: list[Round] = field(default_factory=list)
-    ended: StopReason = ""
+    stop_reason: StopReason = ""
 
     @property
     def stage(self) -> str:
         return f"{self.name}.{self.case.stage.removeprefix('infer.')}"
 
     @property
-    def turns(self) -> list[ItemWindow]:
+    def item_windows(self) -> list[ItemWindow]:
         return [(found.window, self.case.batch_size * found.calls) for found in self.rounds]
 
     @property
@@ -199,9 +195,9 @@ class _GenerationPhase:
 def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_GenerationPhase]:
     ready = run.stage(PREPARE, again=True, role="setup", activity="load")
     with ready, inference_context(case.dtype), explain_out_of_memory(case, device):
-        run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
+        run.progress.say(f"preparing {case.stage.removeprefix('infer.')}")
         cast_model(model, case.dtype)
-        gc.collect()  # the last row's cache, which its captured step holds on to in a ring
+        gc.collect()  # frees the last row's cache, which its captured step references in a cycle
         before = allocated_bytes(device)
         reset_peak_memory(device)
         with seeded_init(spec.seed):
@@ -238,17 +234,17 @@ def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: t
             one_round(part, spec.min_run_time_s / spec.rounds)
     run_until_ci(parts, run.meter, spec, device.type, one_round)
     for part in parts:
-        part.call = _released  # the decoder and its cache go
+        part.call = _released  # releases the decoder and its cache
     return parts
 
 
 def _released() -> None:
-    raise AssertionError("this row was measured already")
+    raise AssertionError("this row is already measured")
 
 
 def _rewind_and_decode(decoder: Decoder) -> Callable[[], None]:
     def call() -> None:
-        decoder.begin_again()
+        decoder.rewind_to_prompt()
         decoder.decode()
 
     return call
@@ -257,7 +253,7 @@ def _rewind_and_decode(decoder: Decoder) -> Callable[[], None]:
 def _record_results(run: RunContext, spec: InferSpec, parts: list[_GenerationPhase], device: torch.device) -> None:
     read = energy_reader(run.meter, max(part.rounds[-1].end_ns for part in parts), device.type)
     for part in parts:
-        energy, why_not = energy_per_item(part.turns, read)
+        energy, why_not = energy_per_item(part.item_windows, read)
         item = "response" if part.name == "infer" else part.name
         values = row_values(part.case, item, part.case.batch_size, Latency.of(part.rounds), part.rounds, read)
         values |= {

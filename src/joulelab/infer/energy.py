@@ -1,10 +1,14 @@
-"""Joules of one inference, gross and above idle, from windows in which nothing else was done.
+"""Energy per item, gross and above idle, from windows in which nothing else ran.
 
-Gross: the window's joules over the inferences in it. Net: less the idle power over the same time. The interval is the
-widest of three: what the meter says of its own refresh and sampling; how the power of single seconds differs, which
-contains the meter's noise and the card's own drift; and how the joules of an inference differ from round to round,
-which also contains how the time of one varies. Idle is not one number (a card whose clocks have not dropped
-draws half as much again), so half the difference of the baselines before and after counts as doubt about it.
+Gross is the energy of the windows over the items in them; net subtracts the idle power over the same time. The 95 %
+interval is the widest of three, because each covers a different error:
+
+- the meter's own uncertainty (refresh and sampling);
+- the spread of the power of one-second segments, which includes the meter's noise and the GPU's drift;
+- the spread of the energy per item between rounds, which also includes the variation of the latency.
+
+Idle power is not a single number (a GPU whose clocks have not dropped yet draws half as much again), so half the
+difference of the baselines before and after the load is part of its uncertainty.
 """
 
 from __future__ import annotations
@@ -21,25 +25,25 @@ Window = tuple[int, int]
 ItemWindow = tuple[Window, int]
 """A window and the items in it."""
 Reader = Callable[[Sequence[Window]], EnergyFigure]
-# Ten refreshes of a GPU's counter.
+# Ten refreshes of a GPU's energy counter.
 SEGMENT_S = 1.0
 _NS = 1e9
 
 
 class ItemEnergy(Frozen):
-    """Of one item: an image, a sequence, a token."""
+    """Energy of one item: an image, a sequence, a token."""
 
     gross_j: float
     gross_half_width_j: float
     net_j: float | None = None
-    """None where no idle baseline was measured."""
+    """None if no idle baseline was measured."""
     net_half_width_j: float | None = None
     power_w: float
     idle_power_w: float | None = None
     method: Method
     gain_error_rel: float | None = None
     coverage: float = 1.0
-    """Share of the windows with readings: the figures are of that time."""
+    """Fraction of the windows with readings."""
     sources: tuple[str, ...] = ()
     """Devices whose energy this is; empty in older records."""
 
@@ -52,7 +56,7 @@ class ItemEnergy(Frozen):
         return self.method == "estimated"
 
     def gross(self, items: float = 1.0) -> EnergyFigure:
-        """As an energy figure; per `items` in one, such as the tokens of a response."""
+        """As an energy figure, divided by `items`, such as the tokens of a response."""
         return self._figure(self.gross_j, self.gross_half_width_j).scaled(1 / items)
 
     def net(self, items: float = 1.0) -> EnergyFigure | None:
@@ -70,7 +74,7 @@ class ItemEnergy(Frozen):
         )
 
     def above(self, idle: IdlePower) -> ItemEnergy:
-        """With its net joules: less the idle power over the time of one item."""
+        """With net energy: idle power over the time of one item is subtracted."""
         item_s = self.gross_j / self.power_w if self.power_w else 0.0
         return self.model_copy(
             update={
@@ -81,18 +85,18 @@ class ItemEnergy(Frozen):
         )
 
 
-def energy_per_item(turns: Sequence[ItemWindow], read: Reader) -> tuple[ItemEnergy | None, str]:
-    """The gross joules of an item, or why there are none."""
-    windows, items = [window for window, _ in turns], sum(count for _, count in turns)
+def energy_per_item(item_windows: Sequence[ItemWindow], read: Reader) -> tuple[ItemEnergy | None, str]:
+    """Gross energy per item, or None and the reason."""
+    windows, items = [window for window, _ in item_windows], sum(count for _, count in item_windows)
     figure = read(windows)
     if figure.energy_j is None or not items:
         return None, f"{figure.reason or 'nothing was measured'}" + (f" ({figure.fix})" if figure.fix else "")
     duration_s = sum(end - begin for begin, end in windows) / _NS
     power_w = figure.mean_power_w(duration_s) or 0.0
     own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
-    relative = max(own, _spread_of_segments(windows, read), _spread_of_windows(turns, read))
+    relative = max(own, _spread_of_segments(windows, read), _spread_of_windows(item_windows, read))
     if figure.coverage < COVERED and not any(error.name == "missing time" for error in figure.errors):
-        # no limit of the device is known: unseen time may have taken nothing, or twice as much
+        # Without a known power limit of the device: gaps may have used no energy, or twice the mean.
         relative = math.hypot(relative, (1 - figure.coverage) / max(figure.coverage, 1e-9))
     item_s = duration_s / items
     gross_j = power_w * item_s
@@ -110,15 +114,15 @@ def energy_per_item(turns: Sequence[ItemWindow], read: Reader) -> tuple[ItemEner
 
 
 def _spread_of_segments(windows: Sequence[Window], read: Reader) -> float:
-    return _spread([mean_power_w(piece, read) for window in windows for piece in split_window(window)])
+    return _spread([mean_power_w(segment, read) for window in windows for segment in split_window(window)])
 
 
-def _spread_of_windows(turns: Sequence[ItemWindow], read: Reader) -> float:
-    return _spread([item_energy_j(turn, read) for turn in turns if split_window(turn[0])])
+def _spread_of_windows(item_windows: Sequence[ItemWindow], read: Reader) -> float:
+    return _spread([item_energy_j(item_window, read) for item_window in item_windows if split_window(item_window[0])])
 
 
 def _spread(found: Sequence[float | None]) -> float:
-    """Relative half-width of the mean; 0 where there are too few values to tell."""
+    """Relative 95 % half-width of the mean; 0 for fewer than three values."""
     values = [value for value in found if value is not None]
     if len(values) < 3:
         return 0.0
@@ -127,22 +131,22 @@ def _spread(found: Sequence[float | None]) -> float:
 
 
 def split_window(window: Window) -> list[Window]:
-    """Equal pieces of at least a second."""
+    """Equal segments of at least a second."""
     count = int((window[1] - window[0]) / _NS / SEGMENT_S)
     edges = [window[0] + (window[1] - window[0]) * number // max(count, 1) for number in range(count + 1)]
     return list(pairwise(edges))
 
 
 def mean_power_w(window: Window, read: Reader) -> float | None:
-    """None where the trace does not cover the window."""
+    """None if the trace does not cover the window."""
     figure = read([window])
     if figure.energy_j is None or figure.coverage < 0.98:
         return None
     return figure.energy_j / ((window[1] - window[0]) / _NS)
 
 
-def item_energy_j(turn: ItemWindow, read: Reader) -> float | None:
-    """None where the trace does not cover the window."""
-    (begin, end), items = turn
+def item_energy_j(item_window: ItemWindow, read: Reader) -> float | None:
+    """None if the trace does not cover the window."""
+    (begin, end), items = item_window
     power_w = mean_power_w((begin, end), read)
     return None if power_w is None or not items else power_w * (end - begin) / _NS / items

@@ -1,7 +1,7 @@
-"""The pipeline `infer`, as a story of stages: a model is made ready, then timed and metered in the same windows.
+"""The pipeline `infer`: prepare a model, then measure latency and energy in the same windows.
 
-Making ready (drawing or loading weights, compiling, trying recipes) has a stage of its own, so that a row's stage
-holds inferences and nothing else. Rows of one input take turns in rounds.
+Preparation (loading weights, compiling, trying recipes) has a separate stage, so that a row's stage has inferences
+only. Rows with the same input take turns in rounds.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ TRACKER = "inference"
 
 def run_infer(run: RunContext) -> None:
     spec = cast(InferSpec, run.spec)
-    if spec.weights_from is not None:  # break-even needs what the model took to train
+    if spec.weights_from is not None:  # break-even analysis needs the energy of the model's training
         input_bill(run, "model", spec.weights_from, "model", role=None)
     torch.set_num_threads(spec.usable_threads)
     if spec.generate:
         run_generation(run, spec)
         return
-    lab = _InferencePipeline(run, spec)
+    pipeline = _InferencePipeline(run, spec)
     for cases in spec.groups():
-        lab.measure([lab.make_ready(case) for case in cases])
-    lab.tell()
+        pipeline.measure([pipeline.prepare(case) for case in cases])
+    pipeline.record_results()
 
 
 @dataclass
 class _Row:
-    """One case on its way from a model to figures."""
+    """One case: its prepared call and its measurements."""
 
     case: Case
-    subject: InferenceWorkload
+    workload: InferenceWorkload
     call: Callable[[], Any]
     recipe: Recipe
     memory_bytes: int
     chosen_from: str = ""
-    """Words on what the recipe was chosen from."""
+    """Text on the trials that the recipe was chosen from."""
     rounds: list[Round] = field(default_factory=list)
     waited_s: float = 0.0
-    ended: StopReason = ""
+    stop_reason: StopReason = ""
 
     @property
-    def turns(self) -> list[ItemWindow]:
-        return [(found.window, found.calls * self.subject.items) for found in self.rounds]
+    def item_windows(self) -> list[ItemWindow]:
+        return [(found.window, found.calls * self.workload.items) for found in self.rounds]
 
     @property
     def items(self) -> int:
-        return self.subject.items * sum(found.calls for found in self.rounds)
+        return self.workload.items * sum(found.calls for found in self.rounds)
 
     @property
     def seconds(self) -> float:
@@ -94,52 +94,52 @@ class _InferencePipeline:
         self.run = run
         self.spec = spec
         self.device = resolve_device(spec.device, self.run)
-        self.shelf = ModelCache(spec, self.device)
+        self.models = ModelCache(spec, self.device)
         self.rows: list[_Row] = []
         self._flops: dict[tuple[Any, ...], tuple[float | None, str]] = {}
 
-    def make_ready(self, case: Case) -> _Row:
+    def prepare(self, case: Case) -> _Row:
         ready = self.run.stage(PREPARE, again=True, role="setup", activity="load")
         with ready, explain_out_of_memory(case, self.device):
-            self.run.progress.say(f"making {case.stage.removeprefix('infer.')} ready")
-            require_memory(case, self.device, lambda: self.shelf.subject(replace(case, batch_size=1)))
-            subject = self.shelf.subject(case)
-            if subject.item == "image":  # of a folder or hub id it shows only now that it is no model of text
+            self.run.progress.say(f"preparing {case.stage.removeprefix('infer.')}")
+            require_memory(case, self.device, lambda: self.models.workload(replace(case, batch_size=1)))
+            workload = self.models.workload(case)
+            if workload.item == "image":  # for a folder or hub id, known only after loading
                 case = replace(case, tokens=0)
-            self._count_flops(case, subject)
+            self._count_flops(case, workload)
             before = allocated_bytes(self.device)
             with inference_context(case.dtype):
-                recipe, chosen_from = self._recipe(case, subject)
-                call = prepare_call(subject.model, subject.inputs, recipe, case.dtype, self.device)
+                recipe, chosen_from = self._recipe(case, workload)
+                call = prepare_call(workload.model, workload.inputs, recipe, case.dtype, self.device)
                 reset_peak_memory(self.device)
                 call()
             self._wait()
-            memory_bytes = row_memory_bytes(subject.model, self.device, before)
-        return _Row(case, subject, call, recipe, memory_bytes, chosen_from)
+            memory_bytes = row_memory_bytes(workload.model, self.device, before)
+        return _Row(case, workload, call, recipe, memory_bytes, chosen_from)
 
-    def _recipe(self, case: Case, subject: InferenceWorkload) -> tuple[Recipe, str]:
+    def _recipe(self, case: Case, workload: InferenceWorkload) -> tuple[Recipe, str]:
         if case.mode != "fastest":
             return RECIPES[case.mode], ""
         recipe, tried = autotune(
-            subject.model,
-            subject.inputs,
+            workload.model,
+            workload.inputs,
             case.dtype,
             self.device,
             lambda found: self.run.progress.say(f"tried {found}"),
             self.spec.tune,
         )
-        values = {"chosen": recipe.described(), "tried": [str(found) for found in tried]}
+        values = {"chosen": recipe.describe(), "tried": [str(found) for found in tried]}
         self.run.meter.event("tracker", stage=case.stage, name="recipes", values=values)
-        part = trial_scope(subject.model)
-        return recipe, f", the quickest of {len(tried)} recipes tried" + (f" on {part}" if part else "")
+        part = trial_scope(workload.model)
+        return recipe, f", the fastest of {len(tried)} recipes tried" + (f" on {part}" if part else "")
 
-    def _count_flops(self, case: Case, subject: InferenceWorkload) -> None:
+    def _count_flops(self, case: Case, workload: InferenceWorkload) -> None:
         key = (case.batch_size, case.tokens, case.norm)
         if self._flops.get(key, (None, ""))[0] is None:
-            self._flops[key] = forward_flops(subject)
+            self._flops[key] = forward_flops(workload)
 
     def measure(self, rows: list[_Row]) -> None:
-        """In turns, forwards and backwards, so that a drift of the card hits all rows alike."""
+        """Rows take turns, in reverse order every second round, so that drift affects all rows alike."""
         seconds = self.spec.min_run_time_s / self.spec.rounds
         for number in range(self.spec.rounds):
             for row in rows if number % 2 == 0 else reversed(rows):
@@ -159,15 +159,15 @@ class _InferencePipeline:
             row.rounds.append(run_round(row.call, seconds, self.spec.usable_threads, before))
             stage.count(samples=row.items)
 
-    def tell(self) -> None:
-        """The figures, once the trace covers the last window."""
+    def record_results(self) -> None:
+        """Compute the figures once the trace covers the last window."""
         read = energy_reader(self.run.meter, max(row.rounds[-1].end_ns for row in self.rows), self.device.type)
         for row in self.rows:
-            energy, why_not = energy_per_item(row.turns, read)
+            energy, why_not = energy_per_item(row.item_windows, read)
             latency = Latency.of(row.rounds)
             flops, how = self._flops[(row.case.batch_size, row.case.tokens, row.case.norm)]
             mfu, no_mfu = model_flops_utilization(flops, how, row.items / row.seconds, row.case.dtype, self.device)
-            values = row_values(row.case, row.subject.item, row.subject.items, latency, row.rounds, read)
+            values = row_values(row.case, row.workload.item, row.workload.items, latency, row.rounds, read)
             values |= {
                 "waited_s": row.waited_s,
                 "energy": None if energy is None else energy.model_dump(),
@@ -176,12 +176,12 @@ class _InferencePipeline:
                 "mfu": mfu,
                 "mfu_missing": no_mfu,
                 "memory_bytes": row.memory_bytes,
-                "recipe": row.recipe.described(),
+                "recipe": row.recipe.describe(),
                 "chosen_from": row.chosen_from,
                 "threads": self.spec.usable_threads,
                 "device": self.device.type,
                 "stopped": stop_reason_text(row, self.spec),
-                "notes": list(row.subject.notes),
+                "notes": list(row.workload.notes),
                 "state": machine_state(self.run.meter.trace_path, [found.window for found in row.rounds]),
             }
             self.run.meter.event("tracker", stage=row.case.stage, name=TRACKER, values=values)
@@ -192,4 +192,4 @@ class _InferencePipeline:
 
 
 def _released() -> None:
-    raise AssertionError("this row was measured already, and its model let go")
+    raise AssertionError("this row is already measured and its model released")

@@ -1,8 +1,15 @@
-"""How a forward pass is run: eagerly, compiled, from a CUDA graph, or by the quickest of several such recipes.
+"""How a forward pass is run: eager, compiled, from a CUDA graph, or by the fastest of several recipes.
 
-At batch 1 a GPU waits for the host: an eager encoder of 12 layers spends milliseconds on launching 150 kernels that
-take microseconds. A CUDA graph launches all of them at once. What remains is the number of kernels and how well each
-fills the card, which is what compiling and trying several matrix kernels changes.
+At batch 1 a GPU waits for the host: an eager 12-layer encoder spends milliseconds on launching 150 kernels that take
+microseconds each. A CUDA graph launches them together. What remains is the number of kernels and how well each fills
+the GPU, which compilation and autotuning change.
+
+Precisions: `autocast-*` keeps fp32 weights and casts them in every call, as `with torch.autocast(...)` does; `bf16` and
+`fp16` cast weights and inputs once. `fp32` is IEEE fp32, without tf32 in matrix products.
+
+The mode `fastest` tries recipes on a truncated model for a quarter of a second each and runs the whole model with the
+best. Which attention kernel is fastest for 197 tokens, or whether autotuned matrix kernels beat the library's, has to
+be measured. Each recipe must reproduce the eager result.
 """
 
 from __future__ import annotations
@@ -21,24 +28,21 @@ from torch.utils.benchmark import Timer
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.zoo.norms.encoders import Encoder
 
-# Kernels that are launched together: what a call does on the GPU, recorded once and replayed from then on.
-
-
 _WARM_UP_CALLS = 3
 
 
 def capture_cuda_graph(run: Callable[[], Any]) -> Callable[[], Any]:
-    """`run` as one CUDA graph, whose output every replay writes over.
+    """Capture `run` as one CUDA graph. Every replay overwrites the returned output.
 
-    It is called a few times before; what it changes, the caller sets back. All it reads must stay where it is: the
-    graph knows addresses alone, so it holds on to `run` and to what that keeps.
+    `run` is called a few times before the capture; the caller restores what it changes. The graph stores addresses, so
+    all tensors it reads must stay alive: the returned function keeps a reference to `run`.
     """
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # libraries make their plans here, which capturing would not allow
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):  # cuBLAS and cuDNN initialize here, which is not allowed during capture
         for _ in range(_WARM_UP_CALLS):
             run()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(side_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = run()
@@ -50,12 +54,6 @@ def capture_cuda_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-# In which numbers an inference is computed.
-#
-# `autocast-*` keeps fp32 weights and casts them in every call, as `with torch.autocast(...)` around a call does;
-# `bf16` and `fp16` are weights and inputs that were cast once. `fp32` is fp32: no tf32 in matrix products.
-
-
 _TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -64,7 +62,7 @@ def cast_model(model: nn.Module, dtype: str) -> nn.Module:
 
 
 def cast_inputs(inputs: Sequence[Any], dtype: str) -> tuple[Any, ...]:
-    """Numbers are cast, indices and anything else stay."""
+    """Cast floating-point tensors; leave everything else."""
 
     def cast(value: Any) -> Any:
         floats = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -74,28 +72,25 @@ def cast_inputs(inputs: Sequence[Any], dtype: str) -> tuple[Any, ...]:
 
 
 def autocast_context(dtype: str, device: torch.device) -> AbstractContextManager[object]:
-    """To be entered in every call: outside of it torch would keep the casted weights from call to call."""
+    """Enter it in every call: around several calls, torch would cache the cast weights."""
     kind = _TORCH_DTYPES.get(dtype.removeprefix("autocast-")) if dtype.startswith("autocast-") else None
     return nullcontext() if kind is None else torch.autocast(device.type, dtype=kind)
 
 
 @contextmanager
 def inference_context(dtype: str) -> Iterator[None]:
-    """Around everything of one measurement: no gradients, and tf32 only where it was asked for.
-
-    Products in bf16 and fp16 are not touched by the switch for fp32.
-    """
+    """No gradients, and tf32 only if requested. The tf32 switch does not affect bf16 and fp16."""
     with float32_matmul_precision("fp32" if dtype == "fp32" else "tf32"), torch.inference_mode():
         yield
 
 
 def peak_precision(dtype: str) -> str:
-    """The row of the data sheet whose peak applies."""
+    """The precision whose peak FLOP/s applies."""
     return dtype.removeprefix("autocast-")
 
 
 Call = Callable[[], Any]
-# one process may measure dozens of models, dtypes and shapes that share their code
+# One process may measure dozens of models, dtypes and shapes that share their code.
 _RECOMPILE_LIMIT = 512
 _ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -106,18 +101,20 @@ _ATTENTION = {
 
 @dataclass(frozen=True)
 class Recipe:
+    """How a call is compiled and launched."""
+
     name: str
     compiled: bool = False
     compile_mode: str | None = None
-    """One of torch.compile's own modes."""
+    """A mode of torch.compile."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of its compiler, in place of a mode."""
+    """Options of torch.compile, instead of a mode."""
     graph: bool = False
-    """Whether the kernels of a call are captured once and launched together from then on."""
+    """Capture the call as a CUDA graph."""
     attention: str = ""
-    """Which attention kernel; empty: torch's choice."""
+    """Attention kernel; empty: torch's choice."""
 
-    def described(self) -> str:
+    def describe(self) -> str:
         parts = ["compiled" if self.compiled else "eager kernels"]
         parts += [self.compile_mode] if self.compile_mode else []
         parts += [f"{name}={value}" for name, value in self.options.items()]
@@ -135,9 +132,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 def prepare_call(model: nn.Module, inputs: Sequence[Any], recipe: Recipe, dtype: str, device: torch.device) -> Call:
-    """A call that does one whole inference; when it returns, compiling, capturing and tuning are over.
+    """A function that runs one inference. Compilation, capture and tuning are done when this returns.
 
-    To be used inside `precisions.inference`, as the call it returns.
+    Call it, and the returned function, inside `inference_context`.
     """
 
     def eager(*arguments: Any) -> Any:
@@ -164,7 +161,7 @@ def _compile(model: nn.Module, eager: Callable[..., Any], recipe: Recipe, dtype:
     config: Any = torch._dynamo.config
     config.recompile_limit = config.accumulated_recompile_limit = _RECOMPILE_LIMIT
     options = None if recipe.compile_mode else {"triton.cudagraphs": False, **recipe.options}
-    # without autocast the model itself is compiled, so that nothing of ours stands between two calls
+    # Without autocast the model itself is compiled, to avoid a Python wrapper around each call.
     target: Any = eager if dtype.startswith("autocast-") else model
     run: Any = torch.compile(target, mode=recipe.compile_mode, options=options, dynamic=False)
     return run  # type: ignore[no-any-return]
@@ -175,7 +172,7 @@ def _attention_backend(name: str) -> AbstractContextManager[None]:
 
 
 class CudaGraphCall:
-    """A forward pass captured as one CUDA graph; each call copies the inputs into its buffers and launches it."""
+    """A forward pass captured as one CUDA graph. Each call copies the inputs into its buffers and replays it."""
 
     def __init__(self, run: Callable[..., Any], inputs: Sequence[Any]) -> None:
         self._inputs = [value for value in inputs if isinstance(value, torch.Tensor)]
@@ -191,24 +188,17 @@ class CudaGraphCall:
 
 
 def truncate_layers(model: nn.Module, layers: int) -> nn.Module:
-    """A copy with fewer blocks, on which a recipe can be tried in seconds; and without a head, behind which two classes
-    are two numbers, too few to tell rounding from a wrong kernel."""
+    """A copy with fewer blocks, for quick trials, and without a head: the two numbers of a two-class head are too few
+    to distinguish rounding from a wrong kernel."""
     made = copy.deepcopy(model)
     made.blocks = made.blocks[:layers]  # type: ignore[index]
     made.head = nn.Identity()
     return made
 
 
-# The mode `fastest`: try a few recipes on a shortened model for a second each, and run the whole one by the best.
-#
-# Recipes differ in what no rule of thumb foretells: which attention kernel is quickest for 197 tokens, and, where
-# asked for, whether matrix kernels chosen by trial beat the library's, which takes minutes. Each must give the eager
-# result.
-
-
 _TRIAL_LAYERS = 3
 _TRIAL_S = 0.25
-# bf16 has 8 bits: three layers of it are off by 1 to 2 %, and a wrong kernel by everything
+# bf16 has 8 significant bits: three layers differ by 1 to 2 % from fp32. A wrong kernel differs by about 100 %.
 _ALLOWED_ERROR = 0.05
 
 ATTENTION = ("flash", "cudnn", "efficient")
@@ -216,9 +206,9 @@ TUNE_OPTIONS: dict[str, Any] = {"max_autotune_gemm": True, "autotune_num_choices
 EXTRA_TUNE_OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_autotune_pointwise": True, "coordinate_descent_tuning": True},
     {"triton.enable_persistent_tma_matmul": True},
-    {"triton.enable_pdl": True},  # a kernel may start while the one before it ends
+    {"triton.enable_pdl": True},  # programmatic dependent launch: a kernel may start while the previous one ends
 )
-# below this a difference between two tries is noise
+# Smaller differences between two trials are noise.
 _MIN_SPEEDUP = 0.99
 CPU_RECIPES = (
     Recipe("eager"),
@@ -229,16 +219,18 @@ CPU_RECIPES = (
 
 @dataclass(frozen=True)
 class Trial:
+    """One recipe tried: its time, or why it is not used."""
+
     recipe: Recipe
     seconds: float | None
-    """Of the shortened model."""
+    """Of the truncated model."""
     problem: str = ""
     on: str = ""
-    """Which part of the model it was tried on; empty: the whole."""
+    """Part of the model that was tried; empty: all of it."""
 
     def __str__(self) -> str:
         result = f"{1000 * self.seconds:.3f} ms" if self.seconds is not None else f"not used: {self.problem}"
-        return f"{self.recipe.described()}{self.on and ' on '}{self.on}: {result}"
+        return f"{self.recipe.describe()}{self.on and ' on '}{self.on}: {result}"
 
 
 def autotune(
@@ -246,10 +238,10 @@ def autotune(
     inputs: Sequence[Any],
     dtype: str,
     device: torch.device,
-    tell: Callable[[Trial], None] = lambda tried: None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
     tune: bool = False,
 ) -> tuple[Recipe, list[Trial]]:
-    """The quickest recipe for this model and these inputs, and all that were tried; `tune`: matrix kernels too."""
+    """The fastest recipe for this model and these inputs, and all trials; `tune` also autotunes matrix kernels."""
     small = truncate_layers(model, _TRIAL_LAYERS) if isinstance(model, Encoder) else model
     part = trial_scope(model)
     expected = _first_tensor(prepare_call(small, inputs, RECIPES["eager"], dtype, device)()).float()
@@ -257,7 +249,7 @@ def autotune(
 
     def attempt(recipe: Recipe) -> float:
         found.append(replace(_run_trial(small, inputs, recipe, dtype, device, expected), on=part))
-        tell(found[-1])
+        on_trial(found[-1])
         return _trial_seconds(found[-1])
 
     if device.type == "cuda":
@@ -269,7 +261,7 @@ def autotune(
 
 
 def trial_scope(model: nn.Module) -> str:
-    """`3 of 12 layers`: its times are not those of the whole model."""
+    """For example `3 of 12 layers`, which the times of a trial refer to; empty for the whole model."""
     layers = len(model.blocks) if isinstance(model, Encoder) else 0
     return f"{_TRIAL_LAYERS} of {layers} layers" if layers > _TRIAL_LAYERS else ""
 
@@ -279,9 +271,9 @@ def _trial_seconds(tried: Trial) -> float:
 
 
 def _run_gpu_trials(attempt: Callable[[Recipe], float], tune: bool, is_short: bool) -> None:
-    """First the attention, which can be judged without compiling; then the compiler's options with that attention.
+    """First the attention kernel, which needs no compilation; then compiler options with that attention.
 
-    A model that cannot be shortened takes minutes to compile, and is spared the finer ones.
+    A model that cannot be truncated takes minutes to compile, so the extra options are not tried.
     """
     times = {name: attempt(Recipe("graph", graph=True, attention=name)) for name in ATTENTION}
     attention = min(times, key=times.__getitem__)
@@ -310,21 +302,21 @@ def _run_trial(
         call = prepare_call(model, inputs, recipe, dtype, device)
         error = relative_error(_first_tensor(call()), expected)
         if not error < _ALLOWED_ERROR:
-            return Trial(recipe, None, f"its result is off by {100 * error:.1f} %")
+            return Trial(recipe, None, f"its result differs by {100 * error:.1f} %")
         threads = torch.get_num_threads()
         timer = Timer("call()", globals={"call": call}, num_threads=threads)
         return Trial(recipe, timer.blocked_autorange(min_run_time=_TRIAL_S).median)
-    except Exception as error:  # a kernel this card or this torch does not have is a candidate less, nothing more
+    except Exception as error:  # a kernel that this GPU or torch does not support is skipped
         return Trial(recipe, None, (str(error) or type(error).__name__).splitlines()[0][:160])
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Relative to the length of the whole output, so that single numbers near 0 do not count."""
+    """Relative to the norm of the whole output, so that single values near 0 do not matter."""
     return float((found.float() - expected).norm() / expected.norm())
 
 
 def _first_tensor(output: Any) -> Tensor:
-    """The first tensor of what a model returns."""
+    """The first tensor of a model's output."""
     if isinstance(output, Tensor):
         return output
     values = output.values() if hasattr(output, "values") else output

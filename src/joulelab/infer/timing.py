@@ -1,8 +1,8 @@
-"""How long a call takes: `torch.utils.benchmark` in rounds, each a window that joules can be read for.
+"""Latency of a call: `torch.utils.benchmark` in rounds, each a window whose energy can be read.
 
-A block of calls is timed between two synchronisations, and blocks follow each other until the round is long enough.
-What is timed is therefore a stream of inferences; how long one takes when the host waits for each result is another
-question, answered by `waited_for`.
+A block of calls is timed between two synchronizations, and blocks follow each other until the round is long enough, so
+latency is that of a pipelined stream of calls. `synchronized_latency` is one call including the wait for its result.
+Also here: measuring until the confidence interval is narrow enough, and a row's values for the record.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from joulelab.train.stats.step_energy import energy_reader, missing_energy_reaso
 
 Call = Callable[[], Any]
 _SYNC_CALLS = 100
-# torch calls twice to warm up before it times a block; only beside many calls that is nothing
+# Timer.timeit makes two warm-up calls per block, which is negligible only for large blocks.
 _LARGE_BLOCK = 100
 _SYNC_S = 1.0
 
 
 @dataclass(frozen=True)
 class Round:
-    """One window: its two moments on the monotonic clock, and what was done in it."""
+    """One window on the monotonic clock, and the calls in it."""
 
     begin_ns: int
     end_ns: int
     calls: int
-    """All of them, those that looked for the size of a block included."""
+    """All calls, including those that determine the block size."""
     times_s: tuple[float, ...]
-    """Mean seconds of a call, block by block."""
+    """Mean seconds per call of each block."""
     calls_per_block: int
 
     @property
@@ -76,7 +76,8 @@ class Latency:
 
 
 def run_round(call: Call, min_run_time_s: float, threads: int, before: Round | None = None) -> Round:
-    """`before`: an earlier round of the same call, whose blocks had the right size; looking for it takes a second."""
+    """Run one round. `before`: an earlier round of the same call, whose block size is reused; finding it takes a
+    second."""
     counted = _CountedCall(call)
     timer = Timer("call()", globals={"call": counted}, num_threads=threads)
     begin_ns = time.monotonic_ns()
@@ -89,7 +90,7 @@ def run_round(call: Call, min_run_time_s: float, threads: int, before: Round | N
 
 
 def _time_blocks(timer: Timer, min_run_time_s: float, size: int) -> tuple[float, ...]:
-    """What blocked autorange does once it knows the size."""
+    """What `blocked_autorange` does once it knows the block size."""
     times: list[float] = []
     while size * sum(times) < min_run_time_s:
         times.append(timer.timeit(size).median)
@@ -107,7 +108,7 @@ class _CountedCall:
 
 
 def synchronized_latency(call: Call, device: torch.device) -> float:
-    """Median seconds of a call whose result the host waits for before it starts the next one."""
+    """Median seconds of a call, if the host waits for each result before the next call."""
     wait = device_synchronizer(device)
     times: list[float] = []
     while len(times) < _SYNC_CALLS and sum(times) < _SYNC_S:
@@ -118,24 +119,21 @@ def synchronized_latency(call: Call, device: torch.device) -> float:
     return float(np.median(times))
 
 
-# Going on until the energy's interval is as tight as asked, or the time limit ends it.
-
-
-# With fewer pieces than this their spread says nothing.
+# The spread of fewer segments is not meaningful.
 _MIN_SEGMENTS = 3
 
 
-StopReason = Literal["", "no joules", "tight", "limit"]
-"""Why a row was not run longer, where an interval was asked for."""
+StopReason = Literal["", "no energy", "target", "limit"]
+"""Why the measurement of a row ended, if `target_ci` is set."""
 
 
 class MeasuredRow(Protocol):
-    """Whatever is run in rounds."""
+    """A row that is measured in rounds."""
 
-    ended: StopReason
+    stop_reason: StopReason
 
     @property
-    def turns(self) -> list[ItemWindow]: ...
+    def item_windows(self) -> list[ItemWindow]: ...
 
     @property
     def seconds(self) -> float: ...
@@ -145,50 +143,51 @@ T = TypeVar("T", bound=MeasuredRow)
 
 
 def run_until_ci(
-    rows: Sequence[T], meter: Meter, spec: InferSpec, device: str, go_on: Callable[[T, float], None]
+    rows: Sequence[T], meter: Meter, spec: InferSpec, device: str, measure_more: Callable[[T, float], None]
 ) -> None:
-    """`go_on` runs a row for so many seconds more. Rows take turns as before, as long as they are open."""
+    """Measure until the energy interval of each row reaches `target_ci` or the time limit.
+
+    `measure_more` runs a row for a number of seconds. Unfinished rows keep taking turns.
+    """
     if spec.target_ci is None:
         return
     if missing_energy_reason(meter, device) is not None:
         for row in rows:
-            row.ended = "no joules"
+            row.stop_reason = "no energy"
         return
     seconds, still_open = max(spec.min_run_time_s / spec.rounds, SEGMENT_S), list(rows)
     while still_open:
-        read = energy_reader(meter, 0, device)  # what the trace covers by now; waiting would let the card cool down
+        read = energy_reader(meter, 0, device)  # what the trace covers by now; waiting would let the GPU cool down
         for row in still_open:
-            row.ended = _stop_reason(row, read, spec.target_ci, spec.limit_s)
-        still_open = [row for row in still_open if not row.ended]
+            row.stop_reason = _stop_reason(row, read, spec.target_ci, spec.limit_s)
+        still_open = [row for row in still_open if not row.stop_reason]
         for row in still_open:
-            go_on(row, seconds)
+            measure_more(row, seconds)
 
 
 def _stop_reason(row: MeasuredRow, read: Reader, target: float, limit_s: float) -> StopReason:
-    found, _ = energy_per_item(row.turns, read)
+    found, _ = energy_per_item(row.item_windows, read)
     if found is not None and row.seconds >= _MIN_SEGMENTS * SEGMENT_S and found.relative <= target:
-        return "tight"
+        return "target"
     return "limit" if row.seconds >= limit_s else ""
 
 
 def stop_reason_text(row: MeasuredRow, spec: InferSpec) -> str:
-    """Without the interval itself: the trace ran late while it was decided, and the table has the final one."""
-    asked = f"{100 * (spec.target_ci or 0):g} %"
+    """Without the interval itself: the trace lagged when this was decided, and the table has the final one."""
+    target = f"{100 * (spec.target_ci or 0):g} %"
     return {
         "": "",
-        "no joules": "there are no joules whose interval could become tight",
-        "tight": f"the energy's interval reached {asked}",
-        "limit": f"the time limit of {spec.limit_s:g} s, before the energy's interval reached {asked}",
-    }[row.ended]
-
-
-# A row's figures as plain values for the record; how the GPU was while they came about.
+        "no energy": "no energy was measured, so there is no interval to narrow",
+        "target": f"the energy interval reached {target}",
+        "limit": f"the time limit of {spec.limit_s:g} s was reached before the energy interval reached {target}",
+    }[row.stop_reason]
 
 
 def row_values(
     case: Case, item: str, items: int, latency: Latency, rounds: Sequence[Round], read: Reader
 ) -> dict[str, Any]:
-    """The latency is a median; items per second are a mean over the windows, as watts and joules are."""
+    """A row as plain values. Latency is a median; items per second are a mean over the windows, like power and
+    energy."""
     calls, seconds = sum(found.calls for found in rounds), sum(found.duration_s for found in rounds)
     return {
         **asdict(case),
@@ -200,29 +199,29 @@ def row_values(
         "seconds": seconds,
         "rounds": [
             {
-                "begin_ns": one.begin_ns,
-                "end_ns": one.end_ns,
-                "calls": one.calls,
-                "median_s": one.median_s,
-                "power_w": mean_power_w(one.window, read),
+                "begin_ns": window.begin_ns,
+                "end_ns": window.end_ns,
+                "calls": window.calls,
+                "median_s": window.median_s,
+                "power_w": mean_power_w(window.window, read),
             }
-            for one in rounds
+            for window in rounds
         ],
     }
 
 
 def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Clocks, temperature and what held the card back: a figure without them is hard to repeat."""
+    """Clocks, temperature and throttling of the GPU during the windows, which are needed to reproduce a figure."""
     states = load_health(trace).during(windows)
 
-    def told(name: str) -> dict[str, float] | None:
+    def summary(name: str) -> dict[str, float] | None:
         values = [getattr(state, name) for state in states if getattr(state, name) is not None]
         return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
 
     return {
-        "sm_utilisation_percent": told("utilization_percent"),
-        "sm_clock_mhz": told("sm_clock_mhz"),
-        "temperature_c": told("temperature_c"),
+        "sm_utilisation_percent": summary("utilization_percent"),
+        "sm_clock_mhz": summary("sm_clock_mhz"),
+        "temperature_c": summary("temperature_c"),
         "throttled": throttle_shares(states) if states else {},
         "readings": len(states),
     }
@@ -231,13 +230,13 @@ def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, 
 def model_flops_utilization(
     flops: float | None, how: str, items_per_s: float, dtype: str, device: torch.device
 ) -> tuple[float | None, str]:
-    """Share of the data sheet's peak, or why it is not known."""
+    """FLOPs per second over the data sheet's peak, or None and the reason."""
     if device.type != "cuda":
-        return None, "no peak is known for a CPU"
+        return None, "the peak FLOP/s of a CPU is unknown"
     if flops is None:
         return None, f"FLOPs {how}"
     name = torch.cuda.get_device_name(device)
     peak = peak_flops(name, peak_precision(dtype))
     if peak is None:
-        return None, f"no peak of the {name} in {dtype} is known here (train/devices.py)"
+        return None, f"the peak FLOP/s of {name} in {dtype} is unknown (see train/devices.py)"
     return flops * items_per_s / peak, ""

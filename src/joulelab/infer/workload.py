@@ -1,4 +1,8 @@
-"""What is run: a model on its device in its precision, inputs of the size asked for, and what a call should cost."""
+"""The measured workload: a model on its device in its precision, inputs of the requested shape, its FLOPs and memory.
+
+A GPU refuses an allocation that does not fit. On a CPU the kernel overcommits and kills the process later, so large
+batches are checked in advance: one item is run, and the batch is assumed to need that many times its memory.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +41,13 @@ class InferenceWorkload:
     model: nn.Module
     inputs: tuple[Any, ...]
     items: int
-    """In a call."""
+    """Per call."""
     item: str
     notes: tuple[str, ...] = ()
 
 
 class ModelCache:
-    """Models that several rows use are made once; each has its own device, precision and norm."""
+    """Builds each model once for all rows with the same precision and norm."""
 
     def __init__(self, spec: InferSpec, device: torch.device) -> None:
         self._spec = spec
@@ -51,11 +55,11 @@ class ModelCache:
         self._models: dict[tuple[Any, ...], nn.Module] = {}
         self._loaded: nn.Module | None = None
 
-    def subject(self, case: Case) -> InferenceWorkload:
+    def workload(self, case: Case) -> InferenceWorkload:
         make = {"encoder": self._encoder, "zoo": self._from_zoo, "pretrained": self._pretrained}[self._spec.kind]
-        found = make(case)
-        inputs = tuple(value.to(self._device) for value in found.inputs)
-        return replace(found, inputs=_cast_batch(inputs, case.dtype))
+        workload = make(case)
+        inputs = tuple(value.to(self._device) for value in workload.inputs)
+        return replace(workload, inputs=_cast_batch(inputs, case.dtype))
 
     def _ready(self, key: tuple[Any, ...], dtype: str, make: Callable[[], nn.Module]) -> nn.Module:
         if key not in self._models:
@@ -106,7 +110,7 @@ class ModelCache:
 
 
 def _cast_batch(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
-    """Also inside a batch of the zoo's."""
+    """Also casts the tensors inside a zoo batch."""
     return tuple(
         replace(value, tensors=dict(zip(value.tensors, cast_inputs(list(value.tensors.values()), dtype), strict=True)))
         if isinstance(value, TensorBatch)
@@ -117,19 +121,21 @@ def _cast_batch(inputs: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
 
 def _encoder_notes(spec: InferSpec, case: Case) -> tuple[str, ...]:
     width = SHAPES[spec.model].width
-    said = {
-        "weights drawn from the seed: time is that of trained ones, joules nearly (not measured: a GPU's power "
-        "follows its data a little)": not spec.weights,
-        "fastest: norms' scales inside the matrices, and of the last block only the token that the head reads": (
+    notes = {
+        "random weights: same time as trained ones, nearly the same energy (GPU power depends slightly on the data)": (
+            not spec.weights
+        ),
+        "fastest: norm scales are folded into the matrices, and the last block computes only the first token": (
             case.mode == "fastest"
         ),
-        f"pre-crms at width {width} computes what a pre-LN encoder of width {width + 1} does": case.norm == "pre-crms",
+        f"pre-crms at width {width} computes the same as a pre-LN encoder of width {width + 1}": case.norm
+        == "pre-crms",
     }
-    return tuple(text for text, holds in said.items() if holds)
+    return tuple(text for text, applies in notes.items() if applies)
 
 
 class _ForwardWithLoss(nn.Module):
-    """A model of the zoo behind its task: what one evaluation step computes."""
+    """A zoo model with its objective: what one evaluation step computes."""
 
     def __init__(self, model: nn.Module, objective: Objective[Any]) -> None:
         super().__init__()
@@ -142,7 +148,7 @@ class _ForwardWithLoss(nn.Module):
 
 
 class _NamedInput(nn.Module):
-    """A model of transformers that takes its input by name."""
+    """A transformers model that takes its input by keyword."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
@@ -155,7 +161,7 @@ class _NamedInput(nn.Module):
 
 
 def load_architecture(name: str) -> nn.Module:
-    """As the class that the folder or hub id says it is; a GGUF file holds a causal language model."""
+    """Load with the class named in the model's configuration; a GGUF file is a causal language model."""
     path = sources.parse(name).path
     if path is not None and path.suffix.lower() == ".gguf":
         return load_causal_lm(name)
@@ -166,22 +172,22 @@ def load_architecture(name: str) -> nn.Module:
 
 
 def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[str, Tensor, str]:
-    """The argument's name, its value, and what one of it is called."""
+    """Name of the argument, its value, and the name of one item."""
     config: Any = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(
-            f"{spec.model} is an encoder with a decoder; one forward pass of it is not defined by its name",
-            "use a model of `joulelab zoo` (t5, bart), which brings inputs of its own",
+            f"{spec.model} is an encoder-decoder model, whose inputs cannot be generated automatically",
+            "use a zoo model (t5, bart), which has its own inputs",
         )
     takes = getattr(model, "main_input_name", "input_ids")
     of_images = takes == "pixel_values" and hasattr(config, "image_size")
     if not of_images and not (takes == "input_ids" and hasattr(config, "vocab_size")):
         raise ConfigError(
-            f"{spec.model} ({type(model).__name__}) takes neither tokens alone nor images alone",
-            "use a model of `joulelab zoo`, which brings inputs of its own",
+            f"{spec.model} ({type(model).__name__}) takes neither only tokens nor only images",
+            "use a model of `joulelab zoo`, which has its own inputs",
         )
     if of_images and spec.seq_lengths:
-        raise ConfigError(f"{spec.model} takes images; a sequence length fits models of text", "leave --seq-length out")
+        raise ConfigError(f"{spec.model} takes images; seq_lengths applies to text models", "omit --seq-length")
     with seeded_init(spec.seed):
         if of_images:
             size = config.image_size if isinstance(config.image_size, int) else config.image_size[0]
@@ -191,21 +197,22 @@ def _pretrained_input(spec: InferSpec, model: nn.Module, case: Case) -> tuple[st
         return "input_ids", torch.randint(0, config.vocab_size, (case.batch_size, case.tokens)), "sequence"
 
 
-def forward_flops(subject: InferenceWorkload) -> tuple[float | None, str]:
-    """Per item, counted on one call; or why it cannot be counted. Element-wise operations count nothing."""
+def forward_flops(workload: InferenceWorkload) -> tuple[float | None, str]:
+    """FLOPs per item, counted on one call, or None and the reason. Counts matrix products, convolutions and attention,
+    not element-wise operations."""
     try:
-        with _all_tokens(subject.model), sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounter() as counter:
-            subject.model(*subject.inputs)
+        with _all_tokens(workload.model), sdpa_kernel(SDPBackend.MATH), torch.no_grad(), FlopCounter() as counter:
+            workload.model(*workload.inputs)
     except JoulelabError:
         raise
-    except Exception as error:  # whatever a model does that the counter does not like
+    except Exception as error:  # models may do anything that the counter does not support
         return None, f"not counted: {type(error).__name__}: {(str(error) or 'no text').splitlines()[0][:100]}"
-    return counter.flops / subject.items, "one call"
+    return counter.flops / workload.items, "one call"
 
 
 @contextmanager
 def _all_tokens(model: nn.Module) -> Iterator[None]:
-    """A lean encoder as the plain one: work that was left out is no merit of the card."""
+    """Count a folded encoder like the plain one: MFU must not credit the GPU for work that was skipped."""
     lean_before = isinstance(model, Encoder) and model.first_only
     if isinstance(model, Encoder):
         model.first_only = False
@@ -221,14 +228,7 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-# Too little memory, told with the row it was too little for.
-#
-# A GPU refuses what does not fit. A CPU's kernel promises more than it has and ends the process when the promise is
-# called in, so a large batch is asked about first: what one item needs is looked up, and the batch needs so many
-# times that.
-
-
-_SMALLER_HINT = "ask for a smaller batch, a shorter sequence or 16-bit weights"
+_SMALLER_HINT = "use a smaller batch, a shorter sequence or 16-bit weights"
 _LARGE_BATCH = 64
 
 
@@ -239,8 +239,8 @@ def explain_out_of_memory(case: Case, device: torch.device) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        place = "GPU's memory" if device.type == "cuda" else "memory"
-        raise OutOfMemory(f"{_row_name(case)} does not fit into the {place}", _SMALLER_HINT) from error
+        memory = "GPU memory" if device.type == "cuda" else "memory"
+        raise OutOfMemory(f"{_row_name(case)} does not fit into {memory}", _SMALLER_HINT) from error
 
 
 def allocated_bytes(device: torch.device) -> int:
@@ -248,8 +248,8 @@ def allocated_bytes(device: torch.device) -> int:
 
 
 def row_memory_bytes(model: nn.Module, device: torch.device, before: int) -> int:
-    """The model's weights and what was needed beside them, since so many bytes were allocated and the peak was started;
-    other models that wait for their turn on the GPU do not count. On a CPU the most the process ever held."""
+    """Weights plus the peak of additional memory since `before` bytes were allocated and the peak was reset; other
+    models on the GPU do not count. On a CPU the peak resident size of the process."""
     peak = peak_memory_bytes(device)
     return weight_bytes(model) + peak - before if device.type == "cuda" else peak
 
@@ -259,24 +259,26 @@ def require_memory(case: Case, device: torch.device, one_item: Callable[[], Infe
         return
     needed = case.batch_size * item_bytes(one_item())
     memory = psutil.virtual_memory()
-    words = f"{_row_name(case)} needs at least {size_text(needed)} of memory"
+    text = f"{_row_name(case)} needs at least {size_text(needed)} of memory"
     if needed > memory.total:
-        raise ConfigError(f"{words}, and this machine has {size_text(memory.total)}", _SMALLER_HINT)
+        raise ConfigError(f"{text}; this machine has {size_text(memory.total)}", _SMALLER_HINT)
     if needed > memory.available:
-        raise OutOfMemory(f"{words}, and {size_text(memory.available)} are free", _SMALLER_HINT)
+        raise OutOfMemory(f"{text}; {size_text(memory.available)} is free", _SMALLER_HINT)
 
 
-def item_bytes(subject: InferenceWorkload) -> int:
-    """An item and the most that one operation on it reads and writes, beside the weights."""
-    values = [list(v.tensors.values()) if isinstance(v, TensorBatch) else v for v in subject.inputs]
-    largest = _LargestOperation(subject.model)
+def item_bytes(workload: InferenceWorkload) -> int:
+    """Bytes of one item plus the largest operation on it, without the weights."""
+    values = [list(v.tensors.values()) if isinstance(v, TensorBatch) else v for v in workload.inputs]
+    largest = _LargestOperation(workload.model)
     with torch.no_grad(), largest:
-        subject.model(*subject.inputs)
+        workload.model(*workload.inputs)
     own = sum(value.nbytes for value in tree_leaves(values) if isinstance(value, Tensor))
-    return (own + largest.most_bytes) // max(subject.items, 1)
+    return (own + largest.most_bytes) // max(workload.items, 1)
 
 
 class _LargestOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Records the most bytes that one operation reads and writes."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *model.buffers()]}

@@ -203,7 +203,7 @@ def _locate_model(name: str) -> _ModelLocation:
     if source.path is None:
         return _ModelLocation(name, source.name, hint=sources.hub_hint(source.name))
     if source.kind == "sample" and samples.find(source.name).kind == "labeled-text":
-        raise ConfigError(f"{name} is labelled text, not a model", "use sample:minilm or sample:smollm2")
+        raise ConfigError(f"{name} is labeled text, not a model", "use sample:minilm or sample:smollm2")
     if source.path.is_dir():
         return _ModelLocation(name, str(source.path))
     if source.path.suffix.lower() == ".gguf":

@@ -154,7 +154,7 @@ def test_a_prompt_without_room_and_settings_without_effect_are_refused(model, to
     for settings in ({"temperature": 0.5}, {"n": 2}, {"do_sample": True, "num_beams": 2}, {"stop": ("",)}):
         with pytest.raises(ValueError):
             GenerationSettings(**settings)
-    with pytest.raises(ConfigError, match="nothing to answer"):
+    with pytest.raises(ConfigError, match="does not end with a user message"):
         said(model, tokenizer, GREEDY, 1, [[{"role": "assistant", "content": "w1"}]])
 
 

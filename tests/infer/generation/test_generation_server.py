@@ -51,7 +51,7 @@ def test_so_does_the_server_that_comes_with_transformers(model_folder):
         pytest.importorskip(package)
     with serving(model_folder, serve_with_transformers) as (address, pid):
         generator = ServerGenerator(address, str(model_folder), GREEDY, concurrency=2)
-        assert generator.place.pids == (pid,)
+        assert generator.location.pids == (pid,)
         assert told(generator) == told(here())
 
 
@@ -76,7 +76,7 @@ def test_answers_of_one_prompt_have_seeds_of_their_own_and_come_again(served, tm
 def test_a_server_of_this_machine_is_in_its_meter(served):
     address, pid = served
     generator = ServerGenerator(address, "tiny", GREEDY)
-    assert generator.place.pids == (pid,)
+    assert generator.location.pids == (pid,)
     assert generator.energy_gap is None
     assert ServerGenerator(address, "tiny", GREEDY, on_this_node=False).energy_gap is not None
 
@@ -84,19 +84,19 @@ def test_a_server_of_this_machine_is_in_its_meter(served):
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("http://192.0.2.7:8000/v1", "no address of this machine"),
-        ("http://127.0.0.1:9/v1", "no process of this machine listens"),
+        ("http://192.0.2.7:8000/v1", "not an address of this machine"),
+        ("http://127.0.0.1:9/v1", "no process on this machine listens"),
     ],
 )
 def test_a_server_that_is_not_here_is_not_in_the_meter(address, told):
     place = locate_server(address)
-    assert not place.here
+    assert not place.is_local
     assert told in place.reason
 
 
 def test_a_tunnel_is_not_the_server():
-    assert not classify_listeners(8000, {17: "ssh"}).here
-    assert classify_listeners(8000, {17: "python3", None: ""}).here
+    assert not classify_listeners(8000, {17: "ssh"}).is_local
+    assert classify_listeners(8000, {17: "python3", None: ""}).is_local
 
 
 def test_a_gpu_of_the_server_that_nobody_meters_is_named(monkeypatch):
@@ -221,5 +221,5 @@ def test_a_server_that_is_not_there_is_told_before_any_work(served):
         ServerGenerator("http://127.0.0.1:9/v1", "tiny", GREEDY)
     with pytest.raises(ConfigError, match="no beam search"):
         ServerGenerator(served[0], "tiny", GenerationSettings(num_beams=2))
-    with pytest.raises(ConfigError, match="no address of a server"):
+    with pytest.raises(ConfigError, match="not a server address"):
         ServerGenerator("localhost:8000", "tiny", GREEDY)

@@ -1,7 +1,7 @@
-"""The model's memory of what it has read, so that every token is read once: growing, or of fixed size and captured.
+"""Decoding with a key-value cache: growing (any model), or static and captured as a CUDA graph.
 
-Prompts are padded on the left: the last column is then every row's last token, and what is generated stands directly
-behind it. (Padded on the right, padding would lie between prompt and answer.) Padding is masked and has no position.
+Prompts are padded on the left, so that the last column is every row's last token and generated tokens follow directly;
+with padding on the right, padding would be between prompt and answer. Padding is masked and has no position.
 
 Shapes: P prompts, R rows (`copies` per prompt), T tokens, V vocabulary.
 """
@@ -46,18 +46,18 @@ class PaddedPrompts:
 
 
 class CachedDecoder(Protocol):
-    """Reads prompts, then one token per row at a time, and says what could come next."""
+    """Reads prompts, then one token per row at a time; returns the logits of the next token."""
 
     def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor: ...
 
     def step(self, tokens_R: Tensor) -> Tensor: ...
 
     def keep(self, rows_R: Tensor) -> bool:
-        """Go on with these rows alone; False where the shape is fixed."""
+        """Continue with these rows only; returns False if the shape is fixed."""
 
 
 class GrowingCacheDecoder:
-    """Prompts are read once for all their answers; rows that are done leave the batch."""
+    """Each prompt is read once for all its answers; finished rows leave the batch."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._arguments = model, _forward_arguments(model)
@@ -66,7 +66,7 @@ class GrowingCacheDecoder:
         from transformers import DynamicCache
 
         self._cache = DynamicCache(config=self._model.config)
-        # without padding no mask is needed, and attention without one is quicker
+        # Without padding no mask is needed, and attention without a mask is faster.
         self._mask_RT = None if prompts.is_full else prompts.mask_PT
         self._next_R = prompts.mask_PT.sum(-1)
         logits_PV = self._read(prompts.ids_PT, prompts.positions_PT)
@@ -101,16 +101,16 @@ class GrowingCacheDecoder:
 
 
 class StaticCacheDecoder:
-    """One shape for all steps of all batches, so that a step on a GPU can be captured and replayed as a whole: for a
-    small model, launching its kernels one by one takes longer than running them."""
+    """One shape for all steps of all batches, so that a step can be captured as a CUDA graph: for a small model,
+    launching the kernels one by one takes longer than running them."""
 
     def __init__(self, model: Any, rows: int, tokens: int, device: torch.device) -> None:
-        """`tokens`: of the longest prompt and its answer together."""
+        """`tokens`: length of the longest prompt plus its answer."""
         from transformers import StaticCache
 
         self._model, self._rows, self._tokens = model, rows, -(-tokens // _BLOCK) * _BLOCK
         self._cache = StaticCache(config=model.config, max_cache_len=self._tokens)
-        # what is still to come counts as there: causality hides it, and the mask need never change
+        # Future positions are unmasked: the causal mask hides them, so this mask never changes within a batch.
         self._mask_RT = torch.ones(rows, self._tokens, dtype=torch.long, device=device)
         self._token_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._place_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -118,29 +118,29 @@ class StaticCacheDecoder:
 
     def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
         ids_RT, mask_RT, positions_RT = (
-            self._full(tensor.repeat_interleave(copies, 0))
+            self._pad_rows(tensor.repeat_interleave(copies, 0))
             for tensor in (prompts.ids_PT, prompts.mask_PT, prompts.positions_PT)
         )
         self._live = copies * len(prompts.ids_PT)
         self._mask_RT.fill_(1)
         self._mask_RT[:, : mask_RT.shape[1]] = mask_RT
         if self._step is None:
-            self._read(ids_RT, positions_RT)  # the cache gets its place with the first tokens it keeps
+            self._read(ids_RT, positions_RT)  # allocates the cache
             self._step = capture_cuda_graph(self._read_one)
         rewind_cache(self._cache, 0)
         self._place_R1.copy_(mask_RT.sum(-1, keepdim=True))
         return self._read(ids_RT, positions_RT)[: self._live]
 
     def step(self, tokens_R: Tensor) -> Tensor:
-        assert self._step is not None, "prompts come first"
-        self._token_R1.copy_(self._full(tokens_R[:, None]))
-        return self._step()[: self._live].clone()  # the next replay writes over it
+        assert self._step is not None, "call begin first"
+        self._token_R1.copy_(self._pad_rows(tokens_R[:, None]))
+        return self._step()[: self._live].clone()  # the next replay overwrites it
 
     def keep(self, rows_R: Tensor) -> bool:
         return False
 
-    def _full(self, tensor: Tensor) -> Tensor:
-        """A last batch of fewer rows is filled up with copies of its first, which nobody reads."""
+    def _pad_rows(self, tensor: Tensor) -> Tensor:
+        """Pad a smaller last batch with copies of its first row, whose results are discarded."""
         missing = self._rows - len(tensor)
         return tensor if not missing else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
 
@@ -162,7 +162,7 @@ class StaticCacheDecoder:
 
 
 def rewind_cache(cache: Any, place: int) -> None:
-    """Let a cache of fixed size go on from there. What lies behind is hidden until it is written over."""
+    """Continue a static cache from this position. Later entries are hidden by the causal mask until overwritten."""
     for layer in cache.layers:
         length = getattr(layer, "cumulative_length", None)
         if isinstance(length, Tensor):
@@ -172,7 +172,7 @@ def rewind_cache(cache: Any, place: int) -> None:
 
 
 def supports_static_cache(model: Any) -> bool:
-    """Plain attention over all that came before, and the arguments a fixed reader needs."""
+    """Whether the model has full attention in all layers and the arguments that a static cache needs."""
     kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
     return set(kinds) == {"full_attention"} and {
         "attention_mask",
@@ -182,8 +182,8 @@ def supports_static_cache(model: Any) -> bool:
 
 
 def _forward_arguments(model: Any) -> set[str]:
-    """Arguments of the model's forward, whatever was put around it: a wrapper that passes everything on names none, and
-    a mask that is left out on that account would let every row look at its padding."""
+    """Arguments of the model's forward method, looking through wrappers. A wrapper that takes **kwargs names none, and
+    omitting the mask for that reason would let rows attend to their padding."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     forwards = [vars(kind)["forward"] for kind in type(inner).__mro__ if "forward" in vars(kind)]
     return {name for forward in forwards for name in inspect.signature(forward).parameters}

@@ -1,4 +1,8 @@
-"""What every generator takes and gives, whichever engine is behind it."""
+"""Prompts and completions, independent of the engine: the Generator protocol, completions on disk, tokenization.
+
+Completions are appended to a file, one line per prompt, keyed by content, so that a killed generation can be resumed. A
+line counts once it is complete; nothing is rewritten.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +22,25 @@ from joulelab.runs.sharding import ALL, Shard
 
 FinishReason = Literal["stop", "length"]
 Prompt = str | Sequence[Message]
-"""Plain text that is continued, or messages (role, content) that are answered by the model's chat template."""
+"""Plain text to continue, or chat messages (role, content), which are formatted with the model's chat template."""
 
 
 @dataclass(frozen=True)
 class Completion:
+    """One answer to a prompt."""
+
     text: str
-    """Without special tokens and without the text that stopped it."""
+    """Without special tokens and without the stop text."""
     ids: tuple[int, ...]
-    """As generated, the closing token included, nothing after it; empty where a server does not tell."""
+    """As generated, including the end token; empty if a server does not return them."""
     finish_reason: FinishReason
-    """`stop`: it ended by itself; `length`: it was cut off."""
+    """`stop`: ended by an end token or stop text; `length`: truncated."""
     tokens: int
-    """Generated for this answer: the closing token counts, padding beside longer neighbours does not."""
+    """Generated tokens, including the end token, without padding."""
     log_probability_sum: float | None = None
-    """Of its tokens by the model itself, at temperature 1 without any filter; nothing: not told."""
+    """Under the model at temperature 1 without filters; None if unknown."""
     prompt_tokens: int | None = None
-    """Of the prompt; nothing: not told."""
+    """None if unknown."""
 
     @property
     def mean_log_probability(self) -> float | None:
@@ -51,36 +57,36 @@ class Completion:
 
 
 class Generator(Protocol):
-    """Whoever answers prompts."""
+    """Generates completions for prompts."""
 
     @property
     def settings(self) -> GenerationSettings: ...
 
     @property
     def identity(self) -> str:
-        """What answers: hash of the weights, or server and model name. Part of an answer's key."""
+        """Hash of the weights, or server and model name. Part of a completion's key."""
 
     @property
     def prompts_at_once(self) -> int:
-        """A good number of prompts to hand over together."""
+        """Suitable number of prompts per batch."""
 
     @property
     def energy_gap(self) -> str | None:
-        """Why the joules of the work are not in this node's meter; nothing: they are."""
+        """Why this node's meter does not measure the energy of the generation; None if it does."""
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
-        """For every prompt, in order, its `settings.n` answers."""
+        """For every prompt, in order, its `settings.n` completions."""
 
 
 def as_messages(prompt: Prompt) -> Conversation | None:
-    """The messages of a chat prompt as plain dictionaries; nothing for plain text."""
+    """The messages of a chat prompt as dictionaries; None for plain text."""
     if isinstance(prompt, str):
         return None
     messages = [_message(one) for one in prompt]
     if not messages or messages[-1]["role"] == "assistant":
         raise ConfigError(
-            f"a prompt of {len(messages)} messages has nothing to answer: {messages!r:.120}",
-            "a prompt ends with a user's (or system's) message",
+            f"a prompt of {len(messages)} messages does not end with a user message: {messages!r:.120}",
+            "end the prompt with a user or system message",
         )
     return messages
 
@@ -89,30 +95,25 @@ def _message(one: Any) -> Message:
     fields = one if isinstance(one, Mapping) else {}
     role, content = fields.get("role"), fields.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
-        raise ConfigError(f"not a message: {one!r:.120}", "a message has a role and a content, both text")
+        raise ConfigError(f"not a message: {one!r:.120}", "a message needs `role` and `content`, both text")
     return {"role": role, "content": content}
 
 
 def completion_key(identity: str, settings: GenerationSettings, prompt: Prompt) -> str:
-    """By content: who answers, how, and what was asked. Position and batch do not matter."""
+    """Key by content: generator, settings and prompt. Position and batch do not matter."""
     asked = as_messages(prompt) or prompt
     text = json.dumps([identity, settings.model_dump(mode="json"), asked], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-# Answers on disk as they come: one line a prompt, found again by content, so that a killed generation goes on.
-#
-# A line counts once it is whole; what a kill cut off is passed over and made again. Nothing is ever rewritten.
-
-
 @dataclass(frozen=True)
 class GenerationProgress:
-    """So far, earlier attempts included: what a stage counts."""
+    """Counts so far, including earlier attempts."""
 
     prompts: int
     answers: int
     prompt_tokens: int
-    """Read; once a prompt, however many answers it has."""
+    """Each prompt counts once, however many answers it has."""
     generated_tokens: int
 
     @classmethod
@@ -136,7 +137,7 @@ class GenerationProgress:
 
 
 def read_completions(*paths: Path) -> dict[str, list[Completion]]:
-    """By key; where a key stands twice the first line counts, as others may have used it already."""
+    """By key. If a key occurs twice the first line is used, because it may have been used already."""
     found: dict[str, list[Completion]] = {}
     for line in (line for path in paths if path.exists() for line in read_lines(path)):
         if "key" in line and "answers" in line:
@@ -147,12 +148,12 @@ def read_completions(*paths: Path) -> dict[str, list[Completion]]:
 def write_completions(
     path: Path, keys: Sequence[str], prompts: Sequence[Prompt], found: Mapping[str, list[Completion]]
 ) -> None:
-    """The answers to all prompts in one file, in the order in which one process alone would have given them."""
-    lacking = [prompts[number] for number, key in enumerate(keys) if key not in found]
-    if lacking:
+    """Write the completions of all prompts to one file, in the order of a single process."""
+    missing = [prompts[number] for number, key in enumerate(keys) if key not in found]
+    if missing:
         raise JoulelabError(
-            f"{len(lacking):,} of {len(keys):,} prompts have no answer, for example {lacking[0]!r:.80}",
-            "generate again: only what is missing is asked for",
+            f"{len(missing):,} of {len(keys):,} prompts have no completion, for example {missing[0]!r:.80}",
+            "rerun the generation; only missing completions are generated",
         )
     path.unlink(missing_ok=True)
     file = LineFile(path)
@@ -175,19 +176,19 @@ def generate_into(
     at_once: int | None = None,
     others: Sequence[Path] = (),
 ) -> list[list[Completion]]:
-    """The answers to all prompts of our share, in order; those that stand in a file already are not generated again.
+    """Completions of all prompts of this shard, in order; those already in a file are not generated again.
 
-    Prompts of like length are answered together. Batches (of `at_once` prompts; by default the generator's) are cut
-    before it is known what is there, and one that lacks an answer is made again as a whole: numbers in a batch depend a
-    little on its shape, and a resumed or split run must say the same words as one that was never killed. What stands in
-    the files of `others` is left to them.
+    Prompts of similar length share a batch. Batches (of `at_once` prompts, by default the generator's number) do not
+    depend on what is already on disk, and a batch with a missing completion is regenerated as a whole: floating-point
+    results depend slightly on the batch shape, and a resumed or sharded run must generate the same text as an
+    uninterrupted one. Completions in the files of `others` are not written again.
     """
     keys = [completion_key(generator.identity, generator.settings, prompt) for prompt in prompts]
     ours = shard_batches(keys, prompts, at_once or generator.prompts_at_once, share)
-    found, told = read_completions(path), read_completions(*others)
+    found, elsewhere = read_completions(path), read_completions(*others)
     so_far = GenerationProgress.of(found[keys[at]] for batch in ours for at in batch if keys[at] in found)
     tick(so_far)
-    there = found.keys() | told.keys()
+    there = found.keys() | elsewhere.keys()
     pending = [at for batch in ours if any(keys[at] not in there for at in batch) for at in batch]
     file = LineFile(path)
     try:
@@ -203,7 +204,7 @@ def generate_into(
     finally:
         file.close()
     mine = {keys[at] for batch in ours for at in batch}
-    both = {**told, **found}
+    both = {**elsewhere, **found}
     return [both[key] for key in keys if key in mine]
 
 
@@ -213,7 +214,7 @@ def shard_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int, 
 
 
 def make_batches(keys: Sequence[str], prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
-    """Numbers of prompts, batch after batch, short ones first; a prompt that stands twice is asked once."""
+    """Indices of prompts in batches, short prompts first; a duplicate prompt is generated once."""
     first = {key: number for number, key in reversed(list(enumerate(keys)))}
     order = sorted(first.values(), key=lambda number: (_prompt_length(prompts[number]), keys[number]))
     return [order[start : start + at_once] for start in range(0, len(order), at_once)]
@@ -228,15 +229,11 @@ def _prompt_length(prompt: Prompt) -> int:
     return len(prompt) if messages is None else sum(len(message["content"]) for message in messages)
 
 
-# From a prompt to the tokens a model continues, and which tokens end its answer.
-
-
 CHAIN_OF_THOUGHT = "Think step by step. Write your reasoning first, then the answer on a last line after 'Answer:'."
 
 
 def with_chain_of_thought(prompt: Prompt, request: str = CHAIN_OF_THOUGHT) -> Prompt:
-    """The same question with the wish to see the reasoning; in the last message, as not every template has a system
-    message."""
+    """The prompt with a request for reasoning, in the last message because not every template has a system message."""
     messages = as_messages(prompt)
     if messages is None:
         return f"{prompt}\n\n{request}\n\n"
@@ -245,17 +242,18 @@ def with_chain_of_thought(prompt: Prompt, request: str = CHAIN_OF_THOUGHT) -> Pr
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt) -> list[int]:
-    """Messages go through the chat template and end where the assistant begins; plain text stays as it is."""
+    """Token ids. Messages are formatted with the chat template up to the assistant's turn; plain text is encoded as
+    is."""
     messages = as_messages(prompt)
     ids = _encode_text(tokenizer, str(prompt)) if messages is None else encoding.encode_prompt(tokenizer, messages)
     if not ids:
-        raise ConfigError(f"the prompt {prompt!r:.60} has no tokens", "write something to be continued")
+        raise ConfigError(f"the prompt {prompt!r:.60} has no tokens", "pass a prompt that is not empty")
     return ids
 
 
 def _encode_text(tokenizer: Any, text: str) -> list[int]:
     ids = list(tokenizer(text)["input_ids"])
-    # some tokenizers close every text; a prompt that is already closed would be answered with nothing
+    # Some tokenizers append an end token; after it the model would generate nothing.
     while ids and len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
         ids.pop()
     if not ids and tokenizer.bos_token_id is not None:
@@ -264,7 +262,7 @@ def _encode_text(tokenizer: Any, text: str) -> list[int]:
 
 
 def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Tokens that end an answer: the model's, the tokenizer's, and the one its template closes a turn with."""
+    """Tokens that end an answer: those of the model, the tokenizer and the chat template's end of turn."""
     found: set[int] = set()
     for owner in (getattr(model, "generation_config", None), model.config, tokenizer):
         given = getattr(owner, "eos_token_id", None)
@@ -274,7 +272,7 @@ def end_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
-    """The special token that the chat template closes an answer with; nothing where it closes with words."""
+    """The special token with which the chat template ends a turn; None if it uses plain text."""
     closed = encoding.encode_conversation(
         tokenizer, [{"role": "user", "content": "?"}, {"role": ASSISTANT, "content": "!"}]
     )
@@ -283,19 +281,19 @@ def end_of_turn(tokenizer: Any) -> int | None:
 
 
 def closing_id(tokenizer: Any, prompt: Prompt) -> int:
-    """What a finished answer to this prompt ends with: the end of a turn, or of the text."""
+    """End token of a finished answer to this prompt: end of turn, or end of text."""
     turn = end_of_turn(tokenizer) if not isinstance(prompt, str) else None
     return turn if turn is not None else encoding.require_end_id(tokenizer)
 
 
 def answer_ids(tokenizer: Any, prompt: Prompt, text: str, finished: bool) -> list[int]:
-    """An answer as it is to be learnt: its words, and the closing token where it came to its end. An answer that was
-    cut off gets none: nobody is to learn to stop there."""
+    """Token ids of an answer as a training target: its text, and the end token if it is finished. A truncated answer
+    has none, so that a student does not learn to stop there."""
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
     return [*ids, closing_id(tokenizer, prompt)] if finished else ids
 
 
 def truncate_at_stop(text: str, stops: Sequence[str]) -> str:
-    """Up to where the first of the stop texts begins."""
+    """The text before the first stop text."""
     places = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(places)] if places else text

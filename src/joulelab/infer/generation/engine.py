@@ -1,4 +1,11 @@
-"""Answers from a model in this process."""
+"""Generation with a model in this process: greedy, sampled, or beam search.
+
+Greedy and sampled decoding is our own loop, because a resumed run must generate the same text as an uninterrupted one;
+beam search is that of transformers. Every row ends on its own, and finished rows leave the batch if the cache allows
+it.
+
+Shapes: R rows, one per answer of each prompt; V vocabulary; S steps.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +38,18 @@ from joulelab.infer.generation.completions import (
 from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
 
-# One batch of prompts decoded token by token; every row ends on its own, and rows that are done cost nothing more.
-#
-# Shapes: R rows, one for each answer of each prompt.
-
-
 StopCheck = Callable[[list[int]], bool]
 
 
 @dataclass
 class PartialCompletion:
-    """An answer in the making."""
+    """An answer during decoding."""
 
     ids: list[int] = field(default_factory=list)
     log_probability_sum: float = 0.0
     finish_reason: FinishReason | None = None
 
-    def take(self, token: int, log_probability: float, ends: StopCheck, limit: int) -> None:
+    def append(self, token: int, log_probability: float, ends: StopCheck, limit: int) -> None:
         self.ids.append(token)
         self.log_probability_sum += log_probability
         if ends(self.ids):
@@ -65,28 +67,28 @@ def decode_batch(
     device: torch.device,
     words: int | None = None,
 ) -> list[PartialCompletion]:
-    """Greedy or sampled, `settings.n` drafts for each prompt, in order. Rows of the vocabulary beyond `words` are
-    padding, and no token."""
-    drafts = [PartialCompletion() for _ in range(len(prompts) * settings.n)]
+    """Greedy or sampled decoding; `settings.n` completions per prompt, in order. Logits beyond the first `words` are
+    padding of the vocabulary."""
+    completions = [PartialCompletion() for _ in range(len(prompts) * settings.n)]
     numbers_SR = _random_numbers(prompts, settings, device)
-    rows = list(range(len(drafts)))  # whose tokens the reader's rows are
+    rows = list(range(len(completions)))  # completion of each row of the batch
     logits_RV = reader.begin(PaddedPrompts.of(prompts, device), settings.n)
     for step in range(settings.max_new_tokens):
         numbers_R = None if numbers_SR is None else numbers_SR[step, rows]
         tokens_R, logs_R = sample_tokens(logits_RV[:, :words], settings, numbers_R)
         for row, token, log_probability in zip(rows, tokens_R.tolist(), logs_R.tolist(), strict=True):
-            if drafts[row].finish_reason is None:
-                drafts[row].take(token, log_probability, ends, settings.max_new_tokens)
-        going = [place for place, row in enumerate(rows) if drafts[row].finish_reason is None]
-        if not going:
+            if completions[row].finish_reason is None:
+                completions[row].append(token, log_probability, ends, settings.max_new_tokens)
+        active = [place for place, row in enumerate(rows) if completions[row].finish_reason is None]
+        if not active:
             break
-        # leaving costs a copy of the rows that stay, so it waits until half of them are done
-        if 2 * len(going) <= len(rows):
-            kept_R = torch.tensor(going, device=device)
+        # Dropping rows copies the cache of the others, so it waits until half of them are finished.
+        if 2 * len(active) <= len(rows):
+            kept_R = torch.tensor(active, device=device)
             if reader.keep(kept_R):
-                rows, tokens_R = [rows[place] for place in going], tokens_R[kept_R]
+                rows, tokens_R = [rows[place] for place in active], tokens_R[kept_R]
         logits_RV = reader.step(tokens_R)
-    return drafts
+    return completions
 
 
 def _random_numbers(
@@ -96,9 +98,6 @@ def _random_numbers(
         return None
     rows = [answer_random_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
     return torch.from_numpy(np.stack(rows, axis=1)).to(device)
-
-
-# Beam search by transformers' own engine, given left-padded prompts; what stands behind an answer's end is cut off.
 
 
 @torch.no_grad()
@@ -111,7 +110,7 @@ def beam_search(
     device: torch.device,
     words: int,
 ) -> list[PartialCompletion]:
-    """The `settings.n` best beams of each prompt, best first; of the vocabulary's first `words` rows."""
+    """The `settings.n` best beams of each prompt, best first, over the first `words` tokens of the vocabulary."""
     padded = PaddedPrompts.of(prompts, device)
     begin = padded.ids_PT.shape[1]
     found = model.generate(
@@ -120,9 +119,9 @@ def beam_search(
         generation_config=_beam_config(settings, end_ids, range(words, model.config.vocab_size)),
         stopping_criteria=[_stopping_criteria(ends, begin)] if settings.stop else None,
     )
-    told = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices, normalize_logits=False)
+    scores = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices, normalize_logits=False)
     steps_used = (found.beam_indices >= 0).sum(-1).tolist()
-    rows = zip(found.sequences[:, begin:].tolist(), told.tolist(), steps_used, strict=True)
+    rows = zip(found.sequences[:, begin:].tolist(), scores.tolist(), steps_used, strict=True)
     return [_beam_completion(ids[:used], logs[:used], settings) for ids, logs, used in rows]
 
 
@@ -143,7 +142,7 @@ def _beam_config(settings: GenerationSettings, end_ids: Sequence[int], padding: 
 
 
 def _stopping_criteria(ends: StopCheck, begin: int) -> Any:
-    """Beam by beam; transformers' own stop texts do not work with every tokenizer."""
+    """Stop texts per beam; those of transformers do not work with every tokenizer."""
 
     def criteria(ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         return torch.tensor([ends(row[begin:]) for row in ids.tolist()], device=ids.device)
@@ -152,16 +151,17 @@ def _stopping_criteria(ends: StopCheck, begin: int) -> Any:
 
 
 def _beam_completion(ids: list[int], logs: list[float], settings: GenerationSettings) -> PartialCompletion:
-    """A beam ends with its closing token or with a stop text; one that used all its tokens may have been cut off."""
+    """A beam shorter than the limit ended with an end token or stop text; a full one may be truncated."""
     return PartialCompletion(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
 
 
-# Capturing a step takes a second or two, and a step of a small model saves some 20 ms by it; rows that are done stay.
+# Capturing a step takes one to two seconds and saves about 20 ms per step of a small model, but finished rows stay.
 _STATIC_CACHE_MIN_STEPS = 200
 
 
 class TransformersGenerator:
-    """Batches are cut from the prompts in their order, so the same list gives the same batches after a resume."""
+    """Generator for a transformers model. Batches follow the order of the prompts, so a resume forms the same
+    batches."""
 
     energy_gap: str | None = None
 
@@ -176,10 +176,10 @@ class TransformersGenerator:
         cache: CacheKind = "auto",
         whole: Sequence[Prompt] = (),
     ) -> None:
-        """`model` stands on its device, in its precision; `batch_size` counts prompts.
+        """`model` is on its device, in its precision; `batch_size` counts prompts.
 
-        `whole`: all prompts of the work, where `generate` may get a part, after a resume or of a share: shapes are
-        chosen for these, as numbers depend a little on them, and a part is to say what the whole would.
+        `whole`: all prompts of the work, if `generate` gets a part of them (after a resume, or a shard). Shapes are
+        chosen for these: floating-point results depend slightly on shapes, and a part must generate the same text.
         """
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
         self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
@@ -194,13 +194,13 @@ class TransformersGenerator:
         reader = self._reader([encode_prompt(self._tokenizer, prompt) for prompt in self._whole] or encoded)
         for start in range(0, len(encoded), self.prompts_at_once):
             batch = encoded[start : start + self.prompts_at_once]
-            with self._still(), _explain_out_of_memory(self.prompts_at_once):
-                drafts = self._drafts(reader, batch)
+            with self._eval_mode(), _explain_out_of_memory(self.prompts_at_once):
+                completions = self._decode(reader, batch)
             for number, prompt in enumerate(batch):
-                own = drafts[number * self.settings.n : (number + 1) * self.settings.n]
-                yield [self._answer(draft, len(prompt)) for draft in own]
+                own = completions[number * self.settings.n : (number + 1) * self.settings.n]
+                yield [self._to_completion(completion, len(prompt)) for completion in own]
 
-    def _drafts(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
+    def _decode(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
         if reader is None:
             return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
         return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
@@ -214,7 +214,7 @@ class TransformersGenerator:
             return GrowingCacheDecoder(self._model)
         if not supports_static_cache(self._model):
             raise ConfigError(
-                f"{type(self._model).__name__} does not attend to all that came before, so its cache has no fixed size",
+                f"{type(self._model).__name__} does not use full attention, so it cannot use a static cache",
                 "use cache='growing'",
             )
         longest = max((len(prompt) for prompt in encoded), default=0) + self.settings.max_new_tokens
@@ -224,10 +224,12 @@ class TransformersGenerator:
     def _ends(self, ids: list[int]) -> bool:
         return ids[-1] in self._end_ids or self._stops.reached(ids)
 
-    def _answer(self, draft: PartialCompletion, prompt_tokens: int) -> Completion:
-        text = truncate_at_stop(self._tokenizer.decode(draft.ids, skip_special_tokens=True), self.settings.stop)
-        reason = draft.finish_reason or ("stop" if self._ends(draft.ids) else "length")
-        return Completion(text, tuple(draft.ids), reason, len(draft.ids), draft.log_probability_sum, prompt_tokens)
+    def _to_completion(self, completion: PartialCompletion, prompt_tokens: int) -> Completion:
+        text = truncate_at_stop(self._tokenizer.decode(completion.ids, skip_special_tokens=True), self.settings.stop)
+        reason = completion.finish_reason or ("stop" if self._ends(completion.ids) else "length")
+        return Completion(
+            text, tuple(completion.ids), reason, len(completion.ids), completion.log_probability_sum, prompt_tokens
+        )
 
     def _require_room(self, encoded: Sequence[Sequence[int]]) -> None:
         limit = getattr(self._model.config, "max_position_embeddings", None)
@@ -236,12 +238,12 @@ class TransformersGenerator:
             raise ConfigError(
                 f"a prompt of {longest} tokens and {self.settings.max_new_tokens} new ones do not fit into the "
                 f"model's {limit} positions",
-                "shorten the prompts or set max_new_tokens lower",
+                "shorten the prompts or lower max_new_tokens",
             )
 
     @contextmanager
-    def _still(self) -> Iterator[None]:
-        """Dropout off, and on again for whoever trains the model."""
+    def _eval_mode(self) -> Iterator[None]:
+        """Evaluation mode; restores the training mode afterwards."""
         was_training = self._model.training
         self._model.eval()
         try:
@@ -256,6 +258,6 @@ def _explain_out_of_memory(batch_size: int) -> Iterator[None]:
         yield
     except torch.cuda.OutOfMemoryError as error:
         raise OutOfMemory(
-            f"{batch_size} prompts at a time do not fit into the GPU's memory",
-            "generate with a smaller batch, fewer answers per prompt or fewer new tokens",
+            f"a batch of {batch_size} prompts does not fit into GPU memory",
+            "use a smaller batch, fewer answers per prompt or fewer new tokens",
         ) from error

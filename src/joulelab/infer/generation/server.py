@@ -1,4 +1,10 @@
-"""Answers from a server that speaks the OpenAI protocol: vLLM, for one, in an environment of its own."""
+"""Generation with an OpenAI-compatible server such as vLLM, and whether this node's meter measures it.
+
+The energy of a server counts if its address belongs to this machine and a process listens there that does the work
+itself. A tunnel or proxy listens here but may compute elsewhere, so its energy is not claimed. If the server uses GPUs,
+they must be among the metered ones. In doubt the energy is reported as missing: a total without the teacher would look
+like a cheap teacher.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +32,24 @@ from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.sensors.gpu_selection import select_gpus
 from joulelab.meter.sensors.nvml import permitted_cards
 
-# Does a server compute on this node, so that this node's meter has its joules?
-#
-# It does if its address is one of this machine's, and a process of this machine listens there that does the work
-# itself. A tunnel or a proxy listens here and computes elsewhere as far as can be told, so its joules are not
-# claimed. Where the server computes on GPUs, those have to be among the metered ones. In doubt the joules are
-# reported missing: a figure without the teacher in it would look like a cheap teacher.
-
-
 FORWARDERS = frozenset({"ssh", "sshd", "autossh", "socat", "kubectl", "haproxy", "nginx", "envoy", "rinetd", "stunnel"})
 _ANY_ADDRESS = ("0.0.0.0", "::", "*")
 
 
 @dataclass(frozen=True)
 class ServerLocation:
-    here: bool
+    """Whether a server computes on this node."""
+
+    is_local: bool
     reason: str
-    """What was seen, in words."""
     pids: tuple[int, ...] = ()
-    """Who listens, as far as this user may see."""
+    """Listening processes that are visible to this user."""
 
 
 def server_address(base_url: str) -> tuple[str, int]:
     parts = urlsplit(base_url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"'{base_url}' is no address of a server", "for example http://localhost:8000/v1")
+        raise ConfigError(f"'{base_url}' is not a server address", "for example http://localhost:8000/v1")
     try:
         return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
@@ -65,26 +64,26 @@ def locate_server(base_url: str) -> ServerLocation:
         return ServerLocation(False, f"{host} cannot be resolved here: {error}")
     strange = found - _own_addresses()
     if strange:
-        return ServerLocation(False, f"{host} is {', '.join(sorted(strange))}, which is no address of this machine")
+        return ServerLocation(False, f"{host} is {', '.join(sorted(strange))}, which is not an address of this machine")
     return classify_listeners(port, _listeners(port, found))
 
 
 def classify_listeners(port: int, names: dict[int | None, str]) -> ServerLocation:
-    """`names` of those who listen at the port, by process id; None stands for processes this user may not see."""
+    """`names`: listening processes by pid; None stands for processes that are not visible to this user."""
     pids = tuple(pid for pid in names if pid is not None)
     if not names:
-        return ServerLocation(False, f"no process of this machine listens at port {port}")
+        return ServerLocation(False, f"no process on this machine listens on port {port}")
     forwarding = sorted(set(names.values()) & FORWARDERS)
     if forwarding:
-        return ServerLocation(False, f"{', '.join(forwarding)} listens at port {port} and passes the work on", pids)
+        return ServerLocation(False, f"{', '.join(forwarding)} listens on port {port} and forwards requests", pids)
     who = ", ".join(sorted(f"{name} (pid {pid})" for pid, name in names.items() if pid is not None))
-    return ServerLocation(True, f"{who or 'a process of another user'} listens at port {port} of this machine", pids)
+    return ServerLocation(True, f"{who or 'a process of another user'} listens on port {port} of this machine", pids)
 
 
 def unmetered_gpus(pids: Collection[int], wanted: str = "auto", nvml: Any = None) -> list[str]:
-    """GPUs on which the server or a process it started computes and which are not metered; none without NVML.
+    """UUIDs of unmetered GPUs on which the server or its child processes compute; empty without NVML.
 
-    `wanted` is `energy.gpus`.
+    `wanted` is the setting `energy.gpus`.
     """
     nvml = nvml or _import_pynvml()
     if nvml is None or not pids:
@@ -130,7 +129,7 @@ def _name(pid: int | None) -> str:
 
 
 def _with_children(pids: Iterable[int]) -> set[int]:
-    """A server's engine is often a process of its own."""
+    """The engine of a server is often a child process."""
     found = set(pids)
     for pid in list(found):
         try:
@@ -155,38 +154,37 @@ def _import_pynvml() -> Any:
     return pynvml
 
 
-# One question to a server that speaks the OpenAI protocol, over plain HTTP: body out, answer in, failures in words.
-
-
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Endpoint:
+    """HTTP client of an OpenAI-compatible server, with retries."""
+
     base_url: str
     """Up to and including /v1."""
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
     tries: int = 4
     pause_s: float = 1.0
-    """Before the second try; doubled before each further one."""
+    """Before the second attempt; doubled for each further one."""
 
-    def require_answer(self) -> None:
-        """Before hours of work are planned: is anybody there? What it lists is not asked: some servers list more, or
-        less, than they serve."""
+    def require_reachable(self) -> None:
+        """Check that a server is reachable, before hours of work. The list of models is not checked: some servers list
+        more, or fewer, than they serve."""
         try:
             self._send("/models", None)
         except _Unreachable as error:
             raise JoulelabError(
                 f"no server answers at {self.base_url}: {error}",
-                f"start it first; `curl {self.base_url.rstrip('/')}/models` must work from here",
+                f"start it first; `curl {self.base_url.rstrip('/')}/models` must work on this machine",
             ) from error
         except (_TemporaryFailure, JoulelabError):
             return
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Tried again where the server is busy or gone for a moment; refused requests are not."""
+        """Retries if the server is busy or unreachable, not if it rejects the request."""
         for attempt in range(1, self.tries + 1):
             try:
                 return self._send(path, body)
@@ -194,7 +192,7 @@ class Endpoint:
                 if attempt == self.tries:
                     raise JoulelabError(
                         f"{self.base_url}{path} failed {self.tries} times: {error}",
-                        "see the server's own log; what was answered so far is kept, and the run can be resumed",
+                        "see the server's log; completions so far are saved, and the run can be resumed",
                     ) from error
                 time.sleep(self.pause_s * 2 ** (attempt - 1))
         raise AssertionError("unreachable")
@@ -213,7 +211,8 @@ class Endpoint:
             if error.code in _RETRY_STATUS:
                 raise _TemporaryFailure(text) from error
             raise JoulelabError(
-                f"{self.base_url}{path} refused a request: {text}", "check the model's name, the key and the settings"
+                f"{self.base_url}{path} rejected a request: {text}",
+                "check the model name, the API key and the settings",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise _Unreachable(str(error) or type(error).__name__) from error
@@ -224,27 +223,27 @@ class Endpoint:
         return found
 
     def _opener(self) -> urllib.request.OpenerDirector:
-        """Clusters set a proxy for the outside, and it must not be asked for this machine itself."""
+        """Clusters set a proxy for external hosts; it must not be used for this machine."""
         host = urllib.parse.urlsplit(self.base_url).hostname
         direct = [urllib.request.ProxyHandler({})] if host in _LOOPBACK else []
         return urllib.request.build_opener(*direct)
 
 
 class _TemporaryFailure(Exception):
-    """A failure that may be over in a moment."""
+    """A failure that is worth a retry."""
 
 
 class _Unreachable(_TemporaryFailure):
-    """Not even a refusal came back."""
+    """No HTTP response."""
 
 
-_PROTOCOL_HINT = "the address must be of an OpenAI-compatible server and end in /v1"
+_PROTOCOL_HINT = "pass the address of an OpenAI-compatible server, ending in /v1"
 
 
 def request_body(
     model: str, settings: GenerationSettings, prompt: Prompt, answer: int, extra: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """(path, body) for one answer to one prompt. One at a time: only then is each one's number of tokens told."""
+    """(path, body) for one answer to one prompt. One per request, because usage counts tokens per request."""
     body: dict[str, Any] = {"model": model, "max_tokens": settings.max_new_tokens, "stream": False}
     if settings.do_sample:
         body |= {"temperature": settings.temperature, "top_p": settings.top_p, "seed": _seed(settings.seed, answer)}
@@ -269,17 +268,17 @@ def read_answer(reply: dict[str, Any], max_new_tokens: int) -> Completion:
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise JoulelabError(
             f"the server's reply has no {_missing_field(reply)}: {json.dumps(reply)[:200]}",
-            "we need choices and usage.completion_tokens: joules per token without tokens would be a guess",
+            "choices and usage.completion_tokens are required to compute energy per token",
         ) from error
-    told = choice.get("finish_reason")
-    # only `stop` means that the answer came to its end; where nothing is told, tokens left over mean the same
-    ended = told == "stop" or (told is None and tokens < max_new_tokens)
+    finish_reason = choice.get("finish_reason")
+    # Without a finish_reason, an answer below the token limit counts as finished.
+    ended = finish_reason == "stop" or (finish_reason is None and tokens < max_new_tokens)
     reason: FinishReason = "stop" if ended else "length"
     return Completion(str(text), (), reason, tokens, prompt_tokens=reply["usage"].get("prompt_tokens"))
 
 
 def _missing_field(reply: object) -> str:
-    """What of an answer is not there, by the name it has in the protocol."""
+    """The missing field of a reply, in terms of the protocol."""
     choices = reply.get("choices") if isinstance(reply, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
@@ -291,15 +290,15 @@ def _missing_field(reply: object) -> str:
 
 
 def _seed(seed: int, answer: int) -> int:
-    """Another one for each answer to a prompt, in the 31 bits every server takes."""
+    """A different seed for each answer, in the 31 bits that every server accepts."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{answer}".encode()).digest()[:4], "little") >> 1
 
 
 class ServerGenerator:
-    """Many requests are under way at once, so that the server can batch them; answers come in the prompts' order.
+    """Sends concurrent requests, so that the server can batch them; yields completions in the order of the prompts.
 
-    `energy_gap` is nothing where the server computes on this node and its GPUs are metered: a meter of this node then
-    has its joules. Else it says why not, and the stage's energy has to be reported missing.
+    `energy_gap` is None if the server computes on this node and its GPUs are metered. Otherwise it has the reason, and
+    the energy of the stage must be reported as missing.
     """
 
     def __init__(
@@ -314,31 +313,29 @@ class ServerGenerator:
         metered_gpus: str = "auto",
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """`server` is its address up to /v1. `on_this_node` overrides what is seen of the server's place;
-        `metered_gpus` is `energy.gpus`; `extra` goes into every request as it is."""
+        """`server` is the address up to /v1. `on_this_node` overrides the detected location; `metered_gpus` is the
+        setting `energy.gpus`; `extra` is added to every request."""
         if settings.num_beams > 1:
-            raise ConfigError(
-                "the OpenAI protocol has no beam search", "set num_beams=1, or use a model in this process"
-            )
+            raise ConfigError("the OpenAI protocol has no beam search", "set num_beams=1, or use a local model")
         self.settings, self.prompts_at_once = settings, concurrency
         self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
         self._model, self._extra = model, dict(extra or {})
         asked = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
         self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{asked}"
         server_address(self._endpoint.base_url)
-        self._endpoint.require_answer()
-        self.place = ServerLocation(bool(on_this_node), "the settings say so")
+        self._endpoint.require_reachable()
+        self.location = ServerLocation(bool(on_this_node), "according to the settings")
         if on_this_node is None:
-            self.place = locate_server(self._endpoint.base_url)
+            self.location = locate_server(self._endpoint.base_url)
         self._metered_gpus = metered_gpus
 
     @property
     def energy_gap(self) -> str | None:
-        if not self.place.here:
-            return f"the server's joules are not in this node's meter: {self.place.reason}"
-        beside = unmetered_gpus(self.place.pids, self._metered_gpus)
-        if beside:
-            return f"the server computes on GPUs that are not metered here: {', '.join(beside)}; set energy.gpus"
+        if not self.location.is_local:
+            return f"this node's meter does not measure the server: {self.location.reason}"
+        unmetered = unmetered_gpus(self.location.pids, self._metered_gpus)
+        if unmetered:
+            return f"the server computes on GPUs that are not metered here: {', '.join(unmetered)}; set energy.gpus"
         return None
 
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[list[Completion]]:
