@@ -273,7 +273,7 @@ def test_a_report_goes_into_a_folder_or_says_why_not(tmp_path):
     for place in ("/proc/nothing/page.html", tmp_path / "file" / "page.html"):
         wrong = joulelab_here("report", "last", "--runs-dir", tmp_path / "runs", "--out", place)
         assert wrong.returncode == 2
-        assert "cannot be written" in wrong.stderr
+        assert "cannot write the page to" in wrong.stderr
 
 
 def test_a_gpu_that_was_named_and_is_not_there_ends_with_3(tmp_path):
