@@ -39,5 +39,5 @@ def generate(model: Any, prompt: Any) -> torch.Tensor:
 def test_a_file_that_only_claims_to_be_gguf_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"not a model at all, but long enough to be looked at")
-    with pytest.raises(NotFoundError, match="no model could be loaded from"):
+    with pytest.raises(NotFoundError, match="cannot load a model from"):
         load_causal_lm(str(file))

@@ -1,10 +1,10 @@
-"""What a model should cost on paper: parameters, FLOPs per item, bytes that training keeps on the device.
+"""Theoretical cost of a model: parameters, FLOPs per item, and memory that training keeps on the device.
 
-FLOPs are those of matrix products, convolutions and attention, as torch's own formulas count them: 2 for a
-multiply-add, attention over the whole square (a causal mask saves none on paper), nothing for what an element-wise
-operation takes, no recomputation. The model is built from fake tensors, which have shapes and no numbers, so that one
-of 7 billion parameters is counted in seconds and without memory. Where a model looks at its numbers, fake ones do not
-do; a small one is then counted on a real batch, a large one not at all.
+FLOPs are those of matrix products, convolutions and attention by torch's FlopCounterMode: 2 per multiply-add, attention
+over the whole square (a causal mask does not reduce the count), nothing for element-wise operations, no recomputation.
+This is the convention of MFU (Chowdhery et al., 2022). Models are built from fake tensors, which have shapes but no
+data, so a model of 7 billion parameters is counted in seconds without memory. If a model's control flow reads tensor
+values, a small model is counted on a real batch, a large one not at all.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from joulelab.errors import JoulelabError
 from joulelab.zoo.objective import Workload, count_parameters, prepare
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest
 
-# FLOPs of everything that is computed while it is entered, by torch's own counter, corrected in three places.
-
-
 Shape = list[int]
 aten: Any = torch.ops.aten
 
 
 class FlopCounter(FlopCounterMode):
+    """torch's counter without module tracking, and with grouped convolutions counted correctly."""
+
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping={aten.convolution_backward: _convolution_backward})
         self.mod_tracker: Any = _NullModuleTracker()
@@ -44,8 +43,8 @@ class FlopCounter(FlopCounterMode):
 
 
 class _NullModuleTracker:
-    """In place of torch's note of which module is at work, which trips over models with a backward pass of their own
-    (Reformer's reversible layers); a sum needs no names."""
+    """Replaces torch's module tracker, which fails for models with a custom backward pass (Reformer's reversible
+    layers); a total needs no module names."""
 
     parents = frozenset({"Global"})
 
@@ -57,15 +56,15 @@ class _NullModuleTracker:
 def _convolution_backward(
     grad_shape: Shape, x_shape: Shape, w_shape: Shape, *rest: Any, out_shape: Any = None, **named: Any
 ) -> int:
-    """As much as forward for each gradient that is wanted. torch's own formula (2.13) forgets the groups, which makes
-    the backward pass of a ConvNeXt four times too dear."""
+    """The FLOPs of the forward pass for each requested gradient. torch's formula (2.13) ignores groups and overcounts
+    the backward pass of ConvNeXt by a factor of four."""
     transposed, wanted = rest[4], rest[-1]
     forward: int = conv_flop_count(x_shape, w_shape, grad_shape, transposed=transposed)
     return sum(map(bool, wanted[:2])) * forward
 
 
 class AssumedBooleans(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """A question put to numbers that are not there ("is any attention global?") has one answer, given in advance."""
+    """Answers boolean reads of fake tensors ("is any attention global?") with a fixed value."""
 
     def __init__(self, answer: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -76,41 +75,43 @@ class AssumedBooleans(TorchDispatchMode):  # type: ignore[no-untyped-call]  # to
         return self._answer if asks and args[0].dtype is torch.bool else func(*args, **(kwargs or {}))
 
 
-# A batch of one has no statistics over the batch, and no neighbour within it, which some losses look at.
+# Some losses need batch statistics or a neighbor in the batch, so a batch of one does not work.
 ITEMS = 2
-# Graphs and molecules differ in size: their mean needs more of them.
+# Graphs and molecules vary in size, so their mean needs more items.
 ITEMS_IF_SIZES_VARY = 16
 REAL_RUN_MAX_PARAMETERS = 50_000_000
-"""Parameters of a model that a CPU runs once within seconds."""
+"""Models below this size run once on a CPU within seconds."""
 
 
 @dataclass(frozen=True)
 class ModelCost:
+    """Parameters and FLOPs of a model."""
+
     parameters: int
-    """That training changes."""
+    """Trainable."""
     others: int
-    """That it does not: frozen ones, moving averages."""
+    """Not trained: frozen parameters, moving averages."""
     factored: int
-    """Rows and columns of the parameters, which is what Adafactor keeps of its second moments."""
+    """Rows plus columns of the parameters: the size of Adafactor's factored second moments."""
     forward_flops: float | None = None
     """Per item."""
     training_flops: float | None = None
-    """Per item, forward and backward. Activations that are computed again are not counted again."""
+    """Per item, forward and backward; recomputed activations are not counted."""
     how: str = ""
-    """How the FLOPs were counted, or why they could not be."""
+    """How the FLOPs were counted, or why they were not."""
 
 
 CountingMethod = Callable[[WorkloadRequest], ModelCost]
 
 
 def model_cost(request: WorkloadRequest) -> ModelCost:
-    """Of the request's size and input shape; its dataset and weights make no difference."""
+    """Cost for the request's size and input shape; independent of its dataset and weights."""
     varying = request.entry.family in ("graphs", "molecules")
     items = ITEMS_IF_SIZES_VARY if varying else ITEMS
     asked = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
     ways: list[tuple[CountingMethod, str]] = [
         (partial(_count_on_meta, answer=False), "fake tensors"),
-        (partial(_count_on_meta, answer=True), "fake tensors"),  # "do these fit together?"
+        (partial(_count_on_meta, answer=True), "fake tensors"),  # for consistency checks on values
         (_count_on_fake_tensors, "fake tensors"),
     ]
     if request.size.parameters < REAL_RUN_MAX_PARAMETERS:
@@ -121,27 +122,28 @@ def model_cost(request: WorkloadRequest) -> ModelCost:
             return replace(way(asked), how=how)
         except JoulelabError:
             raise
-        except Exception as error:  # whatever a model does with numbers that are not there
+        except Exception as error:  # models may do anything with tensor values
             reasons.append(f"{type(error).__name__}: {(str(error) or 'no text').splitlines()[0]}"[:120])
-    return ModelCost(request.size.parameters, 0, 0, how=f"the model looks at its numbers while it runs ({reasons[0]})")
+    how = f"the model's control flow depends on tensor values ({reasons[0]})"
+    return ModelCost(request.size.parameters, 0, 0, how=how)
 
 
 def _count_on_meta(request: WorkloadRequest, answer: bool) -> ModelCost:
-    """Built without memory, then given fake memory: a constructor may still look at numbers of its own."""
+    """Build on the meta device, then run on fake tensors: constructors may read tensor values."""
     with torch.device("meta"):
         workload = prepare(request)
-    cost = _sizes(workload)  # giving it memory forgets which tensors are shared
+    cost = _sizes(workload)  # before to_empty, which unshares tied tensors
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         for module in _modules(workload):
-            module.to_empty(device="cpu").eval()  # with numbers that are not there, no layer is left out at random
+            module.to_empty(device="cpu").eval()  # stochastic depth cannot read random fake values
     batch = _first_batch(workload)
     with fake, AssumedBooleans(answer):
         return _count_flops(workload, batch, cost)
 
 
 def _count_on_fake_tensors(request: WorkloadRequest) -> ModelCost:
-    """For data that comes out of tensors of its own."""
+    """For data that is generated from tensors."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         workload = prepare(request)
@@ -172,7 +174,7 @@ def _sizes(workload: Workload) -> ModelCost:
 
 
 def _count_flops(workload: Workload, batch: Any, cost: ModelCost) -> ModelCost:
-    # the fused kernels of a CPU are not among those the counter knows; the plain products they stand for are
+    # The counter does not know the CPU's fused attention kernels, so the unfused products are used.
     with sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
         output = workload.objective(workload.model, batch, lambda name: nullcontext())
         forward = counter.flops
@@ -188,7 +190,7 @@ STATE_BYTES: dict[str, Callable[[ModelCost], int]] = {
 
 
 def training_bytes(cost: ModelCost, precision: str, optimizer: str) -> dict[str, int]:
-    """What lies on the device whatever the batch: weights and gradients stay fp32, autocast adds a 16-bit copy."""
+    """Memory independent of the batch: weights and gradients in fp32; autocast adds a 16-bit copy."""
     copies = 2 * (cost.parameters + cost.others) if precision in ("bf16", "fp16") else 0
     return {
         "weights": 4 * (cost.parameters + cost.others),
@@ -199,7 +201,7 @@ def training_bytes(cost: ModelCost, precision: str, optimizer: str) -> dict[str,
 
 
 def cost_summary(request: WorkloadRequest) -> dict[str, Any]:
-    """The cost as plain values, with the bytes of every precision and optimiser."""
+    """The cost as plain values, with the bytes for every precision and optimizer."""
     cost = model_cost(request)
     rows = [(precision, optimizer) for precision in ("fp32", "bf16") for optimizer in STATE_BYTES]
     parts = [training_bytes(cost, precision, optimizer) for precision, optimizer in rows] if cost.factored else []

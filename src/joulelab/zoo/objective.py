@@ -1,8 +1,8 @@
-"""What a model's task hands to the loop: a batch in, a summed loss and its count out.
+"""Objectives and workloads: what a task passes to the training loop, and how transformers models are built.
 
-A sum and a count, not a mean: only then is the gradient the same however the data is split into micro-batches and
-ranks. That holds for losses that are sums over tokens or samples. It does not hold for terms that look at a batch as a
-whole: relation losses, KoLeo, and the statistics of BatchNorm depend on which samples meet in a micro-batch.
+An objective returns a summed loss and its count, not a mean, so that the gradient does not depend on how the data is
+split into micro-batches and ranks. That holds for losses that are sums over tokens or samples, not for terms over a
+whole batch: relation losses, KoLeo and BatchNorm statistics depend on which samples share a micro-batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from joulelab.data.batches import BatchSource, TrainingBatch
 from joulelab.zoo.pretrained import import_transformers, load_pretrained, seeded_init
-from joulelab.zoo.registry import WorkloadRequest, require_packages
+from joulelab.zoo.registry import PUBLISHED, WorkloadRequest, require_packages
 
 PhaseMaker = Callable[[str], AbstractContextManager[None]]
 B_contra = TypeVar("B_contra", bound=TrainingBatch, contravariant=True)
@@ -26,6 +26,8 @@ B_contra = TypeVar("B_contra", bound=TrainingBatch, contravariant=True)
 
 @dataclass(frozen=True)
 class ObjectiveOutput:
+    """Loss of one micro-batch."""
+
     loss_sum: Tensor
     count: int
     parts: Mapping[str, Tensor] = field(default_factory=dict)
@@ -33,24 +35,24 @@ class ObjectiveOutput:
 
 
 class Objective(Protocol[B_contra]):
-    """What is differentiated goes through `model(...)` itself, so that a wrapper around the model (DDP, a compiled
-    graph) sees every call."""
+    """Computes the loss of a batch. Every differentiated computation must go through `model(...)`, so that wrappers
+    (DDP, torch.compile) see it."""
 
     def __call__(self, model: nn.Module, batch: B_contra, phase: PhaseMaker) -> ObjectiveOutput:
-        """The loss of a batch; `phase("forward.teacher")` marks a named part of the forward pass."""
+        """Loss of a batch; `phase("forward.teacher")` marks a named part of the forward pass."""
 
     def modules(self) -> Mapping[str, nn.Module]:
         """Further modules whose state belongs to the training (a connector, an EMA), by name."""
 
     def after_step(self, model: nn.Module) -> None:
-        """Called after every optimiser step; an EMA of the weights lives here."""
+        """Called after every optimizer step, for example to update an EMA of the weights."""
 
 
 class PlainObjective:
-    """An objective of one function, with nothing that trains along and nothing to do after a step."""
+    """An objective that is a single function, without further modules."""
 
     is_one_graph = True
-    """It marks no phases, so model and loss can be compiled together."""
+    """Marks no phases, so model and loss can be compiled as one graph."""
 
     def __init__(self, loss: Callable[[nn.Module, Any], ObjectiveOutput]) -> None:
         self._loss = loss
@@ -65,22 +67,21 @@ class PlainObjective:
         pass
 
 
-# A model made ready to train: the module, its batches, its objective.
-
-
 @dataclass(frozen=True)
 class Workload:
+    """A model ready to train, with its data and objective."""
+
     model: nn.Module
     objective: Objective[Any]
     batches: BatchSource[Any]
     validation: BatchSource[Any] | None = None
     """Held-out batches of the same kind."""
     notes: tuple[str, ...] = field(default=(), kw_only=True)
-    """What was chosen for the user and may matter to them: the tokenizer, a set that was cut short."""
+    """Choices made for the user, such as the tokenizer or a truncated dataset."""
 
 
 def prepare(request: WorkloadRequest) -> Workload:
-    """The model on the CPU, its weights drawn from the request's seed or loaded where weights were named."""
+    """Build the workload on the CPU, with random weights from the seed or with the requested weights."""
     require_packages(request.entry)
     make = request.entry.prepare
     if isinstance(make, str):
@@ -90,25 +91,19 @@ def prepare(request: WorkloadRequest) -> Workload:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Numbers that training changes; a tensor that two layers share counts once."""
+    """Trainable parameters; a tensor shared by two layers counts once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def build_on_meta(make: Any) -> nn.Module:
-    """Build without memory, to count and to cost on paper."""
+    """Build on the meta device, without memory, to count parameters and FLOPs."""
     with torch.device("meta"):
         model: nn.Module = make()
     return model
 
 
-# Models of transformers by class name: from a configuration and a seed, or from published weights.
-
-
-PUBLISHED = "published"
-
-
 def build(request: WorkloadRequest, **settings: Any) -> nn.Module:
-    """The request's architecture in the request's size, ready to train; `settings` go over those of the size."""
+    """The transformers model of the request; `settings` override those of the size."""
     kind: Any = getattr(import_transformers(), request.entry.architecture)
     if request.weights:
         place = request.size.hub_id if request.weights == PUBLISHED else request.weights

@@ -1,7 +1,11 @@
-"""Models and tokenizers that others trained, by the name a user wrote: a sample, a folder, a GGUF file or a hub id.
+"""Load and save pretrained models and tokenizers: a sample, a folder, a GGUF file or a hub id.
 
-Everything of transformers that we rely on for loading and saving stands here, so that its habits (slow import, chatty
-load reports, random heads drawn from the global generator) are dealt with once.
+All loading and saving through transformers is here, so that its slow import, its log output and its random heads from
+the global generator are handled once.
+
+GGUF: transformers indexes the memory-mapped vocabulary element by element, a slow Python call for each of 150,000
+tokens, and rebuilds the table of tensor names for every module. `fast_gguf_reader` patches both, which saves seconds
+and energy per load.
 """
 
 from __future__ import annotations
@@ -22,16 +26,10 @@ from joulelab.data import samples, sources
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, NotFoundError
 from joulelab.zoo.registry import WorkloadRequest
 
-# GGUF files read without the waste of the usual reader: seconds of each load, and joules that teach nobody anything.
-#
-# Transformers reads the words of a GGUF file through a memory map's own indexing, a slow Python call for each of
-# 150,000 places, and makes the table of tensor names anew for every module of the model. While this is in force,
-# places are taken from a plain array over the same bytes, and the table is made once.
-
 
 @contextmanager
 def fast_gguf_reader() -> Iterator[None]:
-    """Where the package is not installed nothing is changed, and whoever loads says so."""
+    """Patch the package gguf inside the block; does nothing if it is not installed."""
     try:
         gguf: Any = importlib.import_module("gguf")
     except ImportError:
@@ -49,7 +47,7 @@ def _plain_array_reader(reader: Any) -> Any:
     import numpy as np
 
     class PlainReader(reader):  # type: ignore[misc]
-        """The base class assigns its memory map to `data`; a view of it keeps the map open."""
+        """The base class assigns its memory map to `data`; a plain array view keeps it open and indexes faster."""
 
         @property
         def data(self) -> Any:
@@ -67,12 +65,12 @@ _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 @dataclass(frozen=True)
 class _ModelLocation:
-    """Where transformers should look: a folder or hub id, and the GGUF file in it where the weights are in one."""
+    """Where transformers loads from: a folder or hub id, and the GGUF file in it, if any."""
 
-    written: str  # as the user wrote it
+    name: str  # as the user wrote it
     folder_or_id: str
     gguf_file: str | None = None
-    hint: str = "a model folder holds config.json and model.safetensors; a .gguf file must be whole"
+    hint: str = "a model folder has config.json and model.safetensors; a .gguf file must be complete"
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -81,7 +79,7 @@ class _ModelLocation:
 
 def load_tokenizer(name: str) -> Any:
     place = _locate_model(name)
-    if place.gguf_file:  # taken out of the file once for all members of a comparison: that takes seconds
+    if place.gguf_file:  # takes seconds, so it is cached for the members of a comparison
         state = (Path(place.folder_or_id) / place.gguf_file).stat()
         return copy.deepcopy(_tokenizer_in_gguf(place, state.st_mtime_ns, state.st_size))
     return _read_tokenizer(place)
@@ -99,11 +97,11 @@ def _read_tokenizer(place: _ModelLocation) -> Any:
 
 
 def load_classifier(name: str, num_labels: int, seed: int) -> torch.nn.Module:
-    """An encoder with a classification head; a head that is missing, or of another size, is drawn from the seed."""
+    """An encoder with a classification head. A missing head, or one of another size, is initialized from the seed."""
     if num_labels < 2:
-        raise ConfigError(f"a classifier of {num_labels} classes was asked for; expected 2 or more", "check the labels")
+        raise ConfigError(f"a classifier needs 2 or more classes, got {num_labels}", "check the labels")
     place = _locate_model(name)
-    if place.gguf_file:  # known without the seconds it takes to read one
+    if place.gguf_file:  # avoids reading the file, which takes seconds
         _refuse_causal_lm(place, ["ForCausalLM"])
     transformers = import_transformers()
     with quiet_transformers(transformers), _explain_load_errors(place), seeded_init(seed):
@@ -126,7 +124,7 @@ def load_causal_lm(name: str) -> torch.nn.Module:
 
 
 def causal_lm_config(name: str) -> Any:
-    """The shape of a causal language model, without its weights; what is none is refused."""
+    """Configuration of a causal language model; raises ConfigError for other models."""
     place = _locate_model(name)
     transformers = import_transformers()
     with quiet_transformers(transformers), _explain_load_errors(place), fast_gguf_reader():
@@ -134,15 +132,14 @@ def causal_lm_config(name: str) -> Any:
     named = config.architectures or []
     if named and not any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in named):
         raise ConfigError(
-            f"{place.written} is no causal language model, which writes one token after another: it is a "
-            f"{', '.join(named)}",
-            "name one such as sample:smollm2",
+            f"{place.name} is not a causal language model but a {', '.join(named)}",
+            "use one such as sample:smollm2",
         )
     return config
 
 
 def load_pretrained(kind: Any, name: str) -> torch.nn.Module:
-    """`kind.from_pretrained` on what the user named, with its failures told in our words."""
+    """`kind.from_pretrained` with errors that name the model and a fix."""
     place = _locate_model(name)
     with quiet_transformers(import_transformers()), _explain_load_errors(place):
         model: torch.nn.Module = kind.from_pretrained(place.folder_or_id)
@@ -150,13 +147,13 @@ def load_pretrained(kind: Any, name: str) -> torch.nn.Module:
 
 
 def weights_identity(name: str) -> str:
-    """What the weights are, for an artefact's key: the hash of their files, or the hub id where we hold no files."""
+    """Identity of the weights for an artifact's key: hash of the files, or the hub id if there are none."""
     source = sources.parse(name)
     return source.name if source.path is None else sources.content_hash(source.path)
 
 
 def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
-    """In Hugging Face format, so that any tool can load it from the folder."""
+    """Save in Hugging Face format."""
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_transformers(import_transformers()), _save_on_every_rank(model):
         model.save_pretrained(folder)  # type: ignore[operator]
@@ -165,7 +162,7 @@ def save_hf(model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
 
 @contextmanager
 def _save_on_every_rank(model: Any) -> Iterator[None]:
-    """Newer versions of transformers save on the first rank alone; ours have a folder of their own each."""
+    """Newer versions of transformers save on the first rank only; here each rank has its own folder."""
     model.__dict__["should_save_on_this_rank"] = lambda *ignored, **also_ignored: True
     try:
         yield
@@ -184,15 +181,15 @@ def import_transformers() -> Any:
 
 
 def import_model_classes() -> None:
-    """Before a stage loads the first model: importing what all models need takes longer than loading a small one, and
-    would stand on the bill of the teacher, whom only the first of its students has to ask."""
+    """Import transformers' model classes before a stage loads the first model. The import takes longer than loading a
+    small model and would be billed to the teacher."""
     _ = import_transformers().PreTrainedModel
 
 
 @contextmanager
 def seeded_init(seed: int) -> Iterator[None]:
-    """Random weights made inside come from the seed alone, and the numbers drawn outside stay what they were."""
-    # Models are made on the CPU; seeding its generator only leaves the streams of the GPUs untouched.
+    """Random initialization inside depends only on the seed; the random state outside is unchanged."""
+    # Models are built on the CPU, so the GPU generators are left alone.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
@@ -209,24 +206,24 @@ def _locate_model(name: str) -> _ModelLocation:
     if source.path.suffix.lower() == ".gguf":
         return _ModelLocation(name, str(source.path.parent), source.path.name)
     raise ConfigError(
-        f"{source.path.absolute()} is not a model that we can load",
-        "name a folder in Hugging Face format, a .gguf file, a hub id or a sample",
+        f"{source.path.absolute()} is not a loadable model",
+        "pass a folder in Hugging Face format, a .gguf file, a hub id or a sample",
     )
 
 
 def _refuse_causal_lm(place: _ModelLocation, architectures: Sequence[str]) -> None:
     if any(architecture.endswith(_CAUSAL_ENDINGS) for architecture in architectures):
         raise ConfigError(
-            f"{place.written} is a causal language model; a classifier needs an encoder",
+            f"{place.name} is a causal language model; a classifier needs an encoder",
             "use an encoder such as sample:minilm",
         )
 
 
 def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Module:
-    """The GGUF file's weights as ordinary float32 parameters of an ordinary model.
+    """A float32 model with the dequantized weights of a GGUF file.
 
-    `from_pretrained(gguf_file=...)` wants accelerate installed and gives a model marked as quantised, which
-    transformers then refuses to save. Filling a plain model with the same tensors avoids both.
+    `from_pretrained(gguf_file=...)` needs accelerate and returns a model marked as quantized, which transformers
+    refuses to save. Loading the same tensors into a plain model avoids both.
     """
     reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
 
@@ -234,27 +231,27 @@ def _dequantize_gguf(transformers: Any, place: _ModelLocation) -> torch.nn.Modul
     with seeded_init(0):
         model: Any = transformers.AutoModelForCausalLM.from_config(config)
     file = Path(place.folder_or_id) / (place.gguf_file or "")
-    bar, reader.tqdm = reader.tqdm, lambda items, **settings: items  # it draws one whatever transformers is told
+    bar, reader.tqdm = reader.tqdm, lambda items, **settings: items  # ignores the setting that disables progress bars
     try:
         tensors = reader.load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     finally:
         reader.tqdm = bar
     loaded = model.load_state_dict(tensors, strict=False)
     model.tie_weights()
-    # A tied output layer is the embedding itself and does not stand in the file.
+    # A tied output layer is the embedding and is not in the file.
     absent = set(loaded.missing_keys) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
     if absent or loaded.unexpected_keys:
         raise JoulelabError(
-            f"{file} does not fit its own architecture: missing {sorted(absent)[:3]}, "
+            f"{file} does not match its architecture: missing {sorted(absent)[:3]}, "
             f"unexpected {loaded.unexpected_keys[:3]}",
-            "this GGUF file needs another version of transformers",
+            "this GGUF file may need another version of transformers",
         )
     return model.eval()  # type: ignore[no-any-return]
 
 
 @contextmanager
 def quiet_transformers(transformers: Any) -> Iterator[None]:
-    """Without progress bars and load reports: a fresh head is what we asked for, not a warning."""
+    """Suppress progress bars and load reports; a new head is intended and not worth a warning."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -269,26 +266,22 @@ def quiet_transformers(transformers: Any) -> Iterator[None]:
 
 @contextmanager
 def _explain_load_errors(place: _ModelLocation) -> Iterator[None]:
-    """Transformers says "no such model", "no network" and "no config.json" with the same two classes."""
+    """transformers raises the same two classes for "no such model", "no network" and "no config.json"."""
     try:
         yield
     except (OSError, ValueError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise NotFoundError(f"no model could be loaded from '{place.written}': {first_line}", place.hint) from error
+        raise NotFoundError(f"cannot load a model from '{place.name}': {first_line}", place.hint) from error
     except ImportError as error:
-        raise DependencyMissing(
-            f"'{place.written}' cannot be loaded: {error}", 'pip install "joulelab[train]"'
-        ) from error
-
-
-# A trained model on disk: in Hugging Face format where the model has one, else its weights as safetensors.
+        raise DependencyMissing(f"'{place.name}' cannot be loaded: {error}", 'pip install "joulelab[train]"') from error
 
 
 WEIGHTS = "model.safetensors"
 
 
 def save_weights(model: nn.Module, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """`weights` are the model's whole ones, for a model that holds only a share of each itself."""
+    """Save in Hugging Face format if the model supports it, else as safetensors. `weights`: gathered weights of a
+    sharded model."""
     if hasattr(model, "save_pretrained"):
         with quiet_transformers(import_transformers()):
             model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
@@ -298,11 +291,11 @@ def save_weights(model: nn.Module, folder: Path, weights: Mapping[str, Tensor] |
     if weights is not None:
         save_file({name: value.clone() for name, value in weights.items()}, str(folder / WEIGHTS))
     else:
-        save_model(model, str(folder / WEIGHTS))  # a tensor that two layers share is written once
+        save_model(model, str(folder / WEIGHTS))  # writes shared tensors once
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Into a model of the same shape."""
+    """Load into a model of the same shape."""
     if hasattr(model, "save_pretrained"):
         kind: Any = type(model)
         with quiet_transformers(import_transformers()):
@@ -313,14 +306,12 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     load_model(model, str(folder / WEIGHTS))
 
 
-# Models that nobody publishes weights of: always drawn from the request's seed.
-
-
 def build_randomly_initialized(request: WorkloadRequest, make: Callable[[], nn.Module]) -> nn.Module:
+    """Build a model without published weights, initialized from the request's seed."""
     if request.weights:
         raise ConfigError(
             f"{request.entry.name} cannot start from '{request.weights}'",
-            "it has no published weights; leave `weights` out and they are drawn from the seed",
+            "it has no published weights; omit `weights` to initialize them from the seed",
         )
     with seeded_init(request.seed):
         return make().train()

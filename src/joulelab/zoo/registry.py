@@ -1,6 +1,7 @@
-"""Models by the name a user writes: one of the zoo's, or a Python file of the user's own that holds a `MODEL`.
+"""Zoo models by name, or a user's Python file that defines `MODEL`: entries, sizes and workload requests.
 
-Nothing here imports a framework; a file of the user's may.
+A model is one file with a `MODEL` and one line in `lookup.ZOO`. Nothing here imports a framework, so that models can be
+listed without one; `prepare` imports it first. A user's file may import a framework.
 """
 
 from __future__ import annotations
@@ -19,74 +20,73 @@ if TYPE_CHECKING:
     from joulelab.zoo.objective import Workload
 
 
-# What the zoo knows of a model without importing a framework: enough to list it, and where the rest is.
-#
-# A model is one file with a `MODEL` and one line in `lookup.ZOO`. The framework is first imported by `prepare`.
-
-
 Prepare = Callable[["WorkloadRequest"], "Workload"]
 
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a model and what it eats."""
+    """One size of a model and its input shape."""
 
     parameters: int
-    """Trainable numbers, counted; a test builds the model on the meta device and compares."""
+    """Trainable parameters; a test builds the model on the meta device and compares."""
     settings: Mapping[str, Any]
-    """Of the architecture, where they differ from its published defaults."""
+    """Settings of the architecture that differ from its defaults."""
     shape: Mapping[str, int]
-    """Of one input, by name: {"tokens": 512}, {"side": 224}; each can be set by the user."""
+    """Dimensions of one input by name: {"tokens": 512}, {"side": 224}; users can override each."""
     batch_size: int
-    """Where the user names none."""
+    """Default batch size."""
     hub_id: str = ""
-    """Where the weights of this size are published."""
+    """Hub id of the published weights."""
 
 
 @dataclass(frozen=True)
 class ZooEntry:
+    """Everything about a model that is known without importing a framework."""
+
     name: str
     family: str
     """language, vision, speech, image-text, graphs, molecules."""
     task: str
-    """What it is trained to do, in a word or two: masked LM, image classification."""
+    """Training task: masked LM, image classification."""
     item: str
-    """What one sample is called: sequence, image, clip, graph, trajectory."""
+    """Name of one sample: sequence, image, clip, graph, trajectory."""
     about: str
-    """One sentence for the listing: what is special about it here."""
+    """One sentence for the listing."""
     sizes: Mapping[str, Size]
     """By name, the published default first; every model has a `tiny`."""
     prepare: Prepare | str
-    """Makes model, batches and objective; "module:function" where importing it needs a framework."""
+    """Builds model, batches and objective; "module:function" if importing it needs a framework."""
     architecture: str = ""
-    """The model's class in transformers, for those that come from there."""
+    """Class name in transformers, for models from there."""
     needs: tuple[str, ...] = ("torch", "transformers")
-    """Packages that must be importable."""
+    """Required packages."""
     extra: str = "train"
-    """The extra of joulelab that brings them."""
+    """The extra of joulelab that installs them."""
     dataset: str = ""
-    """What real data it takes with `--dataset`."""
+    """Description of the data accepted by `--dataset`; empty: synthetic data only."""
     learnable: bool = True
     """Whether 20 steps of the tiny size on synthetic data should lower the loss."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What its `prepare` needs to know beyond the above."""
+    """Further options of `prepare`."""
 
     @property
     def default_size(self) -> str:
         return next(iter(self.sizes))
 
 
-GUIDE = "docs/add-a-model.md shows a whole one"
+GUIDE = "docs/add-a-model.md has a complete example"
+PUBLISHED = "published"
+"""Value of `weights` for the published weights of a size."""
 
 
 def find_model(name: str) -> ZooEntry:
-    """The entry behind `gpt2`, or the MODEL of `./my_model.py`."""
+    """The entry of `gpt2`, or the MODEL of `./my_model.py`."""
     if is_file(name):
         return _from_file(Path(name).expanduser())
     if name not in lookup.ZOO.names() and Path(f"{name}.py").is_file():
         raise NotFoundError(f"unknown model '{name}'", f"for your own file write ./{name}.py")
     if name not in lookup.ZOO.names():
-        raise lookup.unknown("model", name, lookup.ZOO.names(), "`joulelab zoo` lists them; ./FILE.py is one of yours")
+        raise lookup.unknown("model", name, lookup.ZOO.names(), "`joulelab zoo` lists them; use ./FILE.py for your own")
     entry: ZooEntry = lookup.ZOO.resolve(name)
     return entry
 
@@ -107,37 +107,35 @@ def require_packages(entry: ZooEntry) -> None:
     absent = absent_packages(entry)
     if absent:
         raise DependencyMissing(
-            f"{entry.name} needs {' and '.join(absent)}, not installed here", f'pip install "joulelab[{entry.extra}]"'
+            f"{entry.name} needs {' and '.join(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed",
+            f'pip install "joulelab[{entry.extra}]"',
         )
 
 
 def _from_file(path: Path) -> ZooEntry:
     if not path.is_file():
-        raise NotFoundError(f"there is no file {path.absolute()}", "name a model of `joulelab zoo` or a .py file")
+        raise NotFoundError(f"there is no file {path.absolute()}", "pass a model of `joulelab zoo` or a .py file")
     if path.suffix != ".py":
-        raise NotFoundError(f"{path} is not a Python file", f"a model is a .py file with a MODEL; {GUIDE}")
+        raise NotFoundError(f"{path} is not a Python file", f"a model is a .py file that defines MODEL; {GUIDE}")
     entry = getattr(lookup.import_file(path.resolve(), GUIDE), "MODEL", None)
     if entry is None:
-        raise ConfigError(f"{path} has no MODEL", f"write MODEL = ZooEntry(...) at its top level; {GUIDE}")
+        raise ConfigError(f"{path} has no MODEL", f"define MODEL = ZooEntry(...) at the top level; {GUIDE}")
     if not isinstance(entry, ZooEntry):
         raise ConfigError(f"MODEL in {path} is a {type(entry).__name__}, expected a ZooEntry", GUIDE)
     if not entry.sizes:
-        raise ConfigError(f"MODEL in {path} has no sizes", f"give it at least one Size; {GUIDE}")
+        raise ConfigError(f"MODEL in {path} has no sizes", f"add at least one Size; {GUIDE}")
     return entry
-
-
-# What a user asks of a model of the zoo; checked without importing a framework.
 
 
 SYNTHETIC = "synthetic"
 
-# How architectures of transformers call the number of their positions.
+# Names of the maximum sequence length in transformers configurations.
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """What a user asks of a model of the zoo."""
+    """Model, size, data and initial weights that a user requested."""
 
     entry: ZooEntry
     size_name: str = ""
@@ -147,10 +145,10 @@ class WorkloadRequest:
     """`synthetic`, a path or a hub id."""
     split: str = "train"
     weights: str = ""
-    """A folder, hub id or `published` to start from; empty: drawn from the seed."""
+    """Initial weights: a folder, hub id or `published`; empty: random, from the seed."""
     asked_shape: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
-    """For text: a folder, hub id or sample; empty: that of the weights, the size's published one, or bytes."""
+    """For text: a folder, hub id or sample; empty: that of the weights, the published one of the size, or bytes."""
 
     def __post_init__(self) -> None:
         for known, asked, what in (
@@ -171,12 +169,12 @@ class WorkloadRequest:
         return {**self.size.shape, **self.asked_shape}
 
     def require_length(self) -> None:
-        """Refuse an input that is too long, by what the entry declares: no framework is imported.
+        """Reject an input that is longer than the entry allows, without importing a framework.
 
-        Weights other than the published ones may have more positions; `prepare` compares with their configuration.
+        Weights other than the published ones may have more positions; `prepare` checks those.
         """
         tokens, settings, options = self.shape.get("tokens"), self.size.settings, self.entry.options
-        if tokens is None or self.weights not in ("", "published"):
+        if tokens is None or self.weights not in ("", PUBLISHED):
             return
         if "settings" in options:
             options["settings"](settings, tokens)
@@ -203,5 +201,5 @@ class WorkloadRequest:
 def refuse_dataset(request: WorkloadRequest) -> ConfigError:
     return ConfigError(
         f"{request.entry.name} cannot read the dataset '{request.dataset}'",
-        f"it takes `synthetic`{' or ' + request.entry.dataset if request.entry.dataset else ''}",
+        f"use `synthetic`{' or ' + request.entry.dataset if request.entry.dataset else ''}",
     )

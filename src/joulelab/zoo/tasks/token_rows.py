@@ -20,9 +20,8 @@ from joulelab.data.synthetic import SyntheticText
 from joulelab.data.text import HUB_DOCUMENT_LIMIT, Documents, open_documents
 from joulelab.data.tokenize import IDS_NEEDED, Encoding, Vocabulary, encode_bytes, own_vocabulary, pack
 from joulelab.errors import ConfigError, NotFoundError
-from joulelab.zoo.objective import PUBLISHED
 from joulelab.zoo.pretrained import import_transformers, load_tokenizer
-from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest
+from joulelab.zoo.registry import PUBLISHED, SYNTHETIC, WorkloadRequest
 
 # Which tokenizer turns a user's text into the ids of a model, and what its ids mean.
 #
