@@ -1,8 +1,9 @@
-"""DimeNet: messages along the edges of a molecule that know the angles between them (Gasteiger et al., 2020).
+"""Graph networks over molecules: DimeNet (Gasteiger et al., 2020) and PNA (Corso et al., 2020).
 
-Made of torch_geometric's own blocks; its DimeNet itself cannot run without packages that PyPI does not have. Both of
-its bases grow like cutoff / distance. Here they are scaled to bond length / distance: with milabench's cutoff of 10 Å
-and unscaled, every block multiplies the messages by 20, and after six of them the first step ends in numbers of 1e8.
+DimeNet passes messages along edges and uses the angles between them. It is built from torch_geometric's blocks, because
+its DimeNet needs compiled packages that are not on PyPI. Both of its bases grow like cutoff / distance; here they are
+scaled to bond length / distance. Unscaled, with milabench's cutoff of 10 Å, every block multiplies the messages by 20,
+and after six blocks the activations reach 1e8.
 
 Legend: B molecules, N atoms, E edges j -> i, W triplets k -> j -> i.
 """
@@ -19,12 +20,7 @@ from torch_geometric.nn.models.dimenet import BesselBasisLayer, EmbeddingBlock, 
 
 from joulelab.data.molecules import FEATURES
 
-# Who is near whom: the graph and the triplets that DimeNet's messages go along.
-#
-# torch_geometric takes both from compiled packages that PyPI does not have. Molecules are small, so plain torch does
-# it.
-#
-# Legend: N atoms, E directed edges j -> i, W triplets k -> j -> i.
+# Neighbor lists in plain torch. torch_geometric uses compiled packages that are not on PyPI; molecules are small.
 
 
 class Edges(NamedTuple):
@@ -67,13 +63,12 @@ def _spans(first: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     return owner, torch.arange(len(owner), device=length.device) - start[owner] + first[owner]
 
 
-# How DimeNet sees a distance and an angle at once: spherical Bessel functions times spherical harmonics.
+# DimeNet's joint basis of distance and angle: spherical Bessel functions times spherical harmonics.
 #
 #     basis[l, n] = u(d / c) * N[l, n] * j_l(z[l, n] * d / c) * Y_l(angle),  z[l, n]: the n-th zero of j_l
 #
-# torch_geometric derives the same functions symbolically, which takes ten seconds and scipy, and evaluates them one
-# by one in single precision, where j_6 of a bond length is mostly rounding error. Recurrences in double precision
-# need none of that.
+# torch_geometric derives the same functions symbolically, which takes ten seconds, and evaluates them in single
+# precision, where j_6 of a bond length is mostly rounding error. The recurrences here use double precision.
 #
 # Legend: E edges, W triplets, L orders, R zeros of each order.
 
@@ -136,9 +131,6 @@ def harmonics(orders: int, cosine: Tensor) -> list[Tensor]:
     return [math.sqrt((2 * order + 1) / (4 * math.pi)) * value for order, value in enumerate(polynomials[:orders])]
 
 
-# From atoms to molecules.
-
-
 def sum_by_molecule(values_N: Tensor, molecule_N: Tensor, molecules: int) -> Tensor:
     """One number per molecule: the sum of its atoms'. The number of molecules is passed: a GPU need not be asked."""
     return torch.zeros(molecules, dtype=values_N.dtype, device=values_N.device).index_add(0, molecule_N, values_N)
@@ -194,10 +186,8 @@ def _cosines(way_E3: Tensor, distance_E: Tensor, triplets: Triplets) -> Tensor:
     return -(unit_E3[triplets.kj] * unit_E3[triplets.ji]).sum(-1)
 
 
-# PNA: a graph network whose atoms gather their neighbours in several ways at once (Corso et al., 2020).
-#
-# The layers are torch_geometric's, as in milabench, but with a way around each: of 64 in a plain row only the last
-# few get a gradient, and the atoms of a molecule become indistinguishable on the way. It costs one addition a layer.
+# PNA's layers are torch_geometric's, as in milabench, with a residual connection around each: in a plain stack of 64
+# layers only the last few get a gradient, and the atoms of a molecule become indistinguishable (oversmoothing).
 #
 # Legend: B molecules, N atoms, E bonds in both directions, F features of an atom, H width.
 
@@ -221,6 +211,3 @@ class Pna(nn.Module):
         for convolution in middle:
             state_NH = state_NH + convolution(state_NH, bonds_2E).relu()
         return sum_by_molecule(last(state_NH, bonds_2E)[:, 0], molecule_N, molecules)
-
-
-# Graph networks over molecules, of torch_geometric's layers and, where those need more than PyPI has, plain torch.

@@ -1,6 +1,5 @@
-"""From a tree of fragments to a molecule, and how much it looks like a drug. Imports RDKit and no torch, so that a
-worker process is there in a moment.
-"""
+"""Molecules from trees of fragments, and their QED. Imports RDKit but not torch, so that worker processes start
+fast."""
 
 from __future__ import annotations
 
@@ -13,10 +12,8 @@ from typing import Any, NamedTuple
 from rdkit import Chem
 from rdkit.Chem import QED
 
-# The pieces that molecules are built of. Each `*` is a port: there, and only there, a further fragment can be bonded.
-#
-# Ports stand where a hydrogen would: a port that stays open becomes one, so that whatever is built has legal
-# valences. The first ones make a small alphabet of their own: something to branch, to link, to close with.
+# Fragments as SMILES. Each `*` is a port where another fragment can be bonded. A port replaces a hydrogen, and an open
+# port becomes one, so that every tree has legal valences. The first eight form a small alphabet.
 
 
 ABSENT = -1
@@ -66,7 +63,7 @@ def port_count(smiles: str) -> int:
     return smiles.count("*")
 
 
-MIN_QED = 1e-4  # no molecule has less, and the logarithm of 0 would end the training
+MIN_QED = 1e-4  # lower bound, because the loss uses log QED
 
 
 class TreeNode(NamedTuple):

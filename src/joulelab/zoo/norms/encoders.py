@@ -1,7 +1,7 @@
-"""Normalisations and the transformer block around them.
+"""Encoders (DeiT, BERT) with a choice of normalization.
 
-With zero-mean input LayerNorm and RMSNorm are the same function, and a zero-mean vector of width d is told by its first
-d - 1 numbers: that is all there is to Pre-RMSNorm and Pre-CRMSNorm (Jiang, Gu, Zhu and Pan, NeurIPS 2023).
+For zero-mean input, LayerNorm and RMSNorm are the same function, and a zero-mean vector of width d is determined by its
+first d - 1 numbers. Pre-RMSNorm and Pre-CRMSNorm follow from these two facts (Jiang, Gu, Zhu and Pan, NeurIPS 2023).
 
 Shapes: B batch, T tokens, W width of the residual stream, I width of all heads together.
 """
@@ -19,7 +19,7 @@ from joulelab.zoo.pretrained import seeded_init
 
 
 class CrmsNorm(nn.Module):
-    """RMSNorm of the zero-mean vector whose last number was left out: it is minus the sum of the others."""
+    """RMSNorm of a zero-mean vector whose last number is omitted: it is minus the sum of the others."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ def make_norm(kind: Norm, width: int, eps: float) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward net, each a branch beside the residual stream.
+    """Attention and a feed-forward network, each a residual branch.
 
-    Queries, keys and values come from one matrix product: at batch 1 a product takes about as long as a third of it.
+    Queries, keys and values come from one matrix product: at batch 1 it takes about as long as a third of it.
     """
 
     def __init__(self, shape: EncoderShape, width: int) -> None:
@@ -110,7 +110,7 @@ class Encoder(nn.Module):
 
 
 def init_weights(model: nn.Module) -> None:
-    """Small normal weights, as both papers have them; norms start as no change."""
+    """Normal weights with standard deviation 0.02, as in both papers; norms start as the identity."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
@@ -176,9 +176,6 @@ class Deit(Encoder):
         flat = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         first = self.class_token.expand(len(images_BCHW), -1, -1)
         return torch.cat([first, self.patches(flat)], 1) + self.positions
-
-
-# Our encoders by name, drawn from a seed.
 
 
 def build(shape: EncoderShape, norm: Norm | None = None, seed: int = 0, layers: int | None = None) -> Encoder:

@@ -1,4 +1,12 @@
-"""Published weights of DeiT and BERT, in our encoders: Hugging Face's names are given ours, q, k and v put together."""
+"""Published weights for the encoders, and conversions that keep the function but use cheaper norms.
+
+Published weights are renamed from Hugging Face's names, and q, k and v are concatenated.
+
+A pre-LN encoder reads its residual stream only through LayerNorm, which subtracts the mean first. So the mean can be
+removed from everything that is added to the stream (embeddings, output matrices, biases) once in advance. LayerNorm
+then sees zero-mean vectors, for which it equals RMSNorm (pre-RMSNorm). One number of a zero-mean vector is redundant
+and can be omitted, so that width d becomes d - 1 (pre-CRMSNorm). See Jiang, Gu, Zhu and Pan, NeurIPS 2023.
+"""
 
 from __future__ import annotations
 
@@ -120,30 +128,22 @@ def _bert_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-# The same function with cheaper norms: what a trained pre-LN encoder becomes as pre-RMSNorm and as pre-CRMSNorm.
-#
-# A pre-LN encoder reads its residual stream through LayerNorm alone, which takes the mean out first. So the mean can
-# be taken out of everything that is ever added to the stream (embeddings, output matrices and their biases) once and
-# for all. LayerNorm then sees zero-mean vectors, for which it is RMSNorm. And of a zero-mean vector one number can be
-# left out, which is CRMSNorm; width d becomes d - 1.
-
-
 @torch.no_grad()
 def to_pre_rms(model: Encoder) -> Encoder:
-    """The same function by RMSNorm, of the same width."""
+    """The same function with RMSNorm, same width."""
     return _convert_norm(model, "pre-rms", model.width)
 
 
 @torch.no_grad()
 def to_pre_crms(model: Encoder) -> Encoder:
-    """The same function by CRMSNorm, narrower by one."""
+    """The same function with CRMSNorm, narrower by one."""
     return _convert_norm(model, "pre-crms", model.width - 1)
 
 
 @torch.no_grad()
 def fold_for_inference(model: Encoder) -> Encoder:
-    """The same function for inference: scales and shifts of the norms inside the matrices that follow them, and no
-    token of the last block but the one that the head reads."""
+    """The same function, faster for inference: scales and shifts of the norms are folded into the following matrices,
+    and the last block computes only the token that the head reads."""
     made = copy.deepcopy(model)
     made.first_only = True
     if model.shape.norm != "post-ln":  # there the residual stream reads the norm's output too
@@ -167,7 +167,7 @@ def _convert_norm(model: Encoder, norm: Any, width: int) -> Encoder:
 
 
 def _branches(model: Encoder) -> Iterator[tuple[nn.Module, nn.Linear]]:
-    """Each norm with the matrix that alone reads it."""
+    """Each norm with the only matrix that reads it."""
     for block in model.blocks:
         assert isinstance(block, Block)
         yield block.norm1, block.qkv
@@ -187,7 +187,7 @@ def _fold_norm_scales(model: Encoder, keep_scale: bool) -> None:
 
 
 def _center_residual_stream(model: Encoder) -> None:
-    """Of all that is added to the residual stream; the last axis of each is the stream's."""
+    """Remove the mean of everything that is added to the residual stream, along its last axis."""
     for added in _residual_contributions(model):
         added -= added.mean(-1, keepdim=True)
 
@@ -212,7 +212,7 @@ def _copy_narrowed(source: Encoder, target: Encoder, width: int) -> None:
         reading = {id(matrix) for _, matrix in _branches(source)}
         for name, module in source.named_modules():
             if isinstance(module, nn.Linear) and id(module) in reading:
-                # y_d = -(y_1 + ... + y_(d-1)), so its column counts against all others
+                # y_d = -(y_1 + ... + y_(d-1)), so its column is subtracted from all others.
                 state[f"{name}.weight"] = module.weight[:, :width] - module.weight[:, width:]
             elif isinstance(module, nn.Linear) and module.out_features == source.width:
                 state[f"{name}.weight"], state[f"{name}.bias"] = module.weight[:width], module.bias[:width]
@@ -224,5 +224,5 @@ def _copy_narrowed(source: Encoder, target: Encoder, width: int) -> None:
     wanted = target.state_dict()
     for name in wanted:
         if narrow and ".norm" in f".{name}":
-            continue  # its scale is in the matrix behind it
+            continue  # its scale is folded into the next matrix
         wanted[name].copy_(state[name])

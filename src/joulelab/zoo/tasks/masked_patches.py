@@ -1,7 +1,7 @@
-"""Which patches are hidden: contiguous ones, always the same number of them.
+"""Masks over image patches, moving-average teachers, and chained batch expansion, for the self-supervised tasks.
 
-A number that changes from batch to batch would make a compiled graph anew, or the host wait for the device. So patches
-are ranked by smooth noise, and the first so many are hidden: they lie together in blobs, and their number is fixed.
+Masked patches are contiguous and their number is fixed: a number that varies between batches would recompile the graph
+or synchronize with the device. Patches are ranked by smooth noise, and the first ones are masked, which gives blobs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ def gather_tokens(tokens_BND: Tensor, places_BK: Tensor) -> Tensor:
     return tokens_BND.gather(1, places_BK.unsqueeze(-1).expand(-1, -1, tokens_BND.shape[-1]))
 
 
-# A copy of a module that follows it slowly: the teacher of self-distillation, the target encoder of V-JEPA.
-
-
 class MovingAverage:
-    """After every step the copy keeps `momentum` of its weights and takes the rest from the module it follows."""
+    """Exponential moving average of a module's weights: the teacher of DINOv2, the target encoder of V-JEPA."""
 
     def __init__(self, followed: nn.Module, momentum: float) -> None:
         # The module itself, not what the loop calls: DDP and compilation wrap it and leave its tensors where they are.
@@ -63,9 +60,6 @@ def _reshard(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
-
-
-# What becomes of a batch on its device, step after step: images are made or decoded there, then cut, then masked.
 
 
 Tensors = Mapping[str, Tensor]
