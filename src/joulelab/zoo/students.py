@@ -1,7 +1,11 @@
-"""Students cut out of their teacher: some of its layers, all of its embeddings, and a head of their own.
+"""Students initialized from layers of their teacher: classifiers with a new head, and language models.
 
-A student that starts from its teacher's layers starts from joules that are already paid for, and it is the same kind of
-model, so that whatever feeds the one feeds the other.
+The student is the same type of model as the teacher, so both take the same inputs.
+
+BERT's student is a DistilBERT, which has other parameter names and no token-type embeddings; the students of RoBERTa
+and GPT-2 are shorter models of the same class. Distillation uses one segment, so BERT's token-type embedding 0 is a
+constant at every position and is added to the position embeddings. With all layers kept, the student computes the same
+function.
 """
 
 from __future__ import annotations
@@ -67,14 +71,6 @@ def _check(layers: Sequence[int], count: int) -> None:
             f"layers {list(layers)} cannot be taken: the model has layers 0..{count - 1}, each can be taken once",
             f"name 1 to {count} different layers, for example [0, {count - 1}]",
         )
-
-
-# A language model's student cut out of its teacher: some layers, all embeddings, and the head that predicts words.
-#
-# BERT's student is a DistilBERT, which has other names for the same weights and no token-type embeddings; the
-# students of RoBERTa and GPT-2 are shorter models of the same kind. BERT's token-type embedding is not thrown away:
-# distillation uses one segment, so type 0 is a constant that every position carries, and it is added to the position
-# embeddings. With all layers kept the student then computes what the teacher does.
 
 
 # Model type -> where its layers stand, and the part of its head that `vocab_transform` is about.

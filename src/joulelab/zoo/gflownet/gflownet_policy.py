@@ -1,11 +1,11 @@
-"""Who decides how a molecule goes on: a graph transformer over the fragments that are there.
+"""GFlowNet over trees of fragments: the environment, the policy (a graph transformer) and rollouts.
 
-Fragments attend to those they are bonded to, to themselves, and to one node beside the tree that sees all of them. What
-kind of bond it is, port by port, takes part in keys and values. Sums over few kinds of bonds are matrix products, which
-on a GPU add in the same order every time.
+Fragments attend to those they are bonded to, to themselves, and to a virtual node that sees all of them. The type of
+the bond, port by port, enters keys and values. Sums over the few bond types are matrix products, which are
+deterministic on a GPU.
 
-Legend: S trees, N places, M = N + 1 with the node beside the tree, A ports, R kinds of relations, H heads, D width of a
-head, X actions.
+Legend: S trees, N places, M = N + 1 with the virtual node, A ports, R kinds of relations, H heads, D width of a head, X
+actions.
 """
 
 from __future__ import annotations
@@ -208,10 +208,10 @@ class Layer(nn.Module):
         return (found_SMHD + torch.einsum("shir,rhd->sihd", by_relation_SHMR, self.relation_value)).flatten(2)
 
 
-# Trajectories by the policy as it stands, from the empty tree to the decision to stop.
+# Rollouts of the current policy, from the empty tree to the stop action.
 #
-# All randomness comes with the batch, as noise that makes the best action of a drawn one (Gumbel's trick): the same
-# batch and the same weights give the same trajectories, bit for bit, and training can be replayed.
+# All randomness comes with the batch as Gumbel noise: argmax(logits + noise) is a sample of the softmax. The same batch
+# and weights give the same trajectories bit for bit, so training can be replayed.
 #
 # Legend: B trajectories, T steps, X actions.
 

@@ -1,4 +1,4 @@
-"""Image classification: which of the classes an image shows."""
+"""Image classification, and the images of the vision tasks: synthetic, or a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Next-token prediction: every position is trained on the token after it."""
+"""Next-token prediction (GPT-2, OPT), and denoising from sequence to sequence: span corruption (T5), infilling
+(BART)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Rows of token ids, all of one length, for the language tasks: synthetic, or text of the user's."""
+"""Rows of token ids of one length for the language tasks, from synthetic or real text; tokenizer choice, loss,
+attention.
+
+The tokenizer is the one requested; else that of the weights; else the published one of the size, if it is cached or the
+hub is reachable; else the bytes of the text. The choice is reported.
+
+Rows have no padding. Told so, attention uses torch's fused kernels; otherwise transformers creates masks under
+torch.compile (5.17 for every encoder), and a mask rules out the fast kernels.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +30,6 @@ from joulelab.data.tokenize import IDS_NEEDED, Encoding, Vocabulary, encode_byte
 from joulelab.errors import ConfigError, NotFoundError
 from joulelab.zoo.pretrained import import_transformers, load_tokenizer
 from joulelab.zoo.registry import PUBLISHED, SYNTHETIC, WorkloadRequest
-
-# Which tokenizer turns a user's text into the ids of a model, and what its ids mean.
-#
-# The one named; else the one that lies with the weights; else the one published with the size, where it is on disk or
-# the hub can be reached; else the text's own bytes, which need nothing. Which it was is said.
 
 
 @dataclass(frozen=True)
@@ -180,26 +183,17 @@ def _hold_out(whole: TokenRows) -> tuple[TokenRows, TokenRows | None]:
     return TokenRows(whole.rows[:kept], whole.sequences), TokenRows(whole.rows[kept:], whole.sequences)
 
 
-# The loss that all language tasks share, and what they ask of a model's input length.
-#
 # Shapes: B rows, T positions with a target, V vocabulary.
 
 
 def summed_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """In float32 whatever the logits are: a sum of thousands of bf16 terms would be rounded to three digits."""
+    """In float32 for any dtype of the logits: a sum of thousands of bf16 terms would have three significant digits."""
     return functional.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="sum")
 
 
 def require_positions(request: WorkloadRequest, config: Any, tokens: int) -> None:
     """A position that was never embedded would be an index error deep inside the model, or on a GPU a dead context."""
     request.require_positions(getattr(config, "max_position_embeddings", None), tokens)
-
-
-# What rows without padding spare the models of transformers: masks that hide nothing, and checks that stop a GPU.
-#
-# Rows here are cut to one length, so no token is ever hidden from another for being padding. Told so, attention runs
-# in torch's fused kernels; left to itself, transformers makes such masks under torch.compile (5.17 for every
-# encoder), and a mask rules the fast kernels out.
 
 
 NAME = "joulelab_unpadded"

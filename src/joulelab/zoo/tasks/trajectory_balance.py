@@ -1,8 +1,14 @@
-"""What the molecules of finished trees are worth. Importing this imports RDKit.
+"""Trajectory balance (Malkin et al., 2022): a policy learns to sample molecules in proportion to their reward.
 
-The reward is QED (Bickerton et al., 2012), how much a molecule looks like a drug, between 0 and 1, to the power beta.
-The host computes it, in milliseconds each and mostly under Python's lock. Worker processes share that where there are
-cores for them, and what was seen before is remembered.
+    loss = (log Z + sum of log P_forward - log reward - sum of log P_backward)^2, for every trajectory
+
+It is 0 for all trajectories if and only if each tree is sampled in proportion to its reward. Trajectories are sampled
+on policy without gradients; then one forward pass evaluates all their decisions.
+
+The reward is QED^beta. QED (Bickerton et al., 2012) rates drug-likeness between 0 and 1. The host computes it with
+RDKit in milliseconds per molecule, mostly under the GIL, so worker processes share the work, and results are cached.
+
+Legend: B trajectories, T decisions of each, S trees.
 """
 
 from __future__ import annotations
@@ -80,17 +86,6 @@ class QedReward:
 def trees_to_host(trees: Trees) -> list[Tree]:
     columns = torch.stack([trees.fragment, trees.parent, trees.parent_port, trees.own_port], dim=-1)
     return [tuple(TreeNode(*row) for row in tree if row[0] != ABSENT) for tree in columns.tolist()]
-
-
-# Trajectory balance: a policy learns to build molecules as often as their reward says (Malkin et al., 2022).
-#
-#     loss = (log Z + sum of log P_forward - log reward - sum of log P_backward)^2, for every trajectory
-#
-# It is 0 for all trajectories exactly where each tree of fragments comes up in proportion to its reward. The
-# trajectories are the policy's own, built first without gradients; then all their decisions are looked at in one
-# forward pass.
-#
-# Legend: B trajectories, T decisions of each.
 
 
 SPLITS_APART = 1_000_003
