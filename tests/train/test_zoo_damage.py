@@ -28,7 +28,7 @@ def cut(path):
 def test_a_resumed_run_trains_again_what_has_come_to_harm_and_nothing_else(tmp_path, monkeypatch, damage):
     paths = create_run(tmp_path, check(SHORT))
     with monkeypatch.context() as patch:
-        patch.setattr(zoo_pipeline._Lab, "evaluate", None)  # the power fails when the model is kept
+        patch.setattr(zoo_pipeline._TrainPipeline, "evaluate", None)  # the power fails when the model is kept
         with pytest.raises(TypeError):
             execute(paths, SilentProgress())
     weights = paths.artifacts / "final_model" / "model.safetensors"
