@@ -156,7 +156,7 @@ class RunEnergy:
     teacher_j: float
     """Energy of the teacher's stages, own and inherited."""
     unknown: tuple[str, ...]
-    """Ancestors of unknown energy: they are in no sum."""
+    """Ancestors of unknown energy: they are left out of every sum."""
     unmetered: tuple[str, ...]
     """Those that did work for this run without a meter: sums without it are lower bounds."""
     mixed: bool

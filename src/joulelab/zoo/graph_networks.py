@@ -124,7 +124,7 @@ def bessel_zeros(orders: int, count: int) -> Tensor:
 
 
 def harmonics(orders: int, cosine: Tensor) -> list[Tensor]:
-    """Y_l of an angle, all without azimuth: Legendre polynomials of its cosine, normalised over the sphere."""
+    """Y_l of an angle, all without azimuth: Legendre polynomials of its cosine, normalized over the sphere."""
     polynomials = [torch.ones_like(cosine), cosine]
     for order in range(1, orders - 1):
         polynomials.append(((2 * order + 1) * cosine * polynomials[-1] - order * polynomials[-2]) / (order + 1))

@@ -30,7 +30,7 @@ _LAYERS_OF = {
 
 
 def take_layers(model: torch.nn.Module, layers: Sequence[int], seed: int) -> torch.nn.Module:
-    """A classifier on the CPU with only these layers of `model`, in this order; its head is drawn from the seed."""
+    """A classifier on the CPU with only these layers of `model`, in this order; its head is randomly initialized."""
     place = _layers_path(model)
     encoder: Any = model.base_model
     teacher_layers: Any = encoder.get_submodule(place)
@@ -108,7 +108,7 @@ def extract_student(
 ) -> torch.nn.Module:
     """A student on the CPU with these layers of the teacher, in this order.
 
-    Without `vocab_transform` the dense layer between the last hidden state and the vocabulary is drawn from the seed;
+    Without `vocab_transform` the dense layer between the last hidden state and the vocabulary is randomly initialized;
     GPT-2 has none.
     """
     kind = _model_type(teacher_model)

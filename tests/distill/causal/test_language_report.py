@@ -69,7 +69,8 @@ def test_a_measured_teacher_of_an_estimated_student_pays_nothing_back(finished):
     records["kd"] = records["kd"].model_copy(update={"stages": tuple(stages)})
     group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
     grid = language_grid(compare(group, list(records.values()), finished["sft"][1].folder.parent))
-    assert grid.rows[1][-1].startswith("unknown: of the energy spent once and the energy saved each time, one is measured")
+    reason = "unknown: of the energy spent once and the energy saved each time, one is measured"
+    assert grid.rows[1][-1].startswith(reason)
 
 
 @pytest.mark.parametrize("unseen", ["row", "baseline"])

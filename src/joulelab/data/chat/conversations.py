@@ -343,8 +343,8 @@ def cleaned(
 def strip_think_blocks(text: str) -> str:
     """The answer without its `<think>` blocks.
 
-    A block that never ends was cut off, and so all after it is thought. One that never begins was begun by the
-    prompt, as some chat templates do, and so all before its end is thought.
+    A block that never ends was truncated, so everything after its start is thought. One without a start was opened by
+    the prompt, as in some chat templates, so everything before its end is thought.
     """
     kept: list[str] = []
     depth = start = 0

@@ -7,7 +7,7 @@ short-lived children are seen; in between its known members are read, at about 2
 
 A card's joules are those of all its users, so another process there deserves a warning. NVML lists process ids. A
 process id that does not exist here belongs to another PID namespace (another container, or this one as the host sees
-it): its owner is unknown, and the warning says so.
+it): its owner is unknown, and the warning states that.
 """
 
 from __future__ import annotations

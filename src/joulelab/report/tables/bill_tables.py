@@ -1,7 +1,7 @@
 """The energy bill of an artifact, a run or a group: own lines, inherited lines as a lineage tree, and their sums.
 
 Lineage is a graph, and each ancestor counts once, however many paths lead to it. External inputs without a known bill
-are lines without energy and in no sum. N students can share a teacher's work.
+are lines without energy, left out of every sum. N students can share a teacher's work.
 """
 
 from __future__ import annotations

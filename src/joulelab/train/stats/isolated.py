@@ -379,7 +379,7 @@ MIN_COVERAGE = 0.95
 
 @dataclass(frozen=True)
 class _LoopEnergy:
-    """One loop in one round, per optimiser step."""
+    """One loop in one round, per optimizer step."""
 
     energy_j: float
     half_width_j: float

@@ -165,7 +165,7 @@ class Policy(nn.Module):
 
 
 def relations_of(trees: Trees, ports: int) -> Tensor:
-    """[S, M, M]: what the second node is to the first; the node beside the tree comes first of all."""
+    """[S, M, M]: what the second node is to the first; the virtual node comes first."""
     places = trees.fragment.shape[1]
     bond_SN1 = (trees.parent_port * ports + trees.own_port)[:, :, None]
     place_N = torch.arange(places, device=trees.parent.device)

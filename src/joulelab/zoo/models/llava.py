@@ -77,5 +77,5 @@ MODEL = ZooEntry(
         ),
     },
     prepare="joulelab.zoo.tasks.image_text:prepare",
-    dataset="a table (CSV, JSON lines) of `image`, `question` and `answer` by path, the images in files beside it",
+    dataset="a table (CSV, JSON lines) of `image`, `question` and `answer` by path, image paths relative to the table",
 )

@@ -7,7 +7,7 @@ MODEL = ZooEntry(
     family="language",
     task="causal LM",
     item="sequence",
-    about="decoder-only transformer; the 350m alone normalises after its layers and embeds in 512 dimensions",
+    about="decoder-only transformer; only the 350m size normalizes after its layers and embeds in 512 dimensions",
     architecture="OPTForCausalLM",
     sizes={
         "350m": Size(

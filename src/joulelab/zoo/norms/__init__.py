@@ -1,1 +1,1 @@
-"""Our own DeiT and BERT, lean and with the placement and kind of normalisation as a choice."""
+"""DeiT and BERT encoders with selectable kind and placement of normalization."""

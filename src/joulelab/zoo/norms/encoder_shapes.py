@@ -20,7 +20,7 @@ class EncoderShape:
     layers: int
     heads: int
     norm: Norm
-    """As published: DeiT normalises before each branch, BERT after it."""
+    """As published: DeiT normalizes before each branch, BERT after it."""
     eps: float
     classes: int
     parameters: int

@@ -49,7 +49,7 @@ def copy_published_weights(model: Encoder, state: Mapping[str, Tensor]) -> None:
     if model.shape.norm != published:
         raise ConfigError(
             f"published weights belong to {published}; {model.shape.norm} would compute something else with them",
-            "leave --weights out: weights drawn from the seed take the same time and joules",
+            "omit --weights: randomly initialized weights need the same time and energy",
         )
     names = _deit_names(state) if isinstance(model, Deit) else _bert_names(state)
     wanted = model.state_dict()

@@ -165,7 +165,7 @@ def answer_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
 
 def freeze_unreached(model: Any) -> None:
     """LLaVA reads its image tower before the end (layer -2). What comes after never gets a gradient, so it is no part
-    of what is trained; ranks that average gradients would wait for it for ever."""
+    of what is trained; ranks that average gradients would wait for it indefinitely."""
     tower, depth = model.model.vision_tower, model.config.vision_feature_layer
     for name, module in tower.named_modules():
         if name.endswith("encoder.layers"):

@@ -1,4 +1,4 @@
-"""What the self-supervised tasks are told beyond the architecture, as the authors published it; needs no framework."""
+"""Hyperparameters of the self-supervised tasks, as published; imports no framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DistillationRecipe:
     bottleneck: int = 384
     """Numbers in which a head compares with the prototypes."""
     local_crops: int = 8
-    """Small crops of an image, beside its two global ones."""
+    """Small crops of an image, in addition to its two global ones."""
     masked_share: float = 0.3
     """Patches that the student does not see in the first global crop. DINOv2 masks half of the global crops by a tenth
     to a half of their patches; here it is always one of the two, by the mean, so that shapes stay the same."""

@@ -220,7 +220,7 @@ def _attend(
 
 def disable_layerdrop(model: nn.Module) -> None:
     """OPT and BART draw a number for every layer to decide whether to skip it, with a chance of 0. Reading that number
-    cuts a compiled model into pieces, so their stacks of layers are told that they are not in training."""
+    cuts a compiled model into pieces, so their layer stacks are marked as not training."""
     stacks: list[Any] = [module for module in model.modules() if getattr(module, "layerdrop", None) == 0.0]
     for module in stacks:
         kind = type(module)
