@@ -8,17 +8,17 @@ COMPILED := $(VENV)/compiled
 .PHONY: demo test test-slow check lint types imports clean help
 
 help:
-	@echo "make demo    set up and run the demo: a measured comparison in about five minutes"
-	@echo "make test    set up and run the tests"
-	@echo "make test-slow  the tests that take minutes: simulations and audits"
-	@echo "make check   tests, lint, types and the import contract (what CI runs)"
-	@echo "make clean   remove the virtual environment"
+	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
+	@echo "make test       set up and run the tests"
+	@echo "make test-slow  run the tests that take minutes: simulations and audits"
+	@echo "make check      run tests, lint, types and the import contract"
+	@echo "make clean      remove the virtual environment"
 
 demo: $(READY)
 	$(BIN)/joulelab demo
 
-# Two at a time, whole files each: most tests wait for a recorder or a child process, not for a core. In the order of
-# their names, as the slowest are in cli and cluster: files with few tests, which would else come last and alone.
+# Two workers, whole files each: most tests wait for a recorder or a child process, not for a core. Files run in the
+# order of their names, because the slowest (cli, cluster) have few tests and would otherwise run last and alone.
 test: $(COMPILED)
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -39,8 +39,8 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports
 
-# Tests start hundreds of programs that import torch. Compiled beforehand each is there seconds sooner, also where the
-# surroundings forbid to write bytecode. Some packages carry files that are no Python of this version; they do not matter.
+# Tests start hundreds of programs that import torch; with bytecode compiled in advance each starts seconds sooner, also
+# where writing bytecode is disabled. Files of other Python versions in some packages fail to compile and do not matter.
 $(COMPILED): $(READY)
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null || true
 	@touch $@
