@@ -35,7 +35,7 @@ MISTAKES = [
         ["sweep", "train", "gpt2", "--batch_size", "8,0"],
         "training.batch_size: expected a number greater than or equal to 1",
     ),
-    (["sweep", "train", "gpt2", "--seed", "1,2"], "write --repeats N"),
+    (["sweep", "train", "gpt2", "--seed", "1,2"], "use --repeats N"),
     (["sweep", "train", "gpt2", "--batch_sise", "8"], "has no option --batch_sise; did you mean --batch_size?"),
     (["sweep", "train", "gpt2", "--repeats", "0"], "expected at least 1"),
     (["sweep", "run", "demo", "seed=1"], "demo is a group already"),

@@ -84,7 +84,7 @@ def test_feature_distillation_starts_its_monitor_and_a_warning_ends_both_well_an
     rows = [json.loads(line) for line in (folder / "monitor.jsonl").read_text().splitlines()]
     cards = {row["gpu_uuid"] for row in rows if row["kind"] == "gpu"}
     assert cards == {device.device.removeprefix("gpu:") for device in record.attempts[0].devices}
-    assert "joulelab monitor: ended (SIGTERM)" in (lab.folder / f"fitnets.{job['job_id']}_7.log").read_text()
+    assert "joulelab monitor: stopped (SIGTERM)" in (lab.folder / f"fitnets.{job['job_id']}_7.log").read_text()
 
 
 def test_a_warned_task_goes_back_alone_and_a_cancelled_one_not_at_all(lab):

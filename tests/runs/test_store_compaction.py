@@ -150,7 +150,7 @@ def test_a_trace_that_may_still_grow_is_left_alone(folder, store):
     assert "no closing line" in compact_run(paths).kept[0]
     lock = os.open(jsonl.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert "at work" in compact_run(paths, dead_before=2).kept[0]
+    assert "still running" in compact_run(paths, dead_before=2).kept[0]
     os.close(lock)
     old = jsonl.stat().st_mtime - 10_000
     os.utime(jsonl, (old, old))  # of another machine, and long silent: nobody will write the closing line
@@ -168,7 +168,7 @@ def test_ranks_of_a_host_share_a_trace_that_becomes_parquet_when_the_last_has_en
     first.stop()  # its recorder wrote a closing line; the other one takes over
     assert "another process" in compact_run(paths).kept[0]
     time.sleep(2 * STANDBY_S)
-    assert "at work" in compact_run(paths, dead_before=2).kept[0]
+    assert "still running" in compact_run(paths, dead_before=2).kept[0]
     second.stop()
     assert compact_run(paths).traces == 1
     ((_, _, path),) = paths.traces()
