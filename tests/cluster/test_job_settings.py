@@ -5,22 +5,6 @@ import pytest
 from joulelab.cluster.job_settings import job_settings
 from joulelab.errors import ConfigError, NotFoundError
 
-SITE = """\
-defaults:
-  account: physics
-  environment: {modules: [cuda/12.6], venv: /shared/venv}
-  hf_home: /scratch/hf
-presets:
-  h100: {partition: hopper, cpu_partition: cpu}
-"""
-
-
-@pytest.fixture
-def site(tmp_path):
-    path = tmp_path / "slurm.yaml"
-    path.write_text(SITE)
-    return path
-
 
 def test_options_go_over_the_site_file_and_that_over_the_preset(site):
     settings = job_settings("h100", {"cpus": 4}, site)

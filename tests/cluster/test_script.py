@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from joulelab.cluster.job_settings import Environment, job_settings
 from joulelab.cluster.plan import Member, plan, read_steps
 from joulelab.cluster.script import activation_lines
@@ -19,23 +17,6 @@ GROUP = STORE / "groups" / "demo-1"
 
 
 MEMBERS = [Member(STORE / "labels-1", False), Member(STORE / "kd-1", True), Member(STORE / "kd-2", True)]
-
-
-SITE = """\
-defaults:
-  account: physics
-  environment: {modules: [cuda/12.6], venv: /shared/venv}
-  hf_home: /scratch/hf
-presets:
-  h100: {partition: hopper, cpu_partition: cpu}
-"""
-
-
-@pytest.fixture
-def site(tmp_path):
-    path = tmp_path / "slurm.yaml"
-    path.write_text(SITE)
-    return path
 
 
 def scripts(jobs, settings, monkeypatch):
