@@ -223,3 +223,16 @@ def test_what_a_column_cannot_hold_is_left_out_and_what_cannot_be_read_is_said(f
         "unnamed",
     ]
     list_runs(store, None)
+
+
+def test_a_listed_lower_bound_prints_like_its_record(folder, store):
+    """The index skips validation; the parts of a figure must still be what the printing functions read."""
+    made = another(folder, "bound")
+    record = json.loads((made / "run.json").read_text())
+    errors = [{"name": "idle", "joules": [1.0]}, {"name": "missing time", "joules": [2.0]}]
+    record["totals"]["best"].update(energy_j=3.0, method="counter", coverage=0.5, lower_bound=True, errors=errors)
+    write_json(made / "run.json", record)
+    listings = [listed_run(listing) for (listing,) in listed(store, told(), [LISTING])]
+    (bound,) = [run for run in listings if run.run_id == "bound"]
+    assert runs_grid([bound]) == runs_grid([load_record(made)])
+    assert any("≥ 3.00 J (50 % covered)" in cell for cell in runs_grid([bound]).rows[0])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
-from joulelab.meter.figures import EnergyFigure
+from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.meter.parquet import SUFFIX, indices, is_whole, lines_table, table_of
 from joulelab.meter.trace import read_lines
 from joulelab.runs.measure.result import repeat_mean
@@ -232,7 +232,9 @@ def listed_run(listing: str) -> ListedRun:
     values = json.loads(listing)
     totals = None
     if values["totals"] is not None:
-        figure = {**values["best"], "sources": tuple(values["best"]["sources"]), "reason": None, "fix": None}
+        best = values["best"]
+        errors = tuple(ErrorComponent.model_construct(**error) for error in best["errors"])
+        figure = {**best, "errors": errors, "sources": tuple(best["sources"]), "reason": None, "fix": None}
         totals = ListedTotals(**values["totals"], best=EnergyFigure.model_construct(**figure))
     results = {name: Result.model_construct(**result) for name, result in values["results"].items()}
     return ListedRun(
