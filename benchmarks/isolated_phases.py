@@ -152,7 +152,7 @@ def check_kernels(meter: Meter, options: argparse.Namespace) -> dict[str, Any]:
     )
     with float32_matmul_precision(
         "fp32"
-    ):  # below the power limit: at it, a kernel's energy would depend on what runs beside it
+    ):  # below the power limit: at it, a kernel's energy would depend on what else is running
         alone = solo_energies({"forward": trainer.multiply, "backward": trainer.copy}, meter, options)
         found, text = train_measured(trainer, meter, options)
     print(f"\n2. two kernels: a step of {trainer.products} products and {trainer.copies} copies\n{text}")

@@ -1,7 +1,7 @@
 """How long does a report take over a day of eight GPUs read ten times a second, and how much memory?
 
 The trace is simulated and written as Parquet, as a closed run leaves it; one reading in it is a peak that lasts a
-tenth of a second. The report is written in a process of its own, which is timed whole.
+tenth of a second. The report is written in a separate process, timed from start to exit.
 
 python benchmarks/report_scale.py --hours 24 --gpus 8 --hz 10
 """

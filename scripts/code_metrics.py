@@ -210,7 +210,7 @@ def _is_our_function(code: CodeType) -> bool:
 
 
 def entered_files(arguments: list[str], folder: Path) -> list[str]:
-    """Our files that a command enters; it runs in `folder` in a process of its own."""
+    """Our files that a command enters; it runs in `folder` in a separate process."""
     target = folder / "entered.json"
     target.unlink(missing_ok=True)
     done = subprocess.run(

@@ -21,7 +21,7 @@ from joulelab.runs.spec import RunSpec, check
 
 LANGUAGE_PIPELINES = ("sft", "kd", "synthetic", "dpo", "self")
 PRERUN = "prerun"
-"""A check of the machine, with a command of its own; of the experiment it uses the meter's settings only."""
+"""Checks the machine through a separate command; uses only the meter settings of the experiment."""
 
 
 def _published(name: str) -> tuple[str, ...]:

@@ -195,7 +195,7 @@ class CausalRecipe:
         start: Artifact | None = None,
         budget_start: Artifact | None = None,
     ) -> Artifact:
-        """The student that the run is about: trained anew in every run.
+        """The student of the run, trained in every run and never reused.
 
         `start` is the SFT student that it continues; `budget_start` one whose training counts towards the budget.
         """
