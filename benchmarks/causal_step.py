@@ -35,9 +35,8 @@ import torch.nn.functional as F  # noqa: N812
 from pacing import TokenSpeed, forget_peak, free, peak_gib, undisturbed, wait, warm_up
 from torch import nn
 
-from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.encoding import DocumentList, EncodedDocument
-from joulelab.data.chat.packing import PackedRows, pack, training_batches
+from joulelab.data.chat.packing import PackedRows, pack, training_batches, use_packed_attention
 from joulelab.distill.causal.config import SHAPES, Shape
 from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight, random_student
 from joulelab.distill.causal.objective import TokenObjective

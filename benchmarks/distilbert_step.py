@@ -32,11 +32,9 @@ from pacing import TokenSpeed, forget_peak, free, undisturbed, warm_up
 from torch import nn
 
 from joulelab.data.token_store import write_store
-from joulelab.distill.distilbert.batches import LmBatch, LmBatches, LmTask, MaskRecipe
 from joulelab.distill.distilbert.config import LmDistillation
-from joulelab.distill.distilbert.data import Limits, cut_sequences, pack_rows
-from joulelab.distill.distilbert.models import ready
-from joulelab.distill.distilbert.objective import FrozenTeacher, LmObjective, Scales, plain_loss
+from joulelab.distill.distilbert.data import Limits, LmBatch, LmBatches, LmTask, MaskRecipe, cut_sequences, pack_rows
+from joulelab.distill.distilbert.objective import FrozenTeacher, LmObjective, Scales, plain_loss, ready
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter

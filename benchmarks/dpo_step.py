@@ -39,8 +39,13 @@ from torch import nn
 from joulelab.data.batches import TensorBatch
 from joulelab.distill.causal.models import expose_hidden_states
 from joulelab.distill.preferences.pairs import Pair, PairBatches, PairLayout
-from joulelab.distill.preferences.preference_loss import PreferenceObjective, TargetLogProbabilities, dpo_loss, margins
-from joulelab.distill.preferences.reference import write_reference
+from joulelab.distill.preferences.preference_loss import (
+    PreferenceObjective,
+    TargetLogProbabilities,
+    dpo_loss,
+    margins,
+    write_reference,
+)
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace

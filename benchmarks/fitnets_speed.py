@@ -38,8 +38,14 @@ from transformers import DistilBertForSequenceClassification as DistilBert
 from joulelab.data.batches import Batch
 from joulelab.distill.classify.config import DistillConfig
 from joulelab.distill.classify.data import CachedTeacher
-from joulelab.distill.classify.models import freeze_teacher, make_connector
-from joulelab.distill.classify.objective import ClassifyObjective, LiveTeacher, TeacherSource, TextForward
+from joulelab.distill.classify.objective import (
+    ClassifyObjective,
+    LiveTeacher,
+    TeacherSource,
+    TextForward,
+    freeze_teacher,
+    make_connector,
+)
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.integrate import component_energy
 from joulelab.meter.series import load_trace

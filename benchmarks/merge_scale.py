@@ -22,9 +22,8 @@ from typing import Any
 
 from joulelab.clock import NS, iso
 from joulelab.runs.assemble import assemble
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.storage import write_json
 
 PHASES_S = 10.0
 STAGE = "student.train"

@@ -24,11 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.meter.parquet import MISFIT, write_parquet
-from joulelab.meter.trace import header
-from joulelab.runs.paths import RunPaths
+from joulelab.meter.trace import MISFIT, header, write_parquet
+from joulelab.runs.paths import RunPaths, write_json
 from joulelab.runs.record import Attempt, EnergyByComponent, RunRecord, Segment, StageRecord, Totals
-from joulelab.runs.storage import write_json
 
 NS = 1_000_000_000
 FIRST_NS = 1_000 * NS

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 from joulelab.clock import NS
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.storage import write_json
 
 SECONDS = 40
 IDLE_S, TRAIN_S = 10, 25

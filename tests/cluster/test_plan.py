@@ -7,7 +7,7 @@ import pytest
 
 from joulelab import lookup
 from joulelab.cluster.plan import Member, plan, require_ranks, require_shards, usual_steps
-from joulelab.distill.causal.phases import shard_specs
+from joulelab.distill.causal.config import shard_specs
 from joulelab.errors import UsageError
 from joulelab.runs.spec import RunSpec, check, merge, read_experiment
 

@@ -8,7 +8,7 @@ from joulelab.cluster.job_settings import job_settings
 from joulelab.cluster.jobs import JobsFile, SubmittedJob, close_queued, home_of, write_jobs
 from joulelab.cluster.plan import Member, plan
 from joulelab.cluster.submission import create_shards, parse_seeds, resubmission, submit_plan
-from joulelab.distill.causal.phases import shard_specs
+from joulelab.distill.causal.config import shard_specs
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, queue_members

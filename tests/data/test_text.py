@@ -188,13 +188,11 @@ def make_tokenizer(folder):
 
 
 def test_a_tokenizer_too_large_for_the_model_is_refused(tmp_path):
-    from joulelab.zoo.models.gpt2 import MODEL
+    from joulelab.zoo.models.language_models import GPT2
 
     folder = make_tokenizer(tmp_path / "tokenizer")
-    tiny = MODEL.sizes["tiny"]
-    entry = type(MODEL)(
-        **{**vars(MODEL), "sizes": {"tiny": type(tiny)(**{**vars(tiny), "settings": {"vocab_size": 8}})}}
-    )
+    tiny = GPT2.sizes["tiny"]
+    entry = type(GPT2)(**{**vars(GPT2), "sizes": {"tiny": type(tiny)(**{**vars(tiny), "settings": {"vocab_size": 8}})}})
     asked = WorkloadRequest(entry, "tiny", dataset=str(write_txt(tmp_path / "a.txt")), tokenizer=str(folder))
     with pytest.raises(ConfigError, match="has 11 ids, the model 8"):
         prepare(asked)

@@ -10,9 +10,8 @@ from documents import document
 from pydantic import BaseModel
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.grids import GridFactor
+from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.runs.artifacts import Ancestor, Bill
-from joulelab.runs.carbon import Co2e
 from joulelab.runs.groups import GroupRecord, Member
 from joulelab.runs.paths import GroupPaths, RunPaths
 from joulelab.runs.record import (

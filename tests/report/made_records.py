@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.meter.grids import parse_grid
+from joulelab.meter.grids import co2e, parse_grid
 from joulelab.meter.health import CoreUse
 from joulelab.meter.trace import LineFile
 from joulelab.runs.artifacts import Ancestor, external
-from joulelab.runs.carbon import co2e
 from joulelab.runs.groups import GroupRecord, Member, varying
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, write_json
 from joulelab.runs.record import (
     Attempt,
     EnergyByComponent,
@@ -33,7 +32,6 @@ from joulelab.runs.record import (
     Validity,
     add_components,
 )
-from joulelab.runs.storage import write_json
 from joulelab.runs.validity import Evidence, grade
 
 NS = 1_000_000_000

@@ -9,7 +9,7 @@ from joulelab.runs import artifacts
 from joulelab.runs.artifacts import BILL, CONTENTS, SET_ASIDE, find_damage, list_contents
 from joulelab.runs.context import WorkerContext
 from joulelab.runs.pack import STORE, pack, unpack
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
 
 WEIGHTS, WORDS = "weights.bin", "tokenizer/words.txt"
 

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from joulelab.errors import ConfigError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure, missing
-from joulelab.meter.grids import TABLE, parse_grid
-from joulelab.runs.carbon import co2e
+from joulelab.meter.grids import TABLE, co2e, parse_grid
 from joulelab.runs.spec import load_spec
 
 KWH = EnergyFigure(energy_j=3.6e6, method="counter", half_width_j=0.0, gain_error_rel=0.0)

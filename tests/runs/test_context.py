@@ -11,9 +11,9 @@ from joulelab.runs.artifacts import external
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
+from joulelab.runs.paths import read_json
 from joulelab.runs.record import Result
 from joulelab.runs.spec import load_spec
-from joulelab.runs.storage import read_json
 from joulelab.runs.store import load_record
 
 

@@ -5,8 +5,8 @@ import pytest
 from joulelab.errors import EndedBySignal, UsageError
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.groups import create_group, execute_group, group_records, load_group, point_label, sweep_specs
+from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.storage import read_json, write_json
 
 SETTINGS = {"pipeline": "train", "model": "gpt2", "size": "tiny", "seed": 3}
 

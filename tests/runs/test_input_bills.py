@@ -10,8 +10,8 @@ from joulelab.distill.prepare.recipe import deliver
 from joulelab.report.energy_sums import is_teacher_work, parts_of, run_energy
 from joulelab.report.tables.bill_tables import artifact_bill, run_bill
 from joulelab.runs.artifacts import Artifact, read_bill
+from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import RunRecord, kinds_of
-from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import load_record
 
 

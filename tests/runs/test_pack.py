@@ -16,8 +16,7 @@ from joulelab.errors import InvalidMeasurement, JoulelabError, NotFoundError, Us
 from joulelab.runs import pack as unpacking
 from joulelab.runs.lock import holding
 from joulelab.runs.pack import SUMS, TOP, pack, unpack, without_secrets
-from joulelab.runs.paths import RunPaths
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import RunPaths, read_json, write_json
 from joulelab.runs.verification import verify_runs
 
 KINDS = pytest.mark.parametrize("name", ["x.tar.gz", "x.zip"])

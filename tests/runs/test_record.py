@@ -3,8 +3,8 @@
 import pytest
 
 from joulelab.errors import JoulelabError
+from joulelab.runs.paths import read_json
 from joulelab.runs.record import RunRecord, kind_by_name
-from joulelab.runs.storage import read_json
 from joulelab.runs.store import load_record
 
 

@@ -11,14 +11,15 @@ from joulelab.errors import StorageFailed
 from joulelab.lookup import PIPELINES
 from joulelab.meter.marks import RingWriter
 from joulelab.report.tables.run_tables import header_grid
-from joulelab.runs import attempt, storage
-from joulelab.runs import storage as json_file
+from joulelab.runs import attempt
+from joulelab.runs import paths as json_file
+from joulelab.runs import paths as storage
 from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.context import SilentProgress
 from joulelab.runs.execute import execute
 from joulelab.runs.lock import holding
+from joulelab.runs.paths import storage_failure, write_json
 from joulelab.runs.spec import load_spec
-from joulelab.runs.storage import storage_failure, write_json
 from joulelab.runs.store import load_record, read_record
 
 FAST = {"energy": {"estimate_cpu": True, "gpus": "none"}}

@@ -11,9 +11,8 @@ from joulelab.meter.trace import LineFile, header
 from joulelab.runs.attempt import create_run, mark_running
 from joulelab.runs.groups import create_group, group_records, queue_members, run_folders_of
 from joulelab.runs.lock import holding
-from joulelab.runs.paths import slug
+from joulelab.runs.paths import slug, write_json
 from joulelab.runs.spec import load_spec
-from joulelab.runs.storage import write_json
 from joulelab.runs.store import find_folder, load_record, read_record, run_folders
 
 

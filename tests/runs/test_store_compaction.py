@@ -13,11 +13,10 @@ import pytest
 from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.health import load_health
-from joulelab.meter.parquet import copy_to_parquet, read_readings, write_parquet
 from joulelab.meter.recorder import STANDBY_S
 from joulelab.meter.series import load_trace
 from joulelab.meter.session import Meter
-from joulelab.meter.trace import read_header, read_lines
+from joulelab.meter.trace import copy_to_parquet, read_header, read_lines, read_readings, write_parquet
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt import RunAttempt
 from joulelab.runs.context import SilentProgress, StopRequest
@@ -139,7 +138,7 @@ def closed(folder, lines=LINES):
 def test_a_copy_that_differs_is_thrown_away(folder, monkeypatch):
     paths, jsonl = closed(folder)
     without_last = lambda path, lines: write_parquet(path, list(lines)[:-1])  # noqa: E731
-    monkeypatch.setattr("joulelab.meter.parquet.write_parquet", without_last)
+    monkeypatch.setattr("joulelab.meter.trace.write_parquet", without_last)
     (why,) = compact_run(paths).kept
     assert "does not come back" in why
     assert [path.name for path in jsonl.parent.iterdir() if path.suffix != ".lock"] == [jsonl.name]

@@ -12,8 +12,7 @@ from joulelab.cli.archive import unpack as unpack_verb
 from joulelab.errors import InvalidMeasurement
 from joulelab.runs import attempt_data, first_release
 from joulelab.runs.pack import pack, unpack
-from joulelab.runs.paths import RunPaths
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import RunPaths, read_json, write_json
 from joulelab.runs.store import read_record
 from joulelab.runs.verification import verify_runs
 

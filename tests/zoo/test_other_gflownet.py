@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from joulelab.zoo.gflownet.fragment_molecules import ABSENT, FRAGMENTS, port_count
-from joulelab.zoo.gflownet.gflownet_policy import STOP, Decision, Policy, Rollouts, TreeBuilding, roll_out
+from joulelab.zoo.fragment_molecules import ABSENT, FRAGMENTS, port_count
+from joulelab.zoo.gflownet_policy import STOP, Decision, Policy, Rollouts, TreeBuilding, roll_out
 from joulelab.zoo.tasks.trajectory_balance import TrajectoryBalance
 
 CPU = torch.device("cpu")
@@ -190,7 +190,7 @@ def test_only_legal_molecules_are_built_and_all_of_their_ports_are_closed():
 
 def test_a_molecule_is_bonded_where_the_tree_says():
     chem = pytest.importorskip("rdkit.Chem")
-    from joulelab.zoo.gflownet.fragment_molecules import TreeNode
+    from joulelab.zoo.fragment_molecules import TreeNode
     from joulelab.zoo.tasks.trajectory_balance import QedReward
 
     reward = QedReward(["*c1ccc(*)cc1", "*O", "*n1cccc1"], beta=1.0)

@@ -33,7 +33,7 @@ def zoo(
 
       joulelab zoo gpt2 --size base
     """
-    from joulelab.report.tables.zoo_table import listing_grid, model_grids, paper_grids
+    from joulelab.report.tables.training_table import listing_grid, model_grids, paper_grids
     from joulelab.zoo.registry import all_models, find_model
 
     if name is None:

@@ -159,7 +159,7 @@ def plot(
     rows = figures(log, IdleGiven())
     folder = out or folder
     from joulelab.report.figures.power_figures import draw
-    from joulelab.runs.storage import write_json
+    from joulelab.runs.paths import write_json
 
     try:
         files, empty = draw(log, folder, wanted, x, title)

@@ -97,7 +97,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        from joulelab.runs.storage import storage_failure
+        from joulelab.runs.paths import storage_failure
 
         failure = storage_failure(error)
         if failure is None:

@@ -20,8 +20,7 @@ from joulelab.errors import UsageError
 from joulelab.units import J_PER_KWH, J_PER_WH
 
 if TYPE_CHECKING:
-    from joulelab.runs.phases import Phase
-    from joulelab.runs.sharding import Shard
+    from joulelab.runs.phases import Phase, Shard
     from joulelab.runs.spec import RunSpec
 
 
@@ -307,7 +306,7 @@ def read_phase(until: str | None, part: str | None = None) -> Phase | None:
 
 
 def read_shard(text: str | None, until: Phase | None, data_script: str | None) -> Shard | None:
-    from joulelab.runs.sharding import Shard
+    from joulelab.runs.phases import Shard
 
     if text is None:
         return None
@@ -331,7 +330,7 @@ def prerun_experiment(experiment: str) -> str:
 
 def script_settings(script: str, experiment: str, overrides: Sequence[str]) -> list[str]:
     """A data script as `key.path=value`; the user's overrides come after it and take precedence."""
-    from joulelab.distill.causal.phases import data_script_settings
+    from joulelab.distill.causal.config import data_script_settings
     from joulelab.runs.groups import is_group
     from joulelab.runs.spec import parse_overrides, read_layers
 

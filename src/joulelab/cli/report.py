@@ -185,8 +185,8 @@ def bill(
 
       joulelab bill last --grid FR --format model-card
     """
+    from joulelab.meter.grids import co2e
     from joulelab.report.tables.bill_tables import find_bill
-    from joulelab.runs.carbon import co2e
     from joulelab.runs.store import store_root
 
     if pue is not None and not pue < float("inf"):

@@ -29,9 +29,8 @@ from joulelab.cli.options import (
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
-    from joulelab.runs.phases import Phase
+    from joulelab.runs.phases import Phase, Shard
     from joulelab.runs.record import RunRecord
-    from joulelab.runs.sharding import Shard
     from joulelab.runs.spec import RunSpec
 
 
@@ -198,7 +197,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
     else:
         spec = check(merge(read_experiment(experiment), changes))
         if options.shard is not None:
-            from joulelab.distill.causal.phases import shard_spec
+            from joulelab.distill.causal.config import shard_spec
 
             spec, options = shard_spec(spec, options.shard), replace(options, until=None)
         start_run(spec, options)

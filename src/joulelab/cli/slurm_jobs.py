@@ -112,7 +112,7 @@ def submit(
     from joulelab.cluster.plan import plan
     from joulelab.cluster.script import check_activation
     from joulelab.cluster.submission import create_shards, dry_text, preview_shards, resubmission, submit_plan
-    from joulelab.distill.causal.phases import shard_specs
+    from joulelab.distill.causal.config import shard_specs
     from joulelab.runs.paths import require_no_runs
     from joulelab.runs.store import store_root
 

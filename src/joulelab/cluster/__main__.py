@@ -2,7 +2,7 @@
 
 import sys
 
-from joulelab.cluster.time_limit_signal import TimeLimitSignal
+from joulelab.cluster.slurm import TimeLimitSignal
 
 if __name__ == "__main__":
     time_limit = TimeLimitSignal()

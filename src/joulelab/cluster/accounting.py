@@ -14,7 +14,7 @@ from pathlib import Path
 from joulelab.cluster import slurm
 from joulelab.cluster.jobs import FOLDER, JobsFile, read_jobs
 from joulelab.meter.figures import Frozen
-from joulelab.runs.storage import write_json
+from joulelab.runs.paths import write_json
 from joulelab.units import energy_text
 
 FIELDS = ("JobID", "State", "Elapsed", "ConsumedEnergyRaw", "NodeList", "AllocCPUS", "NNodes")

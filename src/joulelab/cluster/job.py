@@ -19,7 +19,7 @@ from pathlib import Path
 from joulelab.cluster import slurm
 from joulelab.cluster.accounting import import_accounting
 from joulelab.cluster.jobs import fail_dependent_runs, home_of, read_jobs
-from joulelab.cluster.time_limit_signal import TimeLimitSignal
+from joulelab.cluster.slurm import TimeLimitSignal
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.sensors import SensorUnavailable
 from joulelab.runs.attempt import close_run

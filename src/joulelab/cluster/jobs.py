@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from joulelab.errors import JoulelabError, NotFoundError
 from joulelab.meter.figures import Frozen
 from joulelab.runs.lock import FolderLocked, holding
-from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
+from joulelab.runs.paths import GROUPS_FOLDER, RunPaths, read_json, write_json
 from joulelab.runs.record import ErrorRecord, RunRecord, Status
-from joulelab.runs.storage import read_json, write_json
 
 FOLDER, FILE = "slurm", "jobs.json"
 

@@ -1,13 +1,15 @@
-"""Calls of Slurm's commands: their output parsed into values, their failures raised as errors."""
+"""Calls of Slurm's commands (output parsed into values, failures raised as errors) and its signals."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from joulelab.errors import DependencyMissing, JoulelabError
 
@@ -144,3 +146,18 @@ def _from_sacct(job_id: str) -> list[JobState]:
 
 def _reason(text: str) -> str:
     return "" if text in ("None", "(null)") else text
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class TimeLimitSignal:
+    """Handles the signal from construction on, so that one that arrives during imports is not lost."""
+
+    def __init__(self) -> None:
+        self.received = False
+        for signum in SIGNALS:
+            signal.signal(signum, self._receive)
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        self.received = True

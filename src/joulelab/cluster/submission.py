@@ -27,10 +27,9 @@ from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.groups import create_group, load_group, member_paths, queue_members
 from joulelab.runs.lock import FolderLocked, holding, newest_lease
-from joulelab.runs.paths import GroupPaths, RunPaths, slug
+from joulelab.runs.paths import GroupPaths, RunPaths, read_json, slug, write_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, check, read_mapping
-from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import find_folder, load_record
 
 Submit = Callable[[Path, str | None], str]

@@ -25,9 +25,8 @@ from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING, rate
 from joulelab.runs.groups import load_group
 from joulelab.runs.lock import is_held
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.storage import read_json
 from joulelab.runs.store import find_folder
 from joulelab.units import duration_text, energy_text, percent_text, power_text
 

@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
 from joulelab.runs.artifacts import error_text
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
 
 FORMAT = "joulelab-store-1"
 MANIFEST, OFFSETS, TOKENS = "manifest.json", "offsets.npy", "tokens.bin"

@@ -32,10 +32,10 @@ from joulelab.data import inputs as data_inputs
 from joulelab.distill.config import DistillSpec
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.paths import read_json, write_json
+from joulelab.runs.phases import ALL, PART, Shard
 from joulelab.runs.record import Result, StageRole
-from joulelab.runs.sharding import ALL, PART, Shard
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.storage import read_json, write_json
 from joulelab.train.budget import require_energy_reading
 from joulelab.train.devices import resolve_device
 from joulelab.train.optim import track_compilations

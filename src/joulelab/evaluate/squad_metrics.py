@@ -30,8 +30,8 @@ from joulelab.data.squad.windows import (
 )
 from joulelab.evaluate.classification import Predictions
 from joulelab.evaluate.exact_answers import best_scores, gold_texts
+from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
-from joulelab.runs.storage import read_json, write_json
 from joulelab.stats import Interval, mean_t
 
 Floats = NDArray[np.float32]

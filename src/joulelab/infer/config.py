@@ -18,8 +18,8 @@ from joulelab.data import hub, samples, sources
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.meter.sensors.cpu import usable_cores
 from joulelab.runs import environment
+from joulelab.runs.paths import read_json
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.storage import read_json
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
 from joulelab.zoo.registry import WorkloadRequest, find_model, is_file, require_packages
 

@@ -1,8 +1,12 @@
-"""Carbon intensity of electricity grids in g CO2e per kWh: published yearly averages, as a range.
+"""Carbon intensity of electricity grids in g CO2e per kWh, and the CO2e of an energy figure, both as ranges.
 
-No single number is right: years differ, sources differ, and what is published is the average of what a country
-generates, not of what its sockets deliver. So every grid is the span of all rows of `grids.csv` (each with source and
-year), widened by `MARGIN_REL`. Users can also give a number or a range in g/kWh.
+No single number is right: years differ, sources differ, and published figures are averages of what a country generates,
+not of what its sockets deliver. So every grid is the span of all rows of `grids.csv` (each with source and year),
+widened by `MARGIN_REL`. Users can also give a number or a range in g/kWh.
+
+CO2e is reported only if `energy.grid` names a grid. The low end combines the low ends of energy and grid factor, the
+high end both high ends; the energy's range is its random 95 % half-width plus the sensor's gain error. PUE (overhead of
+the data center) gives separate figures and is never included in the first ones.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from joulelab.meter.figures import Frozen
+from joulelab.meter.figures import EnergyFigure, Frozen, Method
+from joulelab.units import J_PER_KWH
 
 TABLE = Path(__file__).with_name("grids.csv")
 # Generation against consumption: imports, exports and grid losses (5 to 8 % in most countries), and later revisions.
@@ -106,4 +111,38 @@ def _span(code: str, rows: list[dict[str, str]]) -> GridFactor:
         high_g_per_kwh=round(max(grams) * (1 + MARGIN_REL), 1),
         source=f"{'; '.join(sources)}; widened by {100 * MARGIN_REL:.0f} %",
         year=years[0] if len(years) == 1 else f"{years[0]} to {years[-1]}",
+    )
+
+
+class Co2e(Frozen):
+    co2e_g_low: float
+    co2e_g_high: float
+    with_pue_co2e_g_low: float | None = None
+    with_pue_co2e_g_high: float | None = None
+    method: Method
+    """Method of the energy figure: CO2e of an estimate is an estimate."""
+
+
+def energy_range_j(figure: EnergyFigure) -> tuple[float, float] | None:
+    """Low and high end in joules: random interval and gain error, both at their worst."""
+    if figure.energy_j is None:
+        return None
+    random_j, gain = figure.half_width_j or 0.0, figure.gain_error_rel or 0.0
+    low = max(0.0, figure.energy_j - random_j) * max(0.0, 1 - gain)
+    return low, (figure.energy_j + random_j) * (1 + gain)
+
+
+def co2e(figure: EnergyFigure, grid: GridFactor | None, pue: float | None) -> Co2e | None:
+    """None without a grid or without energy; no default is assumed for either."""
+    energy = energy_range_j(figure)
+    if grid is None or energy is None:
+        return None
+    low = energy[0] / J_PER_KWH * grid.low_g_per_kwh
+    high = energy[1] / J_PER_KWH * grid.high_g_per_kwh
+    return Co2e(
+        co2e_g_low=low,
+        co2e_g_high=high,
+        with_pue_co2e_g_low=None if pue is None else low * pue,
+        with_pue_co2e_g_high=None if pue is None else high * pue,
+        method=figure.method,
     )

@@ -27,8 +27,7 @@ from joulelab.meter.curve import (
     sample_curve,
 )
 from joulelab.meter.figures import Method
-from joulelab.meter.parquet import SUFFIX, Chunks, read_rare_lines, read_readings
-from joulelab.meter.trace import read_lines, where_now
+from joulelab.meter.trace import SUFFIX, Chunks, read_lines, read_rare_lines, read_readings, where_now
 
 Array = NDArray[Any]
 # A decrease is a wrap unless that needed this many times the power that `max_gap_s` was computed with.

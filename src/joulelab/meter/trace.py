@@ -1,17 +1,30 @@
-"""Append-only JSONL files that survive a kill: whole lines per `write()`, synced, and tolerant when read.
+"""Traces: append-only JSONL while a run is active, Parquet once it is closed; readers need not distinguish the two.
 
-`read_lines` also reads the Parquet file that a closed trace becomes, so readers need not distinguish the two.
+JSONL survives a kill: whole lines per `write()`, synced, and tolerant when read. Afterwards the lines are copied into
+columns of fixed types, a tenth of the size and fast to read into arrays. What does not fit a column (a header, a list
+of processes, a null) is JSON in the column `rest`, so that every line is restored exactly; `copy_to_parquet` reads the
+copy back and compares it before renaming it into place.
+
+Arrow arrays are built from their buffers: `pyarrow.array` imports pandas to check for pandas objects, which costs half
+a second and tens of megabytes in the measured program.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from joulelab import __version__, clock
+from joulelab.errors import JoulelabError
 
 SCHEMA_VERSION = 1
 
@@ -75,8 +88,6 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[dict[str, Any]]:
     """
     path = where_now(path)
     if path.suffix == ".parquet":
-        from joulelab.meter.parquet import read_parquet_lines  # imports numpy, which a recorder rarely needs
-
         yield from read_parquet_lines(path)
         return
     with path.open("rb") as file:
@@ -116,3 +127,376 @@ def open_trace(path: Path) -> LineFile:
 def read_header(path: Path) -> dict[str, Any]:
     first = next(read_lines(path), {})
     return first if first.get("kind") == "header" else {}
+
+
+def array_of(values: Sequence[Any], kind: Any) -> Any:
+    """Values, None where there is none, as an Arrow array of int64, float64, bool, string, list, map or struct.
+
+    A map is given as a list of pairs, a struct as a dict.
+    """
+    import pyarrow as pa
+
+    # Arrow's columnar format: buffer 0 of every type is the validity bitmap (absent if nothing is null). Values of
+    # variable length follow as int32 offsets, one more than there are rows, and then their contents.
+    # https://arrow.apache.org/docs/format/Columnar.html
+    known = np.fromiter((value is not None for value in values), bool, len(values))
+    buffers, children = [None if known.all() else _bits(known)], []
+    if pa.types.is_string(kind):
+        encoded = [b"" if value is None else value.encode() for value in values]
+        buffers += [_offsets(encoded), pa.py_buffer(b"".join(encoded))]
+    elif pa.types.is_boolean(kind):
+        buffers.append(_bits(np.fromiter(map(bool, values), bool, len(values))))
+    elif pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        children = [array_of([value and value[field.name] for value in values], field.type) for field in fields]
+    elif pa.types.is_map(kind):
+        # a map is a list of (key, value) structs, and the key may not be null
+        pairs = list(chain.from_iterable(value or () for value in values))
+        entries = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+        children = [array_of([{"key": key, "value": item} for key, item in pairs], entries)]
+        buffers.append(_offsets([value or () for value in values]))
+    elif pa.types.is_list(kind):
+        children = [array_of(list(chain.from_iterable(value or () for value in values)), kind.value_type)]
+        buffers.append(_offsets([value or () for value in values]))
+    else:
+        width = np.int64 if pa.types.is_integer(kind) else np.float64
+        buffers.append(pa.py_buffer(np.array([0 if value is None else value for value in values], width)))
+    missing = len(values) - int(known.sum())
+    return pa.Array.from_buffers(kind, len(values), buffers, missing, children=children)
+
+
+def indices(rows: Sequence[int] | np.ndarray[Any, Any]) -> Any:
+    """Row numbers, for `take`."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows, np.int64))])
+
+
+def table_of(rows: Sequence[dict[str, Any]], schema: Any) -> Any:
+    """Rows as a table; what a row does not have is missing there."""
+    import pyarrow as pa
+
+    columns = [array_of([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def numbers_in(array: Any, width: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The numbers of a primitive array, 0 where there is none, and where there is one."""
+    if not len(array):
+        return np.zeros(0, width), np.zeros(0, bool)
+    # a slice shares the buffers of its parent and starts at its offset
+    begin, end = array.offset, array.offset + len(array)
+    valid, values = array.buffers()
+    numbers = np.frombuffer(values, width, count=end)[begin:]
+    if valid is None:
+        return numbers, np.ones(len(array), bool)
+    known = np.unpackbits(np.frombuffer(valid, np.uint8), count=end, bitorder="little")[begin:].astype(bool)
+    return np.where(known, numbers, 0), known
+
+
+def _bits(flags: np.ndarray[Any, Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
+
+
+def _offsets(chunks: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.py_buffer(np.fromiter(accumulate(map(len, chunks), initial=0), np.int32, len(chunks) + 1))
+
+
+Line = dict[str, Any]
+
+SUFFIX = ".parquet"
+REST = "rest"
+MISFIT = "misfit"
+"""True where a typed field has a value of another type, which is then in `rest`."""
+
+TEXTS = ("kind", "timestamp", "device", "gpu_uuid", "gpu_name")
+INTEGERS = ("mono_ns", "counter_mono_ns", "wall_us", "wall_us_mono_ns", "gpu_index", "throttle_reasons")
+NUMBERS = (
+    *("power_watts", "energy_counter_j", "counter_read_s", "power_limit_w", "busy_thread_s", "late_s"),
+    *("gpu_utilization_percent", "memory_utilization_percent", "cpu_utilization_percent"),
+    *("memory_used_MB", "memory_total_MB", "host_memory_used_MB", "temperature_C"),
+    *("sm_clock_MHz", "memory_clock_MHz"),
+)
+LISTS = ("sample_us", "sample_mw")
+MAPS = ("rapl", "counters_j")
+
+_ROWS = 20_000
+_LAST_BYTES = b"PAR1"
+_LARGEST_EXACT = 2**53
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()  # half a surrogate pair is valid JSON and invalid UTF-8
+
+
+def _is_integer(value: object) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) <= _LARGEST_EXACT)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_integer, value))
+
+
+def _is_map(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(TEXTS, _is_text),
+    **dict.fromkeys(INTEGERS, _is_integer),
+    **dict.fromkeys(NUMBERS, _is_number),
+    **dict.fromkeys(LISTS, _is_list),
+    **dict.fromkeys(MAPS, _is_map),
+}
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = [
+        *((name, pa.string()) for name in TEXTS),
+        *((name, pa.int64()) for name in INTEGERS),
+        *((name, pa.float64()) for name in NUMBERS),
+        *((name, pa.list_(pa.int64())) for name in LISTS),
+        *((name, pa.map_(pa.string(), pa.float64())) for name in MAPS),
+    ]
+    return pa.schema([*kinds, (REST, pa.string()), (MISFIT, pa.bool_())])
+
+
+def copy_to_parquet(jsonl: Path, read: Callable[[Path], Iterator[Line]]) -> Path:
+    """Copy a trace to `<stem>.parquet` next to it: write, sync, read back, compare, and only then rename.
+
+    `read` gives the lines of the JSONL, which is left to the caller.
+    """
+    final = jsonl.with_suffix(SUFFIX)
+    temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    try:
+        write_parquet(temporary, read(jsonl))
+        _require_same(jsonl, read(jsonl), read_parquet_lines(temporary))
+        temporary.replace(final)
+        _sync(final.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return final
+
+
+def _require_same(jsonl: Path, written: Iterator[Line], copied: Iterator[Line]) -> None:
+    for number, (line, copy) in enumerate(zip_longest(written, copied), 1):
+        if line != copy and json.dumps(line, sort_keys=True) != json.dumps(copy, sort_keys=True):  # NaN is not itself
+            raise JoulelabError(
+                f"{jsonl}: line {number} does not come back from Parquet as it was", "the JSONL stays; it is the trace"
+            )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file has Parquet's footer; one that a full disk or a copy truncated cannot be read at all."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_LAST_BYTES)))
+        return file.read() == _LAST_BYTES
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_parquet(path: Path, lines: Iterable[Line]) -> None:
+    import pyarrow.parquet as pq
+
+    schema = _schema()
+    remaining = iter(lines)
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=["kind", "device", "gpu_uuid", "gpu_name", REST],
+        # neighboring stamps differ by little
+        column_encoding={"mono_ns": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BYTE_ARRAY"},
+    ) as writer:
+        while chunk := list(islice(remaining, _ROWS)):
+            writer.write_table(_table(chunk, schema))
+    _sync(path)
+
+
+def lines_table(lines: Iterable[Line]) -> Any:
+    """Lines as the columns they have in Parquet, in memory."""
+    return _table(list(lines), _schema())
+
+
+def _table(lines: list[Line], schema: Any) -> Any:
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {name: [None] * len(lines) for name in schema.names}
+    for row, line in enumerate(lines):
+        rest: Line = {}
+        for name, value in line.items():
+            fits = _FITS.get(name)
+            if fits is not None and fits(value):
+                columns[name][row] = list(value.items()) if name in MAPS else value
+            else:
+                rest[name] = value
+        columns[MISFIT][row] = any(name in _FITS and value is not None for name, value in rest.items())
+        columns[REST][row] = json.dumps(rest, separators=(",", ":"), sort_keys=True) if rest else None
+    return pa.Table.from_arrays([array_of(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def read_parquet_lines(path: Path) -> Iterator[Line]:
+    """Every line as it was written; a trace that is no Parquet file, or not one of ours, is an error with its name."""
+    for batch in read_batches(path):
+        present = {name: batch.column(name) for name in batch.schema.names if name != MISFIT}
+        columns = {name: column.to_pylist() for name, column in present.items() if column.null_count < batch.num_rows}
+        rests = columns.pop(REST, [None] * batch.num_rows)
+        maps = [name for name in MAPS if name in columns]
+        for row in range(batch.num_rows):
+            line = {name: values[row] for name, values in columns.items() if values[row] is not None}
+            for name in maps:
+                if name in line:
+                    line[name] = dict(line[name])
+            if rests[row]:
+                line |= json.loads(rests[row])
+            yield line
+
+
+def read_batches(path: Path, columns: list[str] | None = None) -> Iterator[Any]:
+    """The record batches of a trace, some columns or all of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if REST not in file.schema_arrow.names:
+                raise JoulelabError(f"{path} is a Parquet file but not a trace of joulelab")
+            known = [name for name in columns if name in file.schema_arrow.names] if columns else None
+            yield from file.iter_batches(batch_size=_ROWS, columns=known)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise JoulelabError(f"{path} cannot be read: {error}", "restore it from a copy") from None
+
+
+Array = NDArray[Any]
+Chunks = dict[str, list[tuple[Array, Array]]]
+"""Device -> chunks of (times in monotonic nanoseconds, values), in the order of the trace."""
+
+READINGS = ("gpu", "samples", "rapl", "counters", "estimate", "host", "cores")
+_RARE_COLUMNS = ["kind", "timestamp", "mono_ns", "device", REST]
+_READING_COLUMNS = [
+    *("kind", "mono_ns", "device", "power_watts", "energy_counter_j", "counter_mono_ns", "counter_read_s"),
+    *("busy_thread_s", "sample_us", "sample_mw", "wall_us", "wall_us_mono_ns", "rapl", "counters_j", MISFIT),
+]
+
+
+@dataclass
+class Readings:
+    counters: Chunks = field(default_factory=dict)
+    powers: Chunks = field(default_factory=dict)
+    samples: Chunks = field(default_factory=dict)
+    read_times: Chunks = field(default_factory=dict)
+    stamps: list[int] = field(default_factory=list)
+    """First and last stamp of each chunk of the trace."""
+    misfit: bool = False
+    """Some line has text in place of a number; then the lines must be read one by one."""
+
+
+def read_rare_lines(path: Path) -> list[dict[str, Any]]:
+    """Every line that is not a reading: headers, added devices, gaps, warnings, the end."""
+    found = []
+    for batch in read_batches(path, _RARE_COLUMNS):
+        codes, kinds = _codes(batch.column("kind"))
+        wanted = [number for number, kind in enumerate(kinds) if kind not in READINGS]
+        rows = np.flatnonzero(np.isin(codes, wanted))
+        for row in batch.take(indices(rows)).to_pylist() if len(rows) else ():
+            rest = row.pop(REST)
+            line = {name: value for name, value in row.items() if value is not None}
+            found.append(line | (json.loads(rest) if rest else {}))
+    return found
+
+
+def read_readings(path: Path) -> Readings:
+    found = Readings()
+    for batch in read_batches(path, _READING_COLUMNS):
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if columns[MISFIT].true_count:
+            found.misfit = True
+            return found
+        _take(found, columns)
+    return found
+
+
+def _take(found: Readings, columns: dict[str, Any]) -> None:
+    mono_ns, known = numbers_in(columns["mono_ns"], np.int64)
+    if (stamps := mono_ns[known & (mono_ns != 0)]).size:
+        found.stamps += [int(stamps.min()), int(stamps.max())]
+    kind_codes, kinds = _codes(columns["kind"])
+    device_codes, devices = _codes(columns["device"])
+
+    def is_kind(name: str) -> Any:
+        return np.equal(kind_codes, kinds.index(name) if name in kinds else len(kinds))
+
+    power_w, has_power = numbers_in(columns["power_watts"], float)
+    counter_j, has_counter = numbers_in(columns["energy_counter_j"], float)
+    counter_ns, has_stamp = numbers_in(columns["counter_mono_ns"], np.int64)
+    read_s = np.zeros(len(counter_j))
+    if "counter_read_s" in columns:  # traces of the first release do not have it
+        read_s = np.nan_to_num(numbers_in(columns["counter_read_s"], float)[0])
+    busy_s, has_busy = numbers_in(columns["busy_thread_s"], float)
+    gpu, estimate, samples = is_kind("gpu"), is_kind("estimate"), is_kind("samples")
+    for number, device in enumerate(devices):
+        mine = device_codes == number
+        _add(found.powers, device, mono_ns, power_w, mine & gpu & has_power)
+        counted, stamps_ns = mine & gpu & has_counter, np.where(has_stamp, counter_ns, mono_ns)
+        _add(found.counters, device, stamps_ns, counter_j, counted)
+        _add(found.read_times, device, stamps_ns, read_s, counted)
+        _add(found.counters, device, mono_ns, busy_s, mine & estimate & has_busy)
+        _take_samples(found, device, columns, np.flatnonzero(mine & samples))
+    _take_map(found, columns["rapl"], np.flatnonzero(is_kind("rapl")), mono_ns, "rapl:")
+    _take_map(found, columns["counters_j"], np.flatnonzero(is_kind("counters")), mono_ns, "")
+
+
+def _codes(column: Any) -> tuple[Array, list[str]]:
+    """A text column as indices into a list of its values; -1 for null."""
+    encoded = column.dictionary_encode()
+    codes, known = numbers_in(encoded.indices, np.int32)
+    return np.where(known, codes, -1), encoded.dictionary.to_pylist()
+
+
+def _add(chunks: Chunks, device: str, times: Array, values: Array, chosen: Array) -> None:
+    if chosen.any():
+        chunks.setdefault(device, []).append((times[chosen], values[chosen]))
+
+
+def _take_samples(found: Readings, device: str, columns: dict[str, Any], rows: Array) -> None:
+    """Each line places its samples by a pair of wall and monotonic time."""
+    if not len(rows):
+        return
+    wall_us, _ = numbers_in(columns["wall_us"], np.int64)
+    wall_ns, _ = numbers_in(columns["wall_us_mono_ns"], np.int64)
+    stamps, powers = columns["sample_us"].take(indices(rows)), columns["sample_mw"].take(indices(rows))
+    lengths, _ = numbers_in(stamps.value_lengths(), np.int32)
+    begin_ns = np.repeat(wall_ns[rows] - wall_us[rows] * 1000, lengths)
+    stamps_us, _ = numbers_in(stamps.flatten(), np.int64)
+    powers_mw, _ = numbers_in(powers.flatten(), np.int64)
+    found.samples.setdefault(device, []).append((begin_ns + stamps_us * 1000, powers_mw / 1000))
+
+
+def _take_map(found: Readings, column: Any, rows: Array, mono_ns: Array, prefix: str) -> None:
+    if not len(rows):
+        return
+    chosen = column.take(indices(rows))
+    offsets, _ = numbers_in(chosen.offsets, np.int32)
+    times = np.repeat(mono_ns[rows], np.diff(offsets))
+    inside = slice(int(offsets[0]), int(offsets[-1]))
+    codes, names = _codes(chosen.keys)
+    values, _ = numbers_in(chosen.items, float)
+    for number, name in enumerate(names):
+        _add(found.counters, f"{prefix}{name}", times, values[inside], codes[inside] == number)

@@ -15,7 +15,7 @@ import yaml
 import joulelab
 from joulelab.errors import UsageError
 from joulelab.meter.figures import EnergyFigure, method_text, relative_text
-from joulelab.meter.grids import GridFactor
+from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.report.compare.break_even_report import RowBreakEven, break_even_rows
 from joulelab.report.compare.comparison import Comparison, EnergyRatio, QualityDifference, Row
 from joulelab.report.compare.pareto import pareto_rows, why_no_front
@@ -23,7 +23,6 @@ from joulelab.report.compare.verdict import verdict
 from joulelab.report.energy_sums import is_teacher, is_teacher_work, mixes_methods
 from joulelab.report.tables.bill_tables import COMPONENTS, BillLine, EnergyBill
 from joulelab.runs.artifacts import ELSEWHERE, Ancestor
-from joulelab.runs.carbon import Co2e
 from joulelab.runs.record import RunRecord
 from joulelab.stats import Interval
 from joulelab.units import J_PER_KWH, J_PER_WH

@@ -43,9 +43,14 @@ from joulelab.report.figures.comparison_figures import (
     stages_by_method,
 )
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time
-from joulelab.report.figures.quality_curves import Point, curve_points, quality_over_joules
 from joulelab.report.figures.serving_figures import joules_against_latency, joules_against_time
-from joulelab.report.figures.step_phases import phase_figures, sweep_figures
+from joulelab.report.figures.training_figures import (
+    Point,
+    curve_points,
+    phase_figures,
+    quality_over_joules,
+    sweep_figures,
+)
 from joulelab.report.tables.comparison_tables import comparison_grids
 from joulelab.report.tables.grid import Grid, latex_text, to_latex
 from joulelab.report.tables.overview_table import overview_grid

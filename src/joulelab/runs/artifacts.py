@@ -32,8 +32,8 @@ import joulelab
 from joulelab import clock
 from joulelab.errors import DependencyMissing, EndedBySignal, JoulelabError
 from joulelab.meter.figures import EnergyFigure, Frozen, missing
-from joulelab.runs.sharding import PART, Shard
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
+from joulelab.runs.phases import PART, Shard
 
 BILL = "bill.json"
 ELSEWHERE = "elsewhere"

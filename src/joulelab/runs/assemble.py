@@ -12,7 +12,7 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
-from joulelab.meter.grids import GridFactor, parse_grid
+from joulelab.meter.grids import GridFactor, co2e, parse_grid
 from joulelab.meter.health import most_contended
 from joulelab.meter.integrate import device_energy, peak_power_w
 from joulelab.meter.marks import PhaseAggregate
@@ -35,8 +35,7 @@ from joulelab.runs.attempt_data import (
     seconds,
     wall_seconds,
 )
-from joulelab.runs.carbon import co2e
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import (
     MEASURED_COMPONENTS,
     METHOD_VERSION,
@@ -62,7 +61,6 @@ from joulelab.runs.record import (
     with_bounds_of,
     work_policy,
 )
-from joulelab.runs.storage import read_json
 from joulelab.runs.validity import gather, grade, notes_on
 
 # Phases that do not wait for other ranks; backward pass and optimizer step wait for their gradients.

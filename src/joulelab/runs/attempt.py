@@ -22,12 +22,11 @@ from joulelab.runs.artifacts import read_bill, write_bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.context import Progress, RunContext, StopRequest, Trackers
 from joulelab.runs.lock import hold
-from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder
+from joulelab.runs.paths import RunPaths, make_chosen_folder, make_folder, read_json, storage_failure, write_json
 from joulelab.runs.phases import Phase
 from joulelab.runs.record import METHOD_VERSION, ErrorRecord, Note, ProcessMark, RunRecord, Status
 from joulelab.runs.sensor_discovery import demand_sensors
 from joulelab.runs.spec import RunSpec, write_yaml
-from joulelab.runs.storage import read_json, storage_failure, write_json
 from joulelab.runs.store import compact_run, energy_resolver, searched_store
 from joulelab.runs.summary import flat_summary
 

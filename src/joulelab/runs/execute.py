@@ -26,11 +26,10 @@ from joulelab.runs import environment
 from joulelab.runs.attempt import RunAttempt, idle
 from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.context import JOB_SIGNALS, Progress, RunContext, StopRequest, WorkerContext
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_json, storage_failure, write_json
 from joulelab.runs.phases import Phase
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import check, read_mapping
-from joulelab.runs.storage import read_json, storage_failure, write_json
 
 # Imports inside a stage are setup: the first run of a process would otherwise be billed for them, whichever method it
 # measures. Shorter imports take less time than writing the mark.

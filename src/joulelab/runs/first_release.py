@@ -19,14 +19,14 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.meter.curve import Bools, Floats, Readings, Stamps, cumulative
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, total
+from joulelab.meter.grids import co2e
 from joulelab.meter.integrate import COMPONENTS, Window, device_energy
 from joulelab.meter.series import Array, DeviceSeries
 from joulelab.runs.artifacts import Ancestor
 from joulelab.runs.assemble import OVERHEAD, Parts, assemble, peaks_w, stage_energy
 from joulelab.runs.attempt_data import AttemptData, idle_baselines, load_attempts, seconds
-from joulelab.runs.carbon import co2e
 from joulelab.runs.measure.result import conclude
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import (
     Attempt,
     EnergyByComponent,
@@ -37,7 +37,6 @@ from joulelab.runs.record import (
     Validity,
     policy_components,
 )
-from joulelab.runs.storage import read_json
 from joulelab.runs.validity import Evidence, check_interval, gather, grade, with_answer
 
 SAMPLE_S = 0.02

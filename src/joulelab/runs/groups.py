@@ -18,10 +18,9 @@ from joulelab.runs.attempt import create_run
 from joulelab.runs.context import Progress
 from joulelab.runs.execute import execute
 from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
-from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder
+from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder, read_json, write_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, read_experiment
-from joulelab.runs.storage import read_json, write_json
 from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
 
 _KEYS = (

@@ -26,8 +26,7 @@ from typing import Any
 
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
-from joulelab.meter.parquet import SUFFIX, indices, is_whole, lines_table, table_of
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import SUFFIX, indices, is_whole, lines_table, read_lines, table_of
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status

@@ -36,8 +36,7 @@ from pydantic import ValidationError
 from joulelab import clock
 from joulelab.errors import JoulelabError, UsageError
 from joulelab.meter.figures import Frozen
-from joulelab.runs.paths import cache_folder
-from joulelab.runs.storage import read_json, storage_failure, write_json
+from joulelab.runs.paths import cache_folder, read_json, storage_failure, write_json
 
 LOCK = ".lock"
 LEASE = ".lease-"

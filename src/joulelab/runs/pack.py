@@ -30,8 +30,7 @@ from joulelab import __version__
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.runs.artifacts import BILL, CONTENTS
 from joulelab.runs.environment import REDACTED
-from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths
-from joulelab.runs.storage import storage_failure
+from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, storage_failure
 from joulelab.runs.store import current_record, read_record
 
 # Tokens by their vendors' prefixes, passwords inside URLs, values of fields whose name suggests a secret.

@@ -24,8 +24,8 @@ from joulelab.runs import environment
 from joulelab.runs.attempt import idle
 from joulelab.runs.context import Progress, RunContext, StopRequest
 from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec
+from joulelab.runs.paths import storage_failure, write_json
 from joulelab.runs.record import IdleBaseline, RunRecord, StageRecord, Status
-from joulelab.runs.storage import storage_failure, write_json
 from joulelab.units import duration_text, power_text
 
 BURN_STAGE = "prerun.burn"

@@ -9,10 +9,9 @@ from pydantic import field_validator, model_validator
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
-from joulelab.meter.grids import GridFactor
+from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.meter.health import CoreUse
 from joulelab.runs.artifacts import UNMETERED, Ancestor
-from joulelab.runs.carbon import Co2e
 
 SCHEMA_VERSION = 2
 METHOD_VERSION = 2

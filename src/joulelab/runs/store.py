@@ -16,16 +16,14 @@ from pydantic import ValidationError
 from joulelab import lookup
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 from joulelab.meter.figures import COVERED, EnergyFigure, ErrorComponent
-from joulelab.meter.parquet import SUFFIX, copy_to_parquet
 from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import SUFFIX, copy_to_parquet, read_lines
 from joulelab.runs.artifacts import ELSEWHERE, RECORDED_FIELDS, Ancestor, Bill
 from joulelab.runs.assemble import assemble
 from joulelab.runs.attempt_data import drain_ring, idle_power
 from joulelab.runs.lock import is_held
-from joulelab.runs.paths import GROUPS_FOLDER, RunPaths
+from joulelab.runs.paths import GROUPS_FOLDER, RunPaths, read_json
 from joulelab.runs.record import EnergyByComponent, RunRecord, StageRecord, Totals, Validity, with_bounds_of
-from joulelab.runs.storage import read_json
 from joulelab.runs.validity import Evidence, check_interval, with_answer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.runs.carbon import Co2e
+from joulelab.meter.grids import Co2e
 from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.record import RunRecord
 from joulelab.units import J_PER_KWH

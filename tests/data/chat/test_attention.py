@@ -6,9 +6,16 @@ import torch
 import transformers
 from torch.nn import functional
 
-from joulelab.data.chat.attention import NAME, PackedAttention, register, separates_documents, use_packed_attention
 from joulelab.data.chat.encoding import EncodedDocument
-from joulelab.data.chat.packing import batches_in_order, pack
+from joulelab.data.chat.packing import (
+    NAME,
+    PackedAttention,
+    batches_in_order,
+    pack,
+    register,
+    separates_documents,
+    use_packed_attention,
+)
 from joulelab.errors import ConfigError
 
 SIZES = {

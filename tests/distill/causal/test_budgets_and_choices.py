@@ -11,7 +11,7 @@ from joulelab.cli.console import BarProgress, PlainProgress
 from joulelab.cli.options import budget_settings, parse_budget, script_settings
 from joulelab.distill.causal import quality, students
 from joulelab.distill.causal import teacher as teacher_module
-from joulelab.distill.causal.phases import DATA_SCRIPTS, data_script_settings
+from joulelab.distill.causal.config import DATA_SCRIPTS, data_script_settings
 from joulelab.errors import ConfigError, NotFoundError, UsageError
 from joulelab.evaluate.harness import TaskFigure
 from joulelab.meter.figures import EnergyFigure, missing

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from joulelab.distill.causal.synthetic_data import AnswerFilters, filter_answers, require_kept, write_training_rows
+from joulelab.distill.causal.generated_data import AnswerFilters, filter_answers, require_kept, write_training_rows
 from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Completion
 

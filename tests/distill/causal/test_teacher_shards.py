@@ -15,8 +15,8 @@ from joulelab.report.compare.method_rows import compared_runs, make_row
 from joulelab.runs.artifacts import read_bill, with_shards
 from joulelab.runs.context import Stage
 from joulelab.runs.execute import execute
+from joulelab.runs.phases import Shard
 from joulelab.runs.record import RunRecord
-from joulelab.runs.sharding import Shard
 from joulelab.runs.spec import check
 
 SHARES = ("2/3", "0/3", "1/3")  # in any order

@@ -13,8 +13,7 @@ from joulelab.data.labeled_text import LabeledText
 from joulelab.data.splits import text_id
 from joulelab.distill.classify.config import DistillConfig
 from joulelab.distill.classify.data import CachedTeacher, open_cache, write_cache
-from joulelab.distill.classify.models import make_connector
-from joulelab.distill.classify.objective import ClassifyObjective, TextForward
+from joulelab.distill.classify.objective import ClassifyObjective, TextForward, make_connector
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.errors import JoulelabError
 from joulelab.train.trainer import TrainerCallbacks

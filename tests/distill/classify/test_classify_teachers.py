@@ -15,8 +15,14 @@ from joulelab.data.splits import text_id
 from joulelab.distill.classify import recipe
 from joulelab.distill.classify.config import ClassifySpec, DistillConfig
 from joulelab.distill.classify.data import open_cache, write_cache
-from joulelab.distill.classify.models import freeze_teacher, make_connector, truncated_body
-from joulelab.distill.classify.objective import ClassifyObjective, LiveTeacher, TextForward
+from joulelab.distill.classify.objective import (
+    ClassifyObjective,
+    LiveTeacher,
+    TextForward,
+    freeze_teacher,
+    make_connector,
+    truncated_body,
+)
 from joulelab.distill.classify.recipe import (
     _SIGNIFICANCE,
     TextRecipe,

@@ -11,8 +11,14 @@ from joulelab.data.batches import collate
 from joulelab.distill.classify import objective as objective_module
 from joulelab.distill.classify.config import ClassifySpec, DistillConfig, StudentConfig
 from joulelab.distill.classify.data import CachedTeacher
-from joulelab.distill.classify.models import make_connector, make_regressor
-from joulelab.distill.classify.objective import ClassifyObjective, HintObjective, TextForward, to_same_size
+from joulelab.distill.classify.objective import (
+    ClassifyObjective,
+    HintObjective,
+    TextForward,
+    make_connector,
+    make_regressor,
+    to_same_size,
+)
 from joulelab.distill.losses import cross_entropy_sum, feature_mse_sum, soft_target_kl_sum
 from joulelab.errors import ConfigError
 from joulelab.train.trainer import TrainerCallbacks
@@ -139,7 +145,7 @@ def test_width_and_heads_are_for_randomly_initialized_students():
 def test_layers_are_found_by_index_and_by_name():
     from tiny_reviews import tiny_model
 
-    from joulelab.distill.classify.models import hidden_index, hidden_width
+    from joulelab.distill.classify.objective import hidden_index, hidden_width
 
     model = tiny_model(layers=3)
     assert [hidden_index(model, layer, "t_layer") for layer in (-1, -2, 0, 3)] == [3, 2, 0, 3]

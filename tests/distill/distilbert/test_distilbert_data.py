@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 
 from joulelab.data.token_store import write_store
-from joulelab.distill.distilbert.batches import LmBatches, LmTask, MaskRecipe, mask_rows
-from joulelab.distill.distilbert.data import Limits, cut_sequences, pack_rows, split_documents
+from joulelab.distill.distilbert.data import (
+    Limits,
+    LmBatches,
+    LmTask,
+    MaskRecipe,
+    cut_sequences,
+    mask_rows,
+    pack_rows,
+    split_documents,
+)
 from joulelab.distill.losses import NO_TARGET
 from joulelab.errors import ConfigError
 

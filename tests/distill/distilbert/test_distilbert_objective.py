@@ -8,11 +8,18 @@ from lm_tiny import make_model
 from torch import nn
 
 from joulelab.data.token_store import write_store
-from joulelab.distill.distilbert.batches import LmBatches, LmTask, MaskRecipe
 from joulelab.distill.distilbert.config import LmDistillation
-from joulelab.distill.distilbert.data import Limits, cut_sequences, pack_rows
-from joulelab.distill.distilbert.models import decoder_of, freeze_embeddings, open_for_loss, require_comparable
-from joulelab.distill.distilbert.objective import FrozenTeacher, LmObjective, Scales, plain_loss
+from joulelab.distill.distilbert.data import Limits, LmBatches, LmTask, MaskRecipe, cut_sequences, pack_rows
+from joulelab.distill.distilbert.objective import (
+    FrozenTeacher,
+    LmObjective,
+    Scales,
+    decoder_of,
+    freeze_embeddings,
+    open_for_loss,
+    plain_loss,
+    require_comparable,
+)
 from joulelab.errors import ConfigError
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats
@@ -117,7 +124,7 @@ def gradients_of_a_step(sequences, batch_size, accumulate):
 
 def split(whole, parts):
     """The same rows with the same masks in several batches."""
-    from joulelab.distill.distilbert.batches import LmBatch
+    from joulelab.distill.distilbert.data import LmBatch
 
     ids, mask = whole["input_ids"], whole["attention_mask"]
     targets = torch.full((ids.numel(),), -100)

@@ -18,7 +18,7 @@ from joulelab.distill.logit_cache.cache_store import (
 )
 from joulelab.distill.logit_cache.target_encoding import document_key, document_spans
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.sharding import Shard
+from joulelab.runs.phases import Shard
 
 EVERY_ENTRY = FlushPolicy(bytes=1)
 

@@ -11,7 +11,7 @@ from joulelab.distill.logit_cache.cache_store import FlushPolicy, LogitCache, me
 from joulelab.distill.logit_cache.kd_loss import KdLoss
 from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches, LiveTeacher, require_complete, write_cache
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.runs.sharding import Shard
+from joulelab.runs.phases import Shard
 
 WORDS, ROWS_OF_MODEL = 300, 320
 

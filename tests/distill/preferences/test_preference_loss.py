@@ -11,6 +11,7 @@ from tiny_pairs import WORDS, make_model, make_pairs, plain_logs
 from joulelab.distill.preferences.pairs import Pair, PairBatches, PairLayout, PairStore, shared_prompt_mask, write_pairs
 from joulelab.distill.preferences.preference_loss import (
     PreferenceObjective,
+    ReferenceLogProbabilities,
     TargetLogProbabilities,
     answer_log_probabilities,
     disable_dropout,
@@ -18,8 +19,8 @@ from joulelab.distill.preferences.preference_loss import (
     ipo_loss,
     preference_loss,
     require_shared_prompt,
+    write_reference,
 )
-from joulelab.distill.preferences.reference import ReferenceLogProbabilities, write_reference
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.train.config import TrainingConfig
 from joulelab.train.stats.hooks import NoOpStats

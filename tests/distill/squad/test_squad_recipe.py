@@ -9,7 +9,7 @@ from tiny_tokenizer import bert_tokenizer
 from transformers import BertConfig, BertForQuestionAnswering, BertModel, DistilBertConfig, DistilBertModel
 
 from joulelab.data.squad.questions import read_squad
-from joulelab.distill.squad.models import keep_layers, load_qa_model, require_same_tokens
+from joulelab.distill.squad.objective import keep_layers, load_qa_model, require_same_tokens
 from joulelab.errors import ConfigError
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import SilentProgress

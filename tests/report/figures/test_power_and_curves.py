@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from joulelab.meter.parquet import copy_to_parquet
-from joulelab.meter.trace import LineFile, read_lines
+from joulelab.meter.trace import LineFile, copy_to_parquet, read_lines
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.figures.power_figures import attempt_traces, power_over_time, throttled
-from joulelab.report.figures.quality_curves import curve_points, quality_over_joules
+from joulelab.report.figures.training_figures import curve_points, quality_over_joules
 from joulelab.runs.paths import RunPaths
 
 NS = 1_000_000_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from joulelab.report.figures.step_phases import sweep_figures
+from joulelab.report.figures.training_figures import sweep_figures
 from joulelab.report.tables.grid import render_text
 from joulelab.report.tables.sweep_table import Sweep, interval_text, read_sweep, sweep_data, sweep_headline, sweep_view
 from joulelab.report.tables.training_table import training_grids

@@ -14,19 +14,22 @@ from typing import Any
 from torch import nn
 
 from joulelab.data.batches import BatchSource
-from joulelab.data.chat.attention import PackedAttention
-from joulelab.data.chat.packing import CausalBatch, PackedRows, training_batches
+from joulelab.data.chat.packing import CausalBatch, PackedAttention, PackedRows, training_batches
 from joulelab.distill.causal.config import CausalTraining
 from joulelab.distill.causal.context import CausalContext
+from joulelab.distill.causal.generated_data import REFERENCE_FILE
 from joulelab.distill.causal.models import lm_head_weight
-from joulelab.distill.causal.preference_data import REFERENCE_FILE
 from joulelab.distill.causal.teacher import TeacherSource, live_teacher
 from joulelab.distill.logit_cache.cache_store import LogitCache
 from joulelab.distill.logit_cache.kd_loss import CachedTargets, DenseTargets, KdLoss
 from joulelab.distill.logit_cache.teacher_outputs import DistillationBatches
 from joulelab.distill.preferences.pairs import PairBatches, PairLayout, PairStore
-from joulelab.distill.preferences.preference_loss import PreferenceObjective, TargetLogProbabilities, disable_dropout
-from joulelab.distill.preferences.reference import ReferenceLogProbabilities
+from joulelab.distill.preferences.preference_loss import (
+    PreferenceObjective,
+    ReferenceLogProbabilities,
+    TargetLogProbabilities,
+    disable_dropout,
+)
 from joulelab.runs.artifacts import Artifact
 from joulelab.zoo.objective import Objective, ObjectiveOutput, PhaseMaker
 

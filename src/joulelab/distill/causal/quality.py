@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from joulelab.data import sources
-from joulelab.data.chat.attention import use_packed_attention
 from joulelab.data.chat.encoding import DocumentStore
-from joulelab.data.chat.packing import CausalBatch, PackedRows
+from joulelab.data.chat.packing import CausalBatch, PackedRows, use_packed_attention
 from joulelab.distill.causal.context import TEST, TRAIN, CausalContext
 from joulelab.distill.causal.models import lm_head_weight
 from joulelab.distill.runner import StageSpec
@@ -27,8 +26,8 @@ from joulelab.evaluate.harness import TaskFigure, harness_figures, import_harnes
 from joulelab.evaluate.language import HeldOutPredictions, held_out_tokens, no_better_than_guessing, unigram_loss
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
+from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import Result
-from joulelab.runs.storage import read_json, write_json
 from joulelab.train.optim import float32_matmul_precision
 from joulelab.train.training_session import EvaluationPoint
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import prepare_data
+from joulelab.distill.causal.generated_data import judge_answers, make_pairs, score_reference, synthetic_documents
 from joulelab.distill.causal.models import check_models, load_student
 from joulelab.distill.causal.objective import (
     StudentSetup,
@@ -24,7 +25,6 @@ from joulelab.distill.causal.objective import (
     label_data,
     preference_data,
 )
-from joulelab.distill.causal.preference_data import judge_answers, make_pairs, score_reference
 from joulelab.distill.causal.quality import (
     Evaluation,
     check_questions,
@@ -43,7 +43,6 @@ from joulelab.distill.causal.students import (
     train_student,
     training_budget,
 )
-from joulelab.distill.causal.synthetic_data import synthetic_documents
 from joulelab.distill.causal.teacher import TeacherSource, cache_logits, generate_answers, pretrained_teacher
 from joulelab.distill.runner import Runner, run_recipe
 from joulelab.runs.artifacts import Artifact, Bill

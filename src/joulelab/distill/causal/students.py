@@ -14,15 +14,15 @@ from typing import Any
 
 from torch import nn
 
-from joulelab.data.chat.attention import use_packed_attention
+from joulelab.data.chat.packing import use_packed_attention
 from joulelab.distill.causal.config import CausalSpec, CausalTraining
 from joulelab.distill.causal.context import CausalContext
 from joulelab.distill.causal.models import LoraModel, add_lora, load_student, make_student, save_student
 from joulelab.distill.causal.objective import StudentSetup, TrainingData
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import Ancestor, Artifact, Bill, ancestry_of
+from joulelab.runs.paths import read_json, write_json
 from joulelab.runs.record import StageRole, components_of, kinds_of
-from joulelab.runs.storage import read_json, write_json
 from joulelab.train.training_session import EvaluationPoint, TrainingJob
 from joulelab.units import energy_text
 from joulelab.zoo.pretrained import load_causal_lm

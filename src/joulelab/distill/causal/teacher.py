@@ -46,8 +46,8 @@ from joulelab.infer.generation.completions import (
 from joulelab.infer.generation.engine import TransformersGenerator
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
-from joulelab.runs.sharding import ALL, PART, Shard
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
+from joulelab.runs.phases import ALL, PART, Shard
 
 LOGITS_STAGE = StageSpec("teacher.logits", "teacher", "cache")
 ANSWERS, REPORT = "answers.jsonl", "report.json"

@@ -1,15 +1,16 @@
-"""The student's loss for classification: labels, the teacher's responses, features and relations.
+"""Models of the classification pipelines: students, connectors, and layers by index or name.
 
-A term of weight 0 is not computed, and neither is what only that term needs (hidden states, the teacher itself). Texts
-and images differ only in the forward adapter.
-
-Shapes: B batch, C classes, T tokens, H width; feature maps of a CNN are [B, C, H, W].
+A layer is named by its index among the hidden states (0 is the input of the first layer, -1 the last layer's output),
+or by its module's name, such as `encoder.layer.3` or `encoder.stages.1`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from joulelab.data.batches import Batch, TensorBatch
-from joulelab.distill.classify.config import DistillConfig
+from joulelab.distill.classify.config import ClassifySpec, CnnConfig, DistillConfig, StudentConfig
 from joulelab.distill.losses import (
     angle_relation_sum,
     cross_entropy_sum,
@@ -26,7 +27,216 @@ from joulelab.distill.losses import (
     pool,
     soft_target_kl_sum,
 )
+from joulelab.errors import ConfigError
+from joulelab.train.optim import compile_in_place
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
+from joulelab.zoo.pretrained import import_transformers, load_classifier, load_pretrained, seeded_init
+from joulelab.zoo.students import take_layers
+
+_EMBEDDINGS = ("embeddings", "embedder")
+_CONNECTOR = "connector.safetensors"
+
+
+# students
+
+
+def build_student(config: StudentConfig, classes: int, seed: int) -> nn.Module:
+    source = load_classifier(config.model, num_labels=classes, seed=seed)
+    if config.layers == "all":
+        return source
+    if isinstance(config.layers, int):
+        return _initialize_student(source, config.layers, config.width, config.heads, seed)
+    return take_layers(source, config.layers, seed)
+
+
+def _initialize_student(source: nn.Module, layers: int, width: int | None, heads: int | None, seed: int) -> nn.Module:
+    """A randomly initialized model of the same family and vocabulary, in its own size."""
+    config: Any = copy.deepcopy(source.config)
+    width, heads = width or int(config.hidden_size), heads or int(config.num_attention_heads)
+    if width % heads:
+        raise ConfigError(
+            f"student.width={width} is not a multiple of its {heads} attention heads", "set student.heads as well"
+        )
+    config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, width, heads
+    for name in ("intermediate_size", "hidden_dim"):  # the names of BERT and of DistilBERT
+        if hasattr(config, name):
+            setattr(config, name, 4 * width)
+    with seeded_init(seed):
+        model: nn.Module = import_transformers().AutoModelForSequenceClassification.from_config(config)
+    return model
+
+
+def build_cnn(config: CnnConfig, classes: int, seed: int) -> nn.Module:
+    transformers = import_transformers()
+    settings = transformers.ResNetConfig(
+        num_labels=classes,
+        embedding_size=config.stem,
+        hidden_sizes=list(config.channels),
+        depths=list(config.blocks),
+        layer_type=config.block,
+    )
+    with seeded_init(seed):
+        model: nn.Module = transformers.ResNetForImageClassification(settings)
+    return model
+
+
+def require_vocabulary(student: nn.Module, name: str, tokens: int) -> None:
+    config: Any = student.config
+    if config.vocab_size < tokens:
+        raise ConfigError(
+            f"the student {name} has {config.vocab_size:,} tokens, the texts use {tokens:,}",
+            "student and teacher must share a tokenizer",
+        )
+
+
+def freeze_teacher(model: nn.Module, device: torch.device, precision: str, compile_mode: str = "off") -> nn.Module:
+    """Ready for inference, live or into a cache: no dropout, no gradients, and weights in bf16 where that is the
+    precision, because casting fp32 weights in every step costs time and gains nothing for a frozen model."""
+    model.eval().requires_grad_(False).to(device)
+    if precision == "bf16":
+        model.to(torch.bfloat16)
+    compile_in_place(model, compile_mode)
+    return model
+
+
+# layers
+
+
+def require_layers(spec: ClassifySpec) -> None:
+    """That the layers in the settings exist, known from the models' configurations: without this a wrong one would fail
+    after the teacher's training."""
+    if not spec.has_teacher:
+        return
+    hidden_index(_without_weights(spec.teacher.source), spec.distill.t_layer, "distill.t_layer")
+    if spec.until == "student" and (spec.distill.needs_features or spec.student.hint is not None):
+        layers = spec.student.layers
+        depth = len(layers) if isinstance(layers, tuple) else layers if isinstance(layers, int) else None
+        hidden_index(_without_weights(spec.student.model, depth), spec.distill.s_layer, "distill.s_layer")
+
+
+def _without_weights(source: str, depth: int | None = None) -> Any:
+    transformers = import_transformers()
+    config: Any = load_pretrained(transformers.AutoConfig, source)
+    if depth is not None:
+        config.num_hidden_layers = depth
+    with torch.device("meta"):
+        return transformers.AutoModel.from_config(config)
+
+
+def hidden_index(model: nn.Module, layer: int | str, setting: str) -> int:
+    """The layer's index among the hidden states, counted from the front."""
+    states = 1 + len(layer_list(model))
+    if isinstance(layer, str):
+        return _index_by_name(model, layer, setting)
+    if not -states <= layer < states:
+        raise ConfigError(
+            f"{setting}={layer}: the model has {states} hidden states, its embeddings and {states - 1} layers",
+            f"choose {-states} to {states - 1}, or a layer's name",
+        )
+    return layer % states
+
+
+def _index_by_name(model: nn.Module, name: str, setting: str) -> int:
+    path, layers = layer_path(model), layer_list(model)
+    numbers = {f"{path}.{number}": number + 1 for number in range(len(layers))}
+    for known, number in numbers.items():
+        # `layer.3`, `encoder.layer.3` and `bert.encoder.layer.3` all mean the same module
+        if f".{known}".endswith(f".{name}") or name.endswith(f".{known}"):
+            return number
+    if name.rsplit(".", 1)[-1] in _EMBEDDINGS:
+        return 0
+    listed = ", ".join(list(numbers)[:3])
+    raise ConfigError(
+        f"{setting}='{name}': the model has no layer of that name", f"its layers: embeddings, {listed}, ..."
+    )
+
+
+def layer_path(model: nn.Module) -> str:
+    """Where the body has its list of layers: the outermost list of modules."""
+    body: Any = getattr(model, "base_model", model)
+    path = next((name for name, module in body.named_modules() if isinstance(module, nn.ModuleList)), None)
+    if path is None:
+        raise ConfigError(f"{type(model).__name__} has no list of layers to choose from", "use another architecture")
+    return str(path)
+
+
+def layer_list(model: nn.Module) -> nn.ModuleList:
+    body: Any = getattr(model, "base_model", model)
+    layers: nn.ModuleList = body.get_submodule(layer_path(model))
+    return layers
+
+
+def hidden_width(model: nn.Module, index: int) -> int:
+    """Width of a hidden state: the same in all layers of a transformer, the stage's channels in a CNN."""
+    config: Any = model.config
+    sizes = getattr(config, "hidden_sizes", None)
+    if sizes is None:
+        return int(config.hidden_size)
+    return int(config.embedding_size if index == 0 else sizes[index - 1])
+
+
+@contextmanager
+def truncated_body(model: nn.Module, index: int) -> Iterator[nn.Module]:
+    """The model's body with its first `index` layers only, on the same weights: the layers above the hint are not
+    computed."""
+    body: Any = getattr(model, "base_model", model)
+    path, layers = layer_path(model), layer_list(model)
+    owner = body.get_submodule(path.rpartition(".")[0])
+    setattr(owner, path.rpartition(".")[2], layers[:index])
+    try:
+        yield body
+    finally:
+        setattr(owner, path.rpartition(".")[2], layers)
+
+
+# connectors: from the student's width to the teacher's; trained with the student and discarded afterwards
+
+
+def make_connector(student_width: int, teacher_width: int, layer_norm: bool = False) -> nn.Module:
+    """For vectors: the identity where the widths agree, else a linear map."""
+    connector: nn.Module = nn.Identity()
+    if student_width != teacher_width:
+        connector = nn.Linear(student_width, teacher_width)
+    return nn.Sequential(connector, nn.LayerNorm(teacher_width)) if layer_norm else connector
+
+
+def make_regressor(student_channels: int, teacher_channels: int, layer_norm: bool = False) -> nn.Module:
+    """For feature maps: FitNets' 1x1 convolution. The norm is over the channels of each position, unlike a GroupNorm of
+    one group."""
+    connector: nn.Module = nn.Identity()
+    if student_channels != teacher_channels:
+        connector = nn.Conv2d(student_channels, teacher_channels, kernel_size=1)
+    return nn.Sequential(connector, ChannelNorm(teacher_channels)) if layer_norm else connector
+
+
+class ChannelNorm(nn.LayerNorm):
+    """LayerNorm over the channels of a feature map."""
+
+    def forward(self, maps_BCHW: Tensor) -> Tensor:
+        return super().forward(maps_BCHW.movedim(1, -1)).movedim(-1, 1)
+
+
+def save_connector(connector: nn.Module, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    state = {name: value.detach().cpu().contiguous() for name, value in connector.state_dict().items()}
+    save_file(state or {"nothing": torch.zeros(1)}, str(folder / _CONNECTOR))  # an identity has no weights
+
+
+def load_connector(connector: nn.Module, folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    state = load_file(str(folder / _CONNECTOR))
+    connector.load_state_dict({name: value for name, value in state.items() if name != "nothing"})
+
+
+# The student's loss for classification: labels, the teacher's responses, features and relations.
+#
+# A term of weight 0 is not computed, and neither is what only that term needs (hidden states, the teacher itself).
+# Texts and images differ only in the forward adapter.
+#
+# Shapes: B batch, C classes, T tokens, H width; feature maps of a CNN are [B, C, H, W].
+
 
 LABELS_ONLY = DistillConfig(alpha=1.0, feat_beta=0.0)
 

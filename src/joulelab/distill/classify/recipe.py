@@ -29,7 +29,15 @@ from joulelab.distill.classify.data import (
     prepare_texts,
     write_cache,
 )
-from joulelab.distill.classify.models import (
+from joulelab.distill.classify.objective import (
+    LABELS_ONLY,
+    ClassifyObjective,
+    ForwardAdapter,
+    HintObjective,
+    ImageForward,
+    LiveTeacher,
+    TeacherSource,
+    TextForward,
     build_cnn,
     build_student,
     freeze_teacher,
@@ -42,16 +50,6 @@ from joulelab.distill.classify.models import (
     require_vocabulary,
     save_connector,
     truncated_body,
-)
-from joulelab.distill.classify.objective import (
-    LABELS_ONLY,
-    ClassifyObjective,
-    ForwardAdapter,
-    HintObjective,
-    ImageForward,
-    LiveTeacher,
-    TeacherSource,
-    TextForward,
 )
 from joulelab.distill.runner import Inputs, Runner, StageSpec, run_recipe
 from joulelab.errors import ConfigError

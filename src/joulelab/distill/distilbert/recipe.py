@@ -20,10 +20,21 @@ from torch import Tensor, nn
 from joulelab.data import sources
 from joulelab.data.masking import counts_file
 from joulelab.distill.chunked import TermWeights, VocabularyLoss
-from joulelab.distill.distilbert.batches import LmBatch, LmBatches, held_out_batches, make_task
 from joulelab.distill.distilbert.config import OF_TEACHER, DistilbertSpec, LmDistillation, LmTraining
-from joulelab.distill.distilbert.data import Corpus, open_corpus, sequences_of, write_corpus
-from joulelab.distill.distilbert.models import (
+from joulelab.distill.distilbert.data import (
+    Corpus,
+    LmBatch,
+    LmBatches,
+    held_out_batches,
+    make_task,
+    open_corpus,
+    sequences_of,
+    write_corpus,
+)
+from joulelab.distill.distilbert.objective import (
+    FrozenTeacher,
+    LmObjective,
+    Scales,
     decoder_of,
     freeze_embeddings,
     load_lm,
@@ -32,7 +43,6 @@ from joulelab.distill.distilbert.models import (
     require_comparable,
     require_room,
 )
-from joulelab.distill.distilbert.objective import FrozenTeacher, LmObjective, Scales
 from joulelab.distill.losses import NO_TARGET
 from joulelab.distill.runner import PREPROCESS, Runner, evaluation_stage, run_recipe
 from joulelab.errors import ConfigError

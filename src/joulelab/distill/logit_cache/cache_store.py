@@ -48,7 +48,7 @@ from joulelab.distill.logit_cache.target_encoding import (
 )
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.meter.sensors.cpu import usable_cores
-from joulelab.runs.sharding import ALL, Shard
+from joulelab.runs.phases import ALL, Shard
 
 SUFFIX = ".shard"
 DAMAGED = ".damaged"

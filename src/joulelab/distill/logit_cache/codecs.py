@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from joulelab.errors import ConfigError, JoulelabError, NotFoundError
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
 
 NARROW_IDS = 2**18
 """Up to this vocabulary a sampled id and its count share 24 bits: 18 and 6."""

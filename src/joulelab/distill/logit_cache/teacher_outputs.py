@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from joulelab.data.batches import BatchSource
-from joulelab.data.chat.attention import use_packed_attention
-from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch
+from joulelab.data.chat.packing import NOT_TRAINED, CausalBatch, PackedRows, causal_batch, use_packed_attention
 from joulelab.distill.causal.models import expose_hidden_states, lm_head_weight
 from joulelab.distill.chunked import compiled
 from joulelab.distill.logit_cache.cache_store import (
@@ -48,7 +47,7 @@ from joulelab.distill.logit_cache.target_encoding import (
     teacher_probabilities,
 )
 from joulelab.errors import ConfigError, JoulelabError
-from joulelab.runs.sharding import ALL, Shard
+from joulelab.runs.phases import ALL, Shard
 from joulelab.train.optim import compile_in_place
 
 ProgressCallback = Callable[[int, int], None]

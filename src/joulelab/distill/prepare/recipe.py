@@ -36,7 +36,7 @@ from joulelab.distill.runner import PREPROCESS, Runner, StageSpec
 from joulelab.errors import ConfigError
 from joulelab.runs.artifacts import BILL, CONTENTS, Artifact
 from joulelab.runs.context import RunContext, Stage
-from joulelab.runs.storage import read_json, write_json
+from joulelab.runs.paths import read_json, write_json
 from joulelab.zoo.pretrained import (
     import_transformers,
     load_pretrained,

@@ -23,8 +23,13 @@ from joulelab.data.squad.windows import (
 from joulelab.distill.runner import Runner, run_recipe
 from joulelab.distill.squad.config import SquadSpec
 from joulelab.distill.squad.data import prepare_windows
-from joulelab.distill.squad.models import keep_layers, load_qa_model, require_same_tokens
-from joulelab.distill.squad.objective import ANSWERS_ONLY, SpanObjective
+from joulelab.distill.squad.objective import (
+    ANSWERS_ONLY,
+    SpanObjective,
+    keep_layers,
+    load_qa_model,
+    require_same_tokens,
+)
 from joulelab.evaluate.squad_metrics import SearchLimits, SquadScores, find_answers, load_results, score_tokens
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage

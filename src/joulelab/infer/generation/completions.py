@@ -18,7 +18,7 @@ from joulelab.data.chat.conversations import ASSISTANT, Conversation, Message
 from joulelab.errors import ConfigError, JoulelabError
 from joulelab.infer.generation.settings import GenerationSettings
 from joulelab.meter.trace import LineFile, read_lines
-from joulelab.runs.sharding import ALL, Shard
+from joulelab.runs.phases import ALL, Shard
 
 FinishReason = Literal["stop", "length"]
 Prompt = str | Sequence[Message]

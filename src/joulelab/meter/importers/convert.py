@@ -18,8 +18,7 @@ from joulelab.meter.importers import dmon, emissions_csv, joulelab_jsonl, smi_cs
 from joulelab.meter.importers.emissions_csv import CodeCarbonLog
 from joulelab.meter.importers.log_energy import DeviceEnergy, device_energy
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog, TimeRule, UnknownFormat, UnusableLog
-from joulelab.meter.parquet import SUFFIX
-from joulelab.meter.trace import LineFile, header
+from joulelab.meter.trace import SUFFIX, LineFile, header
 
 _SUPPORTED = (
     "supported: JSONL with power_watts (joulelab monitor and earlier monitors), a run's trace, "

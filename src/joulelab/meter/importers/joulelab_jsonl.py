@@ -26,8 +26,7 @@ from joulelab.meter.importers.power_log import (
     gather,
     number,
 )
-from joulelab.meter.parquet import SUFFIX
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import SUFFIX, read_lines
 
 FORMAT = "joulelab JSONL"
 FORMAT_OLD = "monitor JSONL without a header"

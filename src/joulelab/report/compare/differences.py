@@ -15,8 +15,7 @@ from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure
 from joulelab.report.compare.comparison import ComparedRun, EnergyRatio, QualityDifference
 from joulelab.report.energy_sums import missing_time_rel, mixes_methods
-from joulelab.runs.paths import RunPaths
-from joulelab.runs.storage import read_json
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.stats import (
     Interval,
     PairedDifference,

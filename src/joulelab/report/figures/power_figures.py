@@ -18,9 +18,8 @@ from joulelab.meter.health import throttle_reasons_text
 from joulelab.meter.importers.log_energy import HOLE_FACTOR
 from joulelab.meter.importers.power_log import DeviceLog, PowerLog
 from joulelab.meter.integrate import both_paths, power_curve
-from joulelab.meter.parquet import SUFFIX, numbers_in, read_batches
 from joulelab.meter.series import Trace, load_trace
-from joulelab.meter.trace import read_lines
+from joulelab.meter.trace import SUFFIX, numbers_in, read_batches, read_lines
 from joulelab.report.figures.chart_base import (
     Figure,
     color_scale,

@@ -17,12 +17,11 @@ from rich.text import Text
 from joulelab.data.inputs import find_bill as bill_of_input
 from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, method_text, missing, uncertainty_note
-from joulelab.meter.grids import GridFactor
+from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.report.energy_sums import ancestor_figure, is_teacher_work, known_sum, mixes_methods
 from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich
 from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
-from joulelab.runs.carbon import Co2e
 from joulelab.runs.groups import GroupRecord, group_records
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import EnergyByComponent, RunRecord

@@ -14,10 +14,9 @@ from joulelab.meter.trace import read_header
 from joulelab.report.tables.grid import Column, Grid, make_grid
 from joulelab.report.wording import NOTHING, listed
 from joulelab.runs.groups import GroupRecord, varying
-from joulelab.runs.paths import RunPaths
+from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import Check, RunRecord
 from joulelab.runs.spec import load_spec
-from joulelab.runs.storage import read_json
 from joulelab.units import size_text
 
 # Packages whose version can change results or energy.

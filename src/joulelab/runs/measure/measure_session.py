@@ -20,9 +20,9 @@ from joulelab.runs.context import Progress, RunContext, SilentProgress, Stage, S
 from joulelab.runs.lock import holding
 from joulelab.runs.measure.program import ProcessGroup, SignalRelay, Terminal, end_all
 from joulelab.runs.measure.result import RUN, WARMUP, MeasureResult, conclude, result_of, stage_name
+from joulelab.runs.paths import storage_failure, write_json
 from joulelab.runs.record import RunRecord, Status
 from joulelab.runs.spec import RunSpec
-from joulelab.runs.storage import storage_failure, write_json
 from joulelab.runs.summary import flat_summary
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from joulelab.data.splits import SYNTHETIC_SIZES, Split
 from joulelab.meter.sensors.cpu import usable_cores
-from joulelab.zoo.gflownet.fragment_molecules import (
+from joulelab.zoo.fragment_molecules import (
     ABSENT,
     FRAGMENTS,
     MoleculeScorer,
@@ -33,7 +33,7 @@ from joulelab.zoo.gflownet.fragment_molecules import (
     port_count,
     worker_qed,
 )
-from joulelab.zoo.gflownet.gflownet_policy import (
+from joulelab.zoo.gflownet_policy import (
     Decision,
     Policy,
     RolloutBatch,

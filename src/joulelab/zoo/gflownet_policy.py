@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from joulelab.data.synthetic import generator_on
-from joulelab.zoo.gflownet.fragment_molecules import ABSENT
+from joulelab.zoo.fragment_molecules import ABSENT
 
 # What a molecule under construction is: a tree of fragments, joined port to port; and the ways to go on from one.
 #
