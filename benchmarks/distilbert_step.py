@@ -1,15 +1,15 @@
-"""How fast and at how many joules a token does BERT-base teach DistilBERT, beside the way it was done before?
+"""Speed and energy per token of distilling BERT-base into DistilBERT, compared with the original implementation.
 
 Both models have random weights; rows are full (128 tokens), so every position is a token. Responses at all tokens,
 masks and hidden states (alpha_ce 5, alpha_mlm 2, alpha_cos 1). Four ways in one run, each a warm-up and then an
-undisturbed window between two synchronisations:
+undisturbed window between two synchronizations:
 
     old            batches of 5, fp32, eager, all logits in memory, a step every 50 batches
-    materialised   large batches, bf16, both models compiled, the losses as one writes them: all logits in memory
-    one-graph      the same with the losses compiled into the student's graph: the best a compiler does for it
+    materialized   large batches, bf16, both models compiled, plain PyTorch losses: all logits in memory
+    one-graph      the same with the losses compiled into the student's graph: the best that a compiler does with it
     chunked        the same batches through joulelab's objective: no full tensor of logits exists
 
-First of all, loss and gradients of the chunked way are set against the plain one on one batch.
+Before that, loss and gradients of the chunked losses are compared with the plain ones on one batch.
 About 620 MFLOP a token; bf16 matrix products of an H200 reach some 790 TFLOP/s, so the floor is near 1.3 M tokens/s.
 
     python benchmarks/distilbert_step.py --batch-size 256 --chunk 8192 --compile default --seconds 10
@@ -187,11 +187,11 @@ def ratios(found: list[TokenSpeed]) -> dict[str, float]:
 def ways_of(options: argparse.Namespace) -> list[Way]:
     every = [
         Way("old", 5, "fp32", "off", 0, accumulate=2 if options.tiny else 50),
-        Way("materialised", options.batch_size, options.precision, options.compile, 0),
+        Way("materialized", options.batch_size, options.precision, options.compile, 0),
         Way("one-graph", options.batch_size, options.precision, options.compile, 0, is_one_graph=True),
         Way("chunked", options.batch_size, options.precision, options.compile, options.chunk),
     ]
-    wanted = options.ways.split(",")
+    wanted = ["materialized" if name == "materialised" else name for name in options.ways.split(",")]  # old spelling
     return [way for way in every if way.name in wanted]
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--compile", default="default", choices=get_args(CompileMode))
     parser.add_argument("--precision", default="bf16", choices=get_args(Precision), help="of all ways but the old one")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each undisturbed window")
-    parser.add_argument("--ways", default="old,materialised,one-graph,chunked", help="by commas")
+    parser.add_argument("--ways", default="old,materialized,one-graph,chunked", help="by commas")
     parser.add_argument("--tiny", action="store_true", help="small models, to try the script on a CPU")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -248,7 +248,7 @@ def state_during(lab: Lab, windows: list[tuple[int, int]]) -> dict[str, Any]:
     return {
         "sm_clock_mhz": median("sm_clock_mhz"),
         "temperature_c": median("temperature_c"),
-        "sm_utilisation_percent": median("utilization_percent"),
+        "sm_utilization_percent": median("utilization_percent"),
         "throttled": throttle_shares(states) if states else {},
     }
 
@@ -280,7 +280,7 @@ def row_text(row: Row, line: dict[str, Any]) -> str:
     return (
         f"= {row.name:<12} {line['way']:<16} {line['median_ms']:8.3f} ms (IQR {line['iqr_ms']:.3f}, "
         f"{line['measurements']} blocks; waited for {line['waited_ms']:.3f}), {joules}{mfu}, "
-        f"SM {line['sm_utilisation_percent']} %, {line['sm_clock_mhz']} MHz, {line['temperature_c']} C{goal}"
+        f"SM {line['sm_utilization_percent']} %, {line['sm_clock_mhz']} MHz, {line['temperature_c']} C{goal}"
     )
 
 

@@ -218,7 +218,7 @@ def check_optimiser(meter: Meter, options: argparse.Namespace) -> dict[str, Any]
         print(
             f"{phase:<16}{change_j:>+10.4f} J ± {doubt_j:.4f}: {'changed' if rows[phase]['changed'] else 'as before'}"
         )
-    only = bool(rows) and all(row["changed"] == (phase == "optimiser_step") for phase, row in rows.items())
+    only = bool(rows) and all(row["changed"] == (phase == "optimizer_step") for phase, row in rows.items())
     return {"phases": rows, "only_the_optimiser": only}
 
 

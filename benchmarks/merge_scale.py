@@ -65,7 +65,7 @@ def event_lines(seconds: float) -> Iterator[dict[str, Any]]:
 
     yield {"kind": "run", "edge": "begin", **at(0)}
     yield {"kind": "name", "of": "stage", "number": 1, "name": STAGE, **at(0)}
-    for number, name in enumerate(("step", "input", "forward", "backward", "optimiser_step"), 1):
+    for number, name in enumerate(("step", "input", "forward", "backward", "optimizer_step"), 1):
         yield {"kind": "name", "of": "phase", "number": number, "name": name, **at(0)}
     yield {"kind": "stage", "edge": "begin", "stage": STAGE, **at(1)}
     rows = [

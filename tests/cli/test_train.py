@@ -56,7 +56,7 @@ def test_the_record_says_how_fast_how_large_and_how_well(record):
 
 def test_the_trackers_findings_are_in_the_record_and_the_table(trained, record):
     phases = {row["phase"] for row in record["findings"]["model.train"]["simple"]["phases"]}
-    assert {"input", "forward", "backward", "optimiser_step"} <= phases
+    assert {"input", "forward", "backward", "optimizer_step"} <= phases
     assert "Phases of a step" in trained.stdout
 
 
@@ -71,8 +71,8 @@ def test_the_weights_that_were_asked_for_are_kept_with_their_bill(record, store)
     folder = store / record["run_id"] / "artifacts" / "final_model"
     assert {"config.json", "model.safetensors", "bill.json"} <= {path.name for path in folder.iterdir()}
     bill = json.loads((folder / "bill.json").read_text())
-    assert bill["artefact"]["stages"] == ["model.prepare", "model.train"]
-    assert bill["artefact"]["energy"]["cpu_estimate"]["energy_j"] > 0
+    assert bill["artifact"]["stages"] == ["model.prepare", "model.train"]
+    assert bill["artifact"]["energy"]["cpu_estimate"]["energy_j"] > 0
 
 
 def test_a_page_is_written(record, store):

@@ -45,7 +45,7 @@ EXEMPT = {"CHANGELOG.md", "docs/decisions.md"}
 
 
 # Names on disk, in code and on the command line are not phrases.
-NAMES = re.compile(r"`[^`\n]*`|\blength-normalised\b|\boptimiser state\b")
+NAMES = re.compile(r"`[^`\n]*`")
 
 
 def texts() -> dict[str, str]:

@@ -40,7 +40,7 @@ def row(batch=1, mode="eager", gross_j=0.2, half_j=0.002, ms=1.0, power_w=200.0,
         "stopped": "",
         "notes": [],
         "state": {
-            "sm_utilisation_percent": {"median": 97.0, "min": 90.0, "max": 99.0},
+            "sm_utilization_percent": {"median": 97.0, "min": 90.0, "max": 99.0},
             "sm_clock_mhz": {"median": 1980.0, "min": 1980.0, "max": 1980.0},
             "temperature_c": {"median": 40.0, "min": 39.0, "max": 41.0},
             "throttled": {},

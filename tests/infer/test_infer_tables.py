@@ -66,13 +66,13 @@ def test_others_on_the_cores_make_latencies_upper_bounds():
 
 
 def test_no_row_is_called_the_best_where_others_used_the_cores():
-    quiet, crowded = (record([row(1), row(8)], stages=[stage(0, 0.1), stage(1, others)]) for others in (0.1, 1.3))
-    for made, told in ((quiet, True), (crowded, False)):
+    quiet, contended = (record([row(1), row(8)], stages=[stage(0, 0.1), stage(1, others)]) for others in (0.1, 1.3))
+    for made, has_front in ((quiet, True), (contended, False)):
         (table, *_) = inference_grids(made)
-        assert ("Pareto" in {column.title for column in table.columns}) is told
-        assert ("No Pareto front is marked" in table.note) is not told
-        assert ("No Pareto front" in joules_against_latency(made).caption) is not told
-        assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not told
+        assert ("Pareto" in {column.title for column in table.columns}) is has_front
+        assert ("No Pareto front is marked" in table.note) is not has_front
+        assert ("No Pareto front" in joules_against_latency(made).caption) is not has_front
+        assert ([one["on_pareto_front"] for one in rows_data(made)] == [None, None]) is not has_front
 
 
 def test_rows_that_cannot_be_told_apart_have_no_front_and_no_line():

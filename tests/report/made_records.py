@@ -184,8 +184,8 @@ def ancestor(name: str, joules: float, stages: tuple[str, ...], measured: bool) 
 
 def teacher_lineage(measured: bool) -> tuple[Ancestor, ...]:
     return (
-        external("sample:minilm", "weights", "minilm").artefact,
-        ancestor("tokenised-reviews", 12.0, ("data.preprocess",), measured),
+        external("sample:minilm", "weights", "minilm").artifact,
+        ancestor("tokenized-reviews", 12.0, ("data.preprocess",), measured),
         ancestor("teacher", 640.0, ("teacher.train",), measured),
         ancestor("teacher-cache", 130.0, ("teacher.logits",), measured),
     )
@@ -246,12 +246,12 @@ def demo_records(measured: bool = False) -> list[RunRecord]:
     ]
 
 
-def crowded(record: RunRecord) -> RunRecord:
-    """The same run on a machine whose cores others used while the student was trained."""
+def with_contention(record: RunRecord) -> RunRecord:
+    """The same run on a machine where other processes used the cores while the student was trained."""
     use = CoreUse(cores=2, others_cores=1.2, idle_cores=0.0)
 
     def estimate(figure: EnergyFigure) -> EnergyFigure:
-        return figure.model_copy(update={"crowded": True})
+        return figure.model_copy(update={"cpu_contention": True})
 
     stages = [stage.model_copy(update={"core_use": use, "best": estimate(stage.best)}) for stage in record.stages[:1]]
     totals = record.totals.model_copy(update={"best": estimate(record.totals.best)})

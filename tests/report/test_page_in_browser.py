@@ -21,7 +21,7 @@ from joulelab.runs.artifacts import unmetered
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-background-networking"]
 WIDTHS = (1280, 390)
-PATIENCE_MS = 180_000  # a crowded machine draws slowly
+PATIENCE_MS = 180_000  # a busy machine renders slowly
 EVIL = "</script><script>document.title='owned'</script>"
 
 
@@ -279,7 +279,7 @@ def test_every_state_of_the_controls_shows_what_the_report_computed(browser, mad
 def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(browser, made, tmp_path: Path) -> None:
     unseen = unmetered("teacher.generate on http://far:8000/v1#llama", "key", "far is no address of this machine")
     records = [
-        one.model_copy(update={"lineage": (*one.lineage, unseen.artefact)}) if one.label == "response KD" else one
+        one.model_copy(update={"lineage": (*one.lineage, unseen.artifact)}) if one.label == "response KD" else one
         for one in made.demo_records(True)
     ]
     page = browser.new_page()
@@ -296,7 +296,7 @@ def test_a_lower_bound_stays_one_when_the_scope_is_moved_and_is_on_no_front(brow
 
 
 def test_no_method_is_marked_where_others_used_the_cores_while_joules_were_estimated(browser, made, tmp_path) -> None:
-    records = [made.crowded(one) if one.label == "response KD" else one for one in made.demo_records()]
+    records = [made.with_contention(one) if one.label == "response KD" else one for one in made.demo_records()]
     page = browser.new_page()
     page.set_default_timeout(PATIENCE_MS)
     page.goto(write_report(made.write_group(tmp_path, records)).as_uri())

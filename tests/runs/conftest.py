@@ -1,4 +1,4 @@
-"""A store with one finished run, as a program leaves it: stages, metrics, an artefact, joules by the CPU model.
+"""A store with one finished run, as a program leaves it: stages, metrics, an artifact, joules by the CPU model.
 
 And runs whose pipeline is a function of the test.
 """

@@ -72,7 +72,7 @@ def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, told):
     assert find_damage(made) == told
 
 
-def test_another_runs_damaged_artefact_is_set_aside_and_made_again_with_a_warning(play):
+def test_another_runs_damaged_artifact_is_set_aside_and_made_again_with_a_warning(play):
     first = play(pipeline)
     folder = play.paths.artifacts / "final_model"
     flip(folder / WEIGHTS)
@@ -138,7 +138,7 @@ def test_a_following_rank_leaves_it_to_the_first_to_say_so_and_to_set_it_aside(p
 
 
 @pytest.mark.parametrize("with_artifacts", [True, False])
-def test_an_unpacked_artefact_is_taken_where_its_files_came_along(play, tmp_path, with_artifacts):
+def test_an_unpacked_artifact_is_taken_where_its_files_came_along(play, tmp_path, with_artifacts):
     play(pipeline)
     pack([play.paths.folder], [], tmp_path / "x.zip", artifacts=with_artifacts)
     store = unpack(tmp_path / "x.zip", tmp_path / "out") / STORE
@@ -162,8 +162,8 @@ def test_a_damaged_share_is_not_joined_unless_somebody_sorts_it_out(play):
 
     def join(run):
         def make(folder):
-            seen.append([part.bill.artefact.name for part in run.find_shards(whole, include_damaged=True)])
-            seen.append([part.bill.artefact.name for part in run.find_shards(whole)])
+            seen.append([part.bill.artifact.name for part in run.find_shards(whole, include_damaged=True)])
+            seen.append([part.bill.artifact.name for part in run.find_shards(whole)])
 
         run.artifact("answers", kind="answers", inputs={}, parents=[], make=make)
 

@@ -197,18 +197,18 @@ def test_an_estimate_made_while_others_used_the_cores_says_so(tmp_path):
     record = assemble(make(tmp_path, device=ESTIMATE, extra=cores(1.2, 0.0)), "done")
     train = record.stage("student.train")
     assert train.best.method == "estimated"
-    assert train.best.crowded and record.totals.best.crowded
+    assert train.best.cpu_contention and record.totals.best.cpu_contention
     assert train.core_use.others_cores == pytest.approx(1.2)
     said = "CPU contention: other processes used 1.2 of 2 CPU cores; timings and CPU estimates are unreliable"
     assert said in train.validity.reasons and said in record.validity.reasons
     assert any("1.2 of 2 CPU cores during student.train" in note.text for note in record.validity.notes)
     idle = record.stage("idle.before")
-    assert idle.core_use is None and not idle.best.crowded
+    assert idle.core_use is None and not idle.best.cpu_contention
 
 
 def test_a_quiet_machine_and_a_measured_card_keep_their_grade(tmp_path):
     quiet = assemble(make(tmp_path / "quiet", device=ESTIMATE, extra=cores(0.1, 0.2)), "done")
-    assert not quiet.totals.best.crowded
+    assert not quiet.totals.best.cpu_contention
     assert "cores" not in [check.name for check in quiet.validity.checks]
     card = assemble(make(tmp_path / "card", extra=cores(1.2, 0.0)), "done")
     assert card.validity.grade == "A"

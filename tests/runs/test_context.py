@@ -1,4 +1,4 @@
-"""One run from inside: stages as segments, artefacts with bills, and a record that closes on its trace."""
+"""One run from inside: stages as segments, artifacts with bills, and a record that closes on its trace."""
 
 import time
 
@@ -164,7 +164,7 @@ def make_teacher(run):
     return run.artifact("teacher", kind="teacher", inputs={"lr": 1}, parents=[outside], make=make)
 
 
-def test_an_artefact_is_found_again_with_its_bill(play):
+def test_an_artifact_is_found_again_with_its_bill(play):
     def story(run):
         teacher = make_teacher(run)
         run.artifact("cache", kind="cache", inputs={}, parents=[teacher.bill], make=lambda folder: None)
@@ -178,7 +178,7 @@ def test_an_artefact_is_found_again_with_its_bill(play):
     assert inherited["teacher"].energy["cpu_estimate"].energy_j == pytest.approx(paid)
 
 
-def test_an_artefact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
+def test_an_artifact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
     said = []
     monkeypatch.setattr(SilentProgress, "say", lambda self, text: said.append(text))
 
@@ -213,7 +213,7 @@ def test_an_ancestor_reached_by_two_ways_counts_once(play):
     assert bill["provisional"] is False
 
 
-def test_other_inputs_make_another_artefact(play):
+def test_other_inputs_make_another_artifact(play):
     def story_with(rate):
         def story(run):
             run.artifact("teacher", kind="t", inputs={"lr": rate}, parents=[], make=lambda folder: None)
@@ -224,7 +224,7 @@ def test_other_inputs_make_another_artefact(play):
     assert play(story_with(2)).inherited == ()
 
 
-def test_a_half_made_artefact_is_never_found(play, tmp_path):
+def test_a_half_made_artifact_is_never_found(play, tmp_path):
     def broken(run):
         def make(folder):
             (folder / "half").write_text("x")
@@ -263,7 +263,7 @@ def test_results_metrics_and_summary_are_there_for_scripts(play):
 def test_a_result_in_joules_is_worked_out_with_the_record_and_never_adds_an_estimate_to_a_measurement(play):
     metered = external("weights", "model", "elsewhere")
     five_j = {"gpu": EnergyFigure(energy_j=5.0, method="counter")}
-    metered = metered.model_copy(update={"artefact": metered.artefact.model_copy(update={"energy": five_j})})
+    metered = metered.model_copy(update={"artifact": metered.artifact.model_copy(update={"energy": five_j})})
 
     def story(run):
         def make(folder):

@@ -134,7 +134,7 @@ def provisional(model):
     """As the killed run leaves it: a bill with the energy so far, and a record that nobody closed."""
     bill = read_json(model / "bill.json")
     bill["provisional"] = True
-    bill["artefact"]["energy"]["cpu_estimate"]["energy_j"] = 0.001
+    bill["artifact"]["energy"]["cpu_estimate"]["energy_j"] = 0.001
     write_json(model / "bill.json", bill)
     paths = model.parent.parent
     record = read_json(paths / "run.json")
@@ -164,7 +164,7 @@ def test_an_heir_that_ended_first_shows_the_price_that_the_maker_settled_later(p
 def test_a_run_without_a_record_states_no_price(play, model):
     bill = read_bill(model)
     (model.parent.parent / "run.json").write_text("{")
-    assert find_bill(model, ()).artefact.energy == bill.artefact.energy
+    assert find_bill(model, ()).artifact.energy == bill.artifact.energy
 
 
 @pytest.fixture

@@ -110,8 +110,8 @@ def test_what_was_inherited_is_checked_where_its_maker_is_there(folder):
 def test_an_heir_that_used_a_provisional_bill_is_not_forged(folder):
     """It ended before its maker: the bill that it used stated the energy so far."""
     (marks,) = (folder / "events").glob("*.jsonl")
-    billed = next(json.loads(line) for line in marks.read_text().splitlines() if '"artefact"' in line)
-    then = billed["bill"]["artefact"]
+    billed = next(json.loads(line) for line in marks.read_text().splitlines() if '"artifact"' in line)
+    then = billed["bill"]["artifact"]
     heir = shutil.copytree(folder, folder.with_name("heir-20260101T000000Z-0001"))
     changed(heir, lambda record: record.update(run_id=heir.name, made=[], lineage=[then]))
     (check,) = [check for check in verify_runs([folder, heir]) if check.figure.startswith("inherited")]

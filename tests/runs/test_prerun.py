@@ -17,7 +17,7 @@ from joulelab.runs.prerun import (
     enforce,
     hardware_checks,
     idle_checks,
-    neighbours_check,
+    other_processes_check,
     prerun,
     sampling_check,
     throttling_check,
@@ -83,9 +83,9 @@ def test_too_few_readings_are_no_sampling():
 def test_a_stranger_on_the_gpu_is_named():
     text = "another process uses this GPU, and its joules are in the card's: python (pid 7)"
     health = collect_health([{"kind": "warning", "mono_ns": 5, "text": text}])
-    assert neighbours_check(health, [H200]) == (False, text)
-    assert neighbours_check(collect_health([]), [H200])[0] is True
-    assert neighbours_check(health, [])[0] is None
+    assert other_processes_check(health, [H200]) == (False, text)
+    assert other_processes_check(collect_health([]), [H200])[0] is True
+    assert other_processes_check(health, [])[0] is None
 
 
 def baseline(**fields):

@@ -220,6 +220,9 @@ def test_published_and_earlier_names_of_settings_are_accepted(capsys):
     renamed = load_spec("squad-tiny", {"student": {"init": "elsewhere"}, "evaluation": {"batch_size": 7}})
     assert (renamed.student.model, renamed.eval_batch_size) == ("elsewhere", 7)
     assert "student.init is now called student.model" in capsys.readouterr().err
+    preferences = load_spec("dpo-tiny", {"preferences": {"loss": "length-normalised"}}).preferences
+    assert preferences.loss == "length-normalized"
+    assert "preferences.loss=length-normalised is now called" in capsys.readouterr().err
 
 
 def test_of_two_names_of_a_setting_the_one_set_later_wins(tmp_path):

@@ -56,7 +56,7 @@ def test_a_long_counter_window_with_a_steady_baseline_and_nobody_else_is_an_a():
         ({"paths_j": (100.0, 130.0)}, "agreement", "C"),
         ({"idle": ()}, "idle", "B"),
         ({"idle": (rest(stable=False),)}, "idle", "B"),
-        ({"neighbours": ("another process uses this GPU",)}, "neighbours", "B"),
+        ({"other_processes": ("another process uses this GPU",)}, "other processes", "B"),
         ({"shared": ("NVIDIA H200 is shared",)}, "shared device", "C"),
         ({"sensor_warnings": ("power is polled instead",)}, "sensors", "B"),
         ({"throttled": {"hardware thermal slowdown": 0.3}}, "throttling", "B"),

@@ -186,7 +186,7 @@ class MachineTrainer(SimpleTrainer):
         "input": (0.01, 60.0),
         "forward": (0.04, 300.0),
         "backward": (0.09, 500.0),
-        "optimiser_step": (0.02, 700.0),
+        "optimizer_step": (0.02, 700.0),
     }
 
     def spend(self, phase):
@@ -205,5 +205,5 @@ class MachineTrainer(SimpleTrainer):
         super().backward(output)
 
     def optimizer_step(self, count):
-        self.spend("optimiser_step")
+        self.spend("optimizer_step")
         super().optimizer_step(count)

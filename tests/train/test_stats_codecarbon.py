@@ -41,12 +41,12 @@ def test_it_writes_the_run_its_steps_and_their_phases_offline(tmp_path, monkeypa
     assert (run["phase"], run["step"]) == ("train", "6")
     assert [row["step"] for row in steps] == ["1", "2", "3", "4", "5", "6"]
     assert [row["phase"] for row in phases if row["step"] == "2"] == [
-        *("input", "forward", "backward") * 2, "optimiser_step",
+        *("input", "forward", "backward") * 2, "optimizer_step",
     ]  # fmt: skip
     assert float(run["duration_s"]) >= sum(float(row["duration_s"]) for row in steps)
     assert [row["step"] for row in rows(tmp_path, "losses.csv")] == ["3", "6"]
     assert "what a reading of one phase is worth" in told
-    assert "optimiser_step: 6 readings of" in told
+    assert "optimizer_step: 6 readings of" in told
 
 
 def test_its_tasks_do_not_pile_up_in_memory(tmp_path):

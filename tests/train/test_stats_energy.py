@@ -57,7 +57,7 @@ def phases(found, way="isolated"):
 
 def per_step(costs, accumulate=2):
     joules = {phase: seconds * watts for phase, (seconds, watts) in costs.items()}
-    return {phase: value * (1 if phase == "optimiser_step" else accumulate) for phase, value in joules.items()}
+    return {phase: value * (1 if phase == "optimizer_step" else accumulate) for phase, value in joules.items()}
 
 
 def test_the_isolated_split_finds_what_each_phase_costs_and_closes_on_the_step(machine):
@@ -77,9 +77,9 @@ def test_powers_are_told_where_time_is_resolved(machine):
     found, text, _, _ = measured(machine)
     rows = found["isolated"]["phases"]
     assert rows["forward"]["power_w"] == pytest.approx(300, rel=0.02)
-    assert rows["optimiser_step"]["power_w"] == pytest.approx(700, rel=0.02)
+    assert rows["optimizer_step"]["power_w"] == pytest.approx(700, rel=0.02)
     assert [line.split()[0] for line in text.splitlines()[2:9]] == [
-        "input", "forward", "forward.student", "forward.teacher", "backward", "optimiser_step", "step",
+        "input", "forward", "forward.student", "forward.teacher", "backward", "optimizer_step", "step",
     ]  # fmt: skip
 
 
@@ -108,12 +108,12 @@ def test_the_forward_pass_is_taken_apart_into_the_parts_it_marks(machine):
     assert "  forward.student" in text
 
 
-def test_ten_optimiser_steps_raise_that_phase_and_no_other(machine):
+def test_ten_optimizer_steps_raise_that_phase_and_no_other(machine):
     once, _, _, _ = measured(machine)
-    seconds, watts = MachineTrainer.costs["optimiser_step"]
-    tenfold, _, _, _ = measured(machine, costs={"optimiser_step": (10 * seconds, watts)})
+    seconds, watts = MachineTrainer.costs["optimizer_step"]
+    tenfold, _, _, _ = measured(machine, costs={"optimizer_step": (10 * seconds, watts)})
     before, after = phases(once), phases(tenfold)
-    assert after["optimiser_step"] == pytest.approx(10 * before["optimiser_step"], rel=0.01)
+    assert after["optimizer_step"] == pytest.approx(10 * before["optimizer_step"], rel=0.01)
     for phase in ("input", "forward", "backward"):
         assert after[phase] == pytest.approx(before[phase], rel=0.02)
 
@@ -151,7 +151,7 @@ def test_drift_cancels_in_the_mirrored_order(machine):
     found, _, _, _ = measured(machine, steps=20)
     split = phases(found)
     truth = per_step(MachineTrainer.costs)
-    for phase in ("forward", "backward", "optimiser_step"):
+    for phase in ("forward", "backward", "optimizer_step"):
         assert split[phase] / split["forward"] == pytest.approx(truth[phase] / truth["forward"], rel=0.01)
 
 
@@ -316,7 +316,7 @@ def test_taking_the_step_apart_takes_nothing_off_a_budget_and_is_over_for_all_tr
     trained(trainer, meter=machine.meter(), result=results.__setitem__)
     assert [edge for edge, phase in seen if phase == "aside"] == ["start", "stop"]
     step_s = sum(
-        seconds * (1 if phase == "optimiser_step" else 2) for phase, (seconds, _) in MachineTrainer.costs.items()
+        seconds * (1 if phase == "optimizer_step" else 2) for phase, (seconds, _) in MachineTrainer.costs.items()
     )
     spent_s = trainer.budget.state()["time_s"]
     assert spent_s == pytest.approx(40 * step_s, rel=0.05) and machine.seconds > 1000 + 2 * spent_s

@@ -42,7 +42,7 @@ def test_phases_through_the_recorder_have_the_joules_of_their_time(nvml_sim, tmp
     found = results["energy"]
     assert found["figure"]["method"] == "counter"
     rows = found["isolated"]["phases"]
-    for phase, seconds in (("forward", 0.04), ("backward", 0.08), ("optimiser_step", 0.03)):
+    for phase, seconds in (("forward", 0.04), ("backward", 0.08), ("optimizer_step", 0.03)):
         row = rows[phase]
         assert row["duration_s"] == pytest.approx(seconds, abs=0.03)  # sleeps wake late where cores are busy
         # joules are 400 W times the phase's time, within what the meter says of itself

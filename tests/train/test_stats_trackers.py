@@ -38,12 +38,12 @@ def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path
     results = {}
     told = trained(make_trainer(SimpleStats()), folder=tmp_path, result=results.__setitem__)
     assert [row["phase"] for row in results["simple"]["phases"]] == [
-        "train", "step", "input", "forward", "backward", "optimiser_step",
+        "train", "step", "input", "forward", "backward", "optimizer_step",
     ]  # fmt: skip
     heads = "phase clock count mean ms p50 ms p95 ms p99 ms max ms"
     assert told.splitlines()[0].split() == heads.split()
     rows = {row["phase"]: row for row in csv.DictReader((tmp_path / "simple" / "phases.csv").open())}
-    assert (rows["forward"]["count"], rows["optimiser_step"]["count"]) == ("60", "30")  # two micro-batches a step
+    assert (rows["forward"]["count"], rows["optimizer_step"]["count"]) == ("60", "30")  # two micro-batches a step
     assert float(rows["forward"]["p50_s"]) <= float(rows["forward"]["p99_s"]) <= float(rows["forward"]["max_s"])
     assert json.loads((tmp_path / "simple" / "phases.json").read_text())["phases"] == results["simple"]["phases"]
     losses = list(csv.DictReader((tmp_path / "simple" / "losses.csv").open()))
@@ -190,40 +190,58 @@ class Clock:
         return self.ns
 
 
-def steps(stretches, clock, count, each_s=0.5):
+def steps(clean, clock, count, each_s=0.5):
     for _ in range(count):
-        stretches.start_step()
+        clean.start_step()
         clock.ns += round(each_s * 1e9)
-        stretches.stop_step()
+        clean.stop_step()
 
 
-def test_a_stretch_is_cut_where_something_else_happened():
+def test_a_clean_window_ends_where_something_else_happens():
     clock = Clock()
-    stretches = CleanWindows(clock)
-    steps(stretches, clock, 4)
-    clock.ns += 1_000_000_000  # an evaluation that no hook told of
-    steps(stretches, clock, 4)
-    stretches.interrupt()
-    assert [(piece.steps, piece.duration_s) for piece in stretches.windows] == [(4, 2.0), (4, 2.0)]
+    clean = CleanWindows(clock)
+    steps(clean, clock, 4)
+    clock.ns += 1_000_000_000  # an evaluation without a hook
+    steps(clean, clock, 4)
+    clean.interrupt()
+    assert [(window.steps, window.duration_s) for window in clean.windows] == [(4, 2.0), (4, 2.0)]
 
 
-def test_waiting_for_the_losses_belongs_to_the_steps():
+def test_waiting_for_the_losses_is_part_of_the_steps():
     clock = Clock()
-    stretches = CleanWindows(clock)
-    steps(stretches, clock, 4)
-    clock.ns += 1_000_000_000  # the device does what it was given
-    stretches.touch()
-    steps(stretches, clock, 2)
-    stretches.interrupt()
-    assert [(piece.steps, piece.duration_s) for piece in stretches.windows] == [(6, 4.0)]
+    clean = CleanWindows(clock)
+    steps(clean, clock, 4)
+    clock.ns += 1_000_000_000  # the device finishes its queue
+    clean.touch()
+    steps(clean, clock, 2)
+    clean.interrupt()
+    assert [(window.steps, window.duration_s) for window in clean.windows] == [(6, 4.0)]
 
 
-def test_a_long_training_keeps_a_bounded_number_of_pieces_and_all_of_its_time():
+def test_a_long_training_keeps_a_bounded_number_of_windows_and_all_of_its_time():
     clock = Clock()
-    stretches = CleanWindows(clock)
-    steps(stretches, clock, 20_000, each_s=1.0)
-    stretches.interrupt()
-    assert len(stretches.windows) <= MAX_WINDOWS + 1
-    assert sum(piece.steps for piece in stretches.windows) == 20_000
-    assert sum(piece.duration_s for piece in stretches.windows) == 20_000
-    assert all(len(piece.spans) == 1 for piece in stretches.windows)
+    clean = CleanWindows(clock)
+    steps(clean, clock, 20_000, each_s=1.0)
+    clean.interrupt()
+    assert len(clean.windows) <= MAX_WINDOWS + 1
+    assert sum(window.steps for window in clean.windows) == 20_000
+    assert sum(window.duration_s for window in clean.windows) == 20_000
+    assert all(len(window.spans) == 1 for window in clean.windows)
+
+
+def test_hooks_of_a_users_tracker_under_the_earlier_name_are_called(capsys):
+    class Earlier(TrainerStats):
+        def __init__(self):
+            self.calls = []
+
+        def start_optimiser_step(self):
+            self.calls.append("start")
+
+        def stop_optimiser_step(self):
+            self.calls.append("stop")
+
+    tracker = Earlier()
+    with tracker.phase("optimizer_step"):
+        pass
+    assert tracker.calls == ["start", "stop"]
+    assert "start_optimiser_step is now called start_optimizer_step" in capsys.readouterr().err

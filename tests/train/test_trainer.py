@@ -160,7 +160,7 @@ def test_a_broken_state_is_never_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_schedule_counts_optimiser_steps_and_not_micro_batches():
+def test_the_schedule_counts_optimizer_steps_and_not_micro_batches():
     rates = []
     around = TrainerCallbacks(on_log=lambda report: rates.append(report.learning_rate))
     trainer(Ragged([2] * 16), around=around, accumulate=4, epochs=2, warmup_share=0.25, learning_rate=1.0).train()
@@ -202,7 +202,7 @@ def test_the_hooks_tell_the_story_of_a_step_in_order():
     forward_backward = ["start input", "stop input", "start forward", "stop forward", "start backward", "stop backward"]
     assert journal.lines == [
         "start train", "start step", *forward_backward, *forward_backward,
-        "start optimiser_step", "stop optimiser_step", "stop step", "step 1", "stop train",
+        "start optimizer_step", "stop optimizer_step", "stop step", "step 1", "stop train",
     ]  # fmt: skip
 
 

@@ -101,8 +101,8 @@ def test_the_bytes_of_training_by_precision_and_optimiser():
     assert cost.parameters == 220
     full = training_bytes(cost, "fp32", "adamw")
     assert full == {
-        "weights": 880, "gradients": 880, "optimiser state": 1760, "16-bit copies of the weights": 0,
+        "weights": 880, "gradients": 880, "optimizer state": 1760, "16-bit copies of the weights": 0,
     }  # fmt: skip
     assert training_bytes(cost, "bf16", "sgd")["16-bit copies of the weights"] == 440
-    assert training_bytes(cost, "bf16", "sgd")["optimiser state"] == 880
-    assert training_bytes(cost, "fp32", "adafactor")["optimiser state"] == 4 * (20 + 10 + 20)
+    assert training_bytes(cost, "bf16", "sgd")["optimizer state"] == 880
+    assert training_bytes(cost, "fp32", "adafactor")["optimizer state"] == 4 * (20 + 10 + 20)

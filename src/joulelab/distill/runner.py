@@ -241,7 +241,7 @@ class Runner(Generic[SpecT]):
         key = work.key(self.run)
         whole = self.run.find_artifact(key, work.opens)
         if whole is not None:
-            self.run.progress.say(f"{work.name}: already complete in {whole.bill.artefact.made_by}, nothing to shard")
+            self.run.progress.say(f"{work.name}: already complete in {whole.bill.artifact.made_by}, nothing to shard")
             return whole
         return self.run.artifact(
             f"{work.name}-{shard.name}",

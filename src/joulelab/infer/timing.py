@@ -219,7 +219,7 @@ def machine_state(trace: Path, windows: Sequence[tuple[int, int]]) -> dict[str, 
         return {"median": statistics.median(values), "min": min(values), "max": max(values)} if values else None
 
     return {
-        "sm_utilisation_percent": summary("utilization_percent"),
+        "sm_utilization_percent": summary("utilization_percent"),
         "sm_clock_mhz": summary("sm_clock_mhz"),
         "temperature_c": summary("temperature_c"),
         "throttled": throttle_shares(states) if states else {},

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from joulelab.units import energy_text, with_prefix
 
@@ -38,7 +38,7 @@ COVERED = 0.999
 
 
 class Frozen(BaseModel):
-    """What crosses a file: immutable, and with no room for a misspelt field."""
+    """What crosses a file: immutable, and without unknown fields, so that a misspelled one is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -106,8 +106,9 @@ class EnergyFigure(Frozen):
     fix: str | None = None
     lower_bound: bool = False
     """More energy was used than was seen: time without readings, or work done where no meter was."""
-    crowded: bool = False
-    """Estimated from CPU time while others kept the cores busy: not comparable with other estimates."""
+    cpu_contention: bool = Field(default=False, validation_alias=AliasChoices("cpu_contention", "crowded"))
+    """Estimated from CPU time while other processes used the cores: not comparable with other estimates. Records of
+    earlier versions call it `crowded`."""
 
     @property
     def measured(self) -> bool:
@@ -207,7 +208,7 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
         lower_bound=len(present) < len(parts) or any(part.lower_bound or part.is_lower_bound for part in parts),
-        crowded=any(part.crowded for part in parts),
+        cpu_contention=any(part.cpu_contention for part in parts),
     )
 
 

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import AliasChoices, Field, ValidationError
 
 import joulelab
 from joulelab import clock
@@ -71,7 +71,8 @@ RECORDED_FIELDS = ("roles", "activities", "energy", "work", "setup", "repeated")
 
 class Bill(Frozen):
     schema_version: int = 1
-    artefact: Ancestor
+    artifact: Ancestor = Field(validation_alias=AliasChoices("artifact", "artefact"))
+    """Bills of earlier versions call it `artefact`."""
     ancestry: tuple[Ancestor, ...] = ()
     """All ancestors, each once; with the `parents` of each this is the lineage graph."""
     made_at: str
@@ -82,7 +83,7 @@ class Bill(Frozen):
 
     @property
     def key(self) -> str:
-        return self.artefact.key
+        return self.artifact.key
 
 
 def artifact_key(kind: str, inputs: Mapping[str, Any], parents: Sequence[str], code: str) -> str:
@@ -104,8 +105,8 @@ def code_version() -> str:
 def external(name: str, kind: str, identity: str) -> Bill:
     """The bill of something made elsewhere: its energy is unknown and recorded as missing."""
     reason = missing("made elsewhere; its energy was not measured here")
-    artefact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
-    return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+    artifact = Ancestor(key=f"external:{identity}", name=name, kind=kind, made_by=ELSEWHERE, energy={"all": reason})
+    return Bill(artifact=artifact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
 
 
 def unmetered(name: str, key: str, reason: str) -> Bill:
@@ -115,15 +116,15 @@ def unmetered(name: str, key: str, reason: str) -> Bill:
     bound.
     """
     unknown = missing(reason).model_copy(update={"lower_bound": True})
-    artefact = Ancestor(
+    artifact = Ancestor(
         key=f"unmetered:{key}:{name}", name=name, kind=UNMETERED, made_by=ELSEWHERE, energy={"all": unknown}
     )
-    return Bill(artefact=artefact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
+    return Bill(artifact=artifact, made_at=clock.iso(clock.now().wall_s), code_version="", inputs={"name": name})
 
 
 def with_shards(bill: Bill) -> tuple[Ancestor, ...]:
     """The artifact and the shards that it was joined from: together they are the work of making it."""
-    own = bill.artefact
+    own = bill.artifact
     return (own, *(part for part in bill.ancestry if part.kind == own.kind + PART and part.key in own.parents))
 
 
@@ -131,7 +132,7 @@ def ancestry_of(parents: Iterable[Bill]) -> tuple[Ancestor, ...]:
     """The parents and all their ancestors; one that is reached by two paths counts once, in one role (`_main_use`)."""
     by_key: dict[str, Ancestor] = {}
     for bill in parents:
-        for ancestor in (*bill.ancestry, bill.artefact):
+        for ancestor in (*bill.ancestry, bill.artifact):
             known = by_key.setdefault(ancestor.key, ancestor)
             by_key[ancestor.key] = known.model_copy(update={"used_as": _main_use(known.used_as, ancestor.used_as)})
     return tuple(by_key.values())
@@ -146,11 +147,11 @@ def with_use(bill: Bill, role: str | None) -> Bill:
     """
     if role is None:
         return bill
-    artefact = bill.artefact.model_copy(update={"used_as": role})
+    artifact = bill.artifact.model_copy(update={"used_as": role})
     ancestry = bill.ancestry
     if role == "teacher":
         ancestry = tuple(ancestor.model_copy(update={"used_as": role}) for ancestor in ancestry)
-    return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry})
+    return bill.model_copy(update={"artifact": artifact, "ancestry": ancestry})
 
 
 def _main_use(*uses: str | None) -> str | None:
@@ -208,7 +209,7 @@ def find_shards(store: Path, key: str, accept: Callable[[Artifact], bool]) -> li
     splits: dict[tuple[int, int], dict[int, Artifact]] = {}
     for part in _bills_containing(store, key):
         inputs = part.bill.inputs
-        if part.bill.artefact.kind.endswith(PART) and inputs.get("whole") == key:
+        if part.bill.artifact.kind.endswith(PART) and inputs.get("whole") == key:
             shard = Shard.parse(inputs["share"])
             split = splits.setdefault((shard.of, inputs["at_once"]), {})
             if shard.number not in split and accept(part):
@@ -338,13 +339,13 @@ class BillBuilder:
     joined: list[Bill] = field(default_factory=list)
     """Bills of shards made by other runs."""
 
-    def bill(self, artefact: Ancestor, parents: Sequence[Bill], code: str, inputs: dict[str, Any]) -> Bill:
+    def bill(self, artifact: Ancestor, parents: Sequence[Bill], code: str, inputs: dict[str, Any]) -> Bill:
         # not in the key: where a server ran, or how work was split, does not change the result
-        unknown = [unmetered(work, artefact.key, reason) for work, reason in self.unmetered.items()]
+        unknown = [unmetered(work, artifact.key, reason) for work, reason in self.unmetered.items()]
         parents = [*parents, *self.joined, *unknown]
         known = {"stages": tuple(self.stages), "parents": tuple(parent.key for parent in parents)}
         return Bill(
-            artefact=artefact.model_copy(update=known),
+            artifact=artifact.model_copy(update=known),
             ancestry=ancestry_of(parents),
             made_at=clock.iso(clock.now().wall_s),
             code_version=code,

@@ -253,7 +253,7 @@ def finish_bills(paths: RunPaths, record: RunRecord) -> None:
         ancestry = tuple(final.get(ancestor.key, ancestor) for ancestor in bill.ancestry)
         write_bill(
             folder,
-            bill.model_copy(update={"artefact": final[bill.key], "ancestry": ancestry, "provisional": False}),
+            bill.model_copy(update={"artifact": final[bill.key], "ancestry": ancestry, "provisional": False}),
         )
 
 

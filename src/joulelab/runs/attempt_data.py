@@ -24,7 +24,15 @@ from joulelab.meter.series import Trace, load_trace
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.artifacts import Bill
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import NO_CODECARBON, EnergyByComponent, IdleBaseline, StageKind, kind_by_name
+from joulelab.runs.record import (
+    NO_CODECARBON,
+    EnergyByComponent,
+    IdleBaseline,
+    StageKind,
+    current_phase,
+    current_spelling,
+    kind_by_name,
+)
 
 Window = tuple[int, int]
 STARTUP = "startup"
@@ -148,11 +156,11 @@ def read_events(path: Path) -> AttemptEvents:
         elif kind == "joules":
             events.joules[line["name"]] = (line["of"], line["per"])
         elif kind == "tracker":
-            events.findings.setdefault(line["stage"], {})[line["name"]] = line["values"]
-        elif kind == "artefact":
+            events.findings.setdefault(line["stage"], {})[line["name"]] = current_spelling(line["values"])
+        elif kind in ("artifact", "artefact"):  # the second in events of earlier versions
             bill = Bill.model_validate(line["bill"])
-            events.bills[bill.key, bill.artefact.used_as] = bill
-            for stage in bill.artefact.stages:
+            events.bills[bill.key, bill.artifact.used_as] = bill
+            for stage in bill.artifact.stages:
                 for opening in events.openings.get(stage, []):
                     opening.artifact = True
         elif kind == "device":
@@ -166,8 +174,8 @@ def read_events(path: Path) -> AttemptEvents:
             marks_read, events.marks_lost = line["marks_read"], line["marks_lost"]
     _take_undrained(book, path, marks_read)
     for (stage, phase), aggregate in book.rows.items():
-        key = (names.get(("stage", stage), ""), names.get(("phase", phase), f"phase {phase}"))
-        events.phases[key] = aggregate
+        of_stage = names.get(("stage", stage), "")
+        events.phases[of_stage, current_phase(of_stage, names.get(("phase", phase), f"phase {phase}"))] = aggregate
     return events
 
 
@@ -306,7 +314,7 @@ class AttemptData:
         figures = {name: component_energy(self.trace, name, windows) for name in COMPONENTS}
         estimate = figures["cpu_estimate"]
         if estimate.energy_j is not None and (use := self.core_use(windows)) is not None:
-            figures["cpu_estimate"] = estimate.model_copy(update={"crowded": use.contended})
+            figures["cpu_estimate"] = estimate.model_copy(update={"cpu_contention": use.contended})
         return EnergyByComponent(**figures, codecarbon=self.codecarbon.energy(windows))
 
     def core_use(self, windows: list[Window]) -> CoreUse | None:

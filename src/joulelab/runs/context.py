@@ -304,9 +304,9 @@ class RunContext:
             self._report_changed_key(name, key)
             artifact = self._make(name, kind, key, dict(inputs), parents, make)
         elif artifact.reused and key not in self._reported:
-            self.progress.say(f"Reusing {name} from {artifact.bill.artefact.made_by} (its energy is included)")
+            self.progress.say(f"Reusing {name} from {artifact.bill.artifact.made_by} (its energy is included)")
             self._reported.add(key)
-        self.meter.event("artefact", name=name, bill=artifact.bill.model_dump(mode="json"))
+        self.meter.event("artifact", name=name, bill=artifact.bill.model_dump(mode="json"))
         return artifact
 
     @cached_property
@@ -326,7 +326,7 @@ class RunContext:
     def artifact_in(self, folder: Path) -> Artifact | None:
         """The artifact in this folder, if there is one and it is intact."""
         bill = read_bill(folder)
-        artifact = Artifact(folder, bill, reused=bill.artefact.made_by != self.paths.run_id) if bill else None
+        artifact = Artifact(folder, bill, reused=bill.artifact.made_by != self.paths.run_id) if bill else None
         return self._with_recorded_energy(artifact) if artifact is not None and self._is_intact(artifact) else None
 
     def _with_recorded_energy(self, artifact: Artifact) -> Artifact:
@@ -358,7 +358,7 @@ class RunContext:
         return damage is None
 
     def _reject(self, artifact: Artifact, damage: str) -> None:
-        made = artifact.bill.artefact
+        made = artifact.bill.artifact
         self.warn(f"Ignoring {made.name} from {made.made_by}: it is corrupted ({damage})")
         set_aside(artifact.folder)
 
@@ -400,7 +400,7 @@ class RunContext:
 
     def record_input(self, name: str, bill: Bill) -> Bill:
         """Record an input that this run did not make, so that the lineage includes it."""
-        self.meter.event("artefact", name=name, bill=bill.model_dump(mode="json"))
+        self.meter.event("artifact", name=name, bill=bill.model_dump(mode="json"))
         return bill
 
     def log(self, step: int, **values: float | str) -> None:

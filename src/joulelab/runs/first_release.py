@@ -259,7 +259,7 @@ class _Attempt(AttemptData):
             devices = [series for series in self.trace.devices if series.component == name and series.counted]
             if devices:
                 figure = _total([_device_figure(series, windows) for series in devices])
-                figures[name] = figure.model_copy(update={"crowded": getattr(energy, name).crowded})
+                figures[name] = figure.model_copy(update={"cpu_contention": getattr(energy, name).cpu_contention})
         return energy.model_copy(update=figures)
 
 

@@ -126,7 +126,7 @@ def judge(
         _warning("burn-in", *burn_check(burn, baselines, load, health), strict),
         _warning("throttling", *throttling_check(health, burn), strict),
         _warning("sampling", *sampling_check(health), strict),
-        _warning("other processes", *neighbours_check(health, gpus), strict),
+        _warning("other processes", *other_processes_check(health, gpus), strict),
     ]
     passed = not any(check.ok is False and check.required for check in checks)
     return PrerunReport(
@@ -245,7 +245,7 @@ def sampling_check(health: Health) -> Answer:
     return worst[0] >= KEPT_SHARE, worst[1] + late
 
 
-def neighbours_check(health: Health, gpus: Sequence[dict[str, Any]]) -> Answer:
+def other_processes_check(health: Health, gpus: Sequence[dict[str, Any]]) -> Answer:
     if not gpus:
         return None, "no GPU"
     others = list(dict.fromkeys(text for _, text in health.warnings if "process" in text))

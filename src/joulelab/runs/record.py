@@ -49,6 +49,27 @@ _ACTIVITIES |= {"tasks-evaluate": "evaluate", "prepare": "load", "phases": "prof
 _SETUP_ACTIVITIES = ("load", "profile", "warmup")
 
 
+# Phases, keys of findings and checks in records and events of earlier versions -> their current names.
+_RENAMED = {"optimiser_step": "optimizer_step", "sm_utilisation_percent": "sm_utilization_percent"}
+_RENAMED_CHECKS = {"neighbours": "other processes"}
+
+
+def current_spelling(value: Any) -> Any:
+    """Names in findings, phases and events of earlier versions under their current spelling, at any depth."""
+    if isinstance(value, str):
+        for old, new in _RENAMED.items():
+            value = value.replace(old, new)
+        return value
+    if isinstance(value, dict):
+        return {current_spelling(key): current_spelling(entry) for key, entry in value.items()}
+    return [current_spelling(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def current_phase(stage: str, phase: str) -> str:
+    """Windows of measured programs have the names that their users chose, which do not change."""
+    return phase if stage.partition(".")[0] == "program" else current_spelling(phase)
+
+
 def checked_role(role: str) -> StageRole:
     for known in get_args(StageRole):
         if role == known:
@@ -192,6 +213,11 @@ class Check(Frozen):
     grade: Grade
     text: str
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _migrate_name(cls, value: Any) -> Any:
+        return _RENAMED_CHECKS.get(value, value)
+
 
 class Validity(Frozen):
     """How far a figure can be trusted: the worst grade of its checks."""
@@ -288,11 +314,13 @@ class StageRecord(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _declare_kind(cls, value: Any) -> Any:
-        """Migrates schema version 1, which had no roles."""
-        if isinstance(value, dict) and "role" not in value and isinstance(value.get("name"), str):
-            return {**value, **kind_by_name(value["name"])._asdict()}
-        return value
+    def _migrate(cls, value: Any) -> Any:
+        """Migrates schema version 1, which had no roles, and British names of phases."""
+        if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+            return value
+        if isinstance(phases := value.get("phases"), dict):
+            value = {**value, "phases": {current_phase(name, phase): times for phase, times in phases.items()}}
+        return value if "role" in value else {**value, **kind_by_name(name)._asdict()}
 
 
 class Totals(Frozen):
@@ -419,6 +447,11 @@ class RunRecord(Frozen):
     """Where it searches for artifacts of other runs; null: in the parent of its folder (no --run-dir)."""
     process: ProcessMark | None = None
     """Process of the latest attempt; null before the first one, and in older records."""
+
+    @field_validator("findings", mode="before")
+    @classmethod
+    def _migrate_findings(cls, value: Any) -> Any:
+        return current_spelling(value)
 
     @field_validator("validity", mode="before")
     @classmethod

@@ -185,6 +185,8 @@ class Section(BaseModel):
     """Published spellings of settings (`kd_T`) -> names; accepted permanently."""
     renamed: ClassVar[Mapping[str, str]] = {}
     """Names in earlier releases -> current names; accepted with a notice."""
+    renamed_values: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    """Setting -> its values in earlier releases -> current values; accepted with a notice."""
 
 
 class RunSpec(Section):
@@ -298,6 +300,7 @@ def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: s
     """The settings under their current names; of two spellings of a setting, the later one."""
     aliases: Mapping[str, str] = getattr(model, "aliases", {})
     renamed: Mapping[str, str] = getattr(model, "renamed", {})
+    renamed_values: Mapping[str, Mapping[str, str]] = getattr(model, "renamed_values", {})
     result: dict[str, Any] = {}
     for key, value in settings.items():
         name = aliases.get(key) or renamed.get(key) or key
@@ -307,6 +310,9 @@ def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: s
         inner = model_in(field.annotation) if field is not None else None
         if inner is not None and isinstance(value, Mapping):
             value = current_names(inner, value, f"{prefix}{name}.")
+        if isinstance(value, str) and (current := renamed_values.get(name, {}).get(value)) is not None:
+            _print_notice(f"{prefix}{name}={value} is now called {prefix}{name}={current}")
+            value = current
         result.pop(name, None)
         result[name] = value
     return result

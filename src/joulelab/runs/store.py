@@ -241,10 +241,10 @@ def energy_resolver(*stores: Path) -> Callable[[Ancestor], Ancestor]:
 def with_recorded_energy(bill: Bill, *stores: Path) -> Bill:
     """The bill with the energy that the records of the runs state which made the artifacts."""
     resolve = energy_resolver(*stores)
-    artefact = resolve(bill.artefact)
-    provisional = bill.provisional and artefact is bill.artefact
+    artifact = resolve(bill.artifact)
+    provisional = bill.provisional and artifact is bill.artifact
     ancestry = tuple(resolve(ancestor) for ancestor in bill.ancestry)
-    return bill.model_copy(update={"artefact": artefact, "ancestry": ancestry, "provisional": provisional})
+    return bill.model_copy(update={"artifact": artifact, "ancestry": ancestry, "provisional": provisional})
 
 
 # Compaction: closed traces become Parquet at the end of a run, and for old runs by `joulelab runs --compact`.

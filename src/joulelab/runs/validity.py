@@ -66,7 +66,7 @@ class Evidence:
     """Energy by counter alone and by integrated power alone; None if there is only one of them."""
     idle: tuple[IdleBaseline, ...] | None = ()
     """None if not applicable, as for an idle baseline itself."""
-    neighbours: tuple[str, ...] = ()
+    other_processes: tuple[str, ...] = ()
     """Warnings about other processes on the device."""
     sensor_warnings: tuple[str, ...] = ()
     throttled: Mapping[str, float] = field(default_factory=dict)
@@ -162,9 +162,9 @@ def check_idle(evidence: Evidence) -> Answer | None:
     return "A", f"stable idle baseline ({plural(len(evidence.idle), 'segment')})"
 
 
-def check_neighbours(evidence: Evidence) -> Answer | None:
-    if evidence.neighbours:
-        return "B", f"other processes on the device: {'; '.join(evidence.neighbours)}"
+def check_other_processes(evidence: Evidence) -> Answer | None:
+    if evidence.other_processes:
+        return "B", f"other processes on the device: {'; '.join(evidence.other_processes)}"
     if not any(source.startswith("gpu:") for source in evidence.figure.sources):
         return None  # only GPUs report their processes
     return "A", "no other process was observed on the device"
@@ -240,7 +240,7 @@ CHECKS: dict[str, Callable[[Evidence], Answer | None]] = {
     "agreement": check_agreement,
     "idle": check_idle,
     "completeness": check_completeness,
-    "neighbours": check_neighbours,
+    "other processes": check_other_processes,
     "cores": check_cores,
     "shared device": check_shared,
     "sensors": check_sensors,
@@ -269,7 +269,7 @@ def enforce(record: RunRecord) -> None:
 
 
 # The NVML sensor's warning about other processes contains this word; other warnings concern the sensor itself.
-_NEIGHBOUR_MARK = "process"
+_PROCESS_MARK = "process"
 
 Parts = Sequence[tuple[AttemptData, list[Window]]]
 
@@ -295,8 +295,8 @@ def gather(
         refresh_s=max((series.refresh_s for series in devices), default=None),
         paths_j=_two_paths(parts, figure, policy),
         idle=None if any(stage in attempt.idle_stages for attempt, _ in parts) else idle,
-        neighbours=_unique(text for text in warnings if _NEIGHBOUR_MARK in text),
-        sensor_warnings=_unique(text for text in warnings if _NEIGHBOUR_MARK not in text),
+        other_processes=_unique(text for text in warnings if _PROCESS_MARK in text),
+        sensor_warnings=_unique(text for text in warnings if _PROCESS_MARK not in text),
         throttled=throttle_shares(states),
         attempts=len(attempts),
         interrupted=sum(not attempt.trace.ended for attempt in attempts.values()),

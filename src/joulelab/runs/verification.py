@@ -239,13 +239,13 @@ class _Run:
         made = {ancestor.key: ancestor for ancestor in record.lineage if ancestor.key in record.made}
         for bill in self._own_bills():
             if bill.key in made and not bill.provisional:
-                place = f"bill of {bill.artefact.name}"
-                yield from self._pairs(place, _energies(bill.artefact), _energies(made[bill.key]))
+                place = f"bill of {bill.artifact.name}"
+                yield from self._pairs(place, _energies(bill.artifact), _energies(made[bill.key]))
 
     def _own_bills(self) -> Iterator[Bill]:
         for folder in sorted(self.paths.artifacts.glob("*")):
             bill = read_bill(folder)
-            if bill is not None and bill.artefact.made_by == self.paths.run_id:
+            if bill is not None and bill.artifact.made_by == self.paths.run_id:
                 yield bill
 
     def _pairs(self, place: str, recorded: Leaves, expected: Leaves) -> Iterator[FigureCheck]:
@@ -324,20 +324,20 @@ class _Run:
     def _artifact_files(self) -> Iterator[FigureCheck]:
         """Predictions and scores must match the list of files, and results must follow from them."""
         for bill in self._own_bills():
-            folder = self.paths.artifacts / bill.artefact.name
+            folder = self.paths.artifacts / bill.artifact.name
             listed = listed_contents(folder)
             for name, size in listed.get("bytes", {}).items():
                 if (folder / name).is_file():
-                    place = f"files.{bill.artefact.name}/{name}"
+                    place = f"files.{bill.artifact.name}/{name}"
                     yield self._check(f"{place}.bytes", (folder / name).stat().st_size, size, "its list of contents")
                     if name in listed.get("crc32", {}):
                         yield self._check(f"{place}.crc32", crc32(folder / name), listed["crc32"][name], "its list")
-            for name, result in _results_in(folder, bill.artefact.name).items():
+            for name, result in _results_in(folder, bill.artifact.name).items():
                 stated = self.record.results.get(name)
                 if stated is not None:
                     for field in ("value", "trials", "successes"):
                         recorded, expected = getattr(stated, field), getattr(result, field)
-                        yield self._check(f"results.{name}.{field}", recorded, expected, f"from {bill.artefact.name}")
+                        yield self._check(f"results.{name}.{field}", recorded, expected, f"from {bill.artifact.name}")
 
 
 def _results_in(folder: Path, name: str) -> dict[str, Result]:
@@ -367,7 +367,7 @@ def _inherited(paths: RunPaths, record: RunRecord, by_id: Mapping[str, RunRecord
     billed: dict[str, Ancestor] = {}
     for files in paths.event_files().values():
         for bill in read_events(files[0][1]).bills.values():
-            billed |= {ancestor.key: ancestor for ancestor in (*bill.ancestry, bill.artefact)}
+            billed |= {ancestor.key: ancestor for ancestor in (*bill.ancestry, bill.artifact)}
     for ancestor in record.inherited:
         maker = by_id.get(ancestor.made_by)
         made = {other.key: other for other in maker.lineage} if maker else {}

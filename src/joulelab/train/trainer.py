@@ -204,7 +204,7 @@ class Trainer(ABC, Generic[B]):
                 count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
             count, samples, tokens = self._sync_ranks(count, samples, tokens)
             self._set_learning_rate(tokens)
-            with self.stats.phase("optimiser_step"):
+            with self.stats.phase("optimizer_step"):
                 self.optimizer_step(count)
                 self.objective.after_step(self.model)
             self.position = self.position.after_step(samples, tokens)

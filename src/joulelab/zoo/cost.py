@@ -195,7 +195,7 @@ def training_bytes(cost: ModelCost, precision: str, optimizer: str) -> dict[str,
     return {
         "weights": 4 * (cost.parameters + cost.others),
         "gradients": 4 * cost.parameters,
-        "optimiser state": STATE_BYTES[optimizer](cost),
+        "optimizer state": STATE_BYTES[optimizer](cost),
         "16-bit copies of the weights": copies,
     }
 

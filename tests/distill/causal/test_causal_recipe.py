@@ -65,8 +65,8 @@ def test_all_students_process_the_same_number_of_tokens_including_the_sft_studen
         start = record.results["budget.start_tokens"].value
         assert (start > 0) == (name in ("dpo", "self"))
         assert 2400 <= start + train < 2400 + 4 * 64 * 2
-        artefact = "final_policy" if name == "dpo" else "final_model"
-        noted = json.loads((paths.artifacts / artefact / "training.json").read_text())
+        artifact = "final_policy" if name == "dpo" else "final_model"
+        noted = json.loads((paths.artifacts / artifact / "training.json").read_text())
         assert noted["tokens"] == train
 
 
@@ -109,7 +109,7 @@ def test_the_first_loss_of_dpo_is_ln_2_and_the_pairs_are_reported(finished):
         results["preferences.j_per_pair"].value
         == results["preferences.energy_j"].value / results["preferences.pairs"].value
     )
-    answers = read_bill(finished["synthetic"][1].artifacts / "answers").artefact.energy["cpu_estimate"].energy_j
+    answers = read_bill(finished["synthetic"][1].artifacts / "answers").artifact.energy["cpu_estimate"].energy_j
     assert results["preferences.energy_j"].value >= answers > 0
 
 

@@ -100,13 +100,13 @@ def test_an_energy_budget_resumes_with_what_is_left(lab, finished, power):
     assert training.energy.cpu_estimate.energy_j > 3.5
 
 
-def same_outcome(record, paths, whole, whole_paths, artefact):
+def same_outcome(record, paths, whole, whole_paths, artifact):
     for name in ("student.clm_loss", "student.train.final_loss", "student.train.steps"):
         assert record.results[name].value == pytest.approx(whole.results[name].value, rel=1e-5), name
     # the first step of each attempt is setup
     counted = [[one.stage(f"student.train{part}").tokens for part in ("", ".setup")] for one in (record, whole)]
     assert sum(counted[0]) == sum(counted[1])
-    trained = [json.loads((place.artifacts / artefact / "training.json").read_text()) for place in (paths, whole_paths)]
+    trained = [json.loads((place.artifacts / artifact / "training.json").read_text()) for place in (paths, whole_paths)]
     assert trained[0]["tokens"] == trained[1]["tokens"]
 
 

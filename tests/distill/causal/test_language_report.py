@@ -43,23 +43,23 @@ def test_a_baseline_as_good_at_its_first_evaluation_decides(monkeypatch):
     assert isinstance(break_even_report._costs_to_equal_loss(row, base), str)
 
 
-def told_as(record, crowded):
-    """Whoever else uses the cores while the tests run: as if they were free, or as if they were not."""
-    flag = f'"crowded":{str(crowded).lower()}'
-    return RunRecord.model_validate_json(re.sub('"crowded":(true|false)', flag, record.model_dump_json()))
+def with_contention(record, contended):
+    """The record as if other processes had used the cores or not, whatever else runs during the tests."""
+    flag = f'"cpu_contention":{str(contended).lower()}'
+    return RunRecord.model_validate_json(re.sub('"cpu_contention":(true|false)', flag, record.model_dump_json()))
 
 
-def test_joules_of_crowded_cores_pay_nothing_back(finished):
-    records = [told_as(finished[name][0], crowded=name == "kd") for name in ("sft", "kd", "self")]
+def test_energy_under_cpu_contention_has_no_break_even(finished):
+    records = [with_contention(finished[name][0], contended=name == "kd") for name in ("sft", "kd", "self")]
     group = GroupRecord(group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={})
     grid = language_grid(compare(group, records, finished["sft"][1].folder.parent))
-    told = {row[0]: row[-1] for row in grid.rows}
-    assert told["kd"] == "unknown: CPU contention"
-    assert "contention" not in told["self"]
+    answers = {row[0]: row[-1] for row in grid.rows}
+    assert answers["kd"] == "unknown: CPU contention"
+    assert "contention" not in answers["self"]
 
 
-def test_a_measured_teacher_of_an_estimated_student_pays_nothing_back(finished):
-    records = {name: told_as(finished[name][0], crowded=False) for name in ("sft", "kd")}
+def test_a_measured_teacher_of_an_estimated_student_has_no_break_even(finished):
+    records = {name: with_contention(finished[name][0], contended=False) for name in ("sft", "kd")}
     stages = [
         stage.model_copy(update={"best": stage.best.model_copy(update={"method": "counter"})})
         if stage.name == "teacher.logits"
@@ -74,13 +74,13 @@ def test_a_measured_teacher_of_an_estimated_student_pays_nothing_back(finished):
 
 
 @pytest.mark.parametrize("unseen", ["row", "baseline"])
-def test_work_that_no_meter_saw_on_either_side_leaves_the_payback_open(unseen):
+def test_unmetered_work_on_either_side_leaves_the_break_even_unknown(unseen):
     row, base = (SimpleNamespace(unmetered=(name == unseen) * ("x",)) for name in ("row", "baseline"))
     assert student_costs(row, base, None) == NOT_METERED
 
 
-def test_the_five_runs_are_set_side_by_side_with_their_payback(finished):
-    records = [told_as(record, crowded=False) for record, _ in finished.values()]
+def test_the_five_runs_are_compared_with_their_break_even(finished):
+    records = [with_contention(record, contended=False) for record, _ in finished.values()]
     group = GroupRecord(
         group_id="g", name="g", about="", baseline="sft", created_at="", members=(), varying={}
     )  # fmt: skip

@@ -107,7 +107,7 @@ def test_in_half_precision_it_is_the_same_within_rounding():
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("ipo-sum", 6.25), ("length-normalised", math.log(2))],
+    [("dpo", math.log(2)), ("ipo", 1 / (4 * 0.2**2)), ("ipo-sum", 6.25), ("length-normalized", math.log(2))],
 )
 def test_with_the_initial_student_as_reference_the_first_margin_is_0(store, tmp_path, kind, expected):
     """Through the one loop, in training mode, with a model that would have dropout."""
@@ -166,7 +166,7 @@ def test_losses_computed_by_hand():
     assert margins.tolist() == [3.0]
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-1.5)))
     assert float(ipo_loss(margins, 0.5)) == pytest.approx((3 - 1) ** 2)
-    _, normalised = preference_loss("length-normalised", 0.5, policy, reference, tokens)
+    _, normalised = preference_loss("length-normalized", 0.5, policy, reference, tokens)
     assert normalised.tolist() == [2 / 2 + 1 / 4]
 
 

@@ -60,7 +60,7 @@ def test_levels_are_found_in_noise_and_not_in_noise_alone():
     idle, busy = find_levels(seconds, np.where((seconds > 50) & (seconds < 150), steady, steady - 40), 0.0)
     assert idle.power_w == pytest.approx(60, abs=1.5)
     assert busy.power_w == pytest.approx(100, abs=1.5)
-    assert len(idle.stretches) == 2
+    assert len(idle.segments) == 2
 
 
 @pytest.mark.parametrize(

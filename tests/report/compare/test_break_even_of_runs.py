@@ -108,7 +108,7 @@ def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_le
 
 
 def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_student(made, tmp_path: Path) -> None:
-    """Training and validations are one artefact with one line in the bill."""
+    """Training and validations are one artifact with one line in the bill."""
     plain = saving(made)
     validated = []
     for record in plain:
@@ -124,7 +124,7 @@ def test_teaching_that_no_meter_saw_makes_lower_bounds_and_no_answers(made, tmp_
     records = saving(made)
     unseen = unmetered("teacher.generate on http://far:8000/v1#llama", "key", "far is no address of this machine")
     for place in (4, 5, 6):
-        records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, unseen.artefact)})
+        records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, unseen.artifact)})
     made.write_group(tmp_path, records, True)
     comparison = compare(made.group_of(records), records, tmp_path)
     assert {one.answer for one in break_even_rows(comparison)} == {"unknown"}
@@ -190,8 +190,8 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
     answers = told(made, records, tmp_path)
     assert [one.found for one in answers.values()] == [None, None]
     assert {one.reason[:40] for one in answers.values()} == {"of the energy spent once and the energy "}
-    crowded = [made.crowded(one) if one.label == "KD" else one for one in saving(made)]
-    assert {one.reason for one in told(made, crowded, tmp_path / "crowded").values()} == {CPU_CONTENTION}
+    contended = [made.with_contention(one) if one.label == "KD" else one for one in saving(made)]
+    assert {one.reason for one in told(made, contended, tmp_path / "contended").values()} == {CPU_CONTENTION}
 
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:

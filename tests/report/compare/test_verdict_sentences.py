@@ -131,7 +131,7 @@ def test_joules_estimated_while_others_used_the_cores_resolve_nothing(made, verd
     assert "2.69x [2.66, 2.71] the energy" in about(quiet, "response KD uses")
     assert len(by_joules(quiet)) == 2
     found = verdict_on(
-        [record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(made.crowded)]
+        [record.model_copy(update={"run_id": f"again-{record.run_id}"}) for record in runs(made.with_contention)]
     )
     assert "2.69x [2.66, 2.71], inconclusive (CPU contention)," in about(found, "response KD uses")
     assert "inconclusive" in found.headline

@@ -122,7 +122,7 @@ def test_a_figure_in_a_file_shows_every_run_and_the_front(made, tmp_path: Path) 
 
 
 def test_no_front_is_drawn_over_estimates_that_others_on_the_cores_have_made(made, tmp_path: Path) -> None:
-    records = [made.crowded(one) if one.label == "response KD" else one for one in made.demo_records()]
+    records = [made.with_contention(one) if one.label == "response KD" else one for one in made.demo_records()]
     comparison = compare(made.group_of(records), records, tmp_path)
     figure = quality_against_energy(comparison)
     assert figure and "No Pareto front is marked: energy was estimated" in figure.caption

@@ -21,7 +21,7 @@ from joulelab.runs.record import EnergyByComponent
 
 @pytest.fixture
 def store(made, tmp_path: Path) -> Path:
-    """A distilled run whose cache and student both come from the same data, and its student as an artefact."""
+    """A distilled run whose cache and student both come from the same data, and its student as an artifact."""
     weights, data, teacher, cache = made.teacher_lineage(True)
     data = data.model_copy(update={"parents": ()})
     teacher = teacher.model_copy(update={"parents": (data.key, weights.key)})
@@ -33,7 +33,7 @@ def store(made, tmp_path: Path) -> Path:
     student = student.model_copy(update={"parents": (cache.key, data.key), "made_by": record.run_id})
     place = folder / "artifacts" / "final_model"
     place.mkdir(parents=True)
-    write_bill(place, Bill(artefact=student, ancestry=lineage, made_at=made.STAMP, code_version="", inputs={}))
+    write_bill(place, Bill(artifact=student, ancestry=lineage, made_at=made.STAMP, code_version="", inputs={}))
     return tmp_path
 
 
@@ -69,10 +69,10 @@ def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:
     assert bill.whole.energy_j == pytest.approx(131 + 12 + (640 + 130) / 10)
     data = json.loads(ask(store, "made-KD/final_model", "--students", "10", "--json"))
     shares = {line["name"]: line["share"]["energy_j"] for line in data["lines"]}
-    assert shares["teacher"] == pytest.approx(64) and shares["tokenised-reviews"] == pytest.approx(12)
+    assert shares["teacher"] == pytest.approx(64) and shares["tokenized-reviews"] == pytest.approx(12)
 
 
-def test_an_artefact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:
+def test_an_artifact_is_found_by_folder_by_name_and_by_key(store: Path) -> None:
     folder = next(store.glob("made-KD-*/artifacts/final_model"))
     ways = [str(folder), "made-KD/final_model", "key-final_model"]
     assert {find_bill(store, way).whole.energy_j for way in ways} == {find_bill(store, str(folder)).whole.energy_j}

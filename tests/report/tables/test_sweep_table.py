@@ -17,7 +17,7 @@ from joulelab.runs.record import ErrorRecord, PhaseRecord, Result
 from joulelab.stats import Interval
 from joulelab.units import energy_text, three_digits
 
-PHASES = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimiser_step": 0.005}
+PHASES = {"input": 0.001, "forward": 0.020, "backward": 0.040, "optimizer_step": 0.005}
 
 
 def member_of(made: Any, batch_size: int, seed: int, seconds: float, joules: float, **more: Any) -> Any:

@@ -136,6 +136,8 @@ class Generation(Section):
 class Preferences(Section):
     """Pairs of a better and a worse answer, and the loss that prefers the better one."""
 
+    renamed_values: ClassVar = {"loss": {"length-normalised": "length-normalized"}}
+
     candidates_from: Literal["teacher", "start"] = "teacher"
     """Who writes the answers: the teacher, or the SFT student that training starts from."""
     judge: Literal["likelihood", "rubric", "rule"] = "likelihood"
@@ -146,9 +148,9 @@ class Preferences(Section):
     """`ends`: finished answers are better than truncated ones. `exact-answer`: correct final answers are better."""
     tie_margin: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Answers whose scores differ by no more than this make no pair; ties are counted."""
-    loss: Literal["dpo", "ipo", "ipo-sum", "length-normalised"] = "dpo"
+    loss: Literal["dpo", "ipo", "ipo-sum", "length-normalized"] = "dpo"
     """DPO; IPO, whose margin is bounded, over mean log-ratios per token as in TRL, or over their sums as in the paper
-    (`ipo-sum`); or DPO over mean log-ratios per token (`length-normalised`)."""
+    (`ipo-sum`); or DPO over mean log-ratios per token (`length-normalized`)."""
     beta: float = Field(0.1, gt=0, allow_inf_nan=False)
     """How far the policy may move from its reference: smaller is farther."""
     shared_prompt: bool = True
@@ -156,7 +158,7 @@ class Preferences(Section):
 
     @property
     def loss_name(self) -> str:
-        return {"dpo": "DPO", "ipo": "IPO", "ipo-sum": "IPO over sums", "length-normalised": "length-normalised DPO"}[
+        return {"dpo": "DPO", "ipo": "IPO", "ipo-sum": "IPO over sums", "length-normalized": "length-normalized DPO"}[
             self.loss
         ]
 

@@ -364,7 +364,7 @@ def candidate_batches(context: CausalContext, answers: Artifact) -> list[list[Ca
     others."""
     keyed, shard = _keyed_candidates(context, answers), context.runner.shard
     keys, prompts = [key for key, _ in keyed], [one.prompt for _, one in keyed]
-    own = ALL if shard is None or PART in answers.bill.artefact.kind else shard
+    own = ALL if shard is None or PART in answers.bill.artifact.kind else shard
     batches = shard_batches(keys, prompts, context.spec.teacher.batch_size, own)
     return [[keyed[at][1] for at in batch] for batch in batches]
 

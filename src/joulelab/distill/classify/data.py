@@ -63,7 +63,7 @@ def prepare_texts(runner: Runner[ClassifySpec]) -> Texts:
 
     inputs = {**data.model_dump(), "tokenizer": weights_identity(tokenizer_name)}
     raw = runner.input_bill("texts", data.source, "text", role="data")
-    return Texts(runner.make("data", PREPROCESS, write, kind="tokenised-text", inputs=inputs, parents=[raw]))
+    return Texts(runner.make("data", PREPROCESS, write, kind="tokenized-text", inputs=inputs, parents=[raw]))
 
 
 def _tokenize(folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int) -> TokenizedSet:

@@ -325,7 +325,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         again. `folder`: of a teacher from another run."""
         if folder is not None:
             near = self.runner.run.artifact_in(folder.parent / predictions_name("teacher", split))
-            if near is not None and {bill.key, data.artifact.key} <= set(near.bill.artefact.parents):
+            if near is not None and {bill.key, data.artifact.key} <= set(near.bill.artifact.parents):
                 return load_predictions(near.folder)
         return self.predictions(data, "teacher", split, load, bill, reuse=True)
 

@@ -37,8 +37,8 @@ from joulelab.runs.phases import ALL, Shard
 from joulelab.train.optim import autocast, float32_matmul_precision
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 
-PreferenceLoss = Literal["dpo", "ipo", "ipo-sum", "length-normalised"]
-_OVER_MEANS = ("ipo", "length-normalised")
+PreferenceLoss = Literal["dpo", "ipo", "ipo-sum", "length-normalized"]
+_OVER_MEANS = ("ipo", "length-normalized")
 _SEPARATE_ROWS = "set preferences.shared_prompt=false, which computes each prompt twice"
 _TOLERANCE = 0.02
 """Relative difference of hidden states; rounding changes them by less, attending to the other answer by more."""
@@ -66,7 +66,7 @@ def preference_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss summed over pairs, and the margins.
 
-    Log-probabilities are sums over an answer's tokens. `length-normalised` is DPO over means per token: with sums a
+    Log-probabilities are sums over an answer's tokens. `length-normalized` is DPO over means per token: with sums a
     policy can gain by length alone. `ipo` uses means per token too, as TRL does; `ipo-sum` is the paper's sum.
     """
     if kind in _OVER_MEANS:

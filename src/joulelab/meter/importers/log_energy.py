@@ -127,7 +127,7 @@ class Level:
     spread_w: float | None
     samples: int
     source: str
-    stretches: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def otsu_cut(watts: Array) -> float:
 def _level(times: Array, watts: Array, member: Array, first_s: float, source: str) -> Level | None:
     # starts and ends of runs of members alternate; the zeros close runs at both ends of the log
     edges = np.flatnonzero(np.diff(np.concatenate([[0], member.astype(int), [0]])))
-    kept, stretches = [], []
+    kept, segments = [], []
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         # without the readings next to a change of level, except at the ends of the log
         inner = slice(start + (start > 0), stop - (stop < len(watts)))
@@ -232,13 +232,13 @@ def _level(times: Array, watts: Array, member: Array, first_s: float, source: st
             continue
         kept.append(watts[inner])
         mean_w = float(watts[inner].mean())
-        stretches.append(
+        segments.append(
             Segment(float(times[inner][0]) - first_s, float(times[inner][-1]) - first_s, mean_w, len(watts[inner]))
         )
     if not kept:
         return None
     readings = np.concatenate(kept)
-    return Level(float(readings.mean()), _spread(readings), len(readings), source, tuple(stretches))
+    return Level(float(readings.mean()), _spread(readings), len(readings), source, tuple(segments))
 
 
 def _spread(readings: Array) -> float | None:
@@ -374,7 +374,7 @@ def _device_data(log: PowerLog, row: DeviceFigures) -> dict[str, Any]:
         "trapezoid": _energy_data(energy.trapezoid_j),
         "counter": _energy_data(energy.counter_j),
         "coverage": energy.seen_s / energy.duration_s if energy.interval_s and energy.duration_s else None,
-        "holes_s": [list(hole) for hole in _relative(energy.holes[:MAX_LISTED_HOLES], log.first_s)],
+        "gaps_s": [list(hole) for hole in _relative(energy.holes[:MAX_LISTED_HOLES], log.first_s)],
         "counter_restarts": energy.counter_restarts,
     }
     data |= {name: {"mean": mean, "max": most} for name, (mean, most) in row.columns.items()}

@@ -253,7 +253,7 @@ def student_costs(row: Row, baseline: Row | None, comparison: Comparison) -> Stu
     figures += [part.figure for run in (*row.runs, *baseline.runs) for part in teacher_parts(run)]
     if mixes_methods(figures):
         return _TWO_METHODS
-    if any(figure.crowded for figure in figures):
+    if any(figure.cpu_contention for figure in figures):
         return CPU_CONTENTION
     if at_equal_loss:
         return _costs_to_equal_loss(row, baseline)
@@ -351,7 +351,7 @@ def _by_items(row: Row, teacher: Row, comparison: Comparison) -> RowBreakEven:
     figures += [part.figure for run in row.runs for part in _beyond_the_teacher(run)]
     if mixes_methods(figures):
         return RowBreakEven(row.label, teacher.label, each, None, _TWO_METHODS)
-    if any(figure.crowded for figure in figures):
+    if any(figure.cpu_contention for figure in figures):
         return RowBreakEven(row.label, teacher.label, each, None, CPU_CONTENTION)
     extra = _once(row.runs, _beyond_the_teacher)
     saved = _per_item(theirs) - _per_item(ours)

@@ -204,7 +204,7 @@ class Comparison:
     @property
     def contended(self) -> bool:
         """Some energy is a CPU estimate made under CPU contention, so the order of the methods is unreliable."""
-        return any(row.with_teacher.crowded for row in self.rows)
+        return any(row.with_teacher.cpu_contention for row in self.rows)
 
     @property
     def about_items(self) -> bool:

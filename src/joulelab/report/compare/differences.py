@@ -173,7 +173,7 @@ def energy_ratio(
     ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
     needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
-    contended = any(figure.crowded for side in figures for figure in side)
+    contended = any(figure.cpu_contention for side in figures for figure in side)
     return EnergyRatio(
         ratio,
         count,

@@ -35,7 +35,7 @@ from joulelab.runs.record import MEASURED_COMPONENTS, RunRecord, Segment, StageR
 from joulelab.stats import Interval
 from joulelab.units import energy_text, three_digits
 
-_PHASES = ("input", "forward", "backward", "optimiser_step")
+_PHASES = ("input", "forward", "backward", "optimizer_step")
 _ROW_HEIGHT = 44
 
 
@@ -63,7 +63,7 @@ def _seconds(record: RunRecord) -> dict[str, float]:
         return found
     stage = training_stage(record)
     phases = stage.phases if stage else {}
-    steps = phases["optimiser_step"].count if "optimiser_step" in phases else 0
+    steps = phases["optimizer_step"].count if "optimizer_step" in phases else 0
     return {name: phases[name].sum_s / steps for name in _PHASES if name in phases} if steps else {}
 
 

@@ -320,7 +320,7 @@ def _read(folder: Path) -> Bill:
 
 def artifact_bill(bill: Bill, store: Path, students: int = 1) -> EnergyBill:
     bill = with_recorded_energy(bill, store)
-    artifact = bill.artefact
+    artifact = bill.artifact
     folder = store / artifact.made_by
     record = load_record(folder) if (folder / "run.json").exists() else None
     policy = record.policy if record else "measured"

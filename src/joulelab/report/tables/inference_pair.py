@@ -168,7 +168,7 @@ def _spent_once(student: RunRecord, made_by: RunRecord | None) -> _Spent:
         return _Spent(None, f"{source} has no energy of a distillation (pass its run with --distilled-by)")
     if mixes_methods(known):
         return _Spent(None, "the distillation is partly measured and partly estimated")
-    if any(figure.crowded for figure in known):
+    if any(figure.cpu_contention for figure in known):
         return _Spent(None, "CPU contention while the student was made")
     half_width_j = math.hypot(*(figure.half_width_j or 0.0 for figure in known))
     whose = "the stages that made the student, from its lineage"

@@ -231,7 +231,7 @@ def card_grid(rows: Sequence[InferenceRow]) -> Grid:
     """Medians of the GPU's state, and throttle reasons with their share of the readings."""
     columns: list[tuple[str, Cell]] = [
         *_differing(rows),
-        ("SM\n%>", lambda row: _state(row, "sm_utilisation_percent")),
+        ("SM\n%>", lambda row: _state(row, "sm_utilization_percent")),
         ("MHz>", lambda row: _state(row, "sm_clock_mhz")),
         ("°C>", lambda row: _state(row, "temperature_c")),
         ("Throttled by", lambda row: _throttle(row.values["state"]["throttled"])),

@@ -129,9 +129,9 @@ def _inference_texts(found: Inference, rounding_w: float | None) -> list[str]:
 def _level_text(level: Level) -> str:
     spread = f" ± {level.spread_w:.1f} W spread" if level.spread_w is not None else ""
     count = f", {level.samples} readings" if level.samples else ""
-    stretches = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.stretches[:_SHOWN_GAPS])
-    more = ", ..." if len(level.stretches) > _SHOWN_GAPS else ""
-    where = f": {stretches}{more}" if stretches else ""
+    segments = ", ".join(f"{s.from_s:g} to {s.to_s:g} s ({s.mean_w:.1f} W)" for s in level.segments[:_SHOWN_GAPS])
+    more = ", ..." if len(level.segments) > _SHOWN_GAPS else ""
+    where = f": {segments}{more}" if segments else ""
     return f"{level.power_w:.2f} W{spread}{count}, {level.source}{where}"
 
 
@@ -169,7 +169,7 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
         )
         for device, one in found
     ]
-    stretches = [
+    segments = [
         cells
         for device, one in found
         for kind, level in (("busy", one.busy), ("idle", one.idle))
@@ -182,14 +182,14 @@ def log_inference_grids(rows: Sequence[DeviceFigures]) -> list[Grid]:
         note += f" {', '.join(below)}: busy is not above idle, so net energy is meaningless."
     return [
         make_grid("Energy per inference", titles, arithmetic, note),
-        make_grid("Segments used", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Source", stretches),
+        make_grid("Segments used", "Device!|Level!|From s>|To s>|Mean W>|Readings>|Source", segments),
     ]
 
 
 def _segment_cells(device: str, kind: str, level: Level) -> list[tuple[str, ...]]:
-    if not level.stretches:
+    if not level.segments:
         return [(device, kind, NOTHING, NOTHING, f"{level.power_w:.2f}", str(level.samples or NOTHING), level.source)]
     return [
         (device, kind, f"{s.from_s:g}", f"{s.to_s:g}", f"{s.mean_w:.2f}", str(s.samples), level.source)
-        for s in level.stretches
+        for s in level.segments
     ]

@@ -173,7 +173,7 @@ def _failed(group: GroupRecord, by_id: dict[str, RunRecord]) -> tuple[FailedRun,
 
 
 Text_of = Callable[[float], str]
-_PHASES = ("input", "forward", "backward", "optimiser_step")
+_PHASES = ("input", "forward", "backward", "optimizer_step")
 
 
 def sweep_view(sweep: Sweep) -> RenderableType:

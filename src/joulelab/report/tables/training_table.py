@@ -19,7 +19,7 @@ from joulelab.units import count_text, flops_text, percent_text, power_text, siz
 TRAIN, EVALUATE = "model.train", "model.evaluate"
 # Best first: isolated phases, then phases long enough to measure, then shares by time.
 _ENERGY_WAYS = ("isolated", "direct", "time-share")
-_PHASES_OF_A_STEP = ("input", "forward", "backward", "optimiser_step")
+_PHASES_OF_A_STEP = ("input", "forward", "backward", "optimizer_step")
 
 
 def training_grids(record: RunRecord) -> list[Grid]:

@@ -219,6 +219,6 @@ def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> En
     incomplete = {
         "coverage": sum(figure.coverage for figure in figures) / len(figures),
         "lower_bound": any(figure.is_lower_bound for figure in figures),
-        "crowded": any(figure.crowded for figure in figures),
+        "cpu_contention": any(figure.cpu_contention for figure in figures),
     }
     return mean.model_copy(update=incomplete)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from joulelab.train.trainer import Trainer
 
 
-PHASES = ("train", "step", "input", "forward", "backward", "optimiser_step", "checkpoint", "aside")
+PHASES = ("train", "step", "input", "forward", "backward", "optimizer_step", "checkpoint", "aside")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,15 @@ Bench = TrackerContext  # its former name, which users' own trackers may still i
 
 class TrainerStats:
     """All hooks, doing nothing."""
+
+    def __init_subclass__(cls) -> None:
+        """Hooks under the name of an earlier release still work in users' own trackers."""
+        super().__init_subclass__()
+        for edge in ("start", "stop"):
+            if (hook := vars(cls).get(f"{edge}_optimiser_step")) is not None:
+                setattr(cls, f"{edge}_optimizer_step", hook)
+                notice = f"{cls.__name__}: {edge}_optimiser_step is now called {edge}_optimizer_step"
+                print(f"joulelab: {notice}; the old name is accepted for one more release", file=sys.stderr)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -101,11 +111,11 @@ class TrainerStats:
     def stop_backward(self) -> None:
         self.stop("backward")
 
-    def start_optimiser_step(self) -> None:
-        self.start("optimiser_step")
+    def start_optimizer_step(self) -> None:
+        self.start("optimizer_step")
 
-    def stop_optimiser_step(self) -> None:
-        self.stop("optimiser_step")
+    def stop_optimizer_step(self) -> None:
+        self.stop("optimizer_step")
 
     def start_checkpoint(self) -> None:
         self.start("checkpoint")

@@ -102,7 +102,7 @@ def _on_part_end(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterato
         trainer.mark_phase = before
 
 
-LOOPS = ("forward", "forward+backward", "forward+backward+optimiser_step", "step")
+LOOPS = ("forward", "forward+backward", "forward+backward+optimizer_step", "step")
 """The loops of a round, after those of the parts of the forward pass."""
 LEAD_OUT_S = 0.1
 # Limit for all rounds together: long steps need fewer windows, because each is long already.
@@ -373,7 +373,7 @@ def _save_random_state(device: torch.device) -> Undo:
 
 
 # Phase -> the loop that adds it: the phase is the difference to the loop before.
-LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimiser_step", "input"), LOOPS, strict=True))
+LOOP_OF_PHASE = dict(zip(("forward", "backward", "optimizer_step", "input"), LOOPS, strict=True))
 MIN_COVERAGE = 0.95
 
 
@@ -409,7 +409,7 @@ def isolated_energy(windows: Sequence[LoopWindow], read: Reader) -> IsolatedEner
     if not rounds:
         return None
     phases = _consecutive_differences(rounds, LOOP_OF_PHASE)
-    order = ("input", "forward", "backward", "optimiser_step")
+    order = ("input", "forward", "backward", "optimizer_step")
     return IsolatedEnergy(
         phases={phase: phases[phase] for phase in order},
         parts=_consecutive_differences(rounds, {window.part: window.loop for window in windows if window.part}),

@@ -127,7 +127,7 @@ class CudaClock:
         return self._free.pop() if self._free else make(enable_timing=True)
 
 
-STEP_PHASES = ("input", "forward", "backward", "optimiser_step")
+STEP_PHASES = ("input", "forward", "backward", "optimizer_step")
 
 
 class PhaseTimes:

@@ -273,7 +273,7 @@ class LongPhases:
     def choose(self, per_step_s: Mapping[str, float], accumulate: int) -> None:
         """Select the phases to measure from here on: those that are long enough."""
         for phase, seconds in per_step_s.items():
-            times = 1 if phase == "optimiser_step" else accumulate
+            times = 1 if phase == "optimizer_step" else accumulate
             if seconds / times >= MIN_DURATION_S:
                 self._times_per_step[phase] = times
 
