@@ -282,3 +282,9 @@ def test_an_error_in_the_input_thread_reaches_the_loop():
     trainer._input._source.at = lambda epoch, index: 1 / 0
     with pytest.raises(ZeroDivisionError):
         trainer.step()
+
+
+def test_early_stopping_reads_checkpoints_of_earlier_versions():
+    stopping = EarlyStopping(2)
+    stopping.load_state({"best": 1.5, "looks_since_best": 2})
+    assert (stopping.best, stopping.triggered) == (1.5, True)

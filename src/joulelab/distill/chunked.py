@@ -79,6 +79,8 @@ def padded_projection(weight_VD: Tensor, bias_V: Tensor | None, dtype: torch.dty
 
     Rows of 30,522 half-precision numbers do not start at multiples of 16 bytes, which rules the fast kernels out.
     """
+    # Tensor cores need rows aligned to 16 bytes (8 half-precision numbers); 64 also fills whole
+    # tiles of the library's kernels.
     missing = -len(weight_VD) % 64 if dtype in (torch.bfloat16, torch.float16) else 0
     weight_VD = weight_VD.detach().to(dtype)
     bias_V = None if bias_V is None else bias_V.detach().to(dtype)
@@ -130,6 +132,8 @@ class _Gradients:
 
     @classmethod
     def zeros(cls, features_ND: Tensor, projection: Projection, biased: bool) -> _Gradients:
+        # The projection's gradient adds up over all chunks. In bf16 a sum stops growing when an
+        # addend falls below 1/256 of it, so it is kept in float32 whatever the products' type.
         weight_VD = torch.zeros_like(projection.weight_VD, dtype=torch.float32)
         return cls(torch.zeros_like(features_ND), weight_VD, weight_VD.new_zeros(len(weight_VD)) if biased else None)
 
@@ -150,6 +154,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, features_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, job: ChunkedJob, needs_grad: bool
     ) -> Any:
+        # `job.dtype` is autocast's type already; inside, float32 sums must stay float32.
         with torch.autocast(features_ND.device.type, enabled=False):
             sums, gradients = _process_chunks(features_ND, weight_VD, bias_V, job, needs_grad)
         if gradients is not None:
@@ -162,6 +167,8 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         scale = grads[0]
+        # The loss is linear in its upstream gradient, so the gradients of the forward pass only
+        # need to be scaled: by 1 / count in the trainer, or by the fp16 loss scale.
         features_ND, weight_VD, bias_V = ctx.saved_tensors
         grad_bias_V = None if bias_V is None else bias_V * scale
         return features_ND * scale.to(features_ND.dtype), weight_VD * scale, grad_bias_V, None, None
@@ -171,6 +178,9 @@ def _process_chunks(
     features_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, job: ChunkedJob, needs_grad: bool
 ) -> tuple[Tensor, _Gradients | None]:
     projection = padded_projection(weight_VD, bias_V, job.dtype)
+    # Like a loss scaler, but constant: gradients by logits have the size of the terms' weights (at most
+    # that for KL and cross-entropy), so 256 times them stays far below fp16's largest number, 65,504,
+    # and the smallest one that survives is 2.3e-10 instead of 6e-8.
     scale = _FP16_GRADIENT_SCALE if job.dtype == torch.float16 else 1.0
     sums = features_ND.new_zeros(len(job.weights), dtype=torch.float32)
     gradients = _Gradients.zeros(features_ND, projection, bias_V is not None) if needs_grad else None
@@ -229,6 +239,8 @@ def chunk_terms(
     grad_CV = torch.zeros_like(logits_CV)
     T = weights.temperature
     if teacher_CV is not None and weights.kl > 0:
+        # `slope_CV` is the derivative by z / T. By the chain rule T^2 d/dz = T^2 (1 / T) slope = T
+        # slope, hence one T in the gradient and two in the value.
         divergence_C, slope_CV = forward_kl(F.log_softmax(logits_CV / T, -1), teacher_log_softmax(teacher_CV, T))
         kl = T * T * torch.dot(divergence_C, weights_C)
         grad_CV = grad_CV + weights.kl * T * slope_CV
@@ -238,6 +250,8 @@ def chunk_terms(
         grad_CV = grad_CV + 2 * weights.mse * difference_CV
     grad_CV = grad_CV * weights_C[:, None]
     if targets_C is not None and weights.ce > 0:
+        # d CE / d z_j = softmax_j - [j = target] at positions with a target, 0 elsewhere. NO_TARGET
+        # is -100 and equals no column, so the comparison below selects nothing at those positions.
         has_target_C = (targets_C != NO_TARGET).float()
         log_CV = F.log_softmax(logits_CV, -1)
         # compared, not scattered: this way all of it is one kernel when compiled

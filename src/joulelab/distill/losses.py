@@ -39,7 +39,12 @@ def soft_target_kl_sum(
     T."""
     student_log = F.log_softmax(student_BC.float() / temperature, dim=-1).clamp(min=LOWEST_LOG)
     teacher_log = teacher_log_softmax(teacher_BC, temperature)
+    # The gradient of KL at temperature T by a logit is (softmax(z/T) - softmax(t/T)) / T, and for
+    # large T the bracket shrinks by another 1 / T: about (z - t) / (V T^2) (Hinton et al., 2015,
+    # section 2.1). T^2 restores the size, so that alpha keeps its meaning when T is tuned.
     scale = temperature**2 if times_T_squared else 1.0
+    # `log_target`: p log p is computed as exp(l) l, which is exactly 0 for l = `LOWEST_LOG` instead
+    # of 0 times -inf.
     return scale * F.kl_div(student_log, teacher_log, reduction="sum", log_target=True)
 
 
@@ -103,6 +108,7 @@ def _relative_distances(features_BH: Tensor, others_BB: Tensor) -> Tensor:
 
 def _cosines(features_BH: Tensor) -> Tensor:
     """[j, i, k] -> cos of the angle between i and k as seen from j."""
+    # normalize clamps the length at 1e-12: i = j has no direction, gives 0, and is masked out.
     directions_BBH = F.normalize(features_BH[None, :] - features_BH[:, None], dim=-1)
     with torch.autocast(features_BH.device.type, enabled=False):  # the products would be rounded to bf16
         return directions_BBH @ directions_BBH.transpose(1, 2)
@@ -147,6 +153,8 @@ def teacher_log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 def forward_kl(student_log_CV: Tensor, teacher_log_CV: Tensor) -> tuple[Tensor, Tensor]:
     """KL(teacher || student): the student covers everything the teacher may write."""
+    # d KL(p || q) / d z_j = q_j - p_j for q = softmax(z), because the derivative of log q_i by z_j
+    # is [i = j] - q_j and sum p_i = 1.
     teacher_CV = teacher_log_CV.exp()
     return (teacher_CV * (teacher_log_CV - student_log_CV)).sum(-1), student_log_CV.exp() - teacher_CV
 
@@ -155,6 +163,8 @@ def reverse_kl(student_log_CV: Tensor, teacher_log_CV: Tensor) -> tuple[Tensor, 
     """KL(student || teacher): the student writes nothing the teacher would not. A token that the teacher excludes
     counts with `LOWEST_LOG`, because the true divergence would be infinite."""
     student_CV, difference_CV = student_log_CV.exp(), student_log_CV - teacher_log_CV
+    # d KL(q || p) / d z_j = q_j (log q_j - log p_j - KL): the derivative of q_i is q_i ([i = j] -
+    # q_j), and the derivative of log q inside the sum adds up to 0.
     divergence_C = (student_CV * difference_CV).sum(-1)
     return divergence_C, student_CV * (difference_CV - divergence_C[:, None])
 
@@ -165,6 +175,8 @@ def jensen_shannon(student_log_CV: Tensor, teacher_log_CV: Tensor) -> tuple[Tens
     # log(student / mixture) = log 2 - log(1 + teacher / student), without a sum that would round
     student_part_CV, teacher_part_CV = (math.log(2.0) - F.softplus(sign * difference_CV) for sign in (-1, 1))
     student_CV, teacher_CV = student_log_CV.exp(), teacher_log_CV.exp()
+    # With m = (p + q) / 2 the terms from m's own derivative cancel, so d JSD / d z_j = q_j (log(q_j
+    # / m_j) - KL(q || m)) / 2.
     student_C = (student_CV * student_part_CV).sum(-1)
     divergence_C = 0.5 * (student_C + (teacher_CV * teacher_part_CV).sum(-1))
     return divergence_C, 0.5 * student_CV * (student_part_CV - student_C[:, None])

@@ -137,11 +137,15 @@ class Evidence:
         )
         size, number = np.sort(np.where(usable, np.abs(residuals), np.inf), axis=-1), usable.sum(axis=-1)
         # the median of the usable ones, which the sort has put first
+        # The median absolute residual over 0.6745 estimates the standard deviation of a normal
+        # distribution, and one outlier, such as a misread refresh, does not change it.
         spread = np.take_along_axis(size, np.maximum(number - 1, 0)[None, :, None] // 2, axis=-1)[..., 0] / 0.6745
         sigma_j = np.maximum(np.where(number > 0, spread.min(axis=0), 0.0), floor_j)
         if same_readings:
             unsure_j2, sigma_j = unsure_j2.mean(axis=0, keepdims=True), sigma_j.min(keepdims=True)
         variance = sigma_j[:, None] ** 2 + unsure_j2
+        # Minus the logarithm of Student's density without its constant: a residual of ten standard
+        # deviations costs 9 nats instead of 50, so that one bad reading does not decide the phase.
         terms = (STUDENT_DF + 1) / 2 * np.log1p(residuals**2 / variance / STUDENT_DF)
         likelihood: Floats = -TEMPER * np.where(usable, terms, 0.0).sum(axis=-1)
         return likelihood
@@ -172,6 +176,8 @@ def _cheapest_sides(steps_j: Floats, integral: Floats, other: Floats) -> NDArray
 
 
 def _residuals(steps_j: Floats, sampled_j: Floats, sigma_j: float) -> Floats:
+    # Ridge regression of the counter's steps on the samples' through the origin, shrunk to `SCALE`:
+    # the posterior mean for a normal prior of standard deviation `SCALE_SD`.
     prior = (sigma_j / SCALE_SD) ** 2
     scale = ((sampled_j * steps_j).sum(axis=-1) + prior * SCALE) / ((sampled_j**2).sum(axis=-1) + prior)
     residuals: Floats = steps_j - scale[..., None] * sampled_j
@@ -184,6 +190,8 @@ def lag_log_likelihood(evidence: Evidence) -> Floats:
     for number in np.unique(np.linspace(0, len(chunks) - 1, LAG_CHUNKS).astype(int)):
         rows = np.repeat(chunks[number : number + 1], len(LAGS_S), axis=0)
         likelihood = evidence.log_likelihood(rows, *evidence.moments(rows, LAGS_S), same_readings=True)
+        # log(mean(exp)) over the phases: the phase is a nuisance parameter with a uniform prior and
+        # is integrated out. The maximum is subtracted, because exp underflows below -745.
         top = likelihood.max(axis=0)
         found += np.log(np.exp(likelihood - top).mean(axis=0)) + top
     return found
@@ -193,6 +201,8 @@ def estimate_lag(log_likelihoods: Sequence[Floats]) -> Lag:
     """One lag for all cards of a driver."""
     low, high = LAG_PRIOR_S
     outside = np.maximum(0.0, np.maximum(low - LAGS_S, LAGS_S - high))
+    # Independent cards: their log-likelihoods add. The prior is flat inside `LAG_PRIOR_S` with
+    # normal tails.
     posterior = sum(log_likelihoods, -0.5 * (outside / LAG_PRIOR_TAIL_S) ** 2)
     weight = np.exp(posterior - posterior.max())
     weight /= weight.sum()

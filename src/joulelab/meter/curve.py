@@ -110,16 +110,22 @@ class EnergyCurve:
 
     def energy(self, windows: Sequence[tuple[int, int]]) -> tuple[float, tuple[ErrorComponent, ...], float]:
         """Joules of disjoint windows, their errors by cause, and the seconds that were covered."""
+        # Integer nanoseconds are subtracted before the conversion: a monotonic stamp of a machine
+        # that has been up for months has no room for nanoseconds in a double.
         spans_s = np.sort((np.array(windows, dtype=np.int64).reshape(-1, 2) - self.origin_ns) / NS, axis=0)
         energy_j = self._joules(spans_s)
         covered_s = float(np.diff(np.interp(spans_s, self.edges_s, self._known_s)).sum())
         missing_s = float(np.diff(spans_s).sum()) - covered_s
         missing_s = missing_s if missing_s > 1e-9 else 0.0  # less is rounding
         latch_j2, read_j2, walk_j2 = self._variances(spans_s)
+        # Only the energy outside the anchors has the scale's own error; between two anchors the
+        # counter fixes the sum.
         scale_j = self.scale_sd_rel * (energy_j - self._joules(np.clip(spans_s, *self.pinned_s)))
         causes: list[tuple[ErrorName, tuple[float, ...]]] = [
             ("counter latch", (Z95 * math.sqrt(latch_j2),)),
             ("read time", (Z95 * math.sqrt(read_j2),)),
+            # Walk and scale are independent causes of the same name: both are how samples differ
+            # from the counter.
             ("scale", (Z95 * math.hypot(math.sqrt(walk_j2), scale_j),)),
             ("shape", (self._shape_error_j(spans_s),)),
             ("sample lag", self._lag_errors_j(spans_s, energy_j)),
@@ -172,6 +178,8 @@ class EnergyCurve:
             exchanged_s = np.minimum(abs(shift_s), length_s)
             # of a part f of a sample the variance is f^2 of the whole one's
             noise_j2 = float(np.sum(walk_w2 * exchanged_s * np.minimum(1.0, exchanged_s / SAMPLE_S)))
+            # Signed, so that the shift of all windows in the same direction cancels between
+            # adjacent windows and adds up between cards that run in step.
             found.append(math.copysign(math.sqrt(max(0.0, moved_j**2 - Z95**2 * noise_j2)), moved_j))
         return tuple(found)
 
@@ -188,6 +196,8 @@ class EnergyCurve:
         moments = moments[(moments > self.edges_s[0]) & (moments < self.edges_s[-1])]
         cell = np.searchsorted(self.edges_s, moments, side="right") - 1
         fraction = (moments - self.edges_s[cell]) / (self.edges_s[cell + 1] - self.edges_s[cell])
+        # An edge at the border of a cell splits nothing. A quarter into it the uncertainty is as
+        # large as in the middle: where in the 20 ms the power changed is unknown.
         near_middle = np.minimum(1.0, 4 * np.minimum(fraction, 1 - fraction))
         return float(np.sqrt(np.sum((near_middle * self.shape_j[cell]) ** 2)))
 
@@ -202,11 +212,18 @@ class EnergyCurve:
         # how much of the walk the windows cover up to each anchor: it rises inside a window and rests between two
         up_to = np.interp(knots, spans.ravel(), np.repeat(covered, 2)[1:-1])
         inside, width = np.diff(up_to), np.maximum(np.diff(knots), 1e-300)
+        # A window that covers the fraction p of a bridge of variance W has the variance W p (1 -
+        # p): 0 for p = 0 and p = 1, W / 4 in the middle.
         part = np.where(self.anchors.broken, 0.0, inside / width)
         walk_j2 = np.where(self.anchors.broken, inside, width * part * (1 - part)).sum()
         outside_j2 = covered[-1] - inside.sum()
+        # Window energy = sum over intervals of p_k (A_{k+1} - A_k) = sum over anchors of (p_{k-1} -
+        # p_k) A_k: anchors inside a covered segment cancel, and only those at its ends contribute
+        # their error.
         use = np.diff(np.concatenate([[0.0], part, [0.0]]))
         latch_j2 = _correlated_j2(use * self.anchors.sd_j, self.anchors.correlation)
+        # A common shift of all anchors is one random variable, so its effects add up before
+        # squaring.
         latch_j2 += float(use @ self.anchors.common_j) ** 2
         read_j2 = float(np.sum((use * self.anchors.read_sd_j) ** 2))
         return latch_j2, read_j2, max(0.0, float(walk_j2 + outside_j2) - within_j2)
@@ -241,6 +258,8 @@ def _correlated_j2(weight: Floats, ratio: float) -> float:
 
 def _convolve(values: Floats, ratio: float) -> Floats:
     """Sum of the values around each, weighted by ratio^distance."""
+    # ratio^distance is below `_KERNEL_END` beyond this: a kernel of hundreds of terms instead of
+    # the whole trace.
     reach = min(len(values) - 1, math.ceil(math.log(_KERNEL_END) / math.log(ratio)))
     kernel = ratio ** np.abs(np.arange(-reach, reach + 1))
     found: Floats = np.convolve(values, kernel, mode="same" if len(values) >= len(kernel) else "full")
@@ -258,6 +277,8 @@ def counter_curve(readings: Readings, limit_w: float | None, tick_j: float = 0.0
     edges = (readings.at_ns - origin) / NS - readings.refresh_s / 2
     cell_j = np.where(readings.known, np.diff(readings.joules), 0.0)
     power_w = _power_around(edges, cell_j)
+    # The age of a value is uniform over one refresh: standard deviation refresh / sqrt(12) in time,
+    # times the power in joules.
     sd_j = np.hypot(readings.refresh_s / math.sqrt(12) * power_w, tick_j / Z95)
     read_sd_j = readings.call_s / math.sqrt(12) * power_w
     return EnergyCurve(
@@ -293,6 +314,8 @@ def polled_curve(power_ns: Stamps, power_w: Floats, limit_w: float | None) -> En
     edges = (power_ns - origin) / NS
     steps_s = np.diff(edges)
     known = steps_s <= HOLE_FACTOR * float(np.median(steps_s))
+    # Trapezoidal rule. Its error is what the power did between two polls and not the rule's own,
+    # which is why a higher-order rule would gain nothing.
     cell_j = np.where(known, (power_w[1:] + power_w[:-1]) / 2 * steps_s, 0.0)
     # what happens between two polls is unseen; the spread of the polls shows how much that can be
     walk_j2 = np.where(known, (float(np.std(power_w)) * steps_s) ** 2, 0.0)
@@ -347,8 +370,14 @@ def fluctuation_w(watts: Floats) -> Floats:
     changes = changes.reshape(-1, FLUCTUATION_BLOCK)
     place = FLUCTUATION_BLOCK // 10
     quantile = np.partition(changes, place, axis=1)[:, place]
+    # The 10 % quantile of |x - y| for independent normal x and y of standard deviation s is 0.178
+    # s. A low quantile, because the largest differences of a block are edges of a wave and not
+    # noise.
     deviation = quantile / _quantile_of_difference(np.full(len(quantile), 0.1))
     for _ in range(2):
+        # If the fraction 1 - level of the differences are edges, the 10 % quantile of all is the 10
+        # % / level quantile of the rest. Two rounds, because the first estimate decides what an
+        # edge is.
         level = np.mean(changes <= NO_EDGE * deviation[:, None], axis=1)
         deviation = quantile / _quantile_of_difference(0.1 / np.maximum(level, 0.2))
     found: Floats = np.repeat(deviation, FLUCTUATION_BLOCK)[: len(watts)] * watts
@@ -371,6 +400,8 @@ def _with_steps(origin_ns: int, edges: Floats, watts: Floats, sampled: Bools, sh
     whole = np.pad(sampled, 1, mode="edge")
     step = (np.abs(after - before) > STEP_REL * np.maximum(before, after)) & whole[:-2] & whole[2:] & sampled
     step &= (np.minimum(before, after) < watts) & (watts < np.maximum(before, after))
+    # mean = fraction x before + (1 - fraction) x after, solved for the fraction of the sample
+    # before the step. Its joules do not change, only where in the 20 ms they are.
     fraction = np.where(step, (watts - after) / np.where(step, before - after, 1.0), 0.0)
     step &= (fraction > 0.01) & (fraction < 0.99)
     fraction = np.where(step, fraction, 0.0)
@@ -521,7 +552,12 @@ class _SampleNoise:
         reading_j2 = _nearby(np.where(compared, timing_j2 + inside_j2, 0.0)) / np.maximum(number, 1)
         by_counter, by_samples = float(counted_j.sum()), float(sampled_j.sum())
         count, spread_j2 = int(compared.sum()), usual_rel2 * float(noise_j2.sum())
+        # A line through n + 1 equally spaced readings with error s has the slope variance 12 s^2 /
+        # n^3 per spacing squared (least squares), hence 12 s^2 / n for the energy of n intervals;
+        # plus the noise of the samples.
         scale_var = 12 * float(reading_j2.mean()) / (count + 1) / by_counter**2 + 1.2 * spread_j2 / by_samples**2
+        # Posterior mean of a normal prior (SCALE, SCALE_SD) and a normal observation: a short trace
+        # keeps the usual ratio of other cards, a long one its own.
         weight = SCALE_SD**2 / (SCALE_SD**2 + scale_var)
         overall = weight * by_counter / by_samples + (1 - weight) * SCALE
         near_j = np.maximum(_nearby(sampled_j), 1e-9)
@@ -531,9 +567,14 @@ class _SampleNoise:
         # the differences vary by the walk and by twice the reading errors, which alone correlate neighbors
         differences = counted_j - scale * sampled_j
         variance = _nearby(differences**2) / np.maximum(number - 1, 1)
+        # A late reading makes one difference larger and the next one smaller, so neighbors have the
+        # covariance -s^2, while the increments of the walk are independent: the reduced form of the
+        # local-level model (Harvey, 1989, ch. 2).
         products = np.append(differences[1:] * differences[:-1], 0.0)
         seen_j2 = -_nearby(products) / np.maximum(number, 1) - 2 * variance / np.sqrt(np.maximum(number, 1))
         reading_j2 = np.where(number >= 5, np.maximum(reading_j2, seen_j2), reading_j2)
+        # Each difference contains two reading errors. What is left is the walk; at least a quarter,
+        # because the estimate of the reading errors is itself uncertain.
         seen_rel2 = np.maximum(variance - 2 * reading_j2, variance / 4) * number / near_noise_j2
         seen = np.where(number >= 5, number - 1, 0.0)
         walk_rel2 = (PRIOR_DIFFERENCES * usual_rel2 + seen * seen_rel2) / (PRIOR_DIFFERENCES + seen)
@@ -546,8 +587,14 @@ class _SampleNoise:
         walk_rel2 += np.where(compared, change_j**2 / np.maximum(noise_j2, 1e-12), 0.0)
         ratios = walk_rel2 * near_noise_j2 / np.maximum(number, 1) / np.maximum(reading_j2, 1e-12)
         # where the walk is fast, readings must not be smoothed; where it is slow, smoothing gains little
+        # q = walk variance / reading variance, the signal-to-noise ratio of the local-level model.
         ratio = max(float(np.quantile(ratios[compared], 0.9)), 1e-9)
+        # The smoother's weights fall off as r^distance with r + 1/r = 2 + q (Durbin and Koopman,
+        # 2.11: the steady-state smoother), hence the root of r^2 - (2 + q) r + 1. 0.98 averages
+        # over 50 readings at most.
         correlation = min(0.98, (ratio + 2 - math.sqrt(ratio**2 + 4 * ratio)) / 2)
+        # Weights (1 - r) / (1 + r) r^|k| sum to 1. The variance of the smoothed level is the
+        # reading variance times the weight of the reading itself.
         anchor_sd_j = np.sqrt(reading_j2 * (1 - correlation) / (1 + correlation))
         at_readings = (np.append(anchor_sd_j[0], anchor_sd_j) + np.append(anchor_sd_j, anchor_sd_j[-1])) / 2
         return cls(scale, SCALE_SD * math.sqrt(1 - weight), walk_rel2, at_readings, correlation)

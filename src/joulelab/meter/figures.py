@@ -76,11 +76,14 @@ def add_errors(parts: Iterable[ErrorComponent]) -> tuple[ErrorComponent, ...]:
 
 def _add_shared(group: list[ErrorComponent]) -> tuple[float, ...]:
     if len({len(part.joules) for part in group}) == 1:
+        # fsum, because a run adds thousands of signed changes that nearly cancel.
         return tuple(math.fsum(values) for values in zip(*(part.joules for part in group), strict=True))
     return (math.fsum(part.half_width_j for part in group),)  # of different scenarios: the worst case of each
 
 
 def _add_independent(group: list[ErrorComponent]) -> tuple[float, ...]:
+    # Half-widths are all 1.96 standard deviations, so they add like standard deviations (JCGM
+    # 100:2008, the GUM, 5.1.2).
     return (math.hypot(*(part.half_width_j for part in group)),)
 
 
@@ -162,6 +165,9 @@ class EnergyFigure(Frozen):
         """What is left without a part of it; shared errors cancel."""
         if self.energy_j is None or part.energy_j is None:
             return missing("one of the two figures is missing")
+        # Scaled by -1, a shared error keeps its sign relative to the whole and cancels; an
+        # independent one has no sign and adds in quadrature, which is right for disjoint windows
+        # and an upper bound for overlapping ones.
         errors = add_errors((*self.error_components, *part.scaled(-1.0).error_components))
         changes = {
             "energy_j": self.energy_j - part.energy_j,
@@ -204,6 +210,8 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
         coverage=sum(w * part.coverage for w, part in zip(weights, parts, strict=True)) / weight_sum,
         half_width_j=combined_half_width_j(errors),
         errors=errors,
+        # Gain errors add linearly, weighted by energy: two sensors of one kind are off in the same
+        # direction, so quadrature would be too small.
         gain_error_rel=sum(gains) / abs(energy_j) if energy_j else max((p.gain_error_rel or 0.0) for p in present),
         sources=tuple(dict.fromkeys(source for part in parts for source in part.sources)),
         reason="; ".join(reasons) or None,
@@ -257,6 +265,7 @@ def _more_digits(figure: EnergyFigure) -> int:
     if not figure.energy_j or not figure.measured:
         return 0
     size = abs(figure.energy_j)
+    # Half a unit of the third significant digit: 512 J is printed for 511.5 to 512.5 J.
     rounding_j = 0.005 * 10 ** math.floor(math.log10(size))
     return int((figure.half_width_j or 0.0) < 1.01 * rounding_j)
 

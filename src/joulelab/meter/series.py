@@ -75,7 +75,10 @@ class DeviceSeries:
         """The counter as far as it can be used; None with fewer than two readings."""
         usable = np.ones(len(self.counter_ns), dtype=bool)
         if self.counter_read_s is not None:
+            # A reading is stamped in the middle of its call; a call of 50 ms on a card at 700 W is
+            # uncertain by 35 J, more than the interpolation between its neighbors.
             usable = self.counter_read_s <= SLOW_READ_S
+        # Two slow readings still bound the energy between them, which is better than no figure.
         if usable.sum() < 2:
             usable[:] = True
         at_ns, joules = self.counter_ns[usable], self.counter_j[usable]
@@ -91,6 +94,9 @@ class DeviceSeries:
         if max_gap_s := self.facts.get("max_gap_s"):
             # `max_gap_s` is half a wrap at the most power a package can draw: within twice that, none can hide
             followed = known & (steps_s <= 2 * max_gap_s)
+            # In a longer gap a wrap shows as a rise that is too small by `wrap_j`. It cannot have
+            # happened if even the highest power of the followed intervals, with a margin, needs
+            # longer than the gap for one range of the counter.
             highest_w = float((steps_j / steps_s)[followed].max(initial=0.0))
             wrap_j = self.facts.get("wrap_j", 0.0)
             known &= followed | ((wrap_j / steps_s > HIDDEN_WRAP_FACTOR * max(highest_w, 1.0)) & followed.any())
@@ -99,6 +105,8 @@ class DeviceSeries:
     def _jumped(self, steps_s: Array, steps_j: Array) -> Array:
         """A rise that the device cannot have drawn. The estimate has no counter that could jump."""
         most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
+        # Plus one refresh: two readings 10 ms apart may be on both sides of a refresh, and differ
+        # by the energy of 100 ms.
         jumped: Array = (steps_j > most_w * (steps_s + self.refresh_s)) & (self.component != "cpu_estimate")
         return jumped
 
@@ -147,6 +155,8 @@ class DeviceSeries:
         """Between which moments the counter was set back or jumped; readings are of half a refresh before them."""
         if self.readings is None:
             return []
+        # The value of a counter that refreshes every r seconds is between 0 and r old, r / 2 on
+        # average.
         at_ns, steps_j = self.readings.at_ns - round(self.refresh_s / 2 * NS), np.diff(self.readings.joules)
         places = np.flatnonzero((steps_j < 0) | self._jumped(np.diff(at_ns) / NS, steps_j))
         return [(int(at_ns[k]), int(at_ns[k + 1]), SET_BACK if steps_j[k] < 0 else JUMPED) for k in places]
@@ -281,12 +291,17 @@ class _Collector:
     def _take_samples(self, line: dict[str, Any]) -> None:
         rows = self.samples.setdefault(line["device"], [])
         for stamp_us, power_mw in zip(line["sample_us"], line["sample_mw"], strict=True):
+            # The driver stamps samples with the wall clock in microseconds. Each batch carries one
+            # pair of wall and monotonic time taken together, so that a later change of the wall
+            # clock cannot move samples that were read before it.
             rows.append((line["wall_us_mono_ns"] - (line["wall_us"] - stamp_us) * 1000, power_mw / 1000))
 
     def trace(self) -> Trace:
         head = self.header
         driver = SharedLag()
         devices = tuple(replace(self._series(device), driver=driver) for device in head.get("devices", ()))
+        # One driver samples all cards with one timer, so their lag is one number, and eight cards
+        # estimate it from eight times the data.
         driver.devices += [series for series in devices if series.component == "gpu"]
         for series in devices:
             self._note_faults(series)
@@ -317,6 +332,8 @@ class _Collector:
         power_ns, power_w = self._readings("powers", name)
         samples_ns, samples_w = self._readings("samples", name)
         _, read_times = self._readings("read_times", name)
+        # A recorder that took over may append samples out of order. Equal stamps are ordered by power, so
+        # that the result does not depend on the order of the lines.
         order = np.lexsort((samples_w, samples_ns))
         samples_ns, samples_w = samples_ns[order], samples_w[order]
         return DeviceSeries(
@@ -355,6 +372,8 @@ def unwrap(counter_ns: Array, counter_j: Array, wrap_j: float, max_gap_s: float 
     wrap: the counter was set back, and the decrease stays.
     """
     steps_s, steps_j = np.diff(counter_ns) / NS, np.diff(counter_j)
+    # `max_gap_s` was chosen so that the device can count at most wrap_j / 2 in it: the fastest
+    # possible rise is wrap_j / 2 / max_gap_s watts.
     most_j = WRAP_MARGIN * steps_s * wrap_j / 2 / max_gap_s if max_gap_s else wrap_j
     wrapped = (steps_j < 0) & (steps_j + wrap_j <= most_j)
     wraps_j: Array = np.zeros(len(counter_j))

@@ -243,6 +243,7 @@ def _stage_records(attempts: list[AttemptData], frame: _Frame) -> tuple[StageRec
         for stage, windows in attempt.windows.items():
             windows_by_stage.setdefault(stage, []).append((attempt, windows))
     overhead = [(attempt, attempt.overhead_windows) for attempt in attempts]
+    # By attempt first: monotonic stamps of different boots or hosts cannot be compared.
     rows = sorted(windows_by_stage.items(), key=lambda row: (row[1][0][0].number, row[1][0][1][:1]))
     if any(windows for _, windows in overhead):
         rows.append((OVERHEAD, overhead))
@@ -410,7 +411,11 @@ def _above_idle(figure: EnergyFigure, idle: IdlePower | None, duration_s: float)
     """The figure minus idle power times the covered time."""
     if figure.energy_j is None or idle is None:
         return None
+    # Idle power is subtracted only for time in which energy was seen; otherwise a gap would count
+    # as negative energy.
     covered_s = figure.coverage * duration_s
+    # Shared: all stages subtract the same idle power, so its error adds up over stages and cancels
+    # in their difference.
     error = ErrorComponent(name="idle", joules=(idle.half_width_w * covered_s,), shared=True)
     above = figure.model_copy(update={"energy_j": figure.energy_j - idle.power_w * covered_s})
     return above.with_errors(error)
@@ -422,6 +427,8 @@ def _totals(attempts: list[AttemptData], frame: _Frame, stages: tuple[StageRecor
     parts = [(attempt, attempt.billed_windows) for attempt in attempts]
     durations = [seconds(windows) for _, windows in parts]
     energy = add_components([attempt.energy(windows) for attempt, windows in parts], durations)
+    # The total is computed from its own windows and not as the sum of the stages: the edges between
+    # adjacent stages cancel in it, so that its interval is smaller than that of the sum.
     energy = with_bounds_of(energy, [stage.energy for stage in stages if not stage.outside_totals])
     figure, best = energy.under_policy(frame.policy), energy.best(frame.policy)
     above_idle = _above_idle(figure, frame.idle_power, sum(durations))
@@ -453,6 +460,7 @@ def _lineage(
     made = dict.fromkeys(bill.key for bill in bills if bill.artifact.made_by == run_id)
     by_key = {ancestor.key: ancestor for ancestor in ancestry_of(bills)}
     for key in made:
+        # Setup and repeated work that were split from a stage belong to the artifact as well.
         own = [stage for stage in stages if (stage.part_of or stage.name) in by_key[key].stages]
         kinds = [_kind_of(name, stages) for name in by_key[key].stages]
         known = {"roles": tuple(k.role for k in kinds), "activities": tuple(k.activity for k in kinds)}

@@ -82,6 +82,8 @@ class RunAttempt:
         self._stop = stop
         self._progress = progress
         self._last_phase = last_phase
+        # Before anything is written: of two processes that were started on the same folder, one
+        # must not touch it.
         self._lock = hold(paths.folder)
         self._lock.on_taken_over = stop.refuse
         self._sidecars = ExitStack()
@@ -97,6 +99,8 @@ class RunAttempt:
         ranks join then, so that all hosts record their idle baselines at the same time.
         """
         demand_sensors(self._spec.energy)
+        # The record states the new process before the meter starts, so that a reader of a run
+        # killed from here on finds a dead process and derives `truncated`.
         mark_running(self._paths)
         facts = environment.snapshot()
         if command is not None:
@@ -108,11 +112,15 @@ class RunAttempt:
         self._start_trackers(self._paths.trace(host, attempt))
         restored = restore_limits(self._paths, host)
         limits = self._paths.power_limits(host, attempt)
+        # The limits in force are saved to the run folder before they change; after a SIGKILL of
+        # program and recorder the next attempt restores them from there.
         self._sidecars.enter_context(power_cap(self._spec.energy, limits))
         trace, events = self._paths.trace(host, attempt), self._paths.events(host, 0, attempt)
         meter = Meter(trace, events, self._spec.energy, limits)
         meter.start()
         known = {"method_version": METHOD_VERSION, "environment": environment.digests(facts)}
+        # Digests of the environment are part of the marks, so that `unpack --verify` can tell
+        # whether `environment.json` was edited afterwards.
         meter.event("run", edge="begin", **known)
         self._context = RunContext(
             self._paths, self._spec, meter, self._stop, attempt, self._progress, self._last_phase
@@ -151,12 +159,15 @@ class RunAttempt:
                 with suppress(EndedBySignal):  # the work is done; a signal only skips the baseline
                     idle(context, "idle.after", self._spec.energy.idle_after_s)
             context.report_tracker_problems()
+            # The end mark comes before the recorder's last reading, so that the trace covers it.
             context.meter.event("run", edge="end", status=status)
             context.close()
             context.meter.stop()
             if others is not None:
                 others(context)
         self._sidecars.close()
+        # A process that was suspended for more than `STALE_S` may wake up after another one has
+        # continued the run. Writing now would overwrite that one's record.
         if (taken_over := self._lock.taken_over) is not None:
             raise taken_over
         try:
@@ -235,6 +246,7 @@ def close_run(paths: RunPaths, status: Status, error: BaseException | None = Non
     record = assemble(paths, status, error_record(error) if error else None, resolve)
     write_json(paths.record, record)
     write_json(paths.summary, flat_summary(record))
+    # A resumed run may have other stages, and numbers are part of the file names.
     for old in paths.stages.glob("*.json"):
         old.unlink()
     for stage in record.stages:

@@ -118,6 +118,9 @@ class FolderLock:
         self._ended.set()
         self._thread.join(timeout=BEAT_S)  # a hanging file system must not block the exit
         _held.pop(self.folder, None)
+        # The order matters: lease first, then `.lock`, then the descriptor. Until the descriptor is
+        # closed no other process has the kernel lock, so none can see a folder without a lease but
+        # with a holder.
         if self.taken_over is None:
             with suppress(OSError):
                 _lease_path(self.folder, self._number).unlink(missing_ok=True)
@@ -241,9 +244,14 @@ def _acquire(folder: Path) -> FolderLock | None:
         locked = _try_lock(descriptor)
         if locked is False:
             raise FolderLocked(folder, newest_lease(folder)[1])
+        # Between our open and our lock the holder may have deleted the file, and a third process
+        # may have created and locked a new one: a lock on a deleted inode excludes no other
+        # process. Compared by device and inode.
         if not _is_file(descriptor, folder / LOCK):  # its holder has deleted it meanwhile
             os.close(descriptor)
             return None
+        # Read before the newest lease is judged: a lease that appears after this was created by a
+        # competitor.
         seen = _lease_numbers(folder)
         number, lease = newest_lease(folder)
         gone = not number or _is_dead(folder, lease, kernel_lock_free=bool(locked))
@@ -267,9 +275,13 @@ def _create_lease(folder: Path, number: int, seen: list[int]) -> Lease:
     lease = Lease(token=secrets.token_hex(8), host=host, boot_id=boot_id, pid=os.getpid(), since=since)
     path = _lease_path(folder, number)
     try:
+        # O_EXCL is atomic on local file systems and on NFS since version 3: of two nodes that both
+        # found the old holder dead, one creates the file and the other fails.
         _write_lease(path, lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         raise FolderLocked(folder, newest_lease(folder)[1]) from None
+    # A competitor may have judged an older listing and created a higher number. Both see the
+    # other's file here, and both step back; the retry decides.
     if set(_lease_numbers(folder)) - {*seen, number}:
         path.unlink(missing_ok=True)
         raise FolderLocked(folder, newest_lease(folder)[1])
@@ -297,6 +309,8 @@ def _is_stale(folder: Path, number: int, lease: Lease | None) -> bool:
     host = lease.host if lease else "another node"
     print(f"{folder.name} was in use on {host}: watching its heartbeat for up to {STALE_S:g} s", file=sys.stderr)
     began_s = time.monotonic()
+    # Only durations on this machine's monotonic clock: the clocks of two nodes may differ by
+    # minutes, and NTP may set either back.
     while max(_seen_s(lease), time.monotonic() - began_s) < STALE_S:
         time.sleep(_POLL_S)
         newest, current = newest_lease(folder)
@@ -312,6 +326,8 @@ def _write_lease(path: Path, lease: Lease, flags: int) -> None:
     """In a single write of constant size, so that readers never see a partial count."""
     descriptor = os.open(path, flags, 0o666)
     try:
+        # A write below a page to the same offsets replaces the old content in one step for readers
+        # on the same node, and the constant size leaves no tail of a longer earlier lease.
         os.write(descriptor, lease.model_dump_json().encode().ljust(_LEASE_BYTES - 1) + b"\n")
         if not _is_local(path.parent):
             os.fsync(descriptor)  # makes it visible to other nodes
@@ -328,6 +344,8 @@ def _try_lock(descriptor: int) -> bool | None:
     """True: locked; False: another process has it; None: the file system has no locks."""
     try:
         if sys.platform == "linux":
+            # Open file description locks belong to the open file and not to the process (fcntl(2)):
+            # a POSIX lock would be lost as soon as any library opens and closes the same file.
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
         else:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -350,6 +368,8 @@ def _is_locked(path: Path) -> bool | None:
         return None
     try:
         if sys.platform == "linux":
+            # F_OFD_GETLK only asks. Trying to lock instead would for a moment be a lock that
+            # another process sees.
             answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
             return int(struct.unpack_from("h", answer)[0]) != fcntl.F_UNLCK
         locked = _try_lock(descriptor)

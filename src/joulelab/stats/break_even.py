@@ -40,6 +40,9 @@ class Estimate:
     @classmethod
     def of_half_width(cls, value: float, half_width: float) -> Estimate:
         """From a sensor's 95 % half-width."""
+        # A sensor's half-width is 1.96 standard deviations by definition; it is a property of the
+        # sensor and not estimated from repeats, so it has no degrees of freedom to lose
+        # (`math.inf`).
         return cls(value, half_width / Z95)
 
     def __add__(self, other: Estimate) -> Estimate:
@@ -49,6 +52,7 @@ class Estimate:
         return self._combined(other, self.value - other.value)
 
     def _combined(self, other: Estimate, value: float) -> Estimate:
+        # Variances of independent estimates add, also for a difference.
         error = math.hypot(self.standard_error, other.standard_error)
         if math.isinf(error):
             return Estimate(value, error, 1)
@@ -90,9 +94,13 @@ def fieller_interval(numerator: Estimate, denominator: Estimate, covariance: flo
     If the denominator is not significantly different from 0, the set is unbounded: `high` is infinite and `low` is
     where its positive branch begins (0 if the data exclude no ratio).
     """
+    # The set of ratios r with |a - r b| <= t sqrt(s_a^2 - 2 r c + r^2 s_b^2). The delta method
+    # would give a symmetric interval around a / b, which is far too short where b is barely
+    # significant: exactly the case in which a break-even count is uncertain.
     value = numerator.value / denominator.value if denominator.value else math.inf
     if not denominator.interval.excludes(0.0) or math.isinf(numerator.standard_error):
         return Interval(value, max(0.0, _upper_branch(numerator, denominator, covariance)), math.inf)
+    # Both ends are iterated separately, because each has its own degrees of freedom.
     low, high = (_end(numerator, denominator, covariance, side, value) for side in (0, 1))
     return Interval(value, low, high)
 
@@ -128,6 +136,8 @@ def _upper_branch(a: Estimate, b: Estimate, covariance: float) -> float:
 
 
 def _quantile(a: Estimate, b: Estimate, ratio: float) -> float:
+    # The numerator of the test at ratio r is a - r b, whose variance is s_a^2 + r^2 s_b^2: at small
+    # r the degrees of freedom are those of a, at large r those of b.
     variances = [(a.standard_error**2, a.degrees), (ratio**2 * b.standard_error**2, b.degrees)]
     return t_quantile(0.975, welch_degrees(variances))
 
@@ -164,10 +174,13 @@ def break_even_tokens(extra_j: Estimate, reference_j_per_token: Estimate, studen
 
 def break_even(spent: Estimate, saved: Estimate, each: str) -> BreakEven:
     """How many times `saved` recovers `spent`; `each` names the item in the reason."""
+    # Significantly less was spent, not more: zero items recover it. Not if each item also costs
+    # more, because then the total grows with every item.
     if spent.interval.high <= 0 and saved.value >= 0:
         return BreakEven(spent, saved, 0.0, 0.0, 0.0, "no extra energy was spent")
     if math.isinf(saved.standard_error):
         return BreakEven(spent, saved, None, 0.0, math.inf, "one repeat has no variance")
+    # Significantly negative saving: no count recovers anything, also none beyond the data.
     if saved.interval.high < 0:
         return BreakEven(spent, saved, None, math.inf, math.inf, f"{each} uses more energy with it, not less")
     ratio = fieller_interval(spent, saved)

@@ -66,9 +66,16 @@ def accuracy_difference(baseline_SN: np.ndarray, method_SN: np.ndarray, paired: 
         for side_SN in [ours - base] if paired else [ours, base]:  # noqa: N806
             count = len(side_SN)
             run_terms.append((float(side_SN.mean(axis=1).var(ddof=1)) / count, count - 1))
+            # E[variance of item means over S runs] = sigma_item^2 + sigma_residual^2 / S. The
+            # second term is in the variance of the run means too; without the subtraction it would
+            # count twice.
             item_variance -= _residual_variance(side_SN) / count  # already in the variance of the run means
+    # A method-of-moments estimate of a variance can be negative where the items differ by chance
+    # alone; 0 is then its maximum-likelihood value.
     item_term = max(0.0, item_variance) / items
     half = _half_width(_ALPHA, run_terms, item_term)
+    # The larger of two p: the exact test over items, which needs no normal distribution, and the test that
+    # includes the seeds.
     p_value = max(p_items, _p_value(mean, run_terms, item_term)) if runs > 1 else p_items
     interval = _agreeing(Interval(mean, mean - half, mean + half), p_value)
     return PairedDifference(interval, p_value, items, int(np.count_nonzero(net_N)), runs)
@@ -79,6 +86,8 @@ def _residual_variance(side_SN: np.ndarray) -> float:  # noqa: N803
     runs, items = side_SN.shape
     if items < 2:
         return 0.0
+    # Two-way analysis of variance without replication: what remains after subtracting run and item
+    # means has (S - 1)(N - 1) degrees of freedom.
     residual = side_SN - side_SN.mean(axis=1, keepdims=True) - side_SN.mean(axis=0, keepdims=True) + side_SN.mean()
     return float((residual**2).sum() / ((runs - 1) * (items - 1)))
 
@@ -113,9 +122,12 @@ def _sign_flip_p(net_N: np.ndarray) -> float:  # noqa: N803
     weights = np.ones(1)
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         spread = np.zeros(2 * size * count + 1)
+        # k (2 B - c) takes the values -kc, -kc + 2k, ..., kc: every 2k-th cell of an array that
+        # starts at -kc.
         spread[:: 2 * size] = _half_binomial(count)
         weights = np.convolve(weights, spread)
     largest = len(weights) // 2
+    # Two-sided: all outcomes at least as far from 0 as the observed one, on both sides.
     beyond = np.abs(np.arange(-largest, largest + 1)) >= abs(int(net_N.sum()))
     return min(1.0, float(weights[beyond].sum()))
 
@@ -123,6 +135,8 @@ def _sign_flip_p(net_N: np.ndarray) -> float:  # noqa: N803
 def _half_binomial(count: int) -> np.ndarray:
     """Probabilities of Binomial(count, 1/2) for 0 to count."""
     k = np.arange(1, count + 1)
+    # log C(n, k) as a running sum of log((n + 1 - k) / k): the binomial coefficients of thousands
+    # of items overflow a double, their logarithms do not.
     logs = np.concatenate(([0.0], np.cumsum(np.log((count + 1 - k) / k)))) - count * math.log(2)
     return np.exp(logs)
 

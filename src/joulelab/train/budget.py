@@ -95,6 +95,8 @@ class Budget:
     def steps(self) -> int | None:
         """Total steps if steps or epochs are limited, else None."""
         config = self.config
+        # Rounded up: a budget of one epoch sees every sample, the last step also a few of the next
+        # epoch.
         by_epochs = config.epochs and math.ceil(
             config.epochs * self.micro_batches_per_epoch / self.micro_batches_per_step
         )
@@ -121,9 +123,14 @@ class Budget:
         if self.steps:
             fractions.append((position.step + 0.5) / self.steps)
         if limit := self.config.max_tokens:
+            # The middle of the step by tokens; its end is capped at the limit, because the last
+            # step may overshoot it.
             fractions.append((position.tokens + min(position.tokens + tokens, limit)) / 2 / limit)
         if self._needs_readings:
             reached = self._spent_fraction + (position.step + 0.5 - self._read_at_step) * self._per_step
+            # The extrapolation may pass 1 while the meter has not: at most half of the rest since
+            # the last reading, so that the schedule never reaches its end, a learning rate of 0,
+            # before the training does.
             fractions.append(min(max(reached, MIN_FRACTION), (1 + self._last_fraction_below_1) / 2))
         return min(1.0, max(fractions))
 
@@ -149,8 +156,12 @@ class Budget:
             (spent["time_s"], self.config.max_time_s),
             (spent["energy_j"], self.config.max_energy_j),
         )
+        # Never backward: a counter read a refresh earlier than before would make the learning rate
+        # rise again.
         fraction = max(self._spent_fraction, max(value / limit for value, limit in limits if limit))
         # More often towards the end, where every step counts, and at every step before the first estimate.
+        # At the mean rate so far. The overshoot is what is spent between two readings: at most a
+        # tenth of what was left at the first of them, or one step.
         left_s = spent["time_s"] * (1 - fraction) / fraction if fraction > 0 else 0.0
         self._read_every_s = min(READ_EVERY_S, READ_FRACTION_OF_REST * left_s)
         return fraction
@@ -180,6 +191,8 @@ class Budget:
             self._before_pause = None
             after = self._spent()
             for name in self._spent_before:
+                # Spent is (now - start) plus this offset, so a pause lowers the offset, which may
+                # become negative.
                 self._spent_before[name] -= after[name] - before[name]
 
     def state(self) -> dict[str, float]:
@@ -229,10 +242,12 @@ class EarlyStopping:
         return self.patience is not None and self.evaluations_since_best >= self.patience
 
     def state(self) -> dict[str, float]:
-        return {"best": self.best, "looks_since_best": self.evaluations_since_best}
+        return {"best": self.best, "evaluations_since_best": self.evaluations_since_best}
 
     def load_state(self, state: dict[str, float]) -> None:
-        self.best, self.evaluations_since_best = state["best"], int(state["looks_since_best"])
+        # checkpoints of earlier versions have the second key
+        since = state.get("evaluations_since_best", state.get("looks_since_best", 0))
+        self.best, self.evaluations_since_best = state["best"], int(since)
 
 
 _READING_TIMEOUT_S = 3.0

@@ -71,6 +71,8 @@ class CheckpointFolder:
         files = self._files()
         if not files:
             return None
+        # `weights_only` refuses pickled code. On the CPU first: loading to the device would hold
+        # the weights twice there.
         content = torch.load(files[-1], weights_only=True, map_location="cpu")
         model_state.trained.load_state_dict(content["state"]["trained"])
         model_state.optimizer.load_state_dict(content["state"]["optimizer"])
@@ -119,6 +121,9 @@ class CheckpointFolder:
         with temporary.open("wb") as file:
             torch.save({"position": asdict(position), "state": state}, file)
             file.flush()
+            # Before the rename: file systems may write the new name before the data, and after a
+            # power failure the complete-looking file would be empty (ext4's delayed allocation is
+            # the known case).
             os.fsync(file.fileno())
         temporary.replace(path)
         for old in self._files()[:-KEEP]:

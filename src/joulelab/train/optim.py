@@ -25,6 +25,8 @@ from joulelab.train.config import TrainingConfig
 def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -> torch.optim.Optimizer:
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
+        # Matrices decay, biases and norm gains (one dimension) do not: decay would pull a gain to 0
+        # and not to the identity. The usual split of GPT-2 and BERT trainings.
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
@@ -35,6 +37,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: TrainingConfig) -
         return torch.optim.SGD(
             groups, lr=rate, momentum=config.betas[0], foreach=True
         )  # fused SGD does not support DTensor shards
+    # Fused: one kernel for all parameters instead of several per tensor, the same arithmetic.
     return torch.optim.AdamW(groups, lr=rate, betas=config.betas, eps=config.eps, fused=True)
 
 
@@ -53,6 +56,9 @@ def float32_matmul_precision(precision: str) -> Iterator[None]:
     """Allow or forbid tf32 in fp32 matrix products and convolutions inside the block."""
     products, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     tf32 = precision != "fp32"
+    # "high" lets tensor cores round fp32 inputs to tf32 (10 bits of mantissa); sums stay in fp32.
+    # With bf16 autocast the remaining fp32 products gain speed and lose less than bf16 does
+    # elsewhere.
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     try:
@@ -64,6 +70,7 @@ def float32_matmul_precision(precision: str) -> Iterator[None]:
 
 def make_scaler(precision: str, device: torch.device, count: int) -> torch.amp.GradScaler:
     """Scales the loss so that fp16 gradients do not underflow; disabled for the other precisions."""
+    # A power of 2, so that scaling changes no mantissa bits.
     scale = _MEAN_LOSS_SCALE / 2 ** max(0, count.bit_length() - 1)
     return torch.amp.GradScaler(device.type, init_scale=scale, enabled=precision == "fp16")
 
@@ -89,6 +96,8 @@ def checkpoint_activations(model: nn.Module) -> int:
     """
     blocks = [block for block in repeated_blocks(model) if any(p.requires_grad for p in block.parameters())]
     for block in blocks:
+        # The non-reentrant variant works with frozen inputs, keyword arguments and torch.compile;
+        # the reentrant one silently drops gradients of blocks whose inputs need none.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return len(blocks)
 

@@ -41,6 +41,8 @@ class Ranks:
         """Each value summed over the ranks."""
         if self.world == 1:
             return list(values)
+        # float64 holds integers exactly up to 2^53: token counts of any training, which float32
+        # would round above 16.7 million.
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor)
         return [float(value) for value in tensor]
@@ -73,6 +75,8 @@ def init_ranks() -> Ranks:
         return Ranks()
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        # gloo for the counts, so that exchanging them neither launches a kernel nor waits for the
+        # device; nccl for gradients.
         dist.init_process_group(backend, timeout=TIMEOUT)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
     if torch.cuda.is_available():
@@ -98,12 +102,15 @@ def parallel_mode(config: TrainingConfig, ranks: Ranks) -> str:
 
 def wrap_ddp(model: nn.Module, device: torch.device) -> nn.Module:
     device_ids: Any = [device] if device.type == "cuda" else None
+    # Gradients are views into DDP's communication buckets: no copy, and one gradient's memory less.
     return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
 
 
 def set_gradient_sync(called: nn.Module, now: bool) -> None:
     """Synchronize gradients only for the last micro-batch of a step; call before its forward pass."""
     if isinstance(called, DistributedDataParallel):
+        # DDP reads this flag in the forward pass, where it decides whether the next backward pass
+        # communicates.
         called.require_backward_grad_sync = now
     elif hasattr(called, "set_requires_gradient_sync"):  # FSDP, whose class takes seconds to import
         called.set_requires_gradient_sync(now)  # type: ignore[operator]

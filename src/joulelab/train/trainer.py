@@ -202,6 +202,8 @@ class Trainer(ABC, Generic[B]):
                     self.backward(output)
                 self._running_loss.add(output)
                 count, samples, tokens = count + output.count, samples + batch.samples, tokens + batch.tokens
+            # After the backward passes are queued and before the optimizer needs the count: the
+            # exchange overlaps with the device's work.
             count, samples, tokens = self._sync_ranks(count, samples, tokens)
             self._set_learning_rate(tokens)
             with self.stats.phase("optimizer_step"):
@@ -226,6 +228,8 @@ class Trainer(ABC, Generic[B]):
         all ranks take the same decisions."""
         spent = self.budget.read(self.position) if self.ranks.is_first else 0.0
         stop = self._stop_request()
+        # One message for everything that ranks must agree on. Only the first rank reads clock and
+        # meter, so its value is the sum.
         sums = self.ranks.sum([count, samples, tokens, spent, stop is not None])
         self.budget.update(self.position, sums[3])
         if sums[4]:
@@ -401,6 +405,8 @@ class SimpleTrainer(Trainer[B]):
             self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self.trained.parameters() if p.grad is not None]
         if gradients:
+            # One kernel for all gradients. The factor may be a tensor on the device: clipping then
+            # needs no synchronization.
             torch._foreach_mul_(gradients, self._gradient_factor(gradients, self.ranks.world / max(1, count)))
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
@@ -413,6 +419,8 @@ class SimpleTrainer(Trainer[B]):
         """Sum to mean, times clipping by norm: one pass over the gradients does both."""
         if self.config.clip_norm is None:
             return sum_to_mean
+        # The norm is linear in the factor, so the norm of the mean's gradient is known before the
+        # gradients are scaled.
         norm = sum_to_mean * nn.utils.get_total_norm(gradients, foreach=True)
         return sum_to_mean * torch.clamp(self.config.clip_norm / (norm + _CLIP_EPS), max=1.0)
 
@@ -440,6 +448,8 @@ class RunningLoss:
 
     def add(self, output: ObjectiveOutput) -> None:
         for name, value in {"loss": output.loss_sum.detach(), **output.parts}.items():
+            # `clone` for the first one: with CUDA graphs the next step overwrites the memory of
+            # this output.
             self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
         self._count += output.count
 
@@ -473,6 +483,7 @@ def learning_rate_factor(schedule: str, fraction: float, warmup_share: float) ->
     rest = min(1.0, (fraction - warmup_share) / (1 - warmup_share))
     if schedule == "linear":
         return 1 - rest
+    # Half a cosine from 1 to 0 (Loshchilov and Hutter, 2017, without restarts).
     return 1.0 if schedule == "constant" else 0.5 * (1 + math.cos(math.pi * rest))
 
 
@@ -498,6 +509,7 @@ class Prefetcher(Generic[B]):
     def take(self, number: int) -> B:
         if self._pool is None:
             return self._batch(number).to(self._device)
+        # After a resume or a rewind the prepared batches are of another position.
         if not self._queue or self._queue[0][0] != number:
             self._drop()
         while len(self._queue) <= self._ahead:
@@ -533,6 +545,8 @@ class Prefetcher(Generic[B]):
             return _PreparedBatch(batch.to(self._device), None)
         pin = getattr(batch, "pin_memory", None)
         with torch.cuda.stream(self._stream):
+            # From page-locked memory the copy is asynchronous, in a stream of its own, and overlaps
+            # with the kernels of the current step.
             moved = (pin() if pin else batch).to(self._device)
             return _PreparedBatch(moved, self._stream.record_event())
 

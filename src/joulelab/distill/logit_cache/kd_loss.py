@@ -170,14 +170,22 @@ class CachedTargets:
 
 def sparse_targets(codec: Codec, fixed_NF: Tensor, records_RS: Tensor) -> SparseTargets:
     decoded = decode_targets(codec, fixed_NF, records_RS)
+    # A sampled token carries the probability that it represents (its share of the draws times the
+    # probability outside the top K), so E[sum w log q] = sum p log q: cross-entropy and gradient are
+    # unbiased for any number of draws, while a truncated top K is biased. The constant sum p log p of
+    # the KL is minus the teacher's exact entropy, which was stored before sampling.
     if decoded.entropy_N is not None:  # sampled: with the stored entropy the value of the KL is unbiased as well
         return SparseTargets(decoded.ids_NK, decoded.weights_NK, -decoded.entropy_N)
     assert decoded.rest_N is not None
     weights_NK, rest_N = decoded.weights_NK, decoded.rest_N
+    # Top-k probabilities divided by their sum: the student is pulled to put nothing on other
+    # tokens.
     if codec.tail == "renorm":
         weights_NK = weights_NK / weights_NK.sum(1, keepdim=True)
         return SparseTargets(decoded.ids_NK, weights_NK, _p_log_p(weights_NK).sum(1))
     if codec.tail == "ghost":
+        # All unlisted tokens count as one class with the probability that is left: a proper KL
+        # between two distributions over K + 1 classes.
         constant_N = _p_log_p(weights_NK).sum(1) + _p_log_p(rest_N)
         return SparseTargets(decoded.ids_NK, weights_NK, constant_N, ghost_N=rest_N)
     # gold: only the loss knows the label, so it adds the label's part of the constant
@@ -234,6 +242,8 @@ def sparse_chunk(
     scaled_CV = logits_CV if one_softmax else _shared_logits(logits_CV, vocabulary) / T
     norm_C1 = logits_CV.logsumexp(-1, keepdim=True)
     scaled_norm_C1 = norm_C1 if one_softmax else scaled_CV.logsumexp(-1, keepdim=True)
+    # `exp_` reuses the temporary: each pass over C x V numbers costs about a tenth of the product
+    # that made them.
     grad_CV = scale_in_place((scaled_CV - scaled_norm_C1).exp_(), kl + ce if one_softmax else kl)
     if not one_softmax:
         grad_CV = grad_CV + ce * (logits_CV - norm_C1).exp()
@@ -241,6 +251,8 @@ def sparse_chunk(
     listed_CK = torch.cat([teacher.ids_CK, labels.ids_C[:, None]], 1)
     logits_CK = logits_CV.gather(1, listed_CK)
     log_CK, scaled_log_CK = logits_CK - norm_C1, logits_CK / T - scaled_norm_C1
+    # The label may be among the teacher's tokens, and a sampled id may occur twice: an entry's
+    # target is the sum over all entries with the same id.
     same_CKK = listed_CK[:, :, None] == listed_CK[:, None, :]
     gold_C = torch.zeros_like(teacher.constant_C) if teacher.gold_C is None else teacher.gold_C
     teacher_CK = torch.cat([teacher.weights_CK, gold_C[:, None]], 1)
@@ -250,6 +262,8 @@ def sparse_chunk(
     grad_CK = grad_CK - torch.where(same_CKK, target_CK[:, None, :], 0.0).sum(-1)
 
     if teacher.ghost_C is not None:
+        # log of the student's probability outside the list, as a logsumexp over the other logits: 1
+        # - sum(q) would lose all digits where the listed tokens have nearly all of the mass.
         rest_CV = scaled_CV.scatter(1, teacher.ids_CK, -torch.inf)
         rest_norm_C1 = rest_CV.logsumexp(-1, keepdim=True)
         rest_norm_C1 = rest_norm_C1.masked_fill(rest_norm_C1.isneginf(), 0.0)  # no token left: avoid -inf minus -inf

@@ -120,6 +120,10 @@ def systematic_sample(weights_CV: Tensor, count: int, offsets_C: Tensor) -> Tens
     weights_CJb = padded_CV.reshape(len(padded_CV), -1, _BLOCK)
     cumulative_CJ = weights_CJb.sum(-1).double().cumsum(-1)
     steps_n = torch.arange(count, device=weights_CV.device, dtype=torch.float64)
+    # Systematic sampling (Madow, 1949): one random offset u and n equally spaced points (k + u) / n
+    # of the cumulative distribution. A token of probability p is drawn floor(np) or ceil(np) times
+    # with mean np, so the estimate is unbiased like that of independent draws, and each count
+    # varies by less than 1.
     points_Cn = (steps_n + offsets_C.double()[:, None]) / count * cumulative_CJ[:, -1:]
     block_Cn = torch.searchsorted(cumulative_CJ, points_Cn, right=True).clamp_(max=cumulative_CJ.shape[1] - 1)
     before_Cn = torch.where(block_Cn > 0, cumulative_CJ.gather(1, (block_Cn - 1).clamp_(min=0)), 0.0)
@@ -142,6 +146,8 @@ def teacher_probabilities(
     if not entropy:
         return share_CV, None
     # with p = exp(z - norm) the entropy is norm - sum p z, and the most likely token gives the norm
+    # logsumexp without another pass over the vocabulary: the largest logit minus the log of its
+    # probability.
     norm_C = scaled_CV.amax(-1) - share_CV.amax(-1).log()
     # a token with logit -inf adds nothing: 0 times a finite number
     return share_CV, norm_C - (share_CV * scaled_CV.clamp(min=_LOWEST_LOGIT)).sum(-1)
@@ -160,6 +166,8 @@ def select_targets(
     selected: SelectedTargets = {} if entropy_C is None else {"entropy": entropy_C}
     if codec.top:
         share_CK, top_CK = share_CV.topk(min(codec.top, vocabulary), -1)
+        # The top K are stored exactly and must not be drawn again; the samples represent the
+        # remainder only.
         share_CV = share_CV.scatter(1, top_CK, 0.0)
         selected |= {"rest": share_CV.sum(-1), "top": top_CK, "share": share_CK}
     if codec.draws:
@@ -170,6 +178,8 @@ def select_targets(
 def sampling_offsets(spans: Sequence[DocumentSpan], seed: int) -> NDArray[np.float64]:
     """One uniform number per target, from the document's key: the same in any order and with any number of writers."""
     offsets = [
+        # Philox is counter-based: a key gives the same numbers on every machine and in every order,
+        # and streams of different keys are independent (Salmon et al., 2011).
         np.random.Generator(np.random.Philox(key=[seed, int.from_bytes(span.key[:8], "little")])).random(span.targets)
         for span in spans
     ]
@@ -216,6 +226,8 @@ def encode_targets(
         # a vocabulary smaller than the codec's K is padded with tokens of probability 0
         missing = ((0, 0), (0, codec.top - selected["top"].shape[1]))
         ids_NK = np.pad(selected["top"].astype("<u4"), missing)
+        # 24 bits as a fraction of 2^24 - 1: an absolute error of 3e-8, that of float32 near 1, in
+        # three bytes.
         share_NK = np.pad(np.rint(selected["share"].astype(np.float64) * _PROBABILITY_ONE).astype("<u4"), missing)
         columns += [_bytes_of(selected["rest"].astype("<f4")[:, None]), _three_bytes(ids_NK), _three_bytes(share_NK)]
     return EncodedTargets(targets, np.concatenate(columns, axis=1), records_RS, counts_N)
@@ -228,6 +240,7 @@ def _records(drawn_Nn: NDArray[np.int64], record_bytes: int) -> tuple[NDArray[np
     begins_Nn &= drawn_Nn >= 0
     flat = np.flatnonzero(begins_Nn)
     ends = np.minimum(np.append(flat[1:], drawn_Nn.size), (flat // drawn_Nn.shape[1] + 1) * drawn_Nn.shape[1])
+    # Ids are ascending, so their differences are stored: small numbers compress better than ids.
     gaps = np.diff(drawn_Nn, axis=1, prepend=0).ravel()[flat]
     records = gaps | (ends - flat) << _ID_BITS[record_bytes]
     return begins_Nn.sum(1), np.ascontiguousarray(_bytes_of(records.astype("<u4")[:, None])[:, :record_bytes])

@@ -53,6 +53,8 @@ def margins(policy_P2: Tensor, reference_P2: Tensor) -> Tensor:
 
 
 def dpo_loss(margins_P: Tensor, beta: float) -> Tensor:
+    # -log sigmoid(beta (log-ratio of the chosen - log-ratio of the rejected)) (Rafailov et al.,
+    # 2023, eq. 7). logsigmoid and not log(sigmoid): for a margin of -1,000 the latter is log(0).
     return -F.logsigmoid(beta * margins_P).sum()
 
 
@@ -69,6 +71,8 @@ def preference_loss(
     Log-probabilities are sums over an answer's tokens. `length-normalized` is DPO over means per token: with sums a
     policy can gain by length alone. `ipo` uses means per token too, as TRL does; `ipo-sum` is the paper's sum.
     """
+    # Dividing policy and reference alike: the reference's sum over the same tokens has the same
+    # bias by length.
     if kind in _OVER_MEANS:
         policy_P2, reference_P2 = policy_P2 / tokens_P2, reference_P2 / tokens_P2
     margins_P = margins(policy_P2, reference_P2)
@@ -109,6 +113,9 @@ class TargetLogProbabilities:
 
 def score_chunk(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the targets, and the log-sum-exp of the logits."""
+    # In float32 whatever the products' type: bf16 has 8 bits, and log-probabilities of an answer
+    # are sums over hundreds of tokens. The norm is kept for the backward pass, so that softmax
+    # needs no second reduction.
     norm_C = torch.logsumexp(logits_CV.float(), -1)
     return logits_CV.gather(-1, targets_C[:, None]).squeeze(-1).float() - norm_C, norm_C
 
@@ -142,6 +149,8 @@ class _ChunkedLogProbabilities(torch.autograd.Function):
         with torch.autocast(features_ND.device.type, enabled=False):
             projection, cast_ND = padded_projection(weight_VD, None, call.dtype), features_ND.detach().to(call.dtype)
             logit_bytes = len(call.targets_N) * projection.weight_VD.shape[0] * projection.weight_VD.element_size()
+            # Kept logits save one matrix product of the size of the forward pass; beyond the limit
+            # memory is scarcer than time.
             keep = call.needs_grad and logit_bytes <= call.settings.kept_bytes
             logs, norms, kept = [features_ND.new_zeros(0, dtype=torch.float32)], [], []
             for rows in call.chunks():
@@ -164,6 +173,7 @@ class _ChunkedLogProbabilities(torch.autograd.Function):
             grad_ND = torch.empty_like(features_ND)
             grad_VD = torch.zeros_like(projection.weight_VD, dtype=torch.float32)
             for number, rows in enumerate(call.chunks()):
+                # Freed as soon as it is used, so that the peak is that of the forward pass.
                 logits_CV, ctx.kept[number] = ctx.kept[number], None
                 logits_CV = _logits(cast_ND[rows], projection) if logits_CV is None else logits_CV
                 targets_C, norm_C = call.targets_N[rows], ctx.norms[number]
@@ -238,6 +248,8 @@ def _attention_mask(model: nn.Module, visible_B1TT: Tensor) -> Tensor:
         return visible_B1TT
     if kind == "eager":
         added = torch.zeros_like(visible_B1TT, dtype=torch.float32)
+        # The lowest finite number and not -inf: a row that sees nothing (padding) would be softmax
+        # of -inf only, which is NaN.
         return added.masked_fill(~visible_B1TT, torch.finfo(torch.float32).min)
     raise ConfigError(
         f"attention '{kind}' does not accept the mask of a shared prompt", f"use sdpa or {_SEPARATE_ROWS}"

@@ -29,6 +29,8 @@ _TOP_CANDIDATES = 512
 def answer_random_numbers(settings: GenerationSettings, prompt_ids: Sequence[int], answer: int) -> NDArray[np.float64]:
     """Uniform in [0, 1), one per token of the answer."""
     text = f"{settings.seed}:{answer}:{','.join(map(str, prompt_ids))}"
+    # 128 bits of a hash seed PCG64 through numpy's SeedSequence, so that neighboring prompts and
+    # answers have independent streams. Python's own hash differs between processes.
     entropy = int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
     return np.random.default_rng(entropy).random(settings.max_new_tokens)
 
@@ -41,6 +43,7 @@ def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Te
 
 
 def _sample(own_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
+    # log p / T differs from logits / T by a constant per row, which the softmax removes.
     scores_RV = own_RV / settings.temperature
     few_will_do = settings.top_k <= _TOP_CANDIDATES if settings.top_k else settings.top_p < 1
     if not few_will_do or scores_RV.shape[-1] <= _TOP_CANDIDATES:
@@ -77,12 +80,15 @@ def _filtered_probabilities(scores_RK: Tensor, total_R: Tensor, settings: Genera
         chances_RK[:, settings.top_k :] = 0
         chances_RK = chances_RK / chances_RK.sum(-1, keepdim=True)
     # The token that crosses top_p is included, so that at least one remains (Holtzman et al., 2020).
+    # Cumulative probability before the token itself.
     outside_RK = chances_RK.cumsum(-1) - chances_RK >= settings.top_p
     return chances_RK.masked_fill(outside_RK, 0.0) if settings.top_p < 1 else chances_RK
 
 
 def _inverse_cdf(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
     summed_RK = inside_RK.cumsum(-1)
+    # Times the remaining mass instead of renormalizing all probabilities: the same token, one pass
+    # less.
     mark_R1 = numbers_R[:, None] * summed_RK[:, -1:]
     # If rounding puts the mark at the total, searchsorted would return an index after the last possible token.
     last_R1 = (summed_RK < summed_RK[:, -1:]).sum(-1, keepdim=True)

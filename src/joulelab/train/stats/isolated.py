@@ -104,6 +104,8 @@ def _on_part_end(trainer: Trainer[Any], ended: Callable[[str], None]) -> Iterato
 
 LOOPS = ("forward", "forward+backward", "forward+backward+optimizer_step", "step")
 """The loops of a round, after those of the parts of the forward pass."""
+# One refresh of NVML's counter: the last refresh that a window's energy uses still sees the same
+# load.
 LEAD_OUT_S = 0.1
 # Limit for all rounds together: long steps need fewer windows, because each is long already.
 MAX_ISOLATION_S = 180.0
@@ -169,6 +171,9 @@ class Isolation:
         seconds = {loop: self._seconds(loop) for loop in loops}
         windows = []
         for number in range(self._rounds(seconds)):
+            # ABBA: with a drift of d joules per window, loop k of n is off by k d in one round and
+            # by (n - 1 - k) d in the next. The mean is the same for all loops, so differences
+            # between loops have no drift.
             for loop in loops if number % 2 == 0 else loops[::-1]:
                 self._check_stop()
                 windows.append(self._window(loop, number, seconds[loop]))
@@ -186,6 +191,8 @@ class Isolation:
     def _seconds(self, loop: str) -> float:
         """Of one repetition; the mean over ranks, so that all ranks repeat equally often."""
         self._repeat(loop, 1)
+        # Two repetitions give the scale, enough of them for `settle_s` then the mean: the first
+        # ones may still allocate memory or raise the clocks.
         first_s = self._time_repetitions(loop, 2)
         better_s = self._time_repetitions(loop, self._times(self._plan.settle_s, first_s))
         ranks = self._trainer.ranks
@@ -205,11 +212,16 @@ class Isolation:
 
     def _rounds(self, seconds: dict[str, float]) -> int:
         extra_s = self._plan.settle_s + LEAD_OUT_S
+        # A window has at least one repetition, and so have lead-in and lead-out: three for a step
+        # longer than the window.
         round_s = sum(max(self._plan.window_s + extra_s, 3 * each_s) for each_s in seconds.values())
+        # At least two rounds, one in each order, or the drift would not cancel.
         return max(2, min(self._plan.rounds, int(MAX_ISOLATION_S / round_s)))
 
     def _window(self, loop: str, number: int, each_s: float) -> LoopWindow:
         repetitions = self._times(self._plan.window_s, each_s)
+        # The window is read after the previous loop's power has left the 20 ms samples and the
+        # clocks have settled to this loop's load.
         self._repeat(loop, self._times(self._plan.settle_s, each_s))
         self._wait()
         begin_ns = self._now_ns()
@@ -241,9 +253,14 @@ class Isolation:
                 trainer.backward(output)
             count += output.count
         if loop in LOOPS[2:]:
+            # The loss is divided by the count of all ranks, here as in training, so that the
+            # gradients have their usual size: fp16 scaling and gradient clipping take the same
+            # branches.
             trainer.optimizer_step(count * trainer.ranks.world)
             trainer.objective.after_step(trainer.model)
         else:
+            # Loops without an optimizer would otherwise add up gradients, which reads and writes
+            # memory that a step's first backward pass does not.
             trainer.optimizer.zero_grad(set_to_none=True)
 
     def _check_stop(self) -> None:
@@ -291,6 +308,8 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _save_tensor(tensor: Tensor) -> Undo:
+    # `copy=True`: on a CPU `.to("cpu")` returns the tensor itself, and the step would change the
+    # copy too.
     copy = _local(tensor.detach()).to("cpu", copy=True)
 
     def undo() -> None:
@@ -322,6 +341,8 @@ def _save_optimizer(optimizer: torch.optim.Optimizer) -> Undo:
 
     def undo() -> None:
         for group, kept, rate in zip(optimizer.param_groups, groups, rates, strict=True):
+            # A learning rate may be a tensor (capturable optimizers, CUDA graphs): the same tensor
+            # is refilled, because a captured graph reads its address.
             group.update(kept, lr=rate())
         for parameter in list(optimizer.state):
             if parameter not in state:  # created by a step that is undone

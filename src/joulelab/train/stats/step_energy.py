@@ -33,6 +33,7 @@ from joulelab.runs.record import EnergyByComponent, work_policy
 from joulelab.stats import mean_t
 
 # The recorder reads the driver's buffer every 0.5 to 2 s, and the buffer itself lags behind.
+# Buffer of 2.4 s read at least every 2 s, samples about 70 ms late (docs/measuring.md, H200).
 TRACE_LAG_NS = int(2.2 * NS)
 TRACE_TIMEOUT_S = 6.0
 NO_METER = missing("the training runs without a meter", "train inside a run: `joulelab train`")
@@ -135,6 +136,9 @@ class CleanWindows:
             return
         self._steps += 1
         self.touch()
+        # The next window begins where this one ends: the device is behind the host by about the
+        # same number of kernels at both edges, so the energy that one window lacks at its end it
+        # has gained at its start.
         if self._last_ns - self._begin_ns >= self._window_ns:
             end = self._last_ns
             self.interrupt()
@@ -153,6 +157,8 @@ class CleanWindows:
         self._begin_ns, self._steps = None, 0
 
     def _merge(self) -> None:
+        # Memory stays bounded for a training of any length: 64 windows of 5 s, then 32 of 10 s, and
+        # so on. Halving keeps windows equally long, so that they can be compared with each other.
         pairs = zip(self.windows[::2], self.windows[1::2], strict=False)
         odd = self.windows[-1:] if len(self.windows) % 2 else []
         self.windows = [*(_merge_windows(a, b) for a, b in pairs), *odd]
@@ -212,6 +218,9 @@ def energy_per_step(windows: Sequence[CleanWindow], read: Reader) -> StepEnergy:
         return StepEnergy(step=None, steps=steps, duration_s=duration_s, figure=figure)
     # The part of a window without readings is assumed to be like the rest.
     covered = max(figure.coverage, 1e-9)
+    # Two estimates of the same error: the meter's model of itself, and what the windows show. The
+    # larger one, because the model does not know how the training varies, and few windows may agree
+    # by chance.
     half_width_j = max((figure.half_width_j or 0.0) / steps, _spread(windows, read))
     per_step = PerStep(
         method="direct",
@@ -227,6 +236,7 @@ def _spread(windows: Sequence[CleanWindow], read: Reader) -> float:
     the variation of the training itself; 0 for fewer than three windows."""
     long = [window for window in windows if window.duration_s >= MIN_DURATION_S]
     figures = [(window, read(window.spans)) for window in long]
+    # A window with gaps would look like a step that uses less energy.
     values = [(figure.energy_j or 0.0) / window.steps for window, figure in figures if figure.coverage > 0.98]
     if len(values) < 3:
         return 0.0
@@ -247,6 +257,8 @@ def time_shares(step: PerStep, shares: Mapping[str, float]) -> dict[str, PerStep
 
 
 def within_intervals(a: PerStep, b: PerStep) -> bool:
+    # The difference of two independent figures has the standard deviation sqrt(s_a^2 + s_b^2);
+    # intervals may overlap where the difference is significant, so overlap is not the test.
     return abs(a.energy_j - b.energy_j) <= math.hypot(a.half_width_j, b.half_width_j)
 
 
@@ -298,6 +310,8 @@ class LongPhases:
         figure = read(windows)
         if figure.energy_j is None:
             return None
+        # Mean of one occurrence times the occurrences in a step: forward and backward run once per
+        # micro-batch, the optimizer once per step.
         scale = self._times_per_step[phase] / len(windows)
         return PerStep(
             method="direct",
