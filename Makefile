@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 COMPILED := $(VENV)/compiled
 
-.PHONY: demo test test-slow check lint types imports clean help
+.PHONY: demo test test-slow check lint types imports docs clean help
 
 help:
 	@echo "make demo       set up and run the demo: a measured comparison in about five minutes"
 	@echo "make test       set up and run the tests"
 	@echo "make test-slow  run the tests that take minutes: simulations and audits"
 	@echo "make check      run tests, lint, types and the import contract"
+	@echo "make docs       build the documentation site: site/index.html"
 	@echo "make clean      remove the virtual environment"
 
 demo: $(READY)
@@ -38,6 +39,11 @@ types: $(READY)
 
 imports: $(READY)
 	$(BIN)/lint-imports
+
+# Warnings are errors: a dead link, a missing anchor or a page that the navigation lacks fails the build.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 # Tests start hundreds of programs that import torch; with bytecode compiled in advance each starts seconds sooner, also
 # where writing bytecode is disabled. Files of other Python versions in some packages fail to compile and do not matter.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from tiny_reviews import settings, write_encoder, write_reviews
 pytestmark = pytest.mark.skipif(why_not_here() is not None, reason=why_not_here() or "")
 
 SCRIPTS = Path(__file__).parent.parent.parent / "scripts" / "slurm"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = ("--mem=1G", "--cpus-per-task=1", "--time=10")
 
 
@@ -110,3 +112,17 @@ def test_preprocess_and_distil_are_submitted_together_and_the_second_waits_for_t
     assert (record.status, record.spec["seed"]) == ("done", 3)
     assert record.spec["data"]["source"].startswith(str(lab.folder / "plain-tokens."))
     assert record.totals.gpu.energy_j > 0
+
+
+def test_the_example_of_the_documentation_measures_a_training(lab, desk):
+    """examples/train.sbatch, submitted from a copy of the examples."""
+    folder = shutil.copytree(EXAMPLES, lab.folder / "examples")
+    named = {**desk, "JOULELAB_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
+    done = lab.cluster.call("sbatch", "--wait", "train.sbatch", "--epochs", "1", env=named, cwd=folder)
+    log = "".join(path.read_text() for path in folder.glob("measure.*.log"))
+    assert done.returncode == 0, f"{done.stderr}\n{log}"
+    assert "test accuracy" in log
+    (result,) = folder.glob("measure.*.json")
+    (record,) = (folder / "runs").glob("*/run.json")
+    assert json.loads(record.read_text())["status"] == "done"
+    assert json.loads(result.read_text())["run_id"] == record.parent.name

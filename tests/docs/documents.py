@@ -15,7 +15,8 @@ def document(name: str) -> str:
 
 
 def all_documents() -> list[Path]:
-    return sorted([*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+    """Everything a reader may follow links in."""
+    return sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md"), *ROOT.glob("*.md")])
 
 
 def module_file(module: str) -> Path | None:

@@ -51,7 +51,9 @@ NAMES = re.compile(r"`[^`\n]*`")
 def texts() -> dict[str, str]:
     """Every text that a user may read, by where it is."""
     found = {}
-    for path in sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.yaml")]):
+    for path in sorted(
+        [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.*"), *PACKAGE.rglob("*.yaml")]
+    ):
         name = path.relative_to(ROOT).as_posix()
         if name not in EXEMPT:
             found[name] = NAMES.sub("", path.read_text())
