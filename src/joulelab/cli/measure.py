@@ -121,7 +121,7 @@ class _OnStderr:
 
     def finish(self) -> None: ...
 
-    def say(self, text: str) -> None:
+    def write(self, text: str) -> None:
         if not text.startswith("warning: "):  # warnings are part of the result, printed after the program's own output
             _print(f"joulelab: {text}")
 

@@ -292,13 +292,16 @@ ShardOption = Annotated[
 def read_phase(until: str | None, part: str | None = None) -> Phase | None:
     """The phase of `--until`, or of its former spelling `--part`."""
     from joulelab import lookup
-    from joulelab.runs.phases import PHASES
+    from joulelab.runs.phases import PHASES, RENAMED_PHASES
 
     if part is not None:
         if until is not None:
             raise UsageError("--part is the former name of --until", "give --until only")
         print(f"--part is now --until: use --until {part}", file=sys.stderr)
     name = until if part is None else part
+    if name in RENAMED_PHASES:
+        print(f"the phase {name} is now {RENAMED_PHASES[name]}", file=sys.stderr)
+        name = RENAMED_PHASES[name]
     found = next((phase for phase in PHASES if phase == name), None)
     if name is not None and found is None:
         raise lookup.unknown("phase", name, PHASES)
@@ -310,13 +313,14 @@ def read_shard(text: str | None, until: Phase | None, data_script: str | None) -
 
     if text is None:
         return None
+    shard = Shard.parse(text)
     if until != "teacher" and data_script is None:
         raise UsageError(
             f"--shard {text} does not select any work by itself",
             "add --until teacher (everything the experiment needs from its teacher), or --data-script logit_caching, "
             "synthetic_generation or preference_dataset (one step of it)",
         )
-    return Shard.parse(text)
+    return shard
 
 
 def prerun_experiment(experiment: str) -> str:

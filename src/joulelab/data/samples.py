@@ -103,21 +103,18 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def fetch(names: Iterable[str] | None = None, say: Callable[[str], None] | None = None) -> list[str]:
+def fetch(
+    names: Iterable[str] | None = None, write: Callable[[str], None] = lambda text: print(text, file=sys.stderr)
+) -> list[str]:
     """Install samples that are missing or have another version; returns the names of the installed ones."""
-    say = say or _say_on_stderr
     wanted = [find(name) for name in (names if names is not None else SAMPLES)]
     missing = [sample for sample in wanted if not _is_there(sample)]
     for sample in wanted:
         state = "installing" if sample in missing else "already installed"
-        say(f"{sample.name}: {sample.requirement}, {size_text(sample.size_bytes)}, {state}")
+        write(f"{sample.name}: {sample.requirement}, {size_text(sample.size_bytes)}, {state}")
     if missing:
         _install(missing)
     return [sample.name for sample in missing]
-
-
-def _say_on_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _installed_path(sample: Sample) -> Path | None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from joulelab import lookup
 from joulelab.errors import DependencyMissing
-from joulelab.runs.spec import LARGEST_SEED, Section
+from joulelab.runs.phases import RENAMED_PHASES, Phase
+from joulelab.runs.spec import LARGEST_SEED, Section, print_notice
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
-Phase = Literal["data", "teacher", "student"]
 Device = Literal["auto", "cpu", "cuda"]
 
 
@@ -23,8 +23,8 @@ class DistillSpec(TrainingRunSpec):
     A pipeline adds the sections `data`, `teacher`, `student`, `distill` and `training`.
     """
 
-    until: Phase = "student"
-    """Last phase of the run: `data`, `teacher` (with its cache) or `student`. Later runs reuse what this one made, with
+    until: Phase = "train"
+    """Last phase of the run: `data`, `teacher` (with its cache) or `train`. Later runs reuse what this one made, with
     its energy."""
     device: Device = "auto"
     """Device to compute on; auto uses a GPU if there is one."""
@@ -33,6 +33,14 @@ class DistillSpec(TrainingRunSpec):
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     """Packages without which no stage can run."""
+
+    @field_validator("until", mode="before")
+    @classmethod
+    def _current_phase(cls, value: Any) -> Any:
+        if not isinstance(value, str) or value not in RENAMED_PHASES:
+            return value
+        print_notice(f"until: {value} is now until: {RENAMED_PHASES[value]}")
+        return RENAMED_PHASES[value]
 
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:

@@ -112,7 +112,7 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
             return
         import_model_classes()
         teacher = recipe.teacher(data) if spec.has_teacher else None
-        if spec.until == "student" and run.includes("train"):
+        if spec.until == "train" and run.includes("train"):
             student = recipe.student(data, teacher)
             if run.includes("evaluate"):
                 recipe.evaluate(data, student, teacher)
@@ -241,7 +241,7 @@ class Runner(Generic[SpecT]):
         key = work.key(self.run)
         whole = self.run.find_artifact(key, work.opens)
         if whole is not None:
-            self.run.progress.say(f"{work.name}: already complete in {whole.bill.artifact.made_by}, nothing to shard")
+            self.run.progress.write(f"{work.name}: already complete in {whole.bill.artifact.made_by}, nothing to shard")
             return whole
         return self.run.artifact(
             f"{work.name}-{shard.name}",
@@ -270,7 +270,7 @@ class Runner(Generic[SpecT]):
             parts = self.run.find_shards(work.key(self.run), include_damaged=work.accepts_damaged_shards)
             if parts:
                 count = parts[0].bill.inputs["share"].partition("/")[2]
-                self.run.progress.say(f"{work.name}: found {len(parts)} of {count} shards (their energy is included)")
+                self.run.progress.write(f"{work.name}: found {len(parts)} of {count} shards (their energy is included)")
             self._work_on(work, ALL, folder, [part.folder for part in parts])
 
         return self.run.artifact(

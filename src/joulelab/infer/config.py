@@ -21,7 +21,7 @@ from joulelab.runs import environment
 from joulelab.runs.paths import read_json
 from joulelab.runs.spec import RunSpec
 from joulelab.zoo.norms.encoder_shapes import SHAPES, Norm
-from joulelab.zoo.registry import WorkloadRequest, find_model, is_file, require_packages
+from joulelab.zoo.registry import PUBLISHED, WorkloadRequest, find_model, is_file, require_packages
 
 
 def is_python_file(name: str) -> bool:
@@ -79,7 +79,6 @@ Mode = Literal["eager", "compiled", "cuda-graph", "reduce-overhead", "fastest"]
 GPU_MODES = ("cuda-graph", "reduce-overhead")
 IDLE_S = 5.0
 LIMIT_S = 60.0
-PUBLISHED = "published"
 _ONLY_FOR_GENERATION = ("prompt_tokens", "new_tokens")
 Kind = Literal["encoder", "zoo", "pretrained"]
 

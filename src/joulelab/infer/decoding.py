@@ -37,9 +37,8 @@ from joulelab.infer.timing import (
 )
 from joulelab.infer.workload import allocated_bytes, explain_out_of_memory, load_architecture, row_memory_bytes
 from joulelab.runs.context import RunContext
-from joulelab.train.devices import resolve_device
+from joulelab.train.devices import reset_peak_memory, resolve_device
 from joulelab.train.stats.step_energy import energy_reader
-from joulelab.train.zoo_pipeline import reset_peak_memory
 from joulelab.zoo.pretrained import import_transformers, seeded_init
 
 _BLOCK = 64
@@ -148,7 +147,7 @@ PARTS = ("prefill", "decode", "infer")
 def run_generation(run: RunContext, spec: InferSpec) -> None:
     device = resolve_device(spec.device, run)
     with run.stage(PREPARE, role="setup", activity="load"):
-        run.progress.say(f"loading {spec.model}")
+        run.progress.write(f"loading {spec.model}")
         model: Any = load_architecture(spec.model)
         if not model.can_generate() or model.config.is_encoder_decoder:
             raise ConfigError(f"{spec.model} is not a causal language model", "use one such as sample:smollm2")
@@ -195,7 +194,7 @@ class _GenerationPhase:
 def _measure(run: RunContext, spec: InferSpec, model: Any, case: Case, device: torch.device) -> list[_GenerationPhase]:
     ready = run.stage(PREPARE, again=True, role="setup", activity="load")
     with ready, inference_context(case.dtype), explain_out_of_memory(case, device):
-        run.progress.say(f"preparing {case.stage.removeprefix('infer.')}")
+        run.progress.write(f"preparing {case.stage.removeprefix('infer.')}")
         cast_model(model, case.dtype)
         gc.collect()  # frees the last row's cache, which its captured step references in a cycle
         before = allocated_bytes(device)

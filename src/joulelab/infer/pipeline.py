@@ -39,9 +39,8 @@ from joulelab.infer.workload import (
     row_memory_bytes,
 )
 from joulelab.runs.context import RunContext
-from joulelab.train.devices import resolve_device
+from joulelab.train.devices import reset_peak_memory, resolve_device
 from joulelab.train.stats.step_energy import energy_reader
-from joulelab.train.zoo_pipeline import reset_peak_memory
 
 PREPARE = "model.prepare"
 TRACKER = "inference"
@@ -101,7 +100,7 @@ class _InferencePipeline:
     def prepare(self, case: Case) -> _Row:
         ready = self.run.stage(PREPARE, again=True, role="setup", activity="load")
         with ready, explain_out_of_memory(case, self.device):
-            self.run.progress.say(f"preparing {case.stage.removeprefix('infer.')}")
+            self.run.progress.write(f"preparing {case.stage.removeprefix('infer.')}")
             require_memory(case, self.device, lambda: self.models.workload(replace(case, batch_size=1)))
             workload = self.models.workload(case)
             if workload.item == "image":  # for a folder or hub id, known only after loading
@@ -125,7 +124,7 @@ class _InferencePipeline:
             workload.inputs,
             case.dtype,
             self.device,
-            lambda found: self.run.progress.say(f"tried {found}"),
+            lambda found: self.run.progress.write(f"tried {found}"),
             self.spec.tune,
         )
         values = {"chosen": recipe.describe(), "tried": [str(found) for found in tried]}

@@ -24,8 +24,7 @@ from joulelab.data.batches import TensorBatch
 from joulelab.errors import ConfigError, JoulelabError, OutOfMemory
 from joulelab.infer.config import Case, InferSpec, require_positions
 from joulelab.infer.recipes import cast_inputs, cast_model
-from joulelab.train.devices import is_out_of_memory
-from joulelab.train.zoo_pipeline import peak_memory_bytes
+from joulelab.train.devices import is_out_of_memory, peak_memory_bytes
 from joulelab.units import size_text
 from joulelab.zoo.cost import FlopCounter
 from joulelab.zoo.norms.encoder_shapes import SHAPES

@@ -27,17 +27,12 @@ from joulelab.meter.curve import (
     sample_curve,
 )
 from joulelab.meter.figures import Method
+from joulelab.meter.sensors import counter_rise, largest_rise_w
 from joulelab.meter.trace import SUFFIX, Chunks, read_lines, read_rare_lines, read_readings, where_now
 
 Array = NDArray[Any]
-# A decrease is a wrap unless that needed this many times the power that `max_gap_s` was computed with.
-WRAP_MARGIN = 100.0
 SET_BACK = "the energy counter was set back"
 JUMPED = "the energy counter jumped by more than the device can draw"
-# A rise that needs this many times the device's limit is a jump: cards overshoot their limit by 30 % for milliseconds.
-JUMP_FACTOR = 3.0
-# No single device on sale in 2026 draws as much; for devices that do not report their limit.
-ANY_DEVICE_W = 3000.0
 # The time of a reading that took longer is unknown; the next reading replaces it.
 SLOW_READ_S = 0.05
 # A gap in which a wrap could be missed is still used if the wrap would need this many times the highest power seen.
@@ -104,10 +99,10 @@ class DeviceSeries:
 
     def _jumped(self, steps_s: Array, steps_j: Array) -> Array:
         """A rise that the device cannot have drawn. The estimate has no counter that could jump."""
-        most_w = JUMP_FACTOR * self.limit_w if self.limit_w else ANY_DEVICE_W
         # Plus one refresh: two readings 10 ms apart may be on both sides of a refresh, and differ
         # by the energy of 100 ms.
-        jumped: Array = (steps_j > most_w * (steps_s + self.refresh_s)) & (self.component != "cpu_estimate")
+        most_j = largest_rise_w(self.limit_w) * (steps_s + self.refresh_s)
+        jumped: Array = (steps_j > most_j) & (self.component != "cpu_estimate")
         return jumped
 
     @property
@@ -366,17 +361,11 @@ def _arrays(rows: list[tuple[int, float]]) -> tuple[Array, Array]:
 
 
 def unwrap(counter_ns: Array, counter_j: Array, wrap_j: float, max_gap_s: float | None = None) -> Array:
-    """The counter without wraps. A decrease is one wrap, because it is read far more often than it can wrap.
-
-    Within `max_gap_s` it can advance by half its range at most. A decrease that would need a far larger rise is not a
-    wrap: the counter was set back, and the decrease stays.
-    """
-    steps_s, steps_j = np.diff(counter_ns) / NS, np.diff(counter_j)
-    # `max_gap_s` was chosen so that the device can count at most wrap_j / 2 in it: the fastest
-    # possible rise is wrap_j / 2 / max_gap_s watts.
-    most_j = WRAP_MARGIN * steps_s * wrap_j / 2 / max_gap_s if max_gap_s else wrap_j
-    wrapped = (steps_j < 0) & (steps_j + wrap_j <= most_j)
+    """The counter without wraps; where it was set back, the decrease stays."""
+    steps_s = np.diff(counter_ns) / NS
     wraps_j: Array = np.zeros(len(counter_j))
-    wraps_j[1:] = np.cumsum(np.where(wrapped, wrap_j, 0.0))
-    unwrapped: Array = counter_j + wraps_j
+    for k in np.flatnonzero(np.diff(counter_j) < 0):
+        if counter_rise(counter_j[k], counter_j[k + 1], steps_s[k], wrap_j, max_gap_s) is not None:
+            wraps_j[k + 1] = wrap_j
+    unwrapped: Array = counter_j + np.cumsum(wraps_j)
     return unwrapped

@@ -44,6 +44,8 @@ class Part:
     kind: PartKind = "work"
     kinds: tuple[StageKind, ...] = ()
     """Role and activity of its stages."""
+    is_repeat: bool = False
+    """One run of a measured program; all of them are the same work and have the same name."""
 
     @property
     def makes_the_teacher(self) -> bool:
@@ -90,8 +92,9 @@ def _own_part(stage: StageRecord, key: str | None) -> Part:
     kind: PartKind = "repeated" if stage.repeated else "setup" if stage.role == "setup" else "work"
     kinds = (StageKind(stage.role, stage.activity),)
     figures = stage.best, _scopes(stage.energy, stage.best)
-    name = stage.name if stage.repeat is None else RUN  # all runs of a program are the same work
-    return Part(name, (name,), False, stage.role == "teacher", *figures, key, kind, kinds)
+    is_repeat = stage.repeat is not None
+    name = RUN if is_repeat else stage.name
+    return Part(name, (name,), False, stage.role == "teacher", *figures, key, kind, kinds, is_repeat)
 
 
 def _ancestor_parts(ancestor: Ancestor, policy: str) -> list[Part]:

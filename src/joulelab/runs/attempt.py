@@ -180,7 +180,7 @@ class RunAttempt:
                 mark_failed(self._paths, failure)
             raise failure from error or write_error
         for text in compact_run(self._paths, context.attempt if context else 0).kept:
-            self._progress.say(f"Trace not compacted: {text}")
+            self._progress.write(f"Trace not compacted: {text}")
         return record
 
     def _start_trackers(self, trace: Path) -> None:
@@ -196,7 +196,7 @@ class RunAttempt:
         trackers.end(record)
         problems = trackers.problems()
         for text in problems:
-            self._progress.say(f"warning: {text}")
+            self._progress.write(f"warning: {text}")
         if problems:
             record = record.with_notes(Note(level="warning", text=text) for text in problems)
             write_json(self._paths.record, record)

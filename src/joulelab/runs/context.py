@@ -54,7 +54,7 @@ class Progress(Protocol):
     def finish(self) -> None:
         """The stage has ended; no stage may follow for a while."""
 
-    def say(self, text: str) -> None: ...
+    def write(self, text: str) -> None: ...
 
 
 class SilentProgress:
@@ -64,7 +64,7 @@ class SilentProgress:
 
     def finish(self) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def write(self, text: str) -> None: ...
 
 
 class Trackers(Protocol):
@@ -304,7 +304,7 @@ class RunContext:
             self._report_changed_key(name, key)
             artifact = self._make(name, kind, key, dict(inputs), parents, make)
         elif artifact.reused and key not in self._reported:
-            self.progress.say(f"Reusing {name} from {artifact.bill.artifact.made_by} (its energy is included)")
+            self.progress.write(f"Reusing {name} from {artifact.bill.artifact.made_by} (its energy is included)")
             self._reported.add(key)
         self.meter.event("artifact", name=name, bill=artifact.bill.model_dump(mode="json"))
         return artifact
@@ -349,7 +349,7 @@ class RunContext:
         """Explain why a resumed run does not reuse what an earlier attempt made."""
         bill = read_bill(self.paths.artifacts / name)
         if bill is not None and bill.key != key:
-            self.progress.say(f"Making {name} again: the code or its inputs have changed since")
+            self.progress.write(f"Making {name} again: the code or its inputs have changed since")
 
     def _is_intact(self, artifact: Artifact, opens: Opens | None = None) -> bool:
         damage = find_damage(artifact.folder, opens)
@@ -427,7 +427,7 @@ class RunContext:
 
     def warn(self, text: str) -> None:
         self.meter.event("warning", text=text)
-        self.progress.say(f"warning: {text}")
+        self.progress.write(f"warning: {text}")
 
     def close(self) -> None:
         self._metrics.close()

@@ -182,7 +182,7 @@ def _execute_members(paths: GroupPaths, progress: Progress, run_member: RunMembe
             raise FolderLocked(run.folder, newest_lease(run.folder)[1])
         if run is None:
             group, run = _with_run(paths, group, number)
-        progress.say(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
+        progress.write(f"[{number + 1}/{len(group.members)}] {member.label}, seed {member.seed}")
         records.append(run_here(run))
     return records
 

@@ -20,8 +20,9 @@ from typing import Literal
 from joulelab.errors import ConfigError
 
 Phase = Literal["data", "teacher", "train"]
-"""The last phase of an attempt, as a user chooses it."""
+"""The last phase of a run (setting `until`) or of an attempt (option `--until`), as a user chooses it."""
 PHASES: tuple[Phase, ...] = ("data", "teacher", "train")
+RENAMED_PHASES = {"student": "train"}
 _ORDER = (*PHASES, "evaluate")
 
 

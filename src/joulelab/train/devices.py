@@ -1,8 +1,9 @@
-"""Devices: resolve the setting, recognize out-of-memory errors, peak FLOP/s of known GPUs."""
+"""Devices: resolve the setting, recognize out-of-memory errors, peak memory, peak FLOP/s of known GPUs."""
 
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Mapping
 
 import torch
@@ -96,3 +97,15 @@ def peak_flops(gpu_name: str, precision: str) -> float | None:
             figure = figures.get(precision)
             return None if figure is None else figure * _TERA
     return None
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak of allocated tensors on a GPU since `reset_peak_memory`; on a CPU the peak resident size of the process."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB

@@ -104,7 +104,7 @@ class _Session:
         run.result(f"{job.stage}.steps", Result(value=float(trainer.position.step)))
         self.checkpoints.clear()
         if tracker_report:
-            run.progress.say(tracker_report)
+            run.progress.write(tracker_report)
         return TrainingOutcome(loss, trainer.position, tracker_report)
 
     def _budget_paused(self) -> AbstractContextManager[object]:
@@ -164,7 +164,7 @@ class _Session:
             meter=self.run.meter,
             stage=self.job.stage,
             aside=lambda name: self._other_stage(name, "setup", "profile"),
-            say=self.run.progress.say,
+            write=self.run.progress.write,
             result=self._record_tracker_result,
         )
 
@@ -186,7 +186,7 @@ class _Session:
             return
         name = f"{self.job.stage}.budget_overshoot_j"
         self.run.result(name, Result(value=over_j))
-        self.run.progress.say(
+        self.run.progress.write(
             f"{self.job.stage}: the budget of {energy_text(limit_j)} was exceeded by about {energy_text(over_j)} "
             f"({100 * over_j / limit_j:.0f} %) by the live reading: training stops after a whole step. The energy in "
             "the record is computed from the complete trace and may differ"

@@ -16,6 +16,7 @@ from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, Usage
 from joulelab.runs import environment
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
+    PUBLISHED,
     SYNTHETIC,
     WorkloadRequest,
     ZooEntry,
@@ -25,7 +26,6 @@ from joulelab.zoo.registry import (
     require_packages,
 )
 
-PUBLISHED = "published"
 BUDGETS = ("max_steps", "max_tokens", "max_time_s", "max_energy_j", "replay_budget_of")
 METRIC_LINES = 10
 

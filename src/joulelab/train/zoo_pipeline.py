@@ -5,7 +5,6 @@ Preparation and evaluation are billed to separate stages, so that `model.train` 
 
 from __future__ import annotations
 
-import resource
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -25,15 +24,15 @@ from joulelab.meter.trace import read_lines
 from joulelab.runs.artifacts import Bill
 from joulelab.runs.context import RunContext
 from joulelab.runs.record import Result
-from joulelab.train.devices import peak_flops, resolve_device
+from joulelab.train.devices import peak_flops, peak_memory_bytes, reset_peak_memory, resolve_device
 from joulelab.train.optim import autocast
 from joulelab.train.parallel import Ranks, process_group
 from joulelab.train.training_session import TrainingJob, train_in_run
-from joulelab.train.zoo_config import PUBLISHED, TrainSpec
+from joulelab.train.zoo_config import TrainSpec
 from joulelab.zoo.cost import ModelCost, model_cost
 from joulelab.zoo.objective import Workload, count_parameters, prepare
 from joulelab.zoo.pretrained import load_weights, save_weights
-from joulelab.zoo.registry import SYNTHETIC, is_file
+from joulelab.zoo.registry import PUBLISHED, SYNTHETIC, is_file
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,6 @@ def matmul_precision(model: nn.Module, precision: str) -> str:
     kept = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     largest = max(model.parameters(), key=lambda parameter: parameter.numel())
     return kept.get(largest.dtype, precision)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak of allocated tensors on a GPU since `start_memory_peak`; on a CPU the peak resident size of the process."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # ru_maxrss is in KiB
 
 
 Tick = Callable[[Any], None]
@@ -153,7 +140,7 @@ class _TrainPipeline:
             for module in (workload.model, *workload.objective.modules().values()):
                 module.to(self.device)
         for note in workload.notes:
-            self.run.progress.say(note)
+            self.run.progress.write(note)
         return workload
 
     def train(self) -> None:

@@ -19,7 +19,7 @@ class Listening(SilentProgress):
     def __init__(self):
         self.said = []
 
-    def say(self, text):
+    def write(self, text):
         self.said.append(text)
 
 

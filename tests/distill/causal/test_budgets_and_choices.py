@@ -78,7 +78,7 @@ def test_everything_subtracted_from_a_budget_is_reported_and_the_hint_fits_the_l
     said = []
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
     spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
-    run, runner = SimpleNamespace(progress=SimpleNamespace(say=said.append)), SimpleNamespace(report=print)
+    run, runner = SimpleNamespace(progress=SimpleNamespace(write=said.append)), SimpleNamespace(report=print)
     context = SimpleNamespace(spec=spec, run=run, runner=runner)
     students._report_budget(context, students.RemainingBudget(None, 2.5), 4.75, 4.75, 10)
     assert said == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
@@ -247,7 +247,7 @@ def test_budgets_are_parsed_with_their_unit_and_set_where_the_pipeline_has_them(
         (["until=preferences", "generation.answer.n=1"], "a pair needs two answers"),
         (["preferences.rubric=' '"], "what makes an answer good"),
         (["teacher.server=localhost:8000"], "not the address of a server"),
-        (["teacher.server=http://x/v1"], "kd until=student needs none"),
+        (["teacher.server=http://x/v1"], "kd until=train needs none"),
         (["pipeline=dpo", "teacher.server=http://x/v1", "preferences.candidates_from=start"], "needs none"),
         (["student.layers=[0, 1]"], "name layers and size; unset .* student.size=null"),
         (["student.size=null", "student.layers=[]"], "layers is empty"),
@@ -313,7 +313,7 @@ def test_progress_after_a_stage_line_was_printed_is_not_an_error(progress, capsy
         watching.advance(1)
         watching.stage("student.train", 3)
         watching.advance(2, "loss 1 by step 2")
-        watching.say("something else")
+        watching.write("something else")
         watching.advance(3, "loss 1 by step 3")
     assert "by step 2" in capsys.readouterr().err
 

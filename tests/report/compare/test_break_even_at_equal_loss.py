@@ -40,7 +40,9 @@ def comparison(made, tmp_path: Path):
                 "student.clm_loss": Result(value=course[STEPS], lower_is_better=True),
                 "student.train.steps": Result(value=STEPS),
             }
-            records.append(record.model_copy(update={"results": results}))
+            (validation,) = made.stages_of([made.Part("student.validate", 1.0, 0.0)], measured=True)
+            later = validation.model_copy(update={"number": len(record.stages) + 1})
+            records.append(record.model_copy(update={"results": results, "stages": (*record.stages, later)}))
     made.write_group(tmp_path, records, True)
     for record in records:
         lines = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from joulelab.report.compare.break_even_report import serving_costs
+from joulelab.report.compare.break_even_report import LossCurve, serving_costs
 from joulelab.report.compare.method_rows import compared_runs, training_stage
 from joulelab.report.energy_sums import all_parts
 from joulelab.report.figures.chart_base import is_overhead
-from joulelab.runs.record import RunRecord
+from joulelab.report.tables.training_table import training_grids
+from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import Result, RunRecord
 
 OWN_NAMES = {"student.train": "fit", "student.evaluate": "score it", "run.overhead": "rest"}
 
@@ -38,6 +40,34 @@ def test_an_evaluation_under_any_name_gives_the_serving_cost(made, tmp_path) -> 
     assert serving_costs(run).stage.name == "student.evaluate"
     assert serving_costs(other).stage.name == "score it"
     assert serving_costs(other).j_per_item == serving_costs(run).j_per_item
+
+
+def test_a_loss_curve_is_read_from_the_last_training_under_any_name(made, tmp_path) -> None:
+    """SFT for 5 J and its validation for 1 J come before the 7 J of the last training."""
+    parts = [("start", 5.0), ("check the start", 1.0), ("fit", 7.0), ("check the fit", 2.0)]
+    made_stages = made.stages_of([made.Part(name, 1.0, joules) for name, joules in parts], True)
+    stages = [
+        stage.model_copy(update={"role": "student", "activity": activity})
+        for stage, activity in zip(made_stages, ["train", "validate"] * 2, strict=True)
+    ]
+    record = made.demo_records()[-1].model_copy(
+        update={"stages": tuple(stages), "lineage": (), "made": (), "results": {"fit.steps": Result(value=10.0)}}
+    )
+    lines = [("check the start", 5, 9.0), ("check the fit", 5, 3.0), ("check the fit", 10, 2.0)]
+    RunPaths(tmp_path).metrics.write_text(
+        "".join(f'{{"stage": "{name}", "step": {step}, "held_out_loss": {loss}}}\n' for name, step, loss in lines)
+    )
+    (run,) = compared_runs(record, tmp_path, None)
+    curve = LossCurve.of(run)
+    assert (curve.shares, curve.losses) == ((0.5, 1.0), (3.0, 2.0))
+    assert (curve.before_j, curve.train_j) == (stages[0].best.energy_j + stages[1].best.energy_j, 7.0)
+
+
+def test_a_zoo_training_under_any_name_has_its_table(made) -> None:
+    record = made.demo_records()[-1]
+    trained = renamed(record).model_copy(update={"spec": {**record.spec, "pipeline": "train"}})
+    assert [grid.caption for grid in training_grids(trained)] == ["Training"]
+    assert training_grids(renamed(record)) == []
 
 
 def test_a_stage_name_with_a_plus_is_one_stage(made) -> None:

@@ -39,7 +39,7 @@ def member_of(made: Any, batch_size: int, seed: int, seconds: float, joules: flo
         "model.parameters": 25_557_032, "model.forward_flops_per_item": 8.2e9, "model.evaluate.loss": 2.3,
         "model.training_flops_per_item": 24.5e9,
     }  # fmt: skip
-    spec = {**record.spec, "training": {"batch_size": batch_size}}
+    spec = {**record.spec, "pipeline": "train", "training": {"batch_size": batch_size}}
     return record.model_copy(
         update={
             "spec": spec,

@@ -26,7 +26,7 @@ from joulelab.runs.phases import Shard
 from joulelab.runs.spec import RunSpec, Section, check
 from joulelab.train.config import TrainingConfig
 
-Until = Literal["data", "logits", "generation", "preferences", "teacher", "student"]
+Until = Literal["data", "logits", "generation", "preferences", "teacher", "train"]
 TEACHER_PHASES = {"kd": "logits", "synthetic": "generation", "dpo": "preferences"}
 """What a pipeline needs of its teacher."""
 
@@ -359,9 +359,9 @@ class CausalSpec(LanguageModelSpec):
     """How the SFT student that dpo and self start from is trained; null: as `training` says."""
     quality: Quality = Quality()
     """Evaluation after training."""
-    until: Until = "student"  # type: ignore[assignment]
+    until: Until = "train"  # type: ignore[assignment]
     """Last phase of the run: tokenized `data`; the teacher's `logits`, its answers (`generation`) or `preferences`; all
-    that the pipeline needs of its `teacher`; or the `student`. Later runs reuse what this one made, with its energy."""
+    that the pipeline needs of its `teacher`; or all (`train`). Later runs reuse what this one made, with its energy."""
     shard: str | None = None
     """Do only this shard of the teacher's work, counted from 0: `2/8` (`--shard 2/8`). The tasks are independent, and a
     later run joins their results. Used with until logits, generation, preferences or teacher."""
@@ -378,7 +378,7 @@ class CausalSpec(LanguageModelSpec):
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:
         """The trainings of this run, each with the run's energy budget as its limit."""
-        if self.until != "student":
+        if self.until != "train":
             return ()
         used = (self.training, self.start) if self.pipeline in ("dpo", "self") else (self.training,)
         limit = {"max_energy_j": self.budget.energy_j}
@@ -398,7 +398,7 @@ class CausalSpec(LanguageModelSpec):
     @property
     def teacher_phase(self) -> str | None:
         """The phase that the teacher's work of this run ends with."""
-        return TEACHER_PHASES.get(self.pipeline) if self.until in ("teacher", "student") else self.until
+        return TEACHER_PHASES.get(self.pipeline) if self.until in ("teacher", "train") else self.until
 
     @property
     def teacher_judges(self) -> bool:
@@ -431,7 +431,7 @@ class CausalSpec(LanguageModelSpec):
         return (self.training, *([self.start] if self.start else []))
 
     def _contradictions(self) -> tuple[tuple[bool, str], ...]:
-        data, answer, complete = self.data, self.generation.answer, self.until in ("teacher", "student")
+        data, answer, complete = self.data, self.generation.answer, self.until in ("teacher", "train")
         return (
             (
                 data.max_tokens > data.row_length,
@@ -467,8 +467,8 @@ class CausalSpec(LanguageModelSpec):
         except JoulelabError as error:
             raise ValueError(f"shard: {error.message}; {error.hint}") from None
         reason = why_not_sharded(self)
-        if reason is None and self.until == "student":
-            reason = f"shard {shard} is part of one phase, and until=student runs all of them; set until=teacher"
+        if reason is None and self.until == "train":
+            reason = f"shard {shard} is part of one phase, and until=train runs all of them; set until=teacher"
         if reason is not None:
             raise ValueError(reason)
 
@@ -512,7 +512,7 @@ def why_not_sharded(spec: CausalSpec) -> str | None:
 
 def teacher_shard(spec: CausalSpec, shard: Shard) -> dict[str, Any]:
     """Settings of the run that does this shard: of the phase that `until` names, or of all the teacher's work."""
-    complete = spec.until == "student"
+    complete = spec.until == "train"
     name = f"{spec.name}-teacher" if complete else spec.name
     return {
         **spec.model_dump(mode="json"),

@@ -223,7 +223,7 @@ def _report_pairs(context: CausalContext, pairs: Artifact, answers: Artifact, sc
         context.run.energy_result("preferences.j_per_pair", bills, report.pairs)
     share = report.chosen_longer_share
     longer = "" if share is None else f"; the longer answer won in {100 * share:.0f} % of pairs of unequal length"
-    context.run.progress.say(
+    context.run.progress.write(
         f"preferences: {report.pairs} pairs from {report.prompts} prompts, {report.ties} ties{longer}"
     )
 
@@ -475,4 +475,4 @@ def _report_filtering(context: CausalContext, made: Artifact, answers: Artifact,
     dropped = {name: getattr(report, name) for name in REASONS}
     reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in dropped.items() if count)
     suffix = f" ({reasons})" if reasons else ""
-    context.run.progress.say(f"synthetic: {report.kept} of {report.answers} answers kept{suffix}")
+    context.run.progress.write(f"synthetic: {report.kept} of {report.answers} answers kept{suffix}")

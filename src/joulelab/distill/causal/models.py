@@ -76,14 +76,14 @@ def check_models(spec: CausalSpec) -> None:
     """Raise if teacher or student is no language model, or if the student cannot take the teacher's layers or
     embeddings."""
     student = spec.student
-    if spec.until == "student" and student.model is not None:
+    if spec.until == "train" and student.model is not None:
         causal_lm_config(student.model)
-    if spec.until == "student" and student.lora is not None:
+    if spec.until == "train" and student.lora is not None:
         _check_lora_targets(student, spec.teacher.model)
     if spec.until == "data" or not (spec.has_teacher or student.teacher_embeddings):
         return
     teacher = causal_lm_config(spec.teacher.model)
-    if spec.until != "student":
+    if spec.until != "train":
         return
     if student.layers is not None:
         check_layers(student.layers, int(teacher.num_hidden_layers))

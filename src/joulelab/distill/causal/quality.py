@@ -258,4 +258,4 @@ def report_quality(run: RunContext, role: str, own: Evaluation, teacher: Evaluat
                 ratio, lower = results[name].value / result.value, result.lower_is_better
                 run.result(f"{role}.{name}.over_teacher", Result(value=ratio, lower_is_better=lower))
         text += f"; most likely token equals the teacher's at {100 * agreement:.1f} % of positions"
-    run.progress.say(text)
+    run.progress.write(text)

@@ -80,10 +80,10 @@ class CausalRecipe:
     def check(self) -> None:
         spec = self.spec
         check_models(spec)
-        if spec.until in ("teacher", "student"):
+        if spec.until in ("teacher", "train"):
             check_questions(self.context)
         if spec.teacher.server is not None and spec.quality.against_teacher is None:
-            self.runner.run.progress.say(
+            self.runner.run.progress.write(
                 f"the teacher is not evaluated: {spec.teacher.server} generates in its place, and which model it "
                 f"serves is unknown; quality.against_teacher=true evaluates the local weights of {spec.teacher.model}"
             )
@@ -93,7 +93,7 @@ class CausalRecipe:
 
     def teacher(self, data: Artifact) -> Artifact | None:
         """What the student learns from, as an artifact; or, if the run ends here, the phase that `until` names."""
-        if self.spec.until == "student":
+        if self.spec.until == "train":
             return self.teacher_outputs(data)
         self._teacher_phase(data)
         return None

@@ -269,4 +269,4 @@ def _report_budget(
         report("budget.energy_j", budget.energy_j or 0.0)
         report("budget.teacher_counted", float(budget.counts_teacher))
         report("budget.left_energy_j", remaining.energy_j)
-    context.run.progress.say(f"budget of student.train: {' and '.join(parts)}")
+    context.run.progress.write(f"budget of student.train: {' and '.join(parts)}")

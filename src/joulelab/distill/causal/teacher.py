@@ -86,7 +86,7 @@ def cache_logits(context: CausalContext, data: Artifact, teacher: TeacherSource)
     if context.runner.shard is None:
         cache = LogitCache.open(made.folder)
         context.runner.report("logits.bytes_per_token", cache.bytes_per_token)
-        context.run.progress.say(
+        context.run.progress.write(
             f"logits: {cache.positions:,} tokens in {cache.manifest.codec}, {cache.bytes_per_token:.1f} bytes per token"
         )
     return made

@@ -108,7 +108,7 @@ def require_layers(spec: ClassifySpec) -> None:
     if not spec.has_teacher:
         return
     hidden_index(_without_weights(spec.teacher.source), spec.distill.t_layer, "distill.t_layer")
-    if spec.until == "student" and (spec.distill.needs_features or spec.student.hint is not None):
+    if spec.until == "train" and (spec.distill.needs_features or spec.student.hint is not None):
         layers = spec.student.layers
         depth = len(layers) if isinstance(layers, tuple) else layers if isinstance(layers, int) else None
         hidden_index(_without_weights(spec.student.model, depth), spec.distill.s_layer, "distill.s_layer")

@@ -539,7 +539,7 @@ def report_quality(run: RunContext, role: str, predicted: Predictions, teacher: 
     text = f"{role} accuracy {100 * figures['accuracy'].value:.1f} % on {len(predicted.labels)} held-out samples"
     if "agreement" in figures:
         text += f"; same prediction as the teacher for {100 * figures['agreement'].value:.1f} %"
-    run.progress.say(text)
+    run.progress.write(text)
 
 
 # Is a classifier better than chance? A "fine-tuned" teacher whose head was never trained would teach noise. The

@@ -270,7 +270,7 @@ class DistilbertRecipe:
         quality = HeldOutLoss.load(made.folder)
         self._report(f"{role}.{self._metric}", quality)
         perplexity = "" if spec.distill.mlm else f", perplexity {quality.perplexity:.1f}"
-        self.run.progress.say(
+        self.run.progress.write(
             f"{role}: {quality.loss:.3f} nats per held-out token{perplexity} (unigram baseline {quality.unigram:.3f})"
         )
         return quality

@@ -78,7 +78,7 @@ def run_dump(run: RunContext) -> None:
     _deliver(runner, made, made.folder / _DUMP)
     counts = DumpCounts(**read_json(made.folder / _DUMP_COUNTS))
     _report(runner, {"documents.kept": counts.kept, "documents.dropped": counts.too_short + counts.too_long})
-    run.progress.say(f"{counts.summary()}: {spec.target}")
+    run.progress.write(f"{counts.summary()}: {spec.target}")
 
 
 def run_binarize(run: RunContext) -> None:
@@ -109,7 +109,7 @@ def run_binarize(run: RunContext) -> None:
     _deliver(runner, made, made.folder / _STORE)
     store = open_store(spec.target)
     _report(runner, {"documents": len(store), "tokens": store.tokens_total})
-    run.progress.say(f"{len(store):,} documents, {store.tokens_total:,} tokens: {spec.target}")
+    run.progress.write(f"{len(store):,} documents, {store.tokens_total:,} tokens: {spec.target}")
 
 
 def run_token_counts(run: RunContext) -> None:
@@ -139,7 +139,7 @@ def run_token_counts(run: RunContext) -> None:
     _deliver(runner, made, file)
     used = int(np.count_nonzero(counts))
     _report(runner, {"tokens": int(counts.sum()), "ids_used": used})
-    run.progress.say(f"{used:,} of {len(counts):,} ids occur: {spec.target}")
+    run.progress.write(f"{used:,} of {len(counts):,} ids occur: {spec.target}")
 
 
 def run_extract_student(run: RunContext) -> None:
@@ -160,7 +160,7 @@ def run_extract_student(run: RunContext) -> None:
         parents=[runner.input_bill("teacher", spec.model_name, "model", role="teacher")],
     )  # fmt: skip
     _deliver(runner, made, made.folder)
-    run.progress.say(f"student: {spec.target}")
+    run.progress.write(f"student: {spec.target}")
 
 
 def _load_teacher(runner: Runner[ExtractStudentSpec]) -> Any:
@@ -208,7 +208,7 @@ def run_prepare_reviews(run: RunContext) -> None:
     _deliver(runner, made, made.folder / _REVIEWS)
     rows = read_json(made.folder / _REVIEW_ROWS)
     _report(runner, {f"{name}.rows": count for name, count in rows.items()})
-    run.progress.say(f"{', '.join(f'{count:,} {name}' for name, count in rows.items())}: {spec.target}")
+    run.progress.write(f"{', '.join(f'{count:,} {name}' for name, count in rows.items())}: {spec.target}")
 
 
 def _report(runner: Runner[Any], values: Mapping[str, int]) -> None:

@@ -163,7 +163,7 @@ class SquadRecipe:
         for name, result in results.items():
             self.runner.run.result(f"{role}.{name}", result)
         exact, f1 = results["exact_match"], results["f1"]
-        self.runner.run.progress.say(
+        self.runner.run.progress.write(
             f"{role}: exact match {100 * exact.value:.1f} %, F1 {100 * f1.value:.1f} % on {exact.trials} questions"
         )
 

@@ -157,6 +157,7 @@ def _header(log: PowerLog, source: Path, devices: list[DeviceLog], energies: lis
 
 def _device(device: DeviceLog) -> dict[str, Any]:
     source = device.source
+    known = {"gpu_index": source.index, "max_gap_s": source.max_gap_s}
     return {
         "device": source.device,
         "component": source.component,
@@ -165,7 +166,7 @@ def _device(device: DeviceLog) -> dict[str, Any]:
         "wrap_j": source.wrap_j,
         "refresh_s": 0.1,
         "gain_error_rel": NVIDIA_GAIN_ERROR_REL,
-        "facts": {"gpu_index": source.index} if source.index is not None else {},
+        "facts": {name: value for name, value in known.items() if value is not None},
     }
 
 

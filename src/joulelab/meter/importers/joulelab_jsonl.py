@@ -232,5 +232,6 @@ def _described(device: str, facts: Line, component: str) -> Source:
         component=str(facts.get("component", component)),
         counted=bool(facts.get("counted", True)),
         wrap_j=wrap_j,
+        max_gap_s=facts.get("facts", {}).get("max_gap_s"),
         index=index,
     )

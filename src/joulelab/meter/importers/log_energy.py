@@ -20,7 +20,8 @@ import numpy as np
 
 from joulelab import clock
 from joulelab.errors import UsageError
-from joulelab.meter.importers.power_log import COLUMNS, Array, DeviceLog, PowerLog, UnusableLog
+from joulelab.meter.importers.power_log import COLUMNS, Array, DeviceLog, PowerLog, Source, UnusableLog
+from joulelab.meter.sensors import counter_rise
 from joulelab.units import J_PER_WH
 
 # Readings further apart than this many median steps have a gap between them.
@@ -65,7 +66,7 @@ def device_energy(log: DeviceLog) -> DeviceEnergy:
     seen_s = float(steps[seen].sum())
     trapezoid_j = float(((watts[1:] + watts[:-1]) / 2 * steps)[seen].sum()) if len(steps) else None
     counter_times, counter = log.series("energy_counter_j")
-    counter_j, restarts = counter_rise(counter, log.source.wrap_j)
+    counter_j, restarts = total_rise(counter_times, counter, log.source)
     span_s = float(counter_times[-1] - counter_times[0]) if len(counter_times) > 1 else 0.0
     _, curve_w = log.power()
     # mean power is energy over covered time: dividing by the whole duration would count gaps as 0 W
@@ -91,17 +92,18 @@ def device_energy(log: DeviceLog) -> DeviceEnergy:
     )
 
 
-def counter_rise(counter_j: Array, wrap_j: float | None) -> tuple[float | None, int]:
-    """How far a counter rose. A fall is one wrap where its range is known, else a restart from 0 (driver reloaded)."""
+def total_rise(times_s: Array, counter_j: Array, source: Source) -> tuple[float | None, int]:
+    """How far a counter rose, and how often it was set back (the driver was reloaded)."""
     if len(counter_j) < 2:
         return None, 0
-    rises = np.diff(counter_j)
-    falls = rises < 0
-    if wrap_j:
-        # each decrease hides one full range; more than one wrap between two readings cannot be seen
-        return float(rises.sum() + wrap_j * falls.sum()), 0
-    # after a restart the counter starts at 0, so its value is the rise; what was used before the restart is lost
-    return float(np.where(falls, counter_j[1:], rises).sum()), int(falls.sum())
+    rises, restarts = np.diff(counter_j), 0
+    for k in np.flatnonzero(rises < 0):
+        elapsed_s = float(times_s[k + 1] - times_s[k])
+        rise_j = counter_rise(counter_j[k], counter_j[k + 1], elapsed_s, source.wrap_j, source.max_gap_s)
+        # after a restart the counter starts at 0, so its value is the rise; what was used before the restart is lost
+        restarts += rise_j is None
+        rises[k] = counter_j[k + 1] if rise_j is None else rise_j
+    return float(rises.sum()), restarts
 
 
 # Fewer readings than this between two changes are an excursion, not a level.

@@ -63,6 +63,8 @@ class Source:
     component: str = "gpu"
     counted: bool = True
     wrap_j: float | None = None
+    max_gap_s: float | None = None
+    """The longest time between two readings over which a wrapping counter can be unwrapped."""
     index: int | None = None
 
 

@@ -1,7 +1,7 @@
 """Energy so far and the latest readings, per device: for the live view, the Prometheus page, budgets and trackers.
 
 Energy of a GPU is the difference of its counter where it has one, else the trapezoid over polled power; the two are
-never mixed. RAPL domains are unwrapped one by one, each with its own range.
+never mixed. `sensors.counter_rise` handles wraps and counters that were set back.
 
 A budget asks every second for hours, so a trace is read from its tail. Counters are read about once a second;
 `LiveEnergy.read_now` fills the time since at the last power. The record of a run is computed afterwards, from the whole
@@ -21,7 +21,7 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, Method, missing
-from joulelab.meter.sensors import Device, Line
+from joulelab.meter.sensors import Device, Line, counter_rise, largest_rise_w
 
 HISTORY = 60
 _BARS = "▁▂▃▄▅▆▇█"
@@ -62,15 +62,25 @@ class DeviceTally:
     def take_counter(self, mono_ns: int, counter_j: float) -> None:
         self.method = "counter"
         if self._counter is not None:
-            rise_j = counter_j - self._counter[1]
-            if rise_j < 0:  # wrapped where the range is known, restarted from 0 with the driver where it is not
-                rise_j = rise_j + self.device.wrap_j if self.device.wrap_j else counter_j
-            self.energy_j += rise_j
             span_s = (mono_ns - self._counter[0]) / NS
+            rise_j = self._rise(counter_j, span_s)
+            self.energy_j += rise_j
             # a GPU reports its power; other devices only count, and their mean power since the last reading is shown
             if self.device.component != "gpu" and span_s > 0:
                 self._show(rise_j / span_s)
         self._counter = (mono_ns, counter_j)
+
+    def _rise(self, counter_j: float, span_s: float) -> float:
+        """Energy since the last reading; at the last known power if the counter jumped."""
+        assert self._counter is not None
+        facts = self.device.facts
+        rise_j = counter_rise(self._counter[1], counter_j, span_s, self.device.wrap_j, facts.get("max_gap_s"))
+        if rise_j is None:
+            rise_j = counter_j  # set back: it counts from 0 since then
+        most_j = largest_rise_w(facts.get("power_limit_w")) * (span_s + (self.device.refresh_s or 0.1))
+        if rise_j > most_j and self.device.component != "cpu_estimate":
+            return (self.power_w or 0.0) * span_s
+        return rise_j
 
     def take_power(self, mono_ns: int, power_w: float) -> None:
         if self._counter is None and self._polled is not None:

@@ -17,6 +17,13 @@ from joulelab.meter.config import EnergyConfig
 
 Line = dict[str, Any]
 
+# A decrease is a wrap unless that needed this many times the power that `max_gap_s` was computed with.
+WRAP_MARGIN = 100.0
+# A rise that needs this many times the device's limit is a jump: cards overshoot their limit by 30 % for milliseconds.
+JUMP_FACTOR = 3.0
+# No single device on sale in 2026 draws as much; for devices that do not report their limit.
+ANY_DEVICE_W = 3000.0
+
 
 @dataclass(frozen=True)
 class SensorUnavailable(Exception):
@@ -45,6 +52,31 @@ class Device:
     refresh_s: float | None = None
     gain_error_rel: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def counter_rise(
+    earlier_j: float, later_j: float, elapsed_s: float, wrap_j: float | None, max_gap_s: float | None
+) -> float | None:
+    """Energy between two readings of a counter; None if the counter was set back between them.
+
+    A decrease is one wrap, because a wrapping counter is read far more often than it can wrap. Within `max_gap_s` it
+    can advance by half its range at most. A decrease that would need a far larger rise is not a wrap: the counter was
+    set back, for example because the driver was reloaded.
+    """
+    rise_j = later_j - earlier_j
+    if rise_j >= 0:
+        return rise_j
+    if not wrap_j:
+        return None
+    # `max_gap_s` was chosen so that the device can count at most wrap_j / 2 in it: the fastest possible rise is
+    # wrap_j / 2 / max_gap_s watts.
+    most_j = WRAP_MARGIN * elapsed_s * wrap_j / 2 / max_gap_s if max_gap_s else wrap_j
+    return rise_j + wrap_j if rise_j + wrap_j <= most_j else None
+
+
+def largest_rise_w(limit_w: float | None) -> float:
+    """A counter that rises faster than this has jumped: the device cannot have drawn it."""
+    return JUMP_FACTOR * limit_w if limit_w else ANY_DEVICE_W
 
 
 class Sensor(Protocol):

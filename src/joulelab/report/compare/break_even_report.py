@@ -22,7 +22,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.differences import CPU_CONTENTION, pairs_of
-from joulelab.report.compare.method_rows import only_infers
+from joulelab.report.compare.method_rows import last_training, only_infers
 from joulelab.report.energy_sums import NOT_METERED, Part, mixes_methods
 from joulelab.report.tables.inference_rows import timed_rows
 from joulelab.report.wording import listed
@@ -71,9 +71,9 @@ def serving_costs(run: ComparedRun) -> ServingCost | None:
     return None
 
 
-TRAIN, _VALIDATE = "student.train", "student.validate"
-# Validations of the SFT student are included: if it is inherited, its bill has them in the same figure.
-_BEFORE = ("student.sft", "student.sft-validate", "student.reference")
+# What is done with a student before its last training: earlier trainings and the scores of a reference. Validations are
+# included: if an earlier student is inherited, its bill has them in the same figure.
+_PREPARES = ("train", "validate", "score")
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,19 @@ class LossCurve:
 
     @classmethod
     def of(cls, run: ComparedRun) -> LossCurve | None:
-        stage, steps = run.record.stage(TRAIN), run.record.results.get(f"{TRAIN}.steps")
-        if stage is None or stage.best.energy_j is None or steps is None:
+        stage, validation = _last_training(run)
+        steps = run.record.results.get(f"{stage.name}.steps") if stage else None
+        if stage is None or validation is None or stage.best.energy_j is None or steps is None:
             return None
         evaluations = {
             int(line["step"]): float(line["held_out_loss"])
             for line in read_lines(RunPaths(run.folder).metrics)
-            if "held_out_loss" in line and line.get("stage") == _VALIDATE
+            if "held_out_loss" in line and line.get("stage") == validation.name
         }
         if not evaluations:
             return None
         order = sorted(evaluations)
-        before_j = sum(part.figure.energy_j or 0.0 for part in run.parts if is_before(part))
+        before_j = sum(part.figure.energy_j or 0.0 for part in _parts_before(run))
         return cls(
             tuple(step / steps.value for step in order), tuple(evaluations[step] for step in order), before_j,
             stage.best.energy_j,
@@ -131,9 +132,23 @@ class LossCurve:
         return self.before_j + share * self.train_j
 
 
-def is_before(part: Part) -> bool:
+def _last_training(run: ComparedRun) -> tuple[StageRecord | None, StageRecord | None]:
+    """The student's last training and its validation, which began after it."""
+    stage = last_training(run.record, "student")
+    later = run.record.stages[stage.number :] if stage else ()
+    return stage, next((found for found in later if (found.role, found.activity) == ("student", "validate")), None)
+
+
+def _parts_before(run: ComparedRun) -> list[Part]:
     """Work before the last training: the SFT student's (own or inherited) and the reference's."""
-    return not part.shared and any(stage in _BEFORE for stage in part.stages)
+    last = [stage.name for stage in _last_training(run) if stage]
+    return [
+        part
+        for part in run.parts
+        if not part.shared
+        and (part.inherited or part.stage not in last)
+        and any(kind.role == "student" and kind.activity in _PREPARES for kind in part.kinds)
+    ]
 
 
 _HELD_OUT_LOSS = "clm_loss"
@@ -272,7 +287,9 @@ def _costs_in_full(row: Row, baseline: Row, comparison: Comparison) -> StudentCo
 
 
 def _training_parts(run: ComparedRun) -> list[Part]:
-    return [part for part in run.parts if part.stage == TRAIN or is_before(part)]
+    stage, _ = _last_training(run)
+    own = [part for part in run.parts if stage and part.stage == stage.name and not part.inherited]
+    return [*own, *_parts_before(run)]
 
 
 def _have_loss_curves(row: Row, baseline: Row, comparison: Comparison) -> bool:

@@ -44,7 +44,7 @@ from joulelab.report.energy_sums import (
     run_energy,
 )
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.measure.result import RUN, repeat_mean
+from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import RunRecord, StageRecord, StageRole
 from joulelab.stats import Interval, mean_t
@@ -77,9 +77,9 @@ def stage_means(runs: Sequence[ComparedRun]) -> tuple[StageMean, ...]:
     counted = billed or range(len(runs))
     once = [place for place in counted if place in first]
     means = []
-    for (name, inherited), by_run in lines.items():
+    for (name, _), by_run in lines.items():
         figure = _mean(by_run, counted if _kind(by_run) == "work" else once)
-        if repeats is not None and name == RUN and not inherited:
+        if repeats is not None and all(part.is_repeat for parts in by_run.values() for part in parts):
             figure = repeats.energy
         means.append(StageMean(name, _all_inherited(by_run), figure, _kind(by_run)))
     return tuple(sorted(means, key=lambda mean: not mean.inherited))
@@ -231,6 +231,11 @@ def _teacher_share(runs: list[ComparedRun]) -> float | None:
 def training_stage(record: RunRecord) -> StageRecord | None:
     """The main training: the student's (also a model without a teacher), else the teacher's."""
     return next((found for role in ("student", "teacher") if (found := last_training(record, role))), None)
+
+
+def training_stage_name(record: RunRecord) -> str:
+    stage = training_stage(record)
+    return stage.name if stage else ""
 
 
 def last_training(record: RunRecord, role: StageRole) -> StageRecord | None:

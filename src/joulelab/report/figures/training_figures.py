@@ -12,7 +12,7 @@ import altair as alt
 
 from joulelab.meter.trace import read_lines
 from joulelab.report.compare.comparison import Comparison, Row
-from joulelab.report.compare.method_rows import last_training, training_stage
+from joulelab.report.compare.method_rows import last_training, training_stage, training_stage_name
 from joulelab.report.energy_sums import run_energy
 from joulelab.report.figures.chart_base import (
     FOLDED_AXIS,
@@ -47,18 +47,13 @@ def phase_figures(comparison: Comparison) -> tuple[Figure, ...]:
     return tuple(figure for figure in found if figure)
 
 
-def _stage_name(record: RunRecord) -> str:
-    stage = training_stage(record)
-    return stage.name if stage else ""
-
-
 def _joules(record: RunRecord) -> dict[str, float]:
-    return {name: float(row["energy_j"]) for name, row in phase_joules(record, _stage_name(record)).items()}
+    return {name: float(row["energy_j"]) for name, row in phase_joules(record, training_stage_name(record)).items()}
 
 
 def _seconds(record: RunRecord) -> dict[str, float]:
     """From a tracker if there was one; else from the phase marks of the training loop."""
-    found = phase_times(record, _stage_name(record))
+    found = phase_times(record, training_stage_name(record))
     if found:
         return found
     stage = training_stage(record)

@@ -19,7 +19,6 @@ from joulelab.meter.figures import (
     uncertainty_note,
 )
 from joulelab.report.compare.break_even_report import (
-    TRAIN,
     RowBreakEven,
     StudentCosts,
     break_even_rows,
@@ -28,7 +27,7 @@ from joulelab.report.compare.break_even_report import (
     times_text,
 )
 from joulelab.report.compare.comparison import ComparedRun, Comparison, QualityDifference, Row
-from joulelab.report.compare.method_rows import training_energy, training_stage
+from joulelab.report.compare.method_rows import last_training, training_energy, training_stage
 from joulelab.report.compare.quality import Measure, quality_of
 from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_evaluation_note, verdict
 from joulelab.report.energy_sums import mean_figure
@@ -221,7 +220,7 @@ def language_grid(comparison: Comparison) -> Grid | None:
 
 def _own_cells(row: Row) -> tuple[str, ...]:
     loss = _mean([run.record.results[_LOSS].value for run in row.runs])
-    stages = [stage for run in row.runs if (stage := run.record.stage(TRAIN))]
+    stages = [stage for run in row.runs if (stage := last_training(run.record, "student"))]
     speed = _mean([stage.tokens_per_s for stage in stages if stage.tokens_per_s])
     each = [figure for stage in stages if (figure := stage.energy_per("token")) is not None]
     return (

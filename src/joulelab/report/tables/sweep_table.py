@@ -20,7 +20,7 @@ from joulelab.meter.figures import (
     methods_text,
     missing,
 )
-from joulelab.report.compare.method_rows import training_stage
+from joulelab.report.compare.method_rows import training_stage, training_stage_name
 from joulelab.report.compare.verdict import provenance
 from joulelab.report.energy_sums import mean_figure, mixes_methods, run_energy
 from joulelab.report.tables.grid import Grid, make_grid, to_rich
@@ -100,12 +100,13 @@ def read_sweep(group: GroupRecord, records: Sequence[RunRecord], store: Path) ->
         done = [record for record in started if record.status == "done"]
         rows.append(_row(label, point, done, len(members), store))
     finished = [record for record in records if record.status == "done"]
+    clocks = {phase_clock(record, training_stage_name(record)) for record in finished}
     return Sweep(
         name=group.name,
         about=group.about,
         axes=axes,
         item=item_name(finished[0]) if finished else "sample",
-        clock="device" if finished and all(phase_clock(record) == "device" for record in finished) else "host",
+        clock="device" if clocks == {"device"} else "host",
         rows=tuple(rows),
         failed=_failed(group, by_id),
         records=tuple(records),
@@ -131,9 +132,13 @@ def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, s
         total=mean_figure(run_energy(record).own for record in done) if done else missing("no run of it is done"),
         mixed=mixes_methods(stage.item_energy or stage.best for stage in stages),
         **_busy(busy),
-        phase_s=_mean_by_name([phase_times(record) for record in done]),
-        phase_j=_mean_by_name([{n: v["energy_j"] for n, v in phase_joules(record).items()} for record in done]),
+        phase_s=_mean_by_name([phase_times(record, training_stage_name(record)) for record in done]),
+        phase_j=_mean_by_name([_phase_j(record) for record in done]),
     )
+
+
+def _phase_j(record: RunRecord) -> dict[str, float]:
+    return {name: row["energy_j"] for name, row in phase_joules(record, training_stage_name(record)).items()}
 
 
 def _busy(found: Sequence[Utilization]) -> dict[str, Interval | None]:

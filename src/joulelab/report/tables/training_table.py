@@ -9,6 +9,7 @@ from typing import Any
 
 from joulelab.meter.figures import EnergyFigure, amount_text, figure_text, method_text
 from joulelab.meter.trace import read_lines
+from joulelab.report.compare.method_rows import last_training
 from joulelab.report.energy_sums import brief_missing_text
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
@@ -16,6 +17,7 @@ from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import RunRecord, StageRecord
 from joulelab.units import count_text, flops_text, percent_text, power_text, size_text, three_digits, with_prefix
 
+# Results of a zoo training are named after these.
 TRAIN, EVALUATE = "model.train", "model.evaluate"
 # Best first: isolated phases, then phases long enough to measure, then shares by time.
 _ENERGY_WAYS = ("isolated", "direct", "time-share")
@@ -24,7 +26,7 @@ _PHASES_OF_A_STEP = ("input", "forward", "backward", "optimizer_step")
 
 def training_grids(record: RunRecord) -> list[Grid]:
     """The zoo's training, and the phases of any stage whose trackers recorded them."""
-    stage = record.stage(TRAIN)
+    stage = zoo_training(record)
     grids = [training_grid(record, stage)] if stage else []
     phases = (phase_grid(record, name) for name in record.findings)
     return [*grids, *(grid for grid in phases if grid)]
@@ -32,7 +34,11 @@ def training_grids(record: RunRecord) -> list[Grid]:
 
 def results_in_training_table(record: RunRecord) -> set[str]:
     """Names of results that the training's own table shows."""
-    return {name for name in record.results if name.startswith("model.")} if record.stage(TRAIN) else set()
+    return {name for name in record.results if name.startswith("model.")} if zoo_training(record) else set()
+
+
+def zoo_training(record: RunRecord) -> StageRecord | None:
+    return last_training(record, "student") if record.spec.get("pipeline") == "train" else None
 
 
 def training_grid(record: RunRecord, stage: StageRecord) -> Grid:
@@ -54,7 +60,8 @@ def item_name(record: RunRecord) -> str:
 
 
 def _model_findings(record: RunRecord) -> Mapping[str, Any]:
-    return record.findings.get(TRAIN, {}).get("model", {})
+    stage = zoo_training(record)
+    return record.findings.get(stage.name, {}).get("model", {}) if stage else {}
 
 
 def _number(record: RunRecord, name: str) -> float | None:
@@ -123,7 +130,7 @@ def _mfu(record: RunRecord) -> str:
     )
 
 
-def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
+def phase_grid(record: RunRecord, stage: str) -> Grid | None:
     """None unless a tracker recorded phases."""
     times, joules, parts = phase_times(record, stage), phase_joules(record, stage), forward_parts(record, stage)
     names = [name for name in _PHASES_OF_A_STEP if name in times or name in joules]
@@ -140,7 +147,7 @@ def phase_grid(record: RunRecord, stage: str = TRAIN) -> Grid | None:
                 rows.append((f"  {part}", NOTHING, NOTHING, *_joule_cells(row, whole_j, sensed)))
     titles = "Phase!|Mean ms\nper step>|Of the\ntime>"
     titles += "|Energy\nper step>|Of the\nenergy>|Method" if joules else ""
-    of_stage = "" if stage == TRAIN else f" of {stage}"
+    of_stage = "" if record.spec.get("pipeline") == "train" else f" of {stage}"
     caption = f"Phases of a step{of_stage} ({phase_clock(record, stage)} time)"
     return make_grid(caption, titles, rows, _checkpoint_note(record, stage))
 
@@ -179,12 +186,12 @@ def _joule_cells(found: Mapping[str, Any] | None, whole_j: float, sensed: Energy
     return amount_text(known.with_interval(found["energy_j"], found["half_width_j"])), share, f"{found['method']}{how}"
 
 
-def phase_clock(record: RunRecord, stage: str = TRAIN) -> str:
+def phase_clock(record: RunRecord, stage: str) -> str:
     """`device` if a tracker timed phases on the device, else `host`."""
     return "device" if any(row["clock"] == "device" for row in _timed_rows(record, stage)) else "host"
 
 
-def phase_times(record: RunRecord, stage: str = TRAIN) -> dict[str, float]:
+def phase_times(record: RunRecord, stage: str) -> dict[str, float]:
     """Mean seconds of each phase in one optimizer step."""
     clock, rows = phase_clock(record, stage), _timed_rows(record, stage)
     steps = next((row["count"] for row in rows if row["phase"] == "step" and row["clock"] == clock), 0)
@@ -199,12 +206,12 @@ def _timed_rows(record: RunRecord, stage: str) -> list[dict[str, Any]]:
     return list(record.findings.get(stage, {}).get("simple", {}).get("phases", []))
 
 
-def forward_parts(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
+def forward_parts(record: RunRecord, stage: str) -> dict[str, dict[str, Any]]:
     """Energy of the teacher's, the student's and other parts of the forward pass, if isolated."""
     return dict(record.findings.get(stage, {}).get("energy", {}).get("isolated", {}).get("parts", {}))
 
 
-def phase_joules(record: RunRecord, stage: str = TRAIN) -> dict[str, dict[str, Any]]:
+def phase_joules(record: RunRecord, stage: str) -> dict[str, dict[str, Any]]:
     """By the best method that the energy tracker has."""
     found = record.findings.get(stage, {}).get("energy", {})
     ways = [found.get(way, {}).get("phases", {}) for way in _ENERGY_WAYS]

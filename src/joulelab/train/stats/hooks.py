@@ -46,10 +46,15 @@ class TrackerContext:
     """The run's meter, if there is one."""
     aside: Callable[[str], AbstractContextManager[Any]] = lambda name: nullcontext()
     """`with context.aside(f"{context.stage}.phases"):` bills the tracker's own work to that stage."""
-    say: Callable[[str], None] = lambda text: None
+    write: Callable[[str], None] = lambda text: None
     """Print a line to the console."""
     result: Callable[[str, dict[str, Any]], None] = lambda name, values: None
     """Store values in the run's record, under the tracker's name."""
+
+    @property
+    def say(self) -> Callable[[str], None]:
+        """The former name of `write`, which users' own trackers may still call."""
+        return self.write
 
 
 Bench = TrackerContext  # its former name, which users' own trackers may still import

@@ -180,14 +180,14 @@ class EnergyStats(TrainerStats):
         self._context = context
         self._wait = device_synchronizer(context.device)
         self._times = PhaseTimes(context.device)
-        self._clean = CleanWindows(self._now_ns)
+        self._clean = CleanWindows(self._now_ns, self._wait)
         self._long = LongPhases(self._wait, self._now_ns)
 
     def start(self, phase: str) -> None:
         if phase == "step":
             self._clean.start_step()
         elif phase in INTERRUPTIONS:
-            self._interrupt()
+            self._clean.finish()
         self._times.start(phase)
         if self._times.watching:
             self._long.start(phase)
@@ -206,19 +206,14 @@ class EnergyStats(TrainerStats):
         self._steps += 1
         self._times.harvest()
         if self._steps == self.warmup_steps:
-            self._interrupt()
+            self._clean.finish()
             self._warmup_windows = self._clean.windows
             self._long.choose(self._times.per_step_s(), self._context.trainer.config.accumulate)
             self._isolate()
-            self._clean = CleanWindows(self._now_ns)
+            self._clean = CleanWindows(self._now_ns, self._wait)
 
     def stop_train(self) -> None:
-        self._interrupt()
-
-    def _interrupt(self) -> None:
-        self._wait()  # a window ends when the device has finished its steps
-        self._clean.touch()
-        self._clean.interrupt()
+        self._clean.finish()
 
     def _isolate(self) -> None:
         context = self._context
@@ -229,7 +224,7 @@ class EnergyStats(TrainerStats):
         with context.trainer.pause():
             try:
                 with context.aside(f"{context.stage}.phases"):
-                    context.say(f"energy: isolating the phases of a step, billed to {context.stage}.phases")
+                    context.write(f"energy: isolating the phases of a step, billed to {context.stage}.phases")
                     begin_ns = self._now_ns()
                     self._run_isolation()
                     self._isolation_span = (begin_ns, self._now_ns())
@@ -246,7 +241,7 @@ class EnergyStats(TrainerStats):
             self._not_isolated = STOP_REQUESTED
         except Exception as error:
             self._not_isolated = f"{type(error).__name__}: {error}"
-            context.say(f"energy: the phases could not be isolated ({self._not_isolated})")
+            context.write(f"energy: the phases could not be isolated ({self._not_isolated})")
         before.restore()
         self._wait()
         if self._loop_windows and context.meter is not None:  # a killed run can still be evaluated from its trace
@@ -304,13 +299,13 @@ class AveragedEnergyStats(TrainerStats):
         self._context = context
         self._wait = device_synchronizer(context.device)
         self._times = PhaseTimes(context.device)
-        self._clean = CleanWindows(self._now_ns)
+        self._clean = CleanWindows(self._now_ns, self._wait)
 
     def start(self, phase: str) -> None:
         if phase == "step":
             self._clean.start_step()
         elif phase in INTERRUPTIONS:
-            self._interrupt()
+            self._clean.finish()
         self._times.start(phase)
 
     def stop(self, phase: str) -> None:
@@ -325,12 +320,7 @@ class AveragedEnergyStats(TrainerStats):
         self._times.harvest()
 
     def stop_train(self) -> None:
-        self._interrupt()
-
-    def _interrupt(self) -> None:
-        self._wait()  # a window ends when the device has finished its steps
-        self._clean.touch()
-        self._clean.interrupt()
+        self._clean.finish()
 
     def log_stats(self) -> str:
         self._times.harvest()

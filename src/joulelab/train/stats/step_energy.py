@@ -116,9 +116,10 @@ class CleanWindow:
 class CleanWindows:
     """Collects `windows` of a few seconds from the steps as they happen; merges pairs when there are many."""
 
-    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, now_ns: Callable[[], int] = time.monotonic_ns, wait: Callable[[], None] = lambda: None) -> None:
         self.windows: list[CleanWindow] = []
         self._now_ns = now_ns
+        self._wait = wait
         self._window_ns = WINDOW_NS
         self._begin_ns: int | None = None
         self._last_ns = 0
@@ -147,6 +148,12 @@ class CleanWindows:
     def touch(self) -> None:
         """Extend the window to now; call it where the host has waited for the device."""
         self._last_ns = self._now_ns()
+
+    def finish(self) -> None:
+        """Close the window when the device has finished its steps."""
+        self._wait()
+        self.touch()
+        self.interrupt()
 
     def interrupt(self) -> None:
         """Close the window: what follows is not training."""

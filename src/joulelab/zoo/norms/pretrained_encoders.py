@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from joulelab.errors import ConfigError
 from joulelab.zoo.norms.encoders import Bert, Block, Deit, Encoder
 from joulelab.zoo.pretrained import import_transformers, load_pretrained
-
-PUBLISHED = "published"
+from joulelab.zoo.registry import PUBLISHED
 
 
 def load_published(model: Encoder, name: str) -> None:

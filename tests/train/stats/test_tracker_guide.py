@@ -9,7 +9,7 @@ from stats_training import make_trainer, trained
 from joulelab import lookup
 from joulelab.train.stats.hooks import TrackerContext, TrainerStats, load_tracker
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "add-a-tracker.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[3] / "docs" / "add-a-tracker.md").read_text(encoding="utf-8")
 
 
 def test_the_guide_s_tracker_runs_from_its_file(tmp_path, monkeypatch):
