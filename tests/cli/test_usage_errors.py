@@ -59,7 +59,7 @@ def test_student_is_the_former_name_of_the_phase_train(tmp_path):
         return done
 
     renamed, option = settings("until=student"), settings("--until", "student")
-    assert "until: student is now until: train" in renamed.stderr
+    assert "until=student is now called until=train" in renamed.stderr
     assert renamed.stdout == settings("until=train").stdout
     assert "the phase student is now train" in option.stderr
     assert option.stdout == settings("--until", "train").stdout

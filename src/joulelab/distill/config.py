@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from joulelab import lookup
 from joulelab.errors import DependencyMissing
 from joulelab.runs.phases import RENAMED_PHASES, Phase
-from joulelab.runs.spec import LARGEST_SEED, Section, print_notice
+from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -23,6 +23,8 @@ class DistillSpec(TrainingRunSpec):
     A pipeline adds the sections `data`, `teacher`, `student`, `distill` and `training`.
     """
 
+    renamed_values: ClassVar = {"until": RENAMED_PHASES}
+
     until: Phase = "train"
     """Last phase of the run: `data`, `teacher` (with its cache) or `train`. Later runs reuse what this one made, with
     its energy."""
@@ -33,14 +35,6 @@ class DistillSpec(TrainingRunSpec):
 
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     """Packages without which no stage can run."""
-
-    @field_validator("until", mode="before")
-    @classmethod
-    def _current_phase(cls, value: Any) -> Any:
-        if not isinstance(value, str) or value not in RENAMED_PHASES:
-            return value
-        print_notice(f"until: {value} is now until: {RENAMED_PHASES[value]}")
-        return RENAMED_PHASES[value]
 
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:

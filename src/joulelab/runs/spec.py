@@ -305,7 +305,7 @@ def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: s
     for key, value in settings.items():
         name = aliases.get(key) or renamed.get(key) or key
         if key in renamed:
-            print_notice(f"{prefix}{key} is now called {prefix}{name}")
+            _print_notice(f"{prefix}{key} is now called {prefix}{name}")
         field = model.model_fields.get(name)
         inner = model_in(field.annotation) if field is not None else None
         if inner is not None and isinstance(value, Mapping):
@@ -329,7 +329,7 @@ def current_key(model: type[BaseModel], key: str) -> str:
 
 
 @cache
-def print_notice(text: str) -> None:
+def _print_notice(text: str) -> None:
     """Once per process: the members of a group share their settings."""
     print(f"joulelab: {text}; the old name is accepted for one more release", file=sys.stderr)
 
