@@ -161,6 +161,14 @@ TRAINER_STATS = Table(
     },
 )
 
+# Evaluators of a student that the setting `evaluators` names, in addition to those of its pipeline.
+EVALUATORS = Table(
+    "evaluator",
+    {
+        "size": "joulelab.evaluate.evaluators:model_size",
+    },
+)
+
 # Models of the zoo; reading an entry imports no framework.
 ZOO = Table(
     "model",

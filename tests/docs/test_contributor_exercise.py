@@ -1,6 +1,7 @@
 """What docs/tour.md and CONTRIBUTING.md promise a contributor, done in a copy of the source tree.
 
-A pipeline is one folder and one line, a sensor one file and one line, an evaluator one file and one call in a recipe.
+A pipeline is one folder and one line, a sensor one file and one line, an evaluator one file and one line, or
+a file by path.
 """
 
 from __future__ import annotations
@@ -41,39 +42,29 @@ class LampSensor:
 '''
 EVALUATOR = '''"""The largest error of a line on its points."""
 
-import json
-from dataclasses import dataclass
-
 import torch
 
-
-@dataclass(frozen=True)
-class LargestError:
-    value: float
-
-    def save(self, folder):
-        (folder / "largest_error.json").write_text(json.dumps(self.value))
+from joulelab.distill.line.data import points
+from joulelab.runs.record import Result
 
 
-def evaluate_largest_error(runner, model, points, **artifact):
-    def score(stage):
-        x_N1, y_N1 = points
-        stage.count(samples=len(x_N1))
-        with torch.no_grad():
-            return LargestError(float((model(x_N1) - y_N1).abs().max()))
-
-    made = runner.evaluate("student-largest-error", "student", score, kind="largest-error", inputs={}, **artifact)
-    error = json.loads((made.folder / "largest_error.json").read_text())
-    runner.report("student.largest_error", error, lower_is_better=True)
+def evaluate(student, stage):
+    x_N1, y_N1 = points(student.data)
+    stage.count(samples=len(x_N1))
+    with torch.no_grad():
+        error = float((student.model(x_N1) - y_N1).abs().max())
+    return {"largest": Result(value=error, lower_is_better=True)}
 '''
-EVALUATOR_CALL = (
-    "        evaluate_largest_error(self.runner, self.load(student), points(data), parents=[student.bill, data.bill])\n"
-)
+EVALUATOR_LINE = '        "line-error": "joulelab.evaluate.line_error:evaluate",\n'
+OWN_EVALUATOR = """def evaluate(student, stage):
+    return {"slope": float(student.model.weight)}
+"""
 EXPERIMENT = """
 about: A teacher fits a line to points, a student fits the teacher.
 label: line
 pipeline: line
 device: cpu
+evaluators: [line-error, ./mine.py, size]
 energy: {gpus: none, sample_interval_s: 0.1, idle_before_s: 0, idle_after_s: 0}
 """
 
@@ -101,10 +92,8 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (package / "meter" / "sensors" / "lamp.py").write_text(SENSOR)
     add_line(lookup, '        "host": "joulelab.meter.sensors.cpu:HostSensor",\n', SENSOR_LINE)
 
-    (package / "evaluate" / "largest_error.py").write_text(EVALUATOR)
-    recipe = pipeline / "recipe.py"
-    add_line(recipe, "import torch\n", "from joulelab.evaluate.largest_error import evaluate_largest_error\n")
-    add_line(recipe, "    def evaluate(self, data, student, teacher):\n", EVALUATOR_CALL)
+    (package / "evaluate" / "line_error.py").write_text(EVALUATOR)
+    add_line(lookup, '        "size": "joulelab.evaluate.evaluators:model_size",\n', EVALUATOR_LINE)
     return source
 
 
@@ -112,6 +101,7 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record(source_tree: Path) -> dict[str, Any]:
     folder = source_tree.parent
     (folder / "line.yaml").write_text(EXPERIMENT)
+    (folder / "mine.py").write_text(OWN_EVALUATOR)
     environment = {**os.environ, "PYTHONPATH": str(source_tree), "JOULELAB_RUNS": str(folder / "runs")}
     done = subprocess.run(
         [sys.executable, "-m", "joulelab", "run", "line.yaml"],
@@ -142,10 +132,15 @@ def test_a_sensor_is_one_file_and_one_line(record: dict[str, Any]) -> None:
     assert "lamp:0" in record["totals"]["cpu"]["sources"]
 
 
-def test_an_evaluator_is_one_file_and_one_call_in_a_recipe(record: dict[str, Any]) -> None:
-    error = record["results"]["student.largest_error"]
+def test_an_evaluator_is_one_file_and_one_line(record: dict[str, Any]) -> None:
+    error = record["results"]["student.line-error.largest"]
     assert error["lower_is_better"] and error["value"] >= record["results"]["student.distance"]["value"]
-    assert "student-largest-error" in {ancestor["name"] for ancestor in record["lineage"]}
+    assert "student-line-error" in {ancestor["name"] for ancestor in record["lineage"]}
+
+
+def test_an_evaluator_of_your_own_is_a_file_by_path(record: dict[str, Any]) -> None:
+    assert record["results"]["student.mine.slope"]["value"] == pytest.approx(2, abs=0.5)
+    assert record["results"]["student.size.parameters"]["value"] == 2
 
 
 def test_the_documents_promise_it() -> None:
@@ -153,4 +148,4 @@ def test_the_documents_promise_it() -> None:
     extend = document("docs/tour.md").split("## How to extend it")[1]
     assert "One folder in `src/joulelab/distill/` and one line in `lookup`" in extend
     assert "One file in `src/joulelab/meter/sensors/` and one line in `lookup:SENSORS`" in extend
-    assert "One file in `src/joulelab/evaluate/` and one call in a recipe" in extend
+    assert "One file in `src/joulelab/evaluate/` and one line in `lookup:EVALUATORS`" in extend

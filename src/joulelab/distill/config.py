@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from joulelab import lookup
-from joulelab.errors import DependencyMissing
+from joulelab.errors import DependencyMissing, NotFoundError
 from joulelab.runs.phases import RENAMED_PHASES, Phase
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
@@ -33,8 +34,24 @@ class DistillSpec(TrainingRunSpec):
     eval_batch_size: int = Field(32, ge=1)
     """Batch size for evaluation and caching."""
 
+    evaluators: tuple[str, ...] = ()
+    """Further evaluators of the student: `size`, or your own file `./my_evaluator.py` that defines `evaluate`."""
+
     requires: ClassVar[tuple[str, ...]] = ("torch", "transformers")
     """Packages without which no stage can run."""
+
+    @field_validator("evaluators")
+    @classmethod
+    def _known_evaluators(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Files by their absolute path: a job may run in another directory."""
+        files = {name: Path(name).expanduser().absolute() for name in names if name.endswith(".py")}
+        try:
+            for name in names:
+                if name not in files:
+                    lookup.EVALUATORS.require(name)
+        except NotFoundError as error:
+            raise ValueError(f"{error.message}; {error.hint}") from None
+        return tuple(dict.fromkeys(str(files.get(name, name)) for name in names))
 
     @property
     def trainings(self) -> tuple[TrainingConfig, ...]:
@@ -44,6 +61,12 @@ class DistillSpec(TrainingRunSpec):
     def preflight(self) -> None:
         require_packages(*self.requires)
         require_trackers(self.trainings)
+        self.require_evaluators()
+
+    def require_evaluators(self) -> None:
+        for name in self.evaluators:
+            if name.endswith(".py") and not Path(name).is_file():
+                raise NotFoundError(f"there is no file {name}", "evaluators: name a built-in one or a .py file")
 
 
 class LanguageModelSpec(DistillSpec):

@@ -29,7 +29,9 @@ from torch import nn
 
 from joulelab import clock
 from joulelab.data import inputs as data_inputs
+from joulelab.data import sources
 from joulelab.distill.config import DistillSpec
+from joulelab.evaluate.evaluators import FILE, EvaluatorResults, TrainedStudent, load_evaluator, run_evaluator
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.runs.paths import read_json, write_json
@@ -72,6 +74,9 @@ class Recipe(Protocol[DataT, TeacherT]):
     def evaluate(self, data: DataT, student: Artifact, teacher: TeacherT | None) -> None:
         """Evaluate the student and report its results, next to the teacher's where there is one."""
 
+    def load_student(self, data: DataT, student: Artifact) -> nn.Module:
+        """The trained student on the run's device, for the evaluators that the settings name."""
+
 
 @dataclass(frozen=True)
 class StageSpec:
@@ -106,6 +111,8 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
         runner: Runner[DistillSpecT] = Runner(run, ranks)
         recipe, spec = make_recipe(runner), runner.spec
         recipe.check()
+        for name in spec.evaluators:
+            load_evaluator(name)
         require_energy_reading(run, *spec.trainings)
         data = recipe.data()
         if spec.until == "data" or not run.includes("teacher"):
@@ -116,6 +123,26 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
             student = recipe.student(data, teacher)
             if run.includes("evaluate"):
                 recipe.evaluate(data, student, teacher)
+                for name in spec.evaluators:
+                    _run_evaluator(runner, recipe, name, data, student)
+
+
+def _run_evaluator(
+    runner: Runner[DistillSpecT], recipe: Recipe[DataT, TeacherT], name: str, data: DataT, student: Artifact
+) -> None:
+    path = Path(name) if name.endswith(".py") else None
+
+    def score(stage: Stage) -> EvaluatorResults:
+        trained = TrainedStudent(recipe.load_student(data, student), data, runner.spec, runner.device)
+        return run_evaluator(name, trained, stage)
+
+    title = path.stem if path else name
+    inputs = {"evaluator": sources.content_hash(path) if path else name}
+    made = runner.evaluate(
+        f"student-{title}", "student", score, kind="evaluation", inputs=inputs, parents=[student.bill]
+    )
+    for key, result in read_json(made.folder / FILE).items():
+        runner.run.result(f"student.{title}.{key}", Result.model_validate(result))
 
 
 class Runner(Generic[SpecT]):

@@ -69,6 +69,9 @@ class LineRecipe:
             f"{role}.train", role, model, batches(data, config.batch_size, seed), objective, config, seed
         )
 
+    def load_student(self, data, student):
+        return self.load(student)
+
     def load(self, made):
         model = torch.nn.Linear(1, 1)
         load_weights(model, made.folder)

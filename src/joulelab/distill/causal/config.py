@@ -489,6 +489,7 @@ class CausalSpec(LanguageModelSpec):
         if folder and not Path(folder).is_dir():
             raise ConfigError(f"{Path(folder).absolute()} is not a folder", "check quality.harness_folder")
         require_trackers(self._all_trainings)
+        self.require_evaluators()
 
 
 # shards of the teacher's work

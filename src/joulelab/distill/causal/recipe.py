@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from torch import nn
+
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import prepare_data
@@ -104,11 +106,12 @@ class CausalRecipe:
     def student(self, data: Artifact, teacher: Artifact | None) -> Artifact:
         raise NotImplementedError
 
+    def load_student(self, data: Artifact, student: Artifact) -> nn.Module:
+        return load_student(student.folder).to(self.context.device)
+
     def evaluate(self, data: Artifact, student: Artifact, teacher: Artifact | None) -> None:
         reference = self._report_teacher_quality(data)
-        own = evaluate_model(
-            self.context, "student", data, lambda: load_student(student.folder).to(self.context.device), student.bill
-        )
+        own = evaluate_model(self.context, "student", data, lambda: self.load_student(data, student), student.bill)
         report_quality(self.runner.run, "student", own, reference)
         warn_if_guessing(self.context, own, data)
 

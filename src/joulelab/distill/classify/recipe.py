@@ -134,7 +134,7 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
     def save(self, model: nn.Module, folder: Path) -> None:
         raise NotImplementedError
 
-    def load(self, data: DataT, student: Artifact) -> nn.Module:
+    def load_student(self, data: DataT, student: Artifact) -> nn.Module:
         raise NotImplementedError
 
     def forward_from(self, layer: int) -> ForwardAdapter:
@@ -249,7 +249,7 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
     # evaluation
 
     def evaluate(self, data: DataT, student: Artifact, teacher: Teacher | None) -> None:
-        predicted = self.predictions(data, "student", "test", lambda: self.load(data, student), student.bill)
+        predicted = self.predictions(data, "student", "test", lambda: self.load_student(data, student), student.bill)
         report_quality(self.runner.run, "student", predicted, teacher.test if teacher else None)
 
 
@@ -383,7 +383,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
     def save(self, model: nn.Module, folder: Path) -> None:
         save_hf(model, load_tokenizer(self.spec.student.model), folder)
 
-    def load(self, data: Texts, student: Artifact) -> nn.Module:
+    def load_student(self, data: Texts, student: Artifact) -> nn.Module:
         return self._loader(data, str(student.folder))()
 
     def batches(self, data: Texts, batch_size: int, seed: int) -> BatchSource[Any]:
@@ -466,7 +466,7 @@ class ImageRecipe(_ClassificationRecipe[FitnetsImagesSpec, ImageSplits]):
     def save(self, model: nn.Module, folder: Path) -> None:
         save_weights(model, folder)
 
-    def load(self, data: ImageSplits, student: Artifact) -> nn.Module:
+    def load_student(self, data: ImageSplits, student: Artifact) -> nn.Module:
         return self._load(self.spec.student, data, student, seed=0)
 
     def batches(self, data: ImageSplits, batch_size: int, seed: int) -> BatchSource[Any]:

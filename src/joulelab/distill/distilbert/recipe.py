@@ -242,11 +242,16 @@ class DistilbertRecipe:
     # evaluation
 
     def evaluate(self, data: Artifact, student: Artifact, teacher: PretrainedLm | None) -> None:
-        trained = PretrainedLm(str(student.folder), student.bill, self.spec.student.type)
-        quality = self._report_quality("student", trained, data)
+        quality = self._report_quality("student", self._trained(student), data)
         problem = no_better_than_guessing(quality.loss, quality.unigram)
         if problem is not None:
             self.run.warn(problem)
+
+    def _trained(self, student: Artifact) -> PretrainedLm:
+        return PretrainedLm(str(student.folder), student.bill, self.spec.student.type)
+
+    def load_student(self, data: Artifact, student: Artifact) -> nn.Module:
+        return self._prepared(self._trained(student).load())
 
     def _report_quality(self, role: str, model: PretrainedLm, data: Artifact) -> HeldOutLoss:
         """Of a trained or named model; a teacher that several students share is evaluated once."""

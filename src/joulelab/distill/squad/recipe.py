@@ -111,7 +111,7 @@ class SquadRecipe:
         )  # fmt: skip
 
     def _live_teacher(self, teacher: Artifact) -> nn.Module:
-        model = load_qa_model(str(teacher.folder), 0, require_head=True).to(self.runner.device).requires_grad_(False)
+        model = self._load(teacher).requires_grad_(False)
         compile_in_place(model, self.spec.training.compile)
         return model
 
@@ -167,10 +167,17 @@ class SquadRecipe:
             f"{role}: exact match {100 * exact.value:.1f} %, F1 {100 * f1.value:.1f} % on {exact.trials} questions"
         )
 
+    def load_student(self, data: Artifact, student: Artifact) -> nn.Module:
+        return self._load(student)
+
+    def _load(self, model: Artifact) -> nn.Module:
+        return load_qa_model(str(model.folder), 0, require_head=True).to(self.runner.device)
+
     def _scores(self, model: Artifact, features: SquadFeatures, stage: Stage) -> SquadScores:
         config, device = self.spec.evaluation, self.runner.device
-        loaded = load_qa_model(str(model.folder), 0, require_head=True).to(device)
-        scores = score_tokens(loaded, features, self.spec.eval_batch_size, device, self.runner.counter(stage))
+        scores = score_tokens(
+            self._load(model), features, self.spec.eval_batch_size, device, self.runner.counter(stage)
+        )
         questions = load_questions(features.folder)
         limits = SearchLimits(config.n_best_size, config.max_answer_length)
         candidates = find_answers(features, questions, scores, limits)
