@@ -13,6 +13,8 @@ from commands import joulelab, joulelab_here
     [
         (["demo-kd", "training.learnig_rate=1"], "did you mean training.learning_rate?"),
         (["demo-kd", "training.epochs=[1, 2]"], "training.epochs: expected a number, found a list [1, 2]"),
+        (["demo-kd", "evaluators=[sise]"], "unknown evaluator 'sise'; did you mean 'size'?"),
+        (["demo-kd", "evaluators=[./mine.py]"], "mine.py"),
         (["demo-kb"], "did you mean 'demo-kd'?"),
         (["missing.yaml"], "no such file: missing.yaml"),
         (["demo-kd", "seed"], "'seed' is not a setting"),
