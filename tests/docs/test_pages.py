@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
@@ -97,3 +98,16 @@ def test_the_zoos_sizes_in_the_results_are_those_the_zoo_lists() -> None:
 def test_every_error_component_of_a_figure_is_explained() -> None:
     listed = re.findall(r"^\| `([a-z ]+)` \|", document("docs/measuring.md"), re.MULTILINE)
     assert set(get_args(ErrorName)) <= set(listed)
+
+
+def test_messages_explained_in_troubleshooting_are_messages_of_the_program() -> None:
+    explained = re.findall(r"^### `([^`]+)`$", document("docs/troubleshooting.md"), re.MULTILINE)
+    assert len(explained) >= 5
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "joulelab").rglob("*.py"))
+    assert not [message for message in explained if message not in sources]
+
+
+def test_every_extra_is_on_the_install_page() -> None:
+    extras = tomllib.loads(document("pyproject.toml"))["project"]["optional-dependencies"]
+    rows = re.findall(r"^\| (`[\w-]+`(?:, `[\w-]+`)*) \|", document("docs/install.md"), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w-]+)`", row)} == set(extras)
