@@ -6,6 +6,8 @@ A comment on the line before a block changes that:
     <!-- needs: PACKAGE -->      skipped where the package is not installed
     <!-- file: NAME -->          written to the folder under this name, for the blocks after it
 
+Job scripts (`#SBATCH`) are run by tests/cluster.
+
 The blocks of a page share a folder and a store, so a block may use the runs and files of an earlier one.
 """
 
@@ -39,12 +41,16 @@ class Block:
 
     @property
     def is_example(self) -> bool:
-        return self.language in ("sh", "python") and self.mark not in ("not run", "file")
+        is_job = self.text.startswith("#!/bin/bash\n#SBATCH")  # tests/cluster runs these on a real Slurm
+        return self.language in ("sh", "python") and self.mark not in ("not run", "file") and not is_job
+
+
+def blocks_of_text(text: str) -> list[Block]:
+    return [Block(language, inner, mark, value) for mark, value, language, inner in BLOCK.findall(text)]
 
 
 def blocks_of(page: str) -> list[Block]:
-    found = BLOCK.findall(document(f"docs/{page}"))
-    return [Block(language, text, mark, value) for mark, value, language, text in found]
+    return blocks_of_text(document(f"docs/{page}"))
 
 
 # Half a minute and more each on two cores: they load SmolLM2 or tokenize all reviews. CI runs them with the slow tests.
