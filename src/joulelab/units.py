@@ -27,6 +27,12 @@ def with_prefix(value: float, unit: str, more: int = 0) -> str:
     return f"0 {unit}" if value == 0 else f"{value:.2g} {unit}"
 
 
+def kwh_text(energy_j: float) -> str:
+    """`0.0406 kWh`; `4.06e-05 kWh` below a ten-thousandth."""
+    kwh = energy_j / J_PER_KWH
+    return f"{three_digits(kwh) if abs(kwh) >= 99.95 else f'{kwh:.3g}'} kWh"
+
+
 def plural(count: int, noun: str) -> str:
     """'1 attempt', '2 attempts'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

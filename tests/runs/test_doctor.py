@@ -109,9 +109,12 @@ def test_doctor_answers_in_json_with_a_rapl_tree_of_our_own(doctor, rapl_tree):
     assert found["fsync"]["median_s"] > 0
 
 
-def test_doctor_prints_tables_for_people(doctor, rapl_tree):
+def test_doctor_answers_first_and_prints_all_tables_on_request(doctor, rapl_tree):
     text = doctor("--rapl-root", str(rapl_tree)).stdout
-    assert "Energy measurement on" in text and "uses 0.40 % of one core" in text
+    assert text.startswith("Energy on ") and "cpu measured" in text.splitlines()[0]
+    assert "of one core" not in text
+    assert "uses 0.40 % of one core" in doctor("--rapl-root", str(rapl_tree), "-v").stdout
+    assert doctor("--rapl-root", str(rapl_tree), "-q").stdout == text.splitlines()[0] + "\n"
 
 
 def test_calibrating_keeps_a_profile_and_shows_it(doctor, rapl_tree, tmp_path):

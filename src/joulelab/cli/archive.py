@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir, SeveralRuns
+from joulelab.cli.options import AsJson, RunsDir, SeveralRuns, detail, note
 from joulelab.errors import InvalidMeasurement, JoulelabError, UsageError
+from joulelab.units import plural, size_text
 
 if TYPE_CHECKING:
     from joulelab.runs.verification import FigureCheck
@@ -38,7 +39,6 @@ def pack(
     from joulelab.runs.groups import group_folders_of, run_folders_of, with_ancestors
     from joulelab.runs.pack import pack as write_archive
     from joulelab.runs.store import store_root
-    from joulelab.units import size_text
 
     if out.exists() and not force:
         raise UsageError(f"{out} already exists", "use --force to overwrite it")
@@ -49,16 +49,16 @@ def pack(
     write_missing_reports([*groups, *(() if groups else runs)])
     archive = write_archive(runs, groups, out, artifacts)
     for name, count in archive.redacted.items():
-        print(f"redacted in {name}: {count}", file=sys.stderr)
+        note(f"redacted in {name}: {count}")
     if as_json:
         import json
         from dataclasses import asdict
 
         print(json.dumps({**asdict(archive), "archive": str(archive.archive)}, indent=2))
         return
-    packed = f"{len(archive.runs)} run" + ("" if len(archive.runs) == 1 else "s")
+    packed = plural(len(archive.runs), "run")
     print(f"{archive.archive}: {packed}, {archive.files} files, {size_text(archive.size_bytes)}")
-    print(f"verify it: joulelab unpack --verify {archive.archive}")
+    note(f"verify it: joulelab unpack --verify {archive.archive}")
 
 
 def write_missing_reports(folders: list[Path]) -> None:
@@ -109,9 +109,11 @@ def unpack(
     if as_json:
         print_json(folder, runs, checks)
     else:
-        print(f"{folder}: {len(runs)} run{'' if len(runs) == 1 else 's'}, all checksums match")
-        if checks is not None:
-            print_checks(checks)
+        unpacked = f"{folder}: {plural(len(runs), 'run')}, all checksums match"
+        if checks is None:
+            print(unpacked)
+        else:
+            print_checks(checks, unpacked)
     if checks is not None and (wrong := _main_figures_first([check for check in checks if not check.good])):
         names = ", ".join(f"{check.run_id}: {check.figure}" for check in wrong[:3])
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -129,19 +131,48 @@ def print_json(folder: Path, runs: list[Path], checks: list[FigureCheck] | None)
     print(json.dumps({**data, "figures": None if checks is None else [asdict(check) for check in checks]}, indent=2))
 
 
-def print_checks(checks: list[FigureCheck]) -> None:
+def print_checks(checks: list[FigureCheck], unpacked: str) -> None:
+    """Counts by run and the figures that do not match; with -v by kind of figure, and what else was found."""
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.grid import make_grid
+
+    unchecked = sum(check.verdict in UNCHECKED for check in checks)
+    good = sum(check.verdict == "matches" for check in checks)
+    newer = sum(check.verdict == "newer method" for check in checks)
+    verdict = f"{good} of {len(checks) - unchecked} recomputed figures match"
+    verdict += f"; {newer} differ because this version uses a newer method" if newer else ""
+    if detail() == "verbose":
+        print(f"{unpacked}; {verdict}")
+        print_all_checks(checks)
+        return
+    rows = [
+        (run_id, *_counts([check for check in checks if check.run_id == run_id]))
+        for run_id in dict.fromkeys(check.run_id for check in checks)
+    ]
+    wrong = _main_figures_first([check for check in checks if not check.good])
+    grids = [make_grid("", "Run!|Match>|Newer method>|Wrong>|Not checked>", rows)]
+    if wrong:
+        grids.append(make_grid("Figures that do not match the traces and marks", CHECK_TITLES, _check_rows(wrong)))
+    print_answer(f"{unpacked}; {verdict}", grids, more="counts by kind of figure, what was not checked")
+
+
+def _counts(checks: list[FigureCheck]) -> tuple[str, ...]:
+    found = [check.verdict for check in checks]
+    counts = [found.count("matches"), found.count("newer method"), sum(verdict in WRONG for verdict in found)]
+    return tuple(str(count or "-") for count in (*counts, len(found) - sum(counts)))
+
+
+def print_all_checks(checks: list[FigureCheck]) -> None:
     """Per run, counts by kind of figure, then every figure that does not match."""
     from joulelab.cli.console import print_grid
     from joulelab.report.tables.grid import make_grid
 
     for run_id in dict.fromkeys(check.run_id for check in checks):
         mine = [check for check in checks if check.run_id == run_id]
-        rows = []
-        for subject in dict.fromkeys(check.subject for check in mine):
-            found = [check.verdict for check in mine if check.subject == subject]
-            counts = [found.count("matches"), found.count("newer method"), sum(v in WRONG for v in found)]
-            other = len(found) - sum(counts)
-            rows.append((subject, *(str(count or "-") for count in (*counts, other))))
+        rows = [
+            (subject, *_counts([check for check in mine if check.subject == subject]))
+            for subject in dict.fromkeys(check.subject for check in mine)
+        ]
         print_grid(make_grid(run_id, "Figures|Match>|Newer method>|Wrong>|Not checked>", rows))
         print_rows(
             "Figures that do not match the traces and marks",
@@ -149,16 +180,11 @@ def print_checks(checks: list[FigureCheck]) -> None:
         )
         energy = [check for check in mine if check.verdict == "newer method" and check.figure in MAIN_FIGURES]
         print_rows("Changed by a newer method", energy)
-        unchecked = [check for check in mine if check.verdict in ("redacted", "no evidence", "not in the archive")]
-        print_rows("Not checked", unchecked)
-    good = sum(check.verdict == "matches" for check in checks)
-    newer = sum(check.verdict == "newer method" for check in checks)
-    unchecked_count = sum(check.verdict in ("redacted", "no evidence", "not in the archive") for check in checks)
-    print(f"{good} of {len(checks) - unchecked_count} recomputed figures match")
-    if newer:
-        print(f"{newer} differ because this version uses a newer method")
+        print_rows("Not checked", [check for check in mine if check.verdict in UNCHECKED])
 
 
+UNCHECKED = ("redacted", "no evidence", "not in the archive")
+CHECK_TITLES = "Figure|Recorded>|Recomputed>|Verdict"
 WRONG = ("differs", "cannot be recomputed")
 MAIN_FIGURES = ("totals.best.energy_j", "totals.best.half_width_j", "totals.duration_s", "validity.grade")
 MOST_ROWS = 12
@@ -174,10 +200,14 @@ def print_rows(caption: str, checks: list[FigureCheck]) -> None:
 
     if not checks:
         return
-    rows = [(check.figure, _value(check.recorded), _value(check.recomputed), _verdict(check)) for check in checks]
-    print_grid(make_grid(caption, "Figure|Recorded>|Recomputed>|Verdict", rows[:MOST_ROWS]))
+    rows = _check_rows(checks)
+    print_grid(make_grid(caption, CHECK_TITLES, rows[:MOST_ROWS]))
     if len(rows) > MOST_ROWS:
         print(f"and {len(rows) - MOST_ROWS} more (--json has all)")
+
+
+def _check_rows(checks: list[FigureCheck]) -> list[tuple[str, ...]]:
+    return [(check.figure, _value(check.recorded), _value(check.recomputed), _verdict(check)) for check in checks]
 
 
 def _verdict(check: FigureCheck) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import AsJson, RunsDir, complete_runs, detail
 from joulelab.errors import JoulelabError, UsageError
+from joulelab.units import plural
 
 if TYPE_CHECKING:
+    from joulelab.report.compare.comparison import Comparison
+    from joulelab.report.tables.grid import Grid
     from joulelab.report.tables.sweep_table import Sweep
     from joulelab.runs.index import IndexReporter, QueryResult
     from joulelab.runs.record import RunRecord
@@ -34,7 +39,9 @@ def runs(
         bool, typer.Option("--compact", help="Convert traces of finished runs to Parquet instead of listing.")
     ] = False,
 ) -> None:
-    """List the runs and groups of the store, oldest first, with status, quality and energy.
+    """List the runs of the store, oldest first, with quality, energy and time; the newest that fit on a screen.
+
+    -v lists all runs and the groups, -q the ids alone.
 
     The list is read from index.parquet in the store, which is updated first and can be deleted at any time.
     For anything beyond a list use `joulelab query`.
@@ -55,8 +62,8 @@ def runs(
 
 
 def list_runs(store: Path, last: int | None) -> None:
-    from joulelab.cli.console import print_grid, print_result
-    from joulelab.report.tables.comparison_tables import groups_table, runs_grid
+    from joulelab.cli.console import SCREEN_LINES, print_answer
+    from joulelab.report.tables.comparison_tables import groups_grid, runs_grid
     from joulelab.runs.groups import load_group
     from joulelab.runs.index import LISTING, listed_run
     from joulelab.runs.store import group_folders
@@ -65,8 +72,9 @@ def list_runs(store: Path, last: int | None) -> None:
     if not texts:
         print(f"no runs under {store.absolute()}; `joulelab demo` creates some", file=sys.stderr)
         return
-    shown = [listed_run(text) for text in (texts[-last:] if last else texts)]
-    print_grid(runs_grid(cast("list[RunRecord]", shown)))  # they have every field that the table shows
+    chosen = texts[-last:] if last else texts
+    # more runs than a screen has lines are not parsed for it
+    shown = [listed_run(text) for text in (chosen[-SCREEN_LINES:] if detail() == "normal" else chosen)]
     groups = []
     for folder in group_folders(store):
         try:
@@ -76,8 +84,21 @@ def list_runs(store: Path, last: int | None) -> None:
     if last:
         ids = {run.run_id for run in shown}
         groups = [group for group in groups if any(member.run_id in ids for member in group.members)]
-    if groups:
-        print_result(groups_table(groups))
+    records = cast("list[RunRecord]", shown)  # they have every field that the table shows
+    counts = [plural(len(chosen), "run")] + ([plural(len(groups), "group")] if groups else [])
+    newest = f", newest {groups[-1].group_id}" if groups else ""
+    result = f"{', '.join(counts)}{newest}, in {store}"
+    if detail() == "verbose":
+        print_answer(result, [runs_grid(records), *([groups_grid(groups)] if groups else [])])
+        return
+    hidden = len(chosen) - len(shown)
+    print_answer(
+        result,
+        [runs_grid(records, brief=True)],
+        brief=[run.run_id for run in shown],
+        more=", ".join(filter(None, [plural(hidden, "older run") if hidden else "", "groups" if groups else ""])),
+        newest_last=True,
+    )
 
 
 def _listed(store: Path, columns: list[str]) -> list[tuple[str, ...]]:
@@ -118,14 +139,17 @@ def compact_store(store: Path, as_json: bool) -> None:
 def show(
     name: Annotated[
         str,
-        typer.Argument(help="Run or group: id, its start or end, directory, quoted pattern, or `last`."),
+        typer.Argument(
+            help="Run or group: id, its start or end, directory, quoted pattern, or `last`.",
+            autocompletion=complete_runs,
+        ),
     ],
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the stages and energy of a run, or the comparison of a group. Also works for running and killed runs.
 
-    A pattern such as 'demo-kd-*' shows every matching run, oldest first; with --json as a list.
+    A pattern such as 'demo-kd-*' prints a line for every matching run, oldest first; with --json a list.
     """
     from joulelab.runs.groups import folders_named, is_pattern
     from joulelab.runs.store import load_record, store_root
@@ -139,10 +163,49 @@ def show(
         texts = [record.model_dump_json(indent=2) for record in records]
         print("[" + ",\n".join(texts) + "]" if is_pattern(name) else texts[0])
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.comparison_tables import run_view
+    if len(records) > 1 and detail() != "verbose":
+        from joulelab.cli.console import print_lines
+        from joulelab.report.tables.run_tables import run_result
 
-    print_result(*(run_view(record) for record in records))
+        print_lines([f"{record.run_id}  {run_result(record)}" for record in records])
+        return
+    for record in records:
+        print_run(record, with_id=True)
+
+
+def print_run(record: RunRecord, with_id: bool = False) -> None:
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.comparison_tables import run_view
+    from joulelab.report.tables.run_tables import run_remarks, run_result, summary_grids
+
+    print_answer(
+        run_result(record),
+        summary_grids(record),
+        [*run_remarks(record), *([f"run {record.run_id}"] if with_id else [])],
+        full=lambda: [run_view(record)],
+        more="all tables, checks and notes",
+    )
+
+
+def print_comparison(comparison: Comparison, warning: str = "", differing: Sequence[Grid] = ()) -> None:
+    """`warning` and `differing`: what differs between the runs besides the method."""
+    from joulelab.cli.console import print_answer
+    from joulelab.report.compare.verdict import short_verdict, verdict
+    from joulelab.report.tables.comparison_tables import comparison_view, incomplete_grid
+    from joulelab.report.tables.grid import to_rich
+    from joulelab.report.tables.overview_table import brief_grid
+
+    headline, *sentences = short_verdict(comparison, warning)
+    grids = [brief_grid(comparison)] if comparison.rows else []
+    if comparison.incomplete:
+        grids.append(incomplete_grid(comparison))
+    print_answer(
+        headline,
+        grids,
+        [*sentences, *(f"! {text}" for text in verdict(comparison).provenance)],
+        full=lambda: [*([f"! {warning}"] if warning else []), comparison_view(comparison), *map(to_rich, differing)],
+        more="differences with intervals, stages, break-even",
+    )
 
 
 def show_group(folder: Path, as_json: bool) -> None:
@@ -164,23 +227,21 @@ def show_group(folder: Path, as_json: bool) -> None:
 
         print(json.dumps(comparison_data(comparison), indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.comparison_tables import comparison_view
-
-    print_result(comparison_view(comparison))
+    print_comparison(comparison)
 
 
 def show_sweep(sweep: Sweep, as_json: bool) -> None:
-    from joulelab.report.tables.sweep_table import sweep_data, sweep_view
+    from joulelab.report.tables.sweep_table import sweep_data, sweep_grids, sweep_headline, sweep_view
 
     if as_json:
         import json
 
         print(json.dumps(sweep_data(sweep), indent=2))
         return
-    from joulelab.cli.console import print_result
+    from joulelab.cli.console import print_answer
 
-    print_result(sweep_view(sweep))
+    grids = sweep_grids(sweep)[:1]
+    print_answer(sweep_headline(sweep), grids, full=lambda: [sweep_view(sweep)], more="further results")
 
 
 def query(
@@ -232,7 +293,7 @@ def query(
 
 
 def print_answer(answer: QueryResult) -> None:
-    from joulelab.cli.console import fits, print_grid, print_records
+    from joulelab.cli.console import fits, print_answer, print_records
     from joulelab.report.tables.grid import Column, Grid
 
     numeric = [
@@ -242,12 +303,12 @@ def print_answer(answer: QueryResult) -> None:
         Column(name, "right" if right else "left", whole=True)
         for name, right in zip(answer.columns, numeric, strict=True)
     )
-    count = f"{len(answer.rows)} row" + ("" if len(answer.rows) == 1 else "s")
-    grid = Grid(count, columns, tuple(tuple(map(cell, row)) for row in answer.rows))
-    if fits(grid):
-        print_grid(grid)
+    count = plural(len(answer.rows), "row")
+    grid = Grid("", columns, tuple(tuple(map(cell, row)) for row in answer.rows))
+    if detail() == "quiet" or fits(grid):
+        print_answer(count, [grid], brief=["\t".join(row) for row in grid.rows])
     else:
-        print_records(grid)
+        print_records(replace(grid, caption=count))
 
 
 def cell(value: Any) -> str:
@@ -275,8 +336,16 @@ def print_schema(as_json: bool) -> None:
         }
         print(json.dumps(listed, indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import make_grid, to_rich
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.grid import make_grid
 
-    for table, rows in tables.items():
-        print_result(to_rich(make_grid(table, "Column!|Type!|Description", rows)))
+    grids = [make_grid(table, "Column!|Type!|Description", rows) for table, rows in tables.items()]
+    names = [(table, ", ".join(row[0] for row in rows)) for table, rows in tables.items()]
+    if detail() == "verbose":
+        print_answer("", grids)
+        return
+    print_answer(
+        f"Tables: {', '.join(tables)}",
+        [make_grid("", "Table!|Columns", names)],
+        more="type and description of every column",
+    )

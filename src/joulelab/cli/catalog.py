@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson
+from joulelab.cli.options import AsJson, complete_models, detail
 
 if TYPE_CHECKING:
     from joulelab.runs.spec import Explained
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def zoo(
-    name: Annotated[str | None, typer.Argument(help="Model to show, or a .py file that defines MODEL.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Model to show, or a .py file that defines MODEL.", autocompletion=complete_models),
+    ] = None,
     size: Annotated[
         str, typer.Option("--size", help="Size to compute FLOPs and memory for (default: the published size).")
     ] = "",
@@ -33,17 +38,35 @@ def zoo(
 
       joulelab zoo gpt2 --size base
     """
-    from joulelab.report.tables.training_table import listing_grid, model_grids, paper_grids
+    import json
+
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.grid import to_rich
+    from joulelab.report.tables.training_table import families_grid, listing_grid, model_grids, paper_grids
     from joulelab.zoo.registry import all_models, find_model
 
     if name is None:
         rows = [describe(entry) for entry in all_models()]
-        _print(rows, [listing_grid(rows)], as_json)
+        if as_json:
+            print(json.dumps(rows, indent=2))
+        elif detail() == "verbose":
+            print_answer(f"{len(rows)} models", [listing_grid(rows)])
+        else:
+            print_answer(
+                f"{len(rows)} models; `joulelab zoo NAME` shows one",
+                [families_grid(rows)],
+                brief=[row["name"] for row in rows],
+                more="sizes, inputs and packages of every model",
+            )
         return
     entry = find_model(name)
     row, cost = describe(entry), analytic_cost(entry, size)
-    grids = [*model_grids(row), *(paper_grids(cost, entry.item) if cost else ())]
-    _print({**row, "on_paper": cost}, grids, as_json)
+    if as_json:
+        print(json.dumps({**row, "on_paper": cost}, indent=2))
+        return
+    facts, *others = [*model_grids(row), *(paper_grids(cost, entry.item) if cost else ())]
+    result = f"{row['name']}: {row['about']}; {row['family']}, {row['task']}; one item is a {row['item']}"
+    print_answer(result, others, more="data and packages", full=lambda: map(to_rich, [facts, *others]))
 
 
 def describe(entry: ZooEntry) -> dict[str, Any]:
@@ -92,31 +115,117 @@ def _installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def _print(data: Any, grids: list[Any], as_json: bool) -> None:
-    if as_json:
-        import json
+@dataclass(frozen=True)
+class Family:
+    """Experiments about one question, with the hardware they were run on and for how long."""
 
-        print(json.dumps(data, indent=2))
-        return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import to_rich
+    title: str
+    hardware: str
+    durations: Mapping[str, str]
+    """Experiment to start with -> measured duration (docs/results.md), "" if it was not timed."""
+    members: tuple[str, ...]
+    """Patterns of all experiments of the family."""
 
-    print_result(*map(to_rich, grids))
+
+_ANY_CPU, _ONE_GPU, _LARGE_GPU = "2 CPU cores", "1 GPU", "1 GPU of 80 GB or more"
+FAMILIES = (
+    Family("Film reviews: what is a teacher worth?", _ANY_CPU, {"demo": "5 min"}, ("demo", "demo-*")),
+    Family(
+        "Film reviews: logits, features or relations?",
+        _ANY_CPU,
+        {"fitnets-quick": "2 min", "fitnets": "20 min", "fitnets-3-layers": "25 min", "fitnets-live": ""},
+        ("fitnets", "fitnets-[!i]*"),
+    ),
+    Family("Full-length reviews, the same five methods", _ONE_GPU, {"fitnets-imdb": "5 min"}, ("fitnets-imdb",)),
+    Family("Images: feature maps of a ResNet", _ANY_CPU, {"fitnets-images": ""}, ("fitnets-images",)),
+    Family(
+        "Masked language models, with and without a teacher",
+        _ANY_CPU,
+        {"distilbert-tiny-quick": "5 min", "distilbert-tiny": "35 min"},
+        ("distilbert-tiny*",),
+    ),
+    Family("DistilBERT as published", _ONE_GPU, {"distilbert": ""}, ("distilbert", "distilbert-seed")),
+    Family("Question answering on synthetic stories", _ANY_CPU, {"squad-tiny": ""}, ("squad-tiny*",)),
+    Family("Question answering on SQuAD", _ONE_GPU, {"squad": ""}, ("squad", "squad-labels")),
+    Family("Small language models, five methods", _ANY_CPU, {"compare-tiny": "8 min"}, ("*-tiny",)),
+    Family(
+        "Language models of 30 M parameters, five methods",
+        _ONE_GPU,
+        {"compare-small": "13 min", "compare-codecs-small": "6 min"},
+        ("*-small",),
+    ),
+    Family("OLMo-2 32B into 1B, 7B or 13B", _LARGE_GPU, {"sft-32b-to-1b": "", "kd-32b-to-1b": ""}, ("*-32b-to-*",)),
+)
+
+
+def families() -> list[tuple[Family, list[str]]]:
+    """Every experiment in the first family with a pattern that matches it."""
+    from fnmatch import fnmatchcase
+
+    from joulelab.runs.spec import experiment_names
+
+    found: list[tuple[Family, list[str]]] = [(family, []) for family in FAMILIES]
+    for name in experiment_names():
+        matching = (names for family, names in found if any(fnmatchcase(name, one) for one in family.members))
+        names = next(matching, None)
+        if names is None:
+            raise LookupError(f"experiment {name} is in no family of joulelab.cli.catalog.FAMILIES")
+        names.append(name)
+    return found
 
 
 def experiments(as_json: AsJson = False) -> None:
-    """List the experiments included with joulelab."""
-    from joulelab.runs.spec import EXPERIMENTS, experiment_names, read_mapping
+    """List the experiments by question, with hardware and measured duration; -v lists every member of a group."""
+    from joulelab.runs.spec import EXPERIMENTS, read_mapping
 
-    rows = {name: str(read_mapping(EXPERIMENTS / f"{name}.yaml").get("about", "")) for name in experiment_names()}
+    rows = [
+        {
+            "name": name,
+            "about": str(read_mapping(EXPERIMENTS / f"{name}.yaml").get("about", "")),
+            "family": family.title,
+            "hardware": family.hardware,
+            "duration": family.durations.get(name) or None,
+        }
+        for family, names in families()
+        for name in names
+    ]
     if as_json:
         import json
 
-        print(json.dumps([{"name": name, "about": about} for name, about in rows.items()], indent=2))
+        print(json.dumps(rows, indent=2))
         return
-    width = max(len(name) for name in rows)
-    for name, about in rows.items():
-        print(f"{name:<{width}}  {about}")
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.grid import make_grid
+
+    everything = [
+        make_grid(
+            f"{family.title} ({family.hardware})",
+            "Experiment!|Duration!|About",
+            [
+                (str(row["name"]), str(row["duration"] or "-"), str(row["about"]))
+                for row in rows
+                if row["family"] == family.title
+            ],
+        )
+        for family in FAMILIES
+    ]
+    brief = [
+        (family.title, family.hardware, ", ".join(_timed(*one) for one in family.durations.items()))
+        for family in FAMILIES
+    ]
+    if detail() == "verbose":
+        print_answer(f"{len(rows)} experiments", everything)
+        return
+    print_answer(
+        f"{len(rows)} experiments; start with: joulelab run demo",
+        [make_grid("", "Question|Hardware!|Experiment (duration)", brief)],
+        more="all experiments and what they do",
+        brief=[str(row["name"]) for row in rows],
+    )
+
+
+def _timed(name: str, duration: str) -> str:
+    return f"{name} ({duration})" if duration else name
 
 
 _AS_WRITTEN = {"None": "null", "True": "true", "False": "false"}
@@ -150,14 +259,43 @@ def explain(
 
         print(json.dumps([{**row.__dict__, "pipelines": found.pipelines} for row in found.rows], indent=2))
         return
+    if detail() == "quiet":
+        print("\n".join(row.key for row in found.rows))
+        return
     if not key and pipeline is None:
-        print(f"pipelines: {', '.join(found.pipelines)}")
         print("Settings shared by all pipelines (--pipeline NAME lists all settings of one):\n")
-    for row in found.rows:
-        default = f" [default {_AS_WRITTEN.get(row.default, row.default)}]" if row.default else ""
-        print(f"{row.key} ({row.takes}){default}\n{indent(row.about, '    ')}")
-    if key and pipeline is None:
+    if len(found.rows) > _MOST_DESCRIBED and detail() == "normal":
+        _print_keys(found)
+    else:
+        for row in found.rows:
+            print(_described(row))
+    if pipeline is None:
         print(f"\n{_pipelines_text(found)}")
+
+
+# More settings than this do not fit on a screen with their descriptions.
+_MOST_DESCRIBED = 9
+
+
+def _described(row: Any) -> str:
+    default = f" [default {_AS_WRITTEN.get(row.default, row.default)}]" if row.default else ""
+    return f"{row.key} ({row.takes}){default}\n{indent(row.about, '    ')}"
+
+
+def _print_keys(found: Explained) -> None:
+    """Sections with their settings, without descriptions."""
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.grid import make_grid
+
+    sections: dict[str, list[str]] = {}
+    for row in found.rows:
+        if row.takes != "section":
+            section, _, name = row.key.rpartition(".")
+            sections.setdefault(section, []).append(name)
+    rows = [(section or "-", ", ".join(names)) for section, names in sections.items()]
+    last = found.rows[-1].key
+    grids = [make_grid("", "Section!|Settings", rows)]
+    print_answer("", grids, [f"One setting: joulelab explain {last}"], more="all descriptions")
 
 
 def _pipelines_text(found: Explained) -> str:

@@ -1,36 +1,116 @@
-"""Printing: results on stdout, at the terminal's width or PIPE_WIDTH in a pipe; progress of runs on stderr."""
+"""Printing: how much of an answer is printed, results on stdout, progress of runs on stderr.
+
+Every verb has `-v` and `-q` (`options.with_detail_options`). By default an answer is at most a screen: the result,
+then tables cut to what fits. `-v` prints everything, `-q` the result line alone.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.text import Text
 
-from joulelab.units import duration_text
+from joulelab.cli.options import detail
+from joulelab.units import duration_text, plural
 
 if TYPE_CHECKING:
-    from rich.progress import Task
-
     from joulelab.report.tables.grid import Grid
 
 
+# In a pipe, unless COLUMNS says otherwise.
 PIPE_WIDTH = 140
+SCREEN_LINES = 28
+# A table cut to fewer rows than this is left out of a screen.
+FEWEST_ROWS = 2
 # Wrapping cells takes a fraction of a millisecond per row, too long for tables with thousands of rows.
 MOST_WRAPPED_ROWS = 500
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
+    columns = os.environ.get("COLUMNS", "")
+    piped = int(columns) if columns.isdigit() and int(columns) >= 40 else PIPE_WIDTH
+    return Console(width=None if sys.stdout.isatty() else piped, highlight=False, markup=False)
 
 
 def print_result(*renderables: RenderableType) -> None:
     console = _console()
     for renderable in renderables:
         console.print(renderable)
+
+
+def print_answer(
+    result: str,
+    grids: Sequence[Grid] = (),
+    remarks: Iterable[str] = (),
+    *,
+    full: Callable[[], Iterable[RenderableType]] | None = None,
+    more: str = "",
+    brief: Sequence[str] | None = None,
+    newest_last: bool = False,
+) -> None:
+    """An answer at the detail that was asked for.
+
+    `result` is the answer in a line or two and comes first. By default `grids` follow, cut to a screen, then `remarks`,
+    each once. With -v `full` replaces all of it (default: the same, uncut); `more` names what it adds. With -q only
+    `brief` is printed (default: the result). `newest_last`: tables are cut at their beginning.
+    """
+    texts = list(dict.fromkeys(text for text in remarks if text))
+    if detail() == "quiet":
+        for line in [result] if brief is None else brief:
+            print(line)
+        return
+    console = _console()
+    if detail() == "verbose" and full is not None:
+        print_result(*full())
+        return
+    if result:
+        console.print(Text(result, style="bold"))
+    if detail() == "verbose":
+        for grid in grids:
+            print_grid(grid)
+        print_result(*map(Text, texts))
+        return
+    room = SCREEN_LINES - sum(_height(console, Text(text)) for text in [result, *texts] if text) - 1
+    cut = _print_cut(console, grids, room, newest_last)
+    for text in texts:
+        console.print(Text(text))
+    hidden = ", ".join(filter(None, [cut, more]))
+    if hidden:
+        console.print(Text(f"-v: {hidden}", style="dim"))
+
+
+def _print_cut(console: Console, grids: Sequence[Grid], room: int, newest_last: bool) -> str:
+    """Print the grids as far as they fit into `room` lines; returns what was left out."""
+    from joulelab.report.tables.grid import to_rich
+
+    left_out = []
+    for grid in grids:
+        shown = grid
+        height = _height(console, to_rich(shown))
+        while height > room and len(shown.rows) > FEWEST_ROWS:
+            keep = max(FEWEST_ROWS, len(shown.rows) - max(1, (height - room) // 2))
+            shown = replace(shown, rows=shown.rows[-keep:] if newest_last else shown.rows[:keep])
+            height = _height(console, to_rich(shown))
+        if height > room:
+            left_out.append(f"table {grid.caption!r}" if grid.caption else "another table")
+            continue
+        console.print(to_rich(shown))
+        room -= height
+        if len(shown.rows) < len(grid.rows):
+            left_out.append(plural(len(grid.rows) - len(shown.rows), f"{'older' if newest_last else 'more'} row"))
+    return ", ".join(left_out)
+
+
+def _height(console: Console, renderable: RenderableType) -> int:
+    return len(console.render_lines(renderable, pad=False))
 
 
 def fits(grid: Grid) -> bool:
@@ -40,16 +120,28 @@ def fits(grid: Grid) -> bool:
     return sum(widths) + 2 * len(widths) <= _console().width
 
 
+def print_lines(lines: Sequence[str], more: str = "") -> None:
+    """Lines of a list, at most a screen of them; with -v all."""
+    kept = list(lines) if detail() == "verbose" or len(lines) <= SCREEN_LINES else list(lines[: SCREEN_LINES - 1])
+    for line in kept:
+        print(line)
+    cut = plural(len(lines) - len(kept), "more line") if len(kept) < len(lines) else ""
+    hidden = ", ".join(filter(None, [cut, more]))
+    if hidden and detail() != "verbose":
+        print(f"-v: {hidden}")
+
+
 def print_records(grid: Grid) -> None:
     """Each row as one line per column, for rows that are too wide for a table."""
     names = max(cell_len(column.title) for column in grid.columns)
     room = max(20, _console().width - names - 4)
-    print(grid.caption)
+    lines = [grid.caption]
     for number, row in enumerate(grid.rows, 1):
-        print(f"\nrow {number}")
+        lines += ["", f"row {number}"]
         for column, text in zip(grid.columns, row, strict=True):
-            lines = [text[start : start + room] for start in range(0, max(1, len(text)), room)]
-            print(f"  {column.title.ljust(names)}  " + f"\n{' ' * (names + 4)}".join(lines))
+            first, *others = [text[start : start + room] for start in range(0, max(1, len(text)), room)]
+            lines += [f"  {column.title.ljust(names)}  {first}", *(" " * (names + 4) + other for other in others)]
+    print_lines(lines)
 
 
 def print_grid(grid: Grid) -> None:
@@ -76,54 +168,83 @@ def _one_line(cell: str) -> str:
     return cell.replace("\n", " ")
 
 
-# Progress of a run, on stderr: bars on a terminal, plain lines in a log.
+# Progress of a run, on stderr: bars on a terminal, plain lines in a log, nothing with -q.
 
 
 class PlainProgress:
-    """One line per finished stage, for logs of batch jobs."""
+    """One line per finished stage, for logs of batch jobs; the segments of a stage in a row share a line.
 
-    def __init__(self) -> None:
+    `stages=False` leaves out stages and messages other than warnings: a group has a line per member instead.
+    """
+
+    def __init__(self, stages: bool = True) -> None:
+        self._stages = stages
         self._stage = ""
+        self._running = False
         self._start_s = 0.0
+        self._seconds = 0.0
         self._text = ""
+        self._written: set[str] = set()
 
     def __enter__(self) -> PlainProgress:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.finish()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_line()
 
     def stage(self, name: str, total: int | None) -> None:
-        if name == self._stage:
-            return
-        self.finish()
-        self._stage, self._start_s, self._text = name, time.monotonic(), ""
+        if name != self._stage:
+            self._end_line()
+            self._stage, self._text, self._seconds = name, "", 0.0
+        if not self._running:
+            self._running, self._start_s = True, time.monotonic()
 
     def advance(self, done: int, text: str = "") -> None:
         self._text = text or self._text
 
     def write(self, text: str) -> None:
-        if self._text:  # without a text yet, the stage keeps its line for its end
-            self.finish()
+        if text in self._written or not (self._stages or text.startswith("warning: ")):
+            return
+        self._written.add(text)
+        if self._text or not self._running:  # without a text yet, a running stage keeps its line for its end
+            self._end_line()
+        self.line(text)
+
+    def line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        if self._stage:
-            duration = duration_text(time.monotonic() - self._start_s)
-            tail = f"  {self._text}" if self._text else ""
-            print(f"  {self._stage:<22} {duration:>10}{tail}", file=sys.stderr, flush=True)
-            self._stage = ""
+        if self._running:
+            self._seconds += time.monotonic() - self._start_s
+            self._running = False
+
+    def _end_line(self) -> None:
+        self.finish()
+        if self._stage and self._stages:
+            self.line(_stage_line(self._stage, self._seconds, self._text))
+        self._stage = ""
 
 
-class BarProgress:
-    """One bar per stage; finished stages stay on the screen."""
+def _stage_line(name: str, seconds: float, text: str) -> str:
+    return f"  {name:<22} {duration_text(seconds):>10}" + (f"  {text}" if text else "")
 
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
 
-        self._bars = RichProgress(
+class QuietProgress(PlainProgress):
+    """Nothing at all."""
+
+    def line(self, text: str) -> None: ...
+
+
+class BarProgress(PlainProgress):
+    """The running stage as a bar below the lines of the finished ones."""
+
+    def __init__(self, stages: bool = True) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        super().__init__(stages)
+        self._bars = Progress(
             TextColumn("  {task.description:<22}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
@@ -131,52 +252,43 @@ class BarProgress:
             TextColumn("{task.fields[text]}"),
             console=Console(stderr=True),
         )
-        self._stage = ""
-        self._task = self._bars.add_task("", visible=False, text="")
+        self._task: Any = None
 
     def __enter__(self) -> BarProgress:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.finish()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
         self._bars.stop()
 
     def stage(self, name: str, total: int | None) -> None:
-        if name == self._stage:
+        super().stage(name, total)
+        if self._task is None:
+            self._task = self._bars.add_task(name, total=total, text="")
+        else:
             self._bars.update(self._task, total=total)
-            return
-        self.finish()
-        self._stage = name
-        self._task = self._bars.add_task(name, total=total, text="")
 
     def advance(self, done: int, text: str = "") -> None:
-        if not self._stage:  # the bar of this stage has been replaced by a line
-            return
-        if text:
-            self._bars.update(self._task, completed=done, text=text)
-        else:
-            self._bars.update(self._task, completed=done)
+        super().advance(done, text)
+        if self._task is not None:
+            self._bars.update(self._task, completed=done, text=self._text)
 
-    def write(self, text: str) -> None:
-        if self._stage and self._live.fields["text"]:
-            self.finish()
+    def line(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)
 
     def finish(self) -> None:
-        """A finished bar becomes a line above the live one, so the screen reads as a log of stages."""
-        if self._stage:
-            task = self._live
-            duration = duration_text(task.elapsed or 0.0)
-            tail = f"  {task.fields['text']}" if task.fields["text"] else ""
+        super().finish()
+        if self._task is not None:
             self._bars.remove_task(self._task)
-            self._bars.console.print(f"  {self._stage:<22} {duration:>10}{tail}", markup=False, highlight=False)
-            self._stage = ""
-
-    @property
-    def _live(self) -> Task:
-        return next(task for task in self._bars.tasks if task.id == self._task)
+            self._task = None
 
 
-def watching() -> PlainProgress | BarProgress:
-    return BarProgress() if sys.stderr.isatty() else PlainProgress()
+def watching(stages: bool = True) -> PlainProgress:
+    """The progress display; `stages=False`: with -v only, stages have lines."""
+    if detail() == "quiet":
+        return QuietProgress()
+    shown = stages or detail() == "verbose"
+    return BarProgress(shown) if sys.stderr.isatty() else PlainProgress(shown)

@@ -22,6 +22,7 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
+    complete_models,
     read_names,
     settings_for,
 )
@@ -42,7 +43,10 @@ def infer(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="deit-t, deit-s, deit-b, bert-b, bert-l, a zoo model, a sample, a folder or a hub id."),
+        typer.Argument(
+            help="deit-t, deit-s, deit-b, bert-b, bert-l, a zoo model, a sample, a folder or a hub id.",
+            autocompletion=complete_models,
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -339,11 +343,10 @@ def infer_from_log(
 
         print(json.dumps({"file": str(file), **summary_data(log, rows)}, indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import to_rich
-    from joulelab.report.tables.log_tables import log_inference_grids, log_sentences
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.log_tables import inference_result, log_inference_grids, log_sentences
 
-    print_result(*(to_rich(grid) for grid in log_inference_grids(rows)), *log_sentences(log, rows))
+    print_answer(inference_result(rows), log_inference_grids(rows), log_sentences(log, rows))
 
 
 def _require_effect(rule: TimeRule, log: PowerLog) -> None:
@@ -429,7 +432,6 @@ def infer_pair(
 
         print(json.dumps({"student": ours.run_id, "teacher": theirs.run_id, "rows": pair_data(found)}, indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import to_rich
+    from joulelab.cli.console import print_answer
 
-    print_result(to_rich(pair_grid(ours, theirs, found)))
+    print_answer("", [pair_grid(ours, theirs, found)])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import AsJson, RunsDir, complete_runs, note
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,12 +63,10 @@ def import_log(
         return
     _print_log(log, file, idle, idle_watts, latency_ms, as_json)
     if out is not None:
-        import sys
-
         from joulelab.meter.importers.convert import write_trace
 
         write_trace(log, file, out)
-        print(f"trace: {out}", file=sys.stderr)
+        note(f"trace: {out}")
 
 
 def _check(period: float | None, idle: str | None, idle_watts: float | None, latency_ms: float | None) -> None:
@@ -103,11 +101,10 @@ def _print_log(
 
         print(json.dumps({"file": str(file), **summary_data(log, rows)}, indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import to_rich
-    from joulelab.report.tables.log_tables import log_grid, log_sentences
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.log_tables import log_grid, log_result, log_sentences
 
-    print_result(to_rich(log_grid(log, rows)), *log_sentences(log, rows))
+    print_answer(log_result(rows), [log_grid(log, rows)], log_sentences(log, rows))
 
 
 def _print_codecarbon(log: CodeCarbonLog, as_json: bool) -> None:
@@ -117,19 +114,23 @@ def _print_codecarbon(log: CodeCarbonLog, as_json: bool) -> None:
 
         print(json.dumps({**asdict(log), "label": "CodeCarbon's own figures; _j in joules"}, indent=2))
         return
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.grid import to_rich
-    from joulelab.report.tables.log_tables import codecarbon_grid
+    from joulelab.cli.console import print_answer
+    from joulelab.report.tables.log_tables import codecarbon_grid, codecarbon_result
 
-    notes = [f"Note: {note}." for note in log.notes]
-    print_result(to_rich(codecarbon_grid(log)), f"Times: {log.clock}.", *notes)
+    notes = [f"Note: {text}." for text in log.notes]
+    print_answer(codecarbon_result(log), [codecarbon_grid(log)], [f"Times: {log.clock}.", *notes])
 
 
 FORMATS = ("png", "svg")
 
 
 def plot(
-    source: Annotated[str, typer.Argument(metavar="LOG|RUN", help="Log file, or a run: id, directory, or `last`.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOG|RUN", help="Log file, or a run: id, directory, or `last`.", autocompletion=complete_runs
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
@@ -180,9 +181,7 @@ def _print_files(folder: Path, files: list[Path], empty: list[str], data: dict[s
     for path in (*files, folder / "summary.json"):
         print(path)
     if empty:
-        import sys
-
-        print(f"not plotted (not in the log): {', '.join(empty)}", file=sys.stderr)
+        note(f"not plotted (not in the log): {', '.join(empty)}")
 
 
 def _formats(text: str) -> list[str]:

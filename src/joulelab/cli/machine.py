@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import AsJson, RunsDir
+from joulelab.cli.options import AsJson, RunsDir, detail, note
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,29 +42,45 @@ def doctor(
 
     config = EnergyConfig() if rapl_root is None else EnergyConfig(rapl_root=str(rapl_root))
     require_rapl_root(config.rapl_root)
-    print("checking sensors, disk and recorder (about 4 s)", file=sys.stderr)
+    note("checking sensors, disk and recorder (about 4 s)")
     diagnosis = diagnose(config, store_root(runs_dir))
     if calibrate:
-        print("calibrating (half a minute per GPU, under load)", file=sys.stderr)
+        note("calibrating (half a minute per GPU, under load)")
         profile = measure_sensors(config, diagnosis)
         print(f"profile: {save_profile(profile)}", file=sys.stderr)
         diagnosis = diagnosis.model_copy(update={"profile": profile})
     if as_json:
         print(diagnosis.model_dump_json(indent=2))
     else:
-        from joulelab.cli.console import print_result
-        from joulelab.report.tables.grid import to_rich
+        from joulelab.cli.console import print_answer
 
-        print_result(*(to_rich(grid) for grid in grids(diagnosis)))
+        found = grids(diagnosis)
+        brief = [found[0], *([warnings_grid(diagnosis)] if any(not one.ok for one in diagnosis.findings) else [])]
+        print_answer(
+            doctor_line(diagnosis), found if detail() == "verbose" else brief, more="sensors, machine and versions"
+        )
     if require == "measured":
         demand(diagnosis)
+
+
+def doctor_line(diagnosis: Diagnosis) -> str:
+    """`Energy on host: gpu measured, cpu estimated, dram missing`."""
+    states = ", ".join(f"{component.component} {component.status}" for component in diagnosis.components)
+    return f"Energy on {diagnosis.host}: {states}"
+
+
+def warnings_grid(diagnosis: Diagnosis) -> Grid:
+    from joulelab.report.tables.grid import make_grid
+
+    rows = [(finding.what, finding.text) for finding in diagnosis.findings if not finding.ok]
+    return make_grid("Warnings", "Check!|Finding", rows)
 
 
 def grids(diagnosis: Diagnosis) -> list[Grid]:
     from joulelab.report.tables.grid import make_grid
 
     states = [(s.component, s.status, s.by, s.why, s.fix or "-") for s in diagnosis.components]
-    found = [make_grid(f"Energy measurement on {diagnosis.host}", "Component!|Status!|Sensor|Details|Fix", states)]
+    found = [make_grid("", "Component!|Status!|Sensor|Details|Fix", states)]
     if diagnosis.devices:
         found.append(make_grid("Sensors", "Device|Name|In total!|Readings", _device_rows(diagnosis)))
     rows = [("ok" if finding.ok else "warn", finding.what, finding.text) for finding in diagnosis.findings]
@@ -157,7 +173,7 @@ def prerun(
         from joulelab.runs.spec import load_spec
 
         energy = load_spec(experiment).energy
-    print(f"prerun: idle, load, idle, {seconds:g} s each", file=sys.stderr)
+    note(f"prerun: idle, load, idle, {seconds:g} s each")
     with watching() as progress:
         report = run_prerun(
             store_root(runs_dir), energy, Expected(expect_gpu, gpus, min_memory_gib), seconds, progress, strict
@@ -165,10 +181,9 @@ def prerun(
     if as_json:
         print(report.model_dump_json(indent=2))
     else:
-        from joulelab.cli.console import print_result
-        from joulelab.report.tables.grid import to_rich
+        from joulelab.cli.console import print_answer
 
-        print_result(to_rich(report_grid(report)))
+        print_answer(prerun_verdict(report), [report_grid(report)])
     enforce(report)
 
 
@@ -180,7 +195,12 @@ def report_grid(report: PrerunReport) -> Grid:
         (check.name, results.get(check.ok, "FAILED" if check.required else "warning"), check.text)
         for check in report.checks
     ]
-    verdict = "Ready to measure." if report.passed else "Not ready: see the failed checks."
-    if report.passed and report.grade == "C":
-        verdict = "All checks passed, but measurements here are grade C: see `joulelab doctor`."
-    return make_grid(f"Prerun {report.run_id}", "Check!|Result!|Finding", rows, verdict)
+    return make_grid(f"Prerun {report.run_id}", "Check!|Result!|Finding", rows)
+
+
+def prerun_verdict(report: PrerunReport) -> str:
+    if not report.passed:
+        return "Not ready: see the failed checks."
+    if report.grade == "C":
+        return "All checks passed, but measurements here are grade C: see `joulelab doctor`."
+    return "Ready to measure."

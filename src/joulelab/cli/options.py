@@ -7,12 +7,16 @@ given and `key.path=value` arguments. Options that stand for several settings (`
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,6 +27,93 @@ if TYPE_CHECKING:
     from joulelab.runs.phases import Phase, Shard
     from joulelab.runs.spec import RunSpec
 
+
+# -v and -q, the same on every verb.
+
+Detail = Literal["quiet", "normal", "verbose"]
+_DETAIL: ContextVar[Detail] = ContextVar("detail", default="normal")
+
+
+def detail() -> Detail:
+    """How much the verb that is running prints."""
+    return _DETAIL.get()
+
+
+@contextmanager
+def detail_level(level: Detail) -> Iterator[None]:
+    token = _DETAIL.set(level)
+    try:
+        yield
+    finally:
+        _DETAIL.reset(token)
+
+
+def with_detail_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The verb with `-v` and `-q`, which it does not see: it prints through `console.print_answer` and `note`."""
+    signature = inspect.signature(verb, eval_str=True)
+    flags = {
+        "verbose": Annotated[bool, typer.Option("--verbose", "-v", help="Print everything.")],
+        "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result line.")],
+    }
+
+    @functools.wraps(verb)
+    def wrapper(*args: Any, verbose: bool = False, quiet: bool = False, **kwargs: Any) -> Any:
+        for value in kwargs.values():
+            if isinstance(value, typer.Context):  # verbs read their options from it
+                for name in flags:
+                    value.params.pop(name, None)
+        if verbose and quiet:
+            raise UsageError("-v and -q were both given", "choose one of them")
+        with detail_level("verbose" if verbose else "quiet" if quiet else "normal"):
+            return verb(*args, **kwargs)
+
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in flags.items()
+    ]
+    wrapper.__signature__ = signature.replace(  # type: ignore[attr-defined]  # what typer reads
+        parameters=[*signature.parameters.values(), *added]
+    )
+    wrapper.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()} | flags
+    return wrapper
+
+
+def note(text: str, detail_needed: Detail = "normal") -> None:
+    """A message for people on stderr; not with -q, and with `verbose` only with -v."""
+    if detail() == "verbose" or (detail() == "normal" and detail_needed == "normal"):
+        print(text, file=sys.stderr, flush=True)
+
+
+# Shell completion: names that exist, without importing a framework.
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Runs and groups of the store, newest first."""
+    from joulelab.runs.store import group_folders, run_folders, store_root
+
+    store = store_root(None)
+    names = [folder.name for folder in (*group_folders(store), *run_folders(store))] if store.is_dir() else []
+    return [name for name in ["last", *reversed(names)] if name.startswith(incomplete)]
+
+
+def complete_experiments(incomplete: str) -> list[str]:
+    """Experiments of the package, then YAML files."""
+    from joulelab.runs.spec import experiment_names
+
+    names = [*experiment_names(), *(str(path) for path in Path().glob("*.yaml"))]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_models(incomplete: str) -> list[str]:
+    """Zoo models and samples."""
+    from joulelab.data.samples import SAMPLES
+    from joulelab.zoo.registry import all_models
+
+    names = [*(entry.name for entry in all_models()), *(f"sample:{name}" for name in SAMPLES)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+# Options of several verbs.
 
 RunsDir = Annotated[
     Path | None,
@@ -44,7 +135,9 @@ RequireGrade = Annotated[
 SeveralRuns = Annotated[
     list[str],
     typer.Argument(
-        metavar="RUN...", help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`."
+        metavar="RUN...",
+        help="Runs or groups: id, its start or end, directory, quoted pattern, or `last`.",
+        autocompletion=complete_runs,
     ),
 ]
 Baseline = Annotated[

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from joulelab.cli.options import AsJson, Baseline, IncludeRepeated, QualityName, RunsDir, SeveralRuns
+from joulelab.cli.options import AsJson, Baseline, IncludeRepeated, QualityName, RunsDir, SeveralRuns, complete_runs
 from joulelab.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -123,18 +124,12 @@ def compare(
 
 
 def _print_text(comparison: Comparison, selection: Selection) -> None:
-    from rich.text import Text
-
-    from joulelab.cli.console import print_result
-    from joulelab.report.tables.comparison_tables import comparison_view
-    from joulelab.report.tables.grid import to_rich
+    from joulelab.cli.browse import print_comparison
     from joulelab.report.tables.provenance import difference_grid, environment_differences, hardware_warning
 
-    warning = hardware_warning(selection.records, selection.folders)
-    if warning:
-        print_result(Text(f"! {warning}"))
     differing = (difference_grid(selection.group), environment_differences(selection.records, selection.folders))
-    print_result(*(to_rich(grid) for grid in differing if grid.rows), comparison_view(comparison))
+    warning = hardware_warning(selection.records, selection.folders)
+    print_comparison(comparison, warning, [grid for grid in differing if grid.rows])
 
 
 def _text(comparison: Comparison, form: Form) -> str:
@@ -154,7 +149,9 @@ def bill(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="ARTIFACT|RUN|GROUP", help="Run, group, `last`, `RUN/ARTIFACT`, or an artifact's folder or key."
+            metavar="ARTIFACT|RUN|GROUP",
+            help="Run, group, `last`, `RUN/ARTIFACT`, or an artifact's folder or key.",
+            autocompletion=complete_runs,
         ),
     ],
     students: Annotated[
@@ -204,10 +201,18 @@ def bill(
 
         print(json.dumps(bill_data(found, grams), indent=2))
     elif form in ("text", "markdown"):
-        from joulelab.cli.console import print_result
-        from joulelab.report.tables.bill_tables import bill_markdown, bill_view
+        from joulelab.cli.console import print_answer
+        from joulelab.report.tables.bill_tables import bill_markdown, bill_view, sentences, tree_grid
+        from joulelab.report.tables.grid import without_column
 
-        print(bill_markdown(found, grams), end="") if form == "markdown" else print_result(bill_view(found, grams))
+        if form == "markdown":
+            print(bill_markdown(found, grams), end="")
+            return
+        result, *remarks = sentences(found, grams)
+        grids = [without_column(replace(tree_grid(found), note=""), "Made by")]
+        print_answer(
+            result, grids, remarks, full=lambda: [bill_view(found, grams)], more="energy by component and method"
+        )
     else:
         from joulelab.report.export import codecarbon_csv, model_card
 

@@ -21,6 +21,9 @@ from joulelab.cli.options import (
     UntilOption,
     budget_settings,
     comparison_of,
+    complete_experiments,
+    detail,
+    note,
     prerun_experiment,
     read_phase,
     read_shard,
@@ -29,6 +32,8 @@ from joulelab.cli.options import (
 from joulelab.errors import UsageError
 
 if TYPE_CHECKING:
+    from joulelab.runs.context import Progress
+    from joulelab.runs.paths import RunPaths
     from joulelab.runs.phases import Phase, Shard
     from joulelab.runs.record import RunRecord
     from joulelab.runs.spec import RunSpec
@@ -53,7 +58,10 @@ class RunOptions:
 
 def run(
     experiment: Annotated[
-        str | None, typer.Argument(help="Name of an experiment (`joulelab experiments`) or a YAML file.")
+        str | None,
+        typer.Argument(
+            help="Name of an experiment (`joulelab experiments`) or a YAML file.", autocompletion=complete_experiments
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that override the experiment's.")
@@ -307,7 +315,7 @@ def resume_run(name: str, options: RunOptions) -> None:
             print(f"{folder.name} is already done; nothing to resume", file=sys.stderr)
             return
         for stage, step in RunPaths(folder).checkpointed_steps().items():
-            print(f"resuming {stage} from its checkpoint at step {step}", file=sys.stderr)
+            note(f"resuming {stage} from its checkpoint at step {step}")
         run_folder(folder, options)
 
 
@@ -320,14 +328,14 @@ def resume_group(folder: Path, as_json: bool) -> None:
 
 def run_folder(folder: Path, options: RunOptions) -> None:
     """Execute the run in `folder` and print its record."""
-    from joulelab.cli.console import print_result, watching
+    from joulelab.cli.browse import print_run
+    from joulelab.cli.console import watching
     from joulelab.report.page import write_report
-    from joulelab.report.tables.comparison_tables import run_view
     from joulelab.runs.execute import execute
     from joulelab.runs.paths import RunPaths
     from joulelab.runs.validity import enforce
 
-    print(f"run {folder}", file=sys.stderr)
+    note(f"run {folder}")
     try:
         with watching() as progress:
             record = execute(RunPaths(folder), progress, options.until)
@@ -343,32 +351,47 @@ def run_folder(folder: Path, options: RunOptions) -> None:
     if options.as_json:
         print(options.to_json(record))
     else:
-        print_result(run_view(record))
+        print_run(record)
         if page is not None:
-            print(f"\nreport: {page}", file=sys.stderr)
+            note(f"report: {page}")
     enforce(record)
 
 
 def run_group_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
-    from joulelab.cli.console import watching
     from joulelab.report.page import write_report
-    from joulelab.runs.groups import execute_group
-    from joulelab.runs.paths import GroupPaths
+    from joulelab.runs.execute import execute
     from joulelab.runs.validity import enforce
 
-    print(f"group {folder}", file=sys.stderr)
+    note(f"group {folder}")
     try:
-        with watching() as progress:
-            records = execute_group(GroupPaths(folder), progress)
+        records = execute_members(folder, execute)
     except BaseException:
         print(f"show what is done: joulelab show {folder}", file=sys.stderr)
         print(f"resume it:         joulelab run --resume {folder}", file=sys.stderr)
         raise
     show_group(folder, as_json)
-    print(f"\nreport: {write_report(folder)}", file=sys.stderr)
+    note(f"report: {write_report(folder)}")
     for record in records:
         enforce(record)
+
+
+def execute_members(folder: Path, run_one: Callable[[RunPaths, Progress], RunRecord]) -> list[RunRecord]:
+    """Run the members of a group that are not done; each ends with a line of progress."""
+    from joulelab.cli.console import watching
+    from joulelab.report.tables.run_tables import run_result
+    from joulelab.runs.groups import execute_group, load_group
+    from joulelab.runs.paths import GroupPaths
+
+    with watching(stages=False) as progress:
+
+        def run_member(run: RunPaths) -> RunRecord:
+            record, members = run_one(run, progress), load_group(folder).members
+            number = next(number for number, member in enumerate(members, 1) if member.run_id == record.run_id)
+            progress.line(f"[{number}/{len(members)}] {run_result(record)}")
+            return record
+
+        return execute_group(GroupPaths(folder), progress, run_member)
 
 
 def print_settings(settings: Mapping[str, object], as_json: bool = False) -> None:
@@ -391,10 +414,10 @@ def demo(
 ) -> None:
     """Fine-tune a teacher, train a student with three methods and two seeds each, and compare energy and accuracy."""
     from joulelab.data.samples import locate
-    from joulelab.runs.sensor_discovery import discovery_text
+    from joulelab.runs.sensor_discovery import discovery_text, sensors_line
     from joulelab.runs.store import store_root
 
     for name in ("minilm", "reviews"):
         locate(name)
-    print(discovery_text(estimate_cpu=True), file=sys.stderr)
+    note(discovery_text(estimate_cpu=True) if detail() == "verbose" else sensors_line(estimate_cpu=True))
     start("demo", overrides or [], RunOptions(store_root(runs_dir), as_json))

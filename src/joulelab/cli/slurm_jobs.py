@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from joulelab.cli.options import AsJson, Flag, RunsDir, merged, requested_settings
+from joulelab.cli.options import (
+    AsJson,
+    Flag,
+    RunsDir,
+    complete_experiments,
+    complete_runs,
+    merged,
+    note,
+    requested_settings,
+)
 from joulelab.errors import JoulelabError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +47,10 @@ FLAGS: Mapping[str, Flag] = {
 def submit(
     context: typer.Context,
     experiment: Annotated[
-        str | None, typer.Argument(help="Name of an experiment (`joulelab experiments`) or a YAML file.")
+        str | None,
+        typer.Argument(
+            help="Name of an experiment (`joulelab experiments`) or a YAML file.", autocompletion=complete_experiments
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -216,17 +228,26 @@ def print_jobs(folder: Path, jobs: JobsFile, as_json: bool) -> None:
     if as_json:
         print(jobs.model_dump_json(indent=2))
         return
+    from joulelab.cli.console import print_lines
+
+    lines = []
     for job in jobs.jobs:
         tasks = f" x {len(job.runs)}" if job.array and job.runs else ""
         after = f"  after {job.after}" if job.after else ""
-        print(f"{job.job_id}  {job.key}{tasks}  {job.about}{after}")
-    print(f"\nscripts and logs: {folder / 'slurm'}", file=sys.stderr)
-    print(f"watch:  joulelab watch {folder.name}", file=sys.stderr)
-    print(f"cancel: joulelab cancel {folder.name}", file=sys.stderr)
+        lines.append(f"{job.job_id}  {job.key}{tasks}  {job.about}{after}")
+    print_lines(lines)
+    note(f"scripts and logs: {folder / 'slurm'}")
+    note(f"watch:  joulelab watch {folder.name}")
+    note(f"cancel: joulelab cancel {folder.name}")
 
 
 def watch(
-    name: Annotated[str, typer.Argument(help="Run or group: id, part of it, directory or `last`; or a job id.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Run or group: id, part of it, directory or `last`; or a job id.", autocompletion=complete_runs
+        ),
+    ],
     interval_s: Annotated[float, typer.Option("--interval", min=0.2, help="Seconds between updates.")] = 5.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     runs_dir: RunsDir = None,
@@ -264,15 +285,14 @@ def watch(
 def _print_state(watcher: Watcher, as_json: bool) -> WatchedJobs:
     import json
 
-    from joulelab.cli.console import print_result
-    from joulelab.cluster.watch import watch_grids
-    from joulelab.report.tables.grid import to_rich
+    from joulelab.cli.console import print_answer
+    from joulelab.cluster.watch import watch_grids, watch_line
 
     watched = watcher.poll()
     if as_json:
         print(json.dumps(watched.data()), flush=True)
     else:
-        print_result(*(to_rich(grid) for grid in watch_grids(watched)))
+        print_answer(watch_line(watched), watch_grids(watched))
     return watched
 
 
@@ -298,7 +318,12 @@ def _follow(watcher: Watcher, interval_s: float, as_json: bool) -> WatchedJobs:
 
 
 def cancel(
-    name: Annotated[str, typer.Argument(help="Run or group: id, part of it, directory or `last`; or a job id.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Run or group: id, part of it, directory or `last`; or a job id.", autocompletion=complete_runs
+        ),
+    ],
     runs_dir: RunsDir = None,
 ) -> None:
     """Cancel the Slurm jobs of a run or group.

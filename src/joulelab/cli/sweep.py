@@ -14,6 +14,7 @@ from joulelab.cli.options import (
     RequestedSetting,
     RunsDir,
     base_settings,
+    note,
     read_override,
     requested_settings,
 )
@@ -155,21 +156,19 @@ def resume_sweep(store: Path, name: str, as_json: bool) -> None:
 
 def run_sweep_folder(folder: Path, as_json: bool) -> None:
     from joulelab.cli.browse import show_group
-    from joulelab.cli.console import PlainProgress
+    from joulelab.cli.run import execute_members
     from joulelab.cli.sweep_member import run_in_subprocess
     from joulelab.report.page import write_report
-    from joulelab.runs.groups import execute_group
-    from joulelab.runs.paths import GroupPaths
 
-    print(f"sweep {folder}", file=sys.stderr)
+    note(f"sweep {folder}")
     try:
-        records = execute_group(GroupPaths(folder), PlainProgress(), run_in_subprocess)
+        records = execute_members(folder, lambda run, _: run_in_subprocess(run))
     except BaseException:
         print(f"show what is done: joulelab show {folder}", file=sys.stderr)
         print(f"resume it:         joulelab sweep --resume {folder}", file=sys.stderr)
         raise
     show_group(folder, as_json)
-    print(f"\nreport: {write_report(folder)}", file=sys.stderr)
+    note(f"report: {write_report(folder)}")
     _require_all_done(folder, records)
 
 

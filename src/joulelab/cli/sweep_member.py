@@ -1,4 +1,4 @@
-"""One member of a sweep in its own process: `python -m joulelab.cli.sweep_member FOLDER`.
+"""One member of a sweep in its own process: `python -m joulelab.cli.sweep_member FOLDER DETAIL`.
 
 Memory, caches and peaks of the members are then independent, and an out-of-memory kill does not end the sweep.
 """
@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from joulelab.cli.options import Detail, detail, detail_level
 from joulelab.runs.context import StopRequest
 from joulelab.runs.paths import RunPaths
 
@@ -27,7 +28,7 @@ def run_in_subprocess(run: RunPaths) -> RunRecord:
     """Execute the run in a child process and return its record; signals are forwarded and end the sweep."""
     from joulelab.runs.store import load_record
 
-    command = [sys.executable, "-m", __name__, str(run.folder)]
+    command = [sys.executable, "-m", __name__, str(run.folder), detail()]
     with StopRequest() as stop:
         # a separate session: Ctrl-C in the terminal reaches only this process, which forwards it once
         child = subprocess.Popen(command, start_new_session=True)
@@ -59,15 +60,15 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             child.kill()
 
 
-def main(folder: Path) -> int:
-    """Execute the run; output goes to stderr, the record is in the folder."""
+def main(folder: Path, level: Detail) -> int:
+    """Execute the run; output goes to stderr, with -v of the sweep all stages; the record is in the folder."""
     from joulelab.cli.console import watching
     from joulelab.errors import JoulelabError
     from joulelab.runs.execute import execute
 
     _exit_with_parent()
     try:
-        with watching() as progress:
+        with detail_level(level), watching(stages=False) as progress:
             execute(RunPaths(folder), progress)
     except JoulelabError as error:
         print(f"  failed: {error.message}" + (f"\n  hint: {error.hint}" if error.hint else ""), file=sys.stderr)
@@ -82,4 +83,4 @@ def _exit_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), cast(Detail, sys.argv[2])))

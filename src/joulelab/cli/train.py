@@ -15,6 +15,7 @@ from joulelab.cli.options import (
     Require,
     RequireGrade,
     RunsDir,
+    complete_models,
     read_trackers,
     read_yaml,
     settings_for,
@@ -30,7 +31,10 @@ def _flag(metavar: str, text: str, *names: str) -> Any:
 def train(
     context: typer.Context,
     model: Annotated[
-        str | None, typer.Argument(help="Zoo model (`joulelab zoo`), or a .py file that defines MODEL.")
+        str | None,
+        typer.Argument(
+            help="Zoo model (`joulelab zoo`), or a .py file that defines MODEL.", autocompletion=complete_models
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,

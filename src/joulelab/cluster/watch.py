@@ -28,7 +28,7 @@ from joulelab.runs.lock import is_held
 from joulelab.runs.paths import RunPaths, read_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.store import find_folder
-from joulelab.units import duration_text, energy_text, percent_text, power_text
+from joulelab.units import duration_text, energy_text, percent_text, plural, power_text
 
 # Speed is averaged over the last metric lines: enough to be steady, few enough to show a change.
 SPEED_LINES = 20
@@ -289,6 +289,14 @@ def find_watched(store: Path, name: str) -> Path:
         return folder_of_job(store, name)
     found = find_folder(store, name)
     return home_of(found) if name == "last" else found  # runs and group of a chain have the same timestamp
+
+
+def watch_line(watched: WatchedJobs) -> str:
+    """`demo-...: 3 of 7 runs done, 1 running`"""
+    statuses = [run.status for run in watched.runs]
+    others = [f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses) if status != "done"]
+    done = f"{statuses.count('done')} of {plural(len(statuses), 'run')} done"
+    return f"{watched.name}: {', '.join([done, *others])}"
 
 
 def watch_grids(watched: WatchedJobs) -> tuple[Grid, ...]:

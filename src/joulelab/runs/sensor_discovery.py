@@ -74,6 +74,16 @@ def demand_sensors(config: EnergyConfig) -> None:
     )
 
 
+def sensors_line(estimate_cpu: bool) -> str:
+    """The same in one sentence."""
+    sensors = discover_sensors(EnergyConfig(estimate_cpu=estimate_cpu))
+    if sensors.measured:
+        return f"Measured: {', '.join(dict.fromkeys(device.name for device in sensors.measured))}."
+    if sensors.estimate is None:
+        return "No energy sensor works on this machine: see `joulelab doctor`."
+    return "Energy is estimated from CPU time: no energy sensor works on this machine (see `joulelab doctor`)."
+
+
 def discovery_text(estimate_cpu: bool) -> str:
     """Which components are measured, which are estimated by which model, and why the rest is missing."""
     sensors = discover_sensors(EnergyConfig(estimate_cpu=estimate_cpu))

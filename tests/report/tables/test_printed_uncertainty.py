@@ -19,8 +19,8 @@ from joulelab.report.figures.comparison_figures import quality_against_energy, r
 from joulelab.report.figures.serving_figures import joules_against_time
 from joulelab.report.page import run_headline
 from joulelab.report.tables.bill_tables import bill_markdown, run_bill
-from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_table
-from joulelab.report.tables.grid import render_text
+from joulelab.report.tables.comparison_tables import comparison_markdown, run_view, runs_grid
+from joulelab.report.tables.grid import render_text, to_rich
 from joulelab.report.tables.run_tables import stages_grid
 from joulelab.runs.record import RunRecord
 from joulelab.runs.summary import flat_summary
@@ -44,7 +44,7 @@ def texts(records: list[RunRecord], made: Any, store: Path, measured: bool) -> d
     student = records[3]
     return {
         "show": render_text(run_view(student), 140),
-        "runs": render_text(runs_table(records), 140),
+        "runs": render_text(to_rich(runs_grid(records)), 140),
         "compare": comparison_markdown(compare(made.group_of(records), records, store)),
         "bill": bill_markdown(run_bill(student)),
         "page": run_headline(student),

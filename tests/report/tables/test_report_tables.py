@@ -9,7 +9,7 @@ import pytest
 
 from joulelab.report.compare.method_rows import compare
 from joulelab.report.energy_sums import brief_missing_text
-from joulelab.report.tables.comparison_tables import comparison_markdown, comparison_view, run_view, runs_table
+from joulelab.report.tables.comparison_tables import comparison_markdown, comparison_view, run_view, runs_grid
 from joulelab.report.tables.grid import make_grid, render_text, to_markdown, to_rich
 from joulelab.report.wording import ratio
 from joulelab.runs.record import ErrorRecord, Note
@@ -49,7 +49,7 @@ def test_a_failed_run_shows_its_error_and_its_joules(made, golden) -> None:
 
 
 def test_the_list_of_runs_reads_as_recorded(made, golden) -> None:
-    golden("runs.txt", render_text(runs_table([*made.demo_records()[:4], cut_short(made)]), WIDTH))
+    golden("runs.txt", render_text(to_rich(runs_grid([*made.demo_records()[:4], cut_short(made)])), WIDTH))
 
 
 def test_why_nothing_was_measured_is_said_once(made) -> None:
@@ -66,7 +66,7 @@ def test_a_run_without_a_single_reading_is_shown_all_the_same(made) -> None:
     record = made.make_record("response KD", 0, (), status="truncated")
     text = render_text(run_view(record), WIDTH)
     assert "missing: nothing was recorded" in text
-    assert record.run_id in render_text(runs_table([record]), WIDTH)
+    assert record.run_id in render_text(to_rich(runs_grid([record])), WIDTH)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
@@ -74,7 +74,7 @@ def test_no_cell_is_cut_at_any_width(made, width: int) -> None:
     """Whatever folds, every character of a very wide table is still there."""
 
     def characters(at: int) -> Counter[str]:
-        counts = Counter(render_text(runs_table(made.demo_records()), at))
+        counts = Counter(render_text(to_rich(runs_grid(made.demo_records())), at))
         return Counter({mark: count for mark, count in counts.items() if mark not in " \n─"})
 
     assert characters(width) == characters(300)

@@ -17,7 +17,7 @@ from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import INCONCLUSIVE, NOTHING, inconclusive, listed, p_value, ratio
 from joulelab.runs.record import RunRecord
 from joulelab.stats import BreakEven
-from joulelab.units import energy_text, three_digits
+from joulelab.units import energy_text, plural, three_digits
 
 # Sentences on quality: significant differences with the evidence, others with the reason why they are inconclusive.
 
@@ -261,6 +261,27 @@ def verdict(comparison: Comparison) -> Verdict:
         ),
         provenance=provenance(comparison.records),
     )
+
+
+def short_verdict(comparison: Comparison, warning: str = "") -> tuple[str, ...]:
+    """At most three sentences: the headline, the strongest reason to doubt it, and what follows from it.
+
+    `warning`: a reason that the comparison does not know, as of different hardware.
+    """
+    doubts = [warning, _brief_doubt(comparison)]
+    found = break_even_rows(comparison)
+    breaks_even = [break_even_sentence(one) for one in found if one.found and one.found.pays_back]
+    readings = [*reading_sentences(comparison), *breaks_even]
+    chosen = [next((text for text in texts if text), "") for texts in (doubts, readings)]
+    return (headline(comparison), *(text for text in chosen if text))
+
+
+def _brief_doubt(comparison: Comparison) -> str:
+    if contention_sentences(comparison):
+        return "CPU contention: timings and CPU estimates are unreliable; rerun on an idle machine."
+    if comparison.incomplete:
+        return f"Not in the comparison because incomplete: {plural(len(comparison.incomplete), 'run')}."
+    return estimate_note(row.with_teacher for row in comparison.rows)
 
 
 def headline(comparison: Comparison) -> str:

@@ -19,7 +19,7 @@ from joulelab.errors import NotFoundError, UsageError
 from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, method_text, missing, uncertainty_note
 from joulelab.meter.grids import Co2e, GridFactor
 from joulelab.report.energy_sums import ancestor_figure, is_teacher_work, known_sum, mixes_methods
-from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich
+from joulelab.report.tables.grid import Grid, make_grid, to_markdown, to_rich, without_column
 from joulelab.report.wording import NOTHING, grams, listed
 from joulelab.runs.artifacts import BILL, ELSEWHERE, UNMETERED, Ancestor, Bill, find_artifact, read_bill
 from joulelab.runs.groups import GroupRecord, group_records
@@ -229,7 +229,7 @@ def tree_grid(bill: EnergyBill) -> Grid:
     titles = f"What!|Paid|Made by|Energy>|Share of 1\nof {bill.students}>|Method"
     note = "Shared: a teacher's work, divided by the students that share it. Each ancestor counts once."
     if bill.students == 1:
-        return _without_share(make_grid("Where it comes from", titles, rows, note))
+        return without_column(make_grid("Where it comes from", titles, rows, note), "Share")  # it is the whole
     return make_grid("Where it comes from", titles, rows, note)
 
 
@@ -244,17 +244,6 @@ def _reasons_once(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _unshared(bill: EnergyBill) -> EnergyFigure:
     return replace(bill, students=1).whole
-
-
-def _without_share(grid: Grid) -> Grid:
-    """With one student the share is the whole."""
-    keep = [place for place, column in enumerate(grid.columns) if not column.title.startswith("Share")]
-    return Grid(
-        grid.caption,
-        tuple(grid.columns[place] for place in keep),
-        tuple(tuple(row[place] for place in keep) for row in grid.rows),
-        grid.note,
-    )
 
 
 def _row(bill: EnergyBill, line: BillLine, indent: str, paid: str) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from joulelab.report.compare.verdict import Verdict, break_even_grid, teacher_ev
 from joulelab.report.energy_sums import mean_figure
 from joulelab.report.tables.grid import Column, Grid, make_grid, to_markdown, to_rich
 from joulelab.report.tables.inference_pair import serving_grid
-from joulelab.report.tables.run_tables import run_grids
+from joulelab.report.tables.run_tables import run_grids, run_result
 from joulelab.report.wording import NOTHING, all_equal, gram_cell, p_value, rate, ratio_cell
 from joulelab.runs.groups import GroupRecord
 from joulelab.runs.measure.result import RUN
@@ -258,12 +258,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def comparison_view(comparison: Comparison) -> RenderableType:
-    """For the terminal: notes on estimates, the tables, then the verdict."""
+    """For the terminal: the verdict, notes on estimates, then the tables."""
     found = verdict(comparison)
-    lines: list[RenderableType] = [Text(f"! {text}") for text in found.provenance]
-    lines += [to_rich(grid) for grid in comparison_grids(comparison)]
-    lines += [Text(found.headline, style="bold"), *(_bullet(text) for text in found.sentences)]
-    return Group(*lines)
+    lines: list[RenderableType] = [Text(found.headline, style="bold"), *(_bullet(text) for text in found.sentences)]
+    lines += [Text(f"! {text}") for text in found.provenance]
+    return Group(*lines, Text(""), *(to_rich(grid) for grid in comparison_grids(comparison)))
 
 
 def _bullet(text: str) -> Table:
@@ -443,15 +442,18 @@ def incomplete_grid(comparison: Comparison) -> Grid:
 
 
 def run_view(record: RunRecord) -> RenderableType:
-    return Group(*(to_rich(grid) for grid in run_grids(record)))
+    """For the terminal: the result line, then all tables."""
+    return Group(Text(run_result(record), style="bold"), *(to_rich(grid) for grid in run_grids(record)))
 
 
-def runs_table(records: Iterable[RunRecord]) -> RenderableType:
-    return to_rich(runs_grid(records))
-
-
-def runs_grid(records: Iterable[RunRecord]) -> Grid:
+def runs_grid(records: Iterable[RunRecord], brief: bool = False) -> Grid:
+    """`brief`: for a screen; the status only of runs that are not done, and no note."""
     listed = list(records)
+    if brief:
+        short = [
+            (record.run_id, *_total_cells(record), _quality_cell(record), _label_cell(record)) for record in listed
+        ]
+        return make_grid("", "Run!|Own energy!|Time>|Quality>|Label", short)
     rows = [
         (record.run_id, record.label, record.status, _quality_cell(record), *_total_cells(record)) for record in listed
     ]
@@ -461,7 +463,11 @@ def runs_grid(records: Iterable[RunRecord]) -> Grid:
     return make_grid("Runs", "Run!|Label|Status!|Quality>|Own energy|Time>", rows, note)
 
 
-def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
+def _label_cell(record: RunRecord) -> str:
+    return record.label if record.status == "done" else f"{record.label} ({record.status})"
+
+
+def groups_grid(groups: Iterable[GroupRecord]) -> Grid:
     rows = [
         (
             group.group_id,
@@ -470,7 +476,7 @@ def groups_table(groups: Iterable[GroupRecord]) -> RenderableType:
         )
         for group in groups
     ]
-    return to_rich(make_grid("Groups", "Group!|Runs started>|About", rows))
+    return make_grid("Groups", "Group!|Runs started>|About", rows)
 
 
 def _quality_cell(record: RunRecord) -> str:

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rich import box
@@ -67,6 +67,13 @@ def make_grid(caption: str, titles: str, rows: Sequence[Sequence[str]], note: st
     return Grid(caption, columns, tuple(tuple(row) for row in rows), note)
 
 
+def without_column(grid: Grid, title: str) -> Grid:
+    """The grid without the columns whose title begins with `title`."""
+    kept = [place for place, column in enumerate(grid.columns) if not column.title.startswith(title)]
+    rows = tuple(tuple(row[place] for place in kept) for row in grid.rows)
+    return replace(grid, columns=tuple(grid.columns[place] for place in kept), rows=rows)
+
+
 @dataclass(frozen=True)
 class GridView:
     """A grid for the terminal; it folds to the width known when it is printed."""
@@ -74,7 +81,8 @@ class GridView:
     grid: Grid
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text(self.grid.caption, style="bold")
+        if self.grid.caption:
+            yield Text(self.grid.caption, style="bold")
         yield self._table(self._kept_whole(options.max_width))
         if self.grid.note:
             yield Text(self.grid.note + "\n")

@@ -11,11 +11,37 @@ from joulelab.meter.importers.power_log import PowerLog
 from joulelab.meter.sensors.cpu import FAMILY_GAIN_ERROR_REL, KNOWN_MODEL_GAIN_ERROR_REL
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.wording import NOTHING
-from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, percent_text
+from joulelab.units import J_PER_KWH, J_PER_WH, duration_text, energy_text, kwh_text, percent_text, plural
 
 TITLES = "Device!|Energy by!|Samples>|Duration>|Mean W>|Max W>|J>|kJ>|Wh>|Above idle J>|Covered>"
 _SHOWN_GAPS = 3
 _METHODS = "trapezoid: over the power readings. counter: difference of the device's own energy counter."
+
+
+def log_result(rows: Sequence[DeviceFigures]) -> str:
+    """Energy of each counted device, by its counter where it has one: `gpu0: 512 J, 0.000142 kWh, 10.0 s`."""
+    texts = []
+    for energy in (row.energy for row in rows if row.energy.counted):
+        energy_j = energy.counter_j if energy.counter_j is not None else energy.trapezoid_j
+        way = "" if energy.counter_j is None else "counter"
+        bound = "≥ " if energy_j is not None and _is_lower_bound(energy, way or "trapezoid") else ""
+        kwh = f", {kwh_text(energy_j)}" if energy_j is not None else ""
+        texts.append(f"{energy.device}: {bound}{energy_text(energy_j)}{kwh}, {duration_text(energy.duration_s)}")
+    return "; ".join(texts) or "no device in the log"
+
+
+def inference_result(rows: Sequence[DeviceFigures]) -> str:
+    found = [(row.energy.device, row.inference) for row in rows if row.inference is not None]
+    return "; ".join(
+        f"{device}: {millijoules(one.net_j)} mJ per inference above idle ({millijoules(one.gross_j)} mJ gross)"
+        for device, one in found
+    )
+
+
+def codecarbon_result(log: CodeCarbonLog) -> str:
+    known = [run.total_j for run in log.runs if run.total_j is not None]
+    total = f"{energy_text(sum(known))}, {kwh_text(sum(known))}" if known else "energy missing"
+    return f"CodeCarbon's own figure for {plural(len(log.runs), 'run')}: {total}"
 
 
 def log_grid(log: PowerLog, rows: Sequence[DeviceFigures]) -> Grid:

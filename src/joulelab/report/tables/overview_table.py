@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from joulelab.meter.figures import EnergyFigure, labeled_text
+from joulelab.meter.figures import EnergyFigure, amount_text, labeled_text, methods_text
 from joulelab.report.compare.break_even_report import serving_costs
 from joulelab.report.compare.comparison import ComparedRun, Comparison, Row
 from joulelab.report.compare.method_rows import training_energy, training_mean, training_stage
 from joulelab.report.compare.scopes import ratio_text, ratio_value
 from joulelab.report.energy_sums import is_teacher, mean_figure
 from joulelab.report.tables.comparison_tables import equal_repeats
-from joulelab.report.tables.grid import Cell, Column, Grid
+from joulelab.report.tables.grid import Cell, Column, Grid, make_grid, without_column
 from joulelab.report.tables.provenance import hardware_text
 from joulelab.report.wording import NOTHING, gram_cell
 from joulelab.runs.store import age
@@ -19,11 +19,11 @@ from joulelab.units import duration_text, power_text, with_prefix
 
 _TITLES = {
     "method": "Method",
-    "models": "Teacher → student",
-    "quality": "Quality [95 %]",
-    "change": "Against teacher",
     "energy": "Energy",
     "times": "x baseline",
+    "quality": "Quality [95 %]",
+    "change": "Against teacher",
+    "models": "Teacher → student",
     "token": "J/token",
     "speed": "tokens/s",
     "inference": "J/inference",
@@ -38,6 +38,24 @@ _TITLES = {
 # Settings that name a model in the sections of a teacher or student, the most specific first.
 _NAMES = ("model", "init", "teacher_name", "type", "student_type", "architecture", "name", "size")
 _WORDS = ("method", "models", "hardware", "runs", "grade")
+
+
+def brief_grid(comparison: Comparison) -> Grid:
+    """What a screen shows of a comparison: one line per method."""
+    teacher = next((row for row in comparison.rows if row.role == "teacher"), None)
+    rows = []
+    for row in comparison.rows:
+        cells = _cells(row, comparison, teacher)
+        times, *doubt = cells["times"].split("\n")
+        verdict = " ".join(doubt) if row.full_ratio else "baseline"
+        energy = (row.label, amount_text(row.with_teacher), times, verdict or "significant")
+        rows.append((*energy, cells["quality"], cells["time"], cells["grade"]))
+    found = [row.with_teacher for row in comparison.rows]
+    included = ", teacher included" if any(row.teacher_share for row in comparison.rows) else ""
+    caption = f"Energy, mean per run{included} ({methods_text(found)})"
+    quality = _title("quality", comparison)
+    grid = make_grid(caption, f"Method|Energy>|x baseline>|Difference!|{quality}>|Time>|Grade!", rows)
+    return grid if comparison.measure else without_column(grid, quality)
 
 
 def overview_grid(comparison: Comparison) -> Grid:

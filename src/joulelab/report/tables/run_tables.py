@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from joulelab.meter.figures import (
@@ -16,7 +17,7 @@ from joulelab.meter.figures import (
     total,
     uncertainty_note,
 )
-from joulelab.report.compare.quality import share_interval
+from joulelab.report.compare.quality import quality_of, share_interval
 from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run_energy
 from joulelab.report.tables.grid import Grid, make_grid
 from joulelab.report.tables.inference_rows import InferenceRow, timed_rows
@@ -25,7 +26,7 @@ from joulelab.report.tables.training_table import results_in_training_table, tra
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
 from joulelab.runs.measure.result import RepeatMean, repeat_mean
 from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals
-from joulelab.units import duration_text, energy_text, power_text, with_prefix
+from joulelab.units import duration_text, energy_text, kwh_text, power_text, with_prefix
 
 # Ranks wait for each other at every step, so all steps take equally long. A straggler shows in its own work (input and
 # forward passes, which wait for no other rank) compared with the others', and in a GPU that draws less while it waits.
@@ -105,6 +106,39 @@ def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]
         *times,
         "yes" if slow else "no",
     )
+
+
+def run_result(record: RunRecord) -> str:
+    """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade."""
+    totals, repeats, quality = record.totals, repeat_mean(record), quality_of(record)
+    status = "" if record.status == "done" else f"{record.status}; "
+    if totals is None:
+        return f"{record.label}: {status}energy missing: nothing was recorded"
+    figure, duration_s = (repeats.energy, repeats.duration_s) if repeats else (totals.best, totals.duration_s)
+    parts = [figure_text(figure) if figure.energy_j is not None else "energy missing"]
+    if figure.energy_j is not None:
+        parts.append(kwh_text(figure.energy_j))
+        parts.append(power_text(figure.mean_power_w(duration_s)))
+    parts.append(duration_text(duration_s) + (f" (mean of {repeats.count} repeats)" if repeats else ""))
+    if quality is not None:
+        parts.append(f"{quality.measure.title} {quality.text()}")
+    if totals.co2e is not None and not repeats:
+        parts.append(grams(totals.co2e.co2e_g_low, totals.co2e.co2e_g_high, totals.best.is_lower_bound))
+    if record.validity.grade:
+        parts.append(f"grade {record.validity.grade}")
+    return f"{record.label}: {status}{'; '.join(parts)}"
+
+
+def summary_grids(record: RunRecord) -> list[Grid]:
+    """What a screen shows of a run: its work in numbers, then its stages; notes are in the full tables."""
+    work = [*training_grids(record), *inference_grids(record)][:1]
+    return [replace(grid, note="") for grid in (*work, stages_grid(record)) if grid.rows]
+
+
+def run_remarks(record: RunRecord) -> list[str]:
+    """Warnings about the run, and how it failed."""
+    error = [f"error: {record.error.message}"] if record.error else []
+    return error + [f"warning: {note.text}" for note in record.validity.notes if note.level == "warning"]
 
 
 def run_grids(record: RunRecord) -> tuple[Grid, ...]:
@@ -227,7 +261,7 @@ def stages_grid(record: RunRecord) -> Grid:
     graded = any(stage.validity.grade for stage in record.stages)
     item: Literal["sample", "token"]
     item = "token" if any(stage.tokens_per_s for stage in record.stages if stage.activity == "train") else "sample"
-    titles = f"Stage!|Status!|Time>|Energy>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>"
+    titles = f"Stage!|Energy>|Time>|Method|Mean\nW>|Peak\nW>|{item}s\nper s>|J per\n{item}>|Status!"
     timed = timed_rows(record) if item == "sample" else {}
     rows = [
         (*_stage_cells(stage, item, timed.get(stage.name)), *[stage.validity.grade or NOTHING] * graded)
@@ -281,14 +315,14 @@ def _stage_cells(stage: StageRecord, item: Literal["sample", "token"], timed: In
     per_s = stage.tokens_per_s if item == "token" else stage.samples_per_s
     return (
         stage.name,
-        stage.status,
-        duration_text(stage.duration_s),
         amount_text(best),
+        duration_text(stage.duration_s),
         method_text(best),
         rate(stage.mean_power_w, ""),
         rate(stage.peak_power_w, ""),
         rate(timed.items_per_s if timed else per_s, ""),
         _item_cell(stage, item, timed),
+        stage.status,
     )
 
 

@@ -250,6 +250,16 @@ def _mean(values: list[float]) -> float | None:
 # Tables of the zoo: all models, or one with its sizes and analytic FLOPs and bytes.
 
 
+def families_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """The names alone, by family."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["family"], []).append(row["name"] if all(row["needs"].values()) else f"{row['name']} ✗")
+    cells = [(family, ", ".join(names)) for family, names in found.items()]
+    note = "✗ needs a package that is not installed." if any("✗" in names for _, names in cells) else ""
+    return make_grid("", "Family!|Models", cells, note)
+
+
 def listing_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
     cells = [
         (
