@@ -34,7 +34,7 @@ def test_a_group_resumes_the_members_that_are_missing(tmp_path):
     done = joulelab("run", "--resume", group.name, "--runs-dir", store, timeout=300)
     assert done.returncode == 0, done.stderr
     assert (group / "report.html").exists()
-    assert "response + feature KD" in done.stdout
+    assert "feature KD" in done.stdout and "[7/7] response + feature KD, seed 1: " in done.stderr
     members = [json.loads(path.read_text()) for path in store.glob("demo-*/run.json")]
     assert [member["status"] for member in members] == ["done"] * 7
     assert [folder.name for folder in store.glob("demo-teacher-*")] == [teacher.name], "what is done is not run again"

@@ -85,7 +85,7 @@ def test_energy_above_idle_of_the_first_release_has_an_interval(store):
     assert found["energy_j"] == pytest.approx(68.63, abs=0.01)
     assert {error["name"] for error in found["errors"]} >= {"idle"}
     assert found["half_width_j"] > record["totals"]["best"]["half_width_j"]
-    text = joulelab_here("show", record["run_id"], "--runs-dir", store).stdout
+    text = joulelab_here("show", record["run_id"], "--runs-dir", store, "-v").stdout
     assert re.search(r"above idle +68\.6 J ±", text)
 
 

@@ -18,7 +18,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(store):
     """The course's command, with the weights kept and an estimate of the joules where no sensor is."""
-    done = joulelab("train", "gpt2", "--size", "tiny", *COURSE, *KEPT, "--runs-dir", store)
+    done = joulelab("train", "gpt2", "--size", "tiny", *COURSE, *KEPT, "--runs-dir", store, "-v")
     assert done.returncode == 0, done.stderr
     return done
 

@@ -153,6 +153,9 @@ def print_checks(checks: list[FigureCheck], unpacked: str) -> None:
     grids = [make_grid("", "Run!|Match>|Newer method>|Wrong>|Not checked>", rows)]
     if wrong:
         grids.append(make_grid("Figures that do not match the traces and marks", CHECK_TITLES, _check_rows(wrong)))
+    changed = [check for check in checks if check.verdict == "newer method" and check.figure in MAIN_FIGURES]
+    if changed:
+        grids.append(make_grid("Changed by a newer method", CHECK_TITLES, _check_rows(changed)))
     print_answer(f"{unpacked}; {verdict}", grids, more="counts by kind of figure, what was not checked")
 
 

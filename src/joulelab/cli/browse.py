@@ -231,7 +231,13 @@ def show_group(folder: Path, as_json: bool) -> None:
 
 
 def show_sweep(sweep: Sweep, as_json: bool) -> None:
-    from joulelab.report.tables.sweep_table import sweep_data, sweep_grids, sweep_headline, sweep_view
+    from joulelab.report.tables.sweep_table import (
+        configuration_grid,
+        failed_grid,
+        sweep_data,
+        sweep_headline,
+        sweep_view,
+    )
 
     if as_json:
         import json
@@ -240,7 +246,7 @@ def show_sweep(sweep: Sweep, as_json: bool) -> None:
         return
     from joulelab.cli.console import print_answer
 
-    grids = sweep_grids(sweep)[:1]
+    grids = [configuration_grid(sweep), *([failed_grid(sweep)] if sweep.failed else [])]
     print_answer(sweep_headline(sweep), grids, full=lambda: [sweep_view(sweep)], more="further results")
 
 

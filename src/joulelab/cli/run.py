@@ -388,7 +388,8 @@ def execute_members(folder: Path, run_one: Callable[[RunPaths, Progress], RunRec
         def run_member(run: RunPaths) -> RunRecord:
             record, members = run_one(run, progress), load_group(folder).members
             number = next(number for number, member in enumerate(members, 1) if member.run_id == record.run_id)
-            progress.line(f"[{number}/{len(members)}] {run_result(record)}")
+            title = f"[{number}/{len(members)}] {record.label}, seed {members[number - 1].seed}"
+            progress.line(run_result(record, title))
             return record
 
         return execute_group(GroupPaths(folder), progress, run_member)

@@ -108,12 +108,15 @@ def _rank_cells(attempt: Attempt, pace: RankPace, slow: bool) -> tuple[str, ...]
     )
 
 
-def run_result(record: RunRecord) -> str:
-    """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade."""
+def run_result(record: RunRecord, title: str = "") -> str:
+    """The answer in one line: energy with uncertainty and method, kWh, mean power, time, quality, CO2e, grade.
+
+    `title` replaces the label.
+    """
     totals, repeats, quality = record.totals, repeat_mean(record), quality_of(record)
     status = "" if record.status == "done" else f"{record.status}; "
     if totals is None:
-        return f"{record.label}: {status}energy missing: nothing was recorded"
+        return f"{title or record.label}: {status}energy missing: nothing was recorded"
     figure, duration_s = (repeats.energy, repeats.duration_s) if repeats else (totals.best, totals.duration_s)
     parts = [figure_text(figure) if figure.energy_j is not None else "energy missing"]
     if figure.energy_j is not None:
@@ -126,7 +129,7 @@ def run_result(record: RunRecord) -> str:
         parts.append(grams(totals.co2e.co2e_g_low, totals.co2e.co2e_g_high, totals.best.is_lower_bound))
     if record.validity.grade:
         parts.append(f"grade {record.validity.grade}")
-    return f"{record.label}: {status}{'; '.join(parts)}"
+    return f"{title or record.label}: {status}{'; '.join(parts)}"
 
 
 def summary_grids(record: RunRecord) -> list[Grid]:
