@@ -8,6 +8,8 @@
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
     │   ├── NotFoundError         2   no such experiment, run, file or sample
     │   ├── DependencyMissing     2   an optional package is not installed
+    │   ├── DeviceMissing         2   the requested device is not on this machine
+    │   ├── SeveralProblems       2   all problems that were found before a start, as a list
     │   ├── UnknownFormat         2   unknown log format (meter/importers/power_log.py)
     │   ├── BadGpu                4   the requested GPU does not exist (meter/monitor/operator_log.py)
     │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure/program.py)
@@ -23,6 +25,7 @@ The CLI catches `JoulelabError` once and prints message and hint; any other exce
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterable, Sequence
 
 
 class JoulelabError(Exception):
@@ -62,6 +65,38 @@ class NotFoundError(UsageError):
 
 class DependencyMissing(UsageError):
     pass
+
+
+class DeviceMissing(UsageError):
+    pass
+
+
+class SeveralProblems(UsageError):
+    def __init__(self, problems: Sequence[JoulelabError]) -> None:
+        lines = [f"  - {problem.message}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
+        super().__init__(f"{len(problems)} problems were found:\n" + "\n".join(lines), "nothing was started")
+        self.problems = tuple(problems)
+
+
+def find_problems(checks: Iterable[Callable[[], object]]) -> list[JoulelabError]:
+    """The problems that these checks raise, each once; unlike a `try`, a problem does not hide those after it."""
+    found: dict[str, JoulelabError] = {}
+    for check in checks:
+        try:
+            check()
+        except JoulelabError as error:
+            listed = error.problems if isinstance(error, SeveralProblems) else (error,)
+            found |= {problem.message: problem for problem in listed if problem.message not in found}
+    return list(found.values())
+
+
+def refuse_all(checks: Iterable[Callable[[], object]]) -> None:
+    """Run all checks and raise everything that is wrong as one error."""
+    problems = find_problems(checks)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise SeveralProblems(problems)
 
 
 class SensorMissing(JoulelabError):

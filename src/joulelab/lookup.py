@@ -131,6 +131,17 @@ _PIPELINES = {
 PIPELINE_SPECS = Table("pipeline", {name: f"{package}.{spec}" for name, (package, spec, _) in _PIPELINES.items()})
 PIPELINES = Table("pipeline", {name: f"{package}.{run}" for name, (package, _, run) in _PIPELINES.items()})
 
+# What a pipeline can check of its models before a run's folder exists; unlike its settings this needs torch.
+PIPELINE_CHECKS = Table(
+    "pipeline",
+    {
+        "classify": "joulelab.distill.classify.recipe:text_checks",
+        "distilbert": "joulelab.distill.distilbert.recipe:model_checks",
+        "squad": "joulelab.distill.squad.recipe:model_checks",
+        **dict.fromkeys(("dpo", "kd", "self", "sft", "synthetic"), "joulelab.distill.causal.recipe:model_checks"),
+    },
+)
+
 # Tools that run alongside the meter if the settings ask for them.
 SIDECARS = Table(
     "tool alongside the meter",
@@ -199,4 +210,7 @@ ZOO = Table(
 )
 
 # Computations that need a framework, so that the verbs themselves import none.
-CALCULATIONS = Table("calculation", {"paper-cost": "joulelab.zoo.cost:cost_summary"})
+CALCULATIONS = Table(
+    "calculation",
+    {"paper-cost": "joulelab.zoo.cost:cost_summary", "require-device": "joulelab.train.devices:require_device"},
+)

@@ -306,7 +306,8 @@ def test_a_dry_run_looks_for_the_files_too(tmp_path):
 
 def test_a_subset_of_a_file_is_refused_before_anything_starts(tmp_path):
     (tmp_path / "mine.csv").write_text("text,label\na,0\nb,1\n")
-    done = joulelab_here("run", "demo-kd", f"data.source={tmp_path / 'mine.csv'}", "--runs-dir", tmp_path / "runs")
+    source = f"data.source={tmp_path / 'mine.csv'}"
+    done = joulelab_here("run", "demo-kd", source, "data.subset=short", "--runs-dir", tmp_path / "runs")
     assert done.returncode == 2
     assert "set data.subset=all" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from joulelab.data import hub, labeled_text
+from joulelab.data import hub
 from joulelab.data.labeled_text import (
     LabeledText,
     TokenizedSet,
@@ -360,13 +360,17 @@ def encode(texts):
     return [[101, *range(5, 5 + len(text.split())), 102] for text in texts]
 
 
+def all_texts(reviews):
+    return reviews.train.texts + reviews.validation.texts + reviews.test.texts
+
+
 def test_title_and_content_are_one_text(tmp_path):
-    assert load_reviews(write_reviews(tmp_path, [0, 1]), "all").texts[0] == "Title 0\nText number 0 says it"
+    assert "Title 0\nText number 0 says it" in all_texts(load_reviews(write_reviews(tmp_path, [0, 1]), "all"))
 
 
 @pytest.mark.parametrize("labels", [[0, 1], ["bad", "good"]])
 def test_labels_are_0_and_1_or_names(tmp_path, labels):
-    data = load_reviews(write_reviews(tmp_path, labels), "all")
+    data = load_reviews(write_reviews(tmp_path, labels), "all").train
     assert set(data.labels) == {0, 1}
     assert data.class_names == tuple(str(label) for label in labels)
 
@@ -375,7 +379,7 @@ def test_numbers_that_do_not_begin_at_0_must_be_named(tmp_path):
     source = write_reviews(tmp_path, [1, 2])
     with pytest.raises(ConfigError, match=r"labels of .* are 1, 2; expected 0 to 1, or names"):
         load_reviews(source, "all")
-    assert load_reviews(source, "all", ("negative", "positive")).class_names == ("negative", "positive")
+    assert load_reviews(source, "all", ("negative", "positive")).test.class_names == ("negative", "positive")
     with pytest.raises(ConfigError, match="3 class names were given"):
         load_reviews(source, "all", ("a", "b", "c"))
 
@@ -390,14 +394,10 @@ def test_what_is_saved_is_read_again_and_falls_into_the_same_parts(tmp_path, sav
     folder.mkdir()
     rows = save_parts(folder, parts, encode, save_format, lambda samples, tokens: None)
     assert rows == {"train": 20, "validation": 5, "test": 5}
-    again = labeled_text.load(str(folder))
-    assert dict(zip(again.ids, again.labels, strict=True)) == {
-        identity: label
-        for part in (parts.train, parts.validation, parts.test)
-        for identity, label in zip(part.ids, part.labels, strict=True)
-    }
-    back = labeled_text.rows_by_split(again)
-    assert {name: len(found) for name, found in back.items()} == rows
+    again = load_reviews(str(folder), "all")
+    for name in ("train", "validation", "test"):
+        written, read = getattr(parts, name), getattr(again, name)
+        assert dict(zip(read.ids, read.labels, strict=True)) == dict(zip(written.ids, written.labels, strict=True))
 
 
 def test_a_limit_above_what_is_there_takes_what_is_there(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -194,7 +194,7 @@ def start(experiment: str, overrides: list[str], options: RunOptions) -> None:
         if options.run_dir is not None or options.until is not None:
             raise _single_run_only(experiment)
         group, specs = check_group(settings, changes)
-        require_inputs(specs)
+        require_inputs(specs, options)
         if options.dry_run:
             named = [f"{number}: {label_of(spec)}, seed {spec.seed}" for number, spec in enumerate(specs, start=1)]
             members = {name: spec.model_dump(mode="json") for name, spec in zip(named, specs, strict=True)}
@@ -228,7 +228,7 @@ def start_run(spec: RunSpec, options: RunOptions) -> None:
         )
     if run_dir is not None and not (run_dir / "run.json").exists():
         require_no_runs(run_dir)
-    require_inputs([spec])
+    require_inputs([spec], options)
     if options.dry_run:
         print_settings(spec.model_dump(mode="json"), options.as_json)
     elif not ran_as_worker(run_dir.absolute().parent if run_dir else options.store, spec.pipeline, options.until):
@@ -276,17 +276,43 @@ def ran_as_worker(store: Path, pipeline: str, until: Phase | None = None) -> boo
     return rank.is_worker
 
 
-def require_inputs(specs: list[RunSpec]) -> None:
-    """Check the files, sensors and packages that the runs need, before anything is created."""
+def require_inputs(specs: list[RunSpec], options: RunOptions) -> None:
+    """Check files, data, models, devices, sensors and packages of all runs before anything is created, and raise
+    everything that is wrong as one error. A dry run imports no framework."""
+    from joulelab.errors import refuse_all
+
+    refuse_all(check for spec in specs for check in _checks(spec, options))
+
+
+def _checks(spec: RunSpec, options: RunOptions) -> Iterator[Callable[[], object]]:
+    from importlib.util import find_spec
+
+    from joulelab import lookup
+    from joulelab.errors import refuse_all
     from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.trackers.codecarbon import check_installed
     from joulelab.trackers.tracker import require_installed
 
-    for spec in specs:
-        spec.preflight()
-        demand_sensors(spec.energy)
-        check_installed(spec.energy)
-        require_installed(spec.trackers)
+    yield spec.preflight
+    yield lambda: demand_sensors(spec.energy)
+    yield lambda: check_installed(spec.energy)
+    yield lambda: require_installed(spec.trackers)
+    imports = not options.dry_run and all(find_spec(name) is not None for name in ("torch", "transformers"))
+    if "data" not in (options.until, getattr(spec, "until", None)):  # preparing data needs no GPU
+        yield lambda: _require_device(getattr(spec, "device", "auto"), imports)
+    if imports and spec.pipeline in lookup.PIPELINE_CHECKS.names():
+        yield lambda: refuse_all(lookup.PIPELINE_CHECKS.resolve(spec.pipeline)(spec))
+
+
+def _require_device(device: str, imports: bool) -> None:
+    from joulelab import lookup
+    from joulelab.errors import DeviceMissing
+    from joulelab.runs import environment
+
+    if device == "cuda" and not environment.gpus():
+        raise DeviceMissing("device=cuda was requested but no NVIDIA GPU was found", "set device=cpu or device=auto")
+    if device == "cuda" and imports:
+        lookup.CALCULATIONS.resolve("require-device")(device)
 
 
 def resume_run(name: str, options: RunOptions) -> None:

@@ -209,14 +209,13 @@ def submission_request(
 
 
 def require_files(request: SubmissionRequest) -> None:
-    """Check for missing files before submitting; packages and GPUs may exist only on the nodes."""
-    for spec in request.specs:
-        try:
-            spec.preflight()
-        except NotFoundError:
-            raise
-        except UsageError:
-            continue
+    """Check files and data before submitting; packages and GPUs may exist only on the nodes."""
+    from joulelab.errors import ConfigError, SeveralProblems, find_problems
+
+    found = find_problems(spec.preflight for spec in request.specs)
+    refused = [problem for problem in found if isinstance(problem, NotFoundError | ConfigError)]
+    if refused:
+        raise refused[0] if len(refused) == 1 else SeveralProblems(refused)
 
 
 def job_options(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,17 +74,18 @@ def sweep(
 def sweep_members(words: Sequence[str], repeats: int) -> tuple[str, list[RunSpec]]:
     """Name of the model or experiment, and the checked specs of all runs."""
     from joulelab.runs.groups import sweep_specs
-    from joulelab.runs.spec import merge, nest
+    from joulelab.runs.spec import merge, nest, overlay
 
     settings, requested = _read(words)
     axes: dict[str, list[Any]] = {}
+    changes: dict[str, Any] = {}
     for setting in requested:
         values = setting.values
         axes.pop(setting.key, None)  # the last value given for a setting applies
         if len(values) > 1:
             axes[setting.key] = values
-        settings = merge(settings, nest(setting.key, values[0]))
-    specs = sweep_specs(settings, axes, repeats)
+        changes = overlay(changes, nest(setting.key, values[0]))
+    specs = sweep_specs(merge(settings, changes), axes, repeats)
     return specs[0].name, specs
 
 
@@ -122,10 +123,10 @@ def _read_run(words: Sequence[str]) -> tuple[dict[str, Any], list[RequestedSetti
 
 def start(store: Path, specs: list[RunSpec], name: str, dry_run: bool, as_json: bool) -> None:
     """Check every member before creating a directory, then run them."""
-    from joulelab.cli.run import print_settings, require_inputs
+    from joulelab.cli.run import RunOptions, print_settings, require_inputs
     from joulelab.runs.groups import create_group
 
-    require_inputs(specs)
+    require_inputs(specs, RunOptions(store, dry_run=dry_run))
     if dry_run and as_json:
         print_settings({_member_name(spec): spec.model_dump(mode="json") for spec in specs}, as_json)
         return

@@ -1,14 +1,16 @@
-"""Texts with a class label: loaded from any source, split by hash, tokenized into a store, exported as review sets.
+"""Texts with a class label: loaded from any source, tokenized into a store, exported as review sets.
 
-A text belongs to the split that its hash gives (`data.splits`), whatever the size, seed or subset of a run.
+The user's own splits are kept row by row. Texts without a split belong to the one that their hash gives
+(`data.splits`), whatever the size, seed or subset of a run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +18,37 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from joulelab.data import hub
-from joulelab.data.splits import SplitName, split_of, text_id
-from joulelab.data.text import LABEL_COLUMNS, TEXT_COLUMNS, TITLE_COLUMN, Columns, column, pick, read_table
+from joulelab.data import hub, sources
+from joulelab.data.splits import (
+    ALL,
+    SPLITS,
+    USUAL_SHARES,
+    HashShares,
+    OwnSplits,
+    Size,
+    SplitName,
+    duplicate_note,
+    hash_shares,
+    is_place,
+    parse_split,
+    rows_wanted,
+    split_of,
+    split_word,
+    text_id,
+)
+from joulelab.data.text import (
+    BY_NAME,
+    TITLE_COLUMN,
+    UNSPLIT,
+    ColumnChoice,
+    Columns,
+    TableParts,
+    check_source,
+    column,
+    files_identity,
+    read_parts,
+    read_table,
+)
 from joulelab.data.token_store import Column, RaggedStore, store_writer, token_column
 from joulelab.errors import ConfigError
 
@@ -42,16 +72,263 @@ class LabeledText:
         )
 
 
+class LabeledSource(OwnSplits):
+    """Labeled text, its splits and how much of each."""
+
+    source: str = "sample:reviews"
+    """`sample:reviews`, a CSV, JSONL or Parquet file, a folder, or a hub id."""
+    subset: str = "short"
+    """Of sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; of a hub id: its config."""
+    label_column: str | int | None = None
+    """Column with the class: its name, or its number counted from 1; null: label, labels, polarity or sentiment."""
+    train_size: Size = 1500
+    """Texts to train on: a number, a share (0.1 or 10 %) or `all`, which is the default for your own data."""
+    validation_size: Size = 300
+    """Texts for choices made during development, likewise; not used for reported quality."""
+    test_size: Size = 1000
+    """Held-out texts on which quality is reported, likewise."""
+
+    @property
+    def sizes(self) -> dict[SplitName, int | float | str]:
+        return {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
+
+    @property
+    def columns(self) -> ColumnChoice:
+        return ColumnChoice(self.text_column, self.label_column, self.split_column, self.header)
+
+
 @dataclass(frozen=True)
 class Splits:
     train: LabeledText
     validation: LabeledText
     test: LabeledText
+    notes: tuple[str, ...] = ()
+    """How the splits were made and what was assumed about the files."""
+    duplicates: int = 0
+    """Test texts that are also training texts."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        note = duplicate_note(self.duplicates, len(self.test))
+        return (note,) if note else ()
 
 
 def load(source: str, subset: str = "all") -> LabeledText:
-    """`subset`: of sample:reviews "short", "long" or "all"; of a hub dataset the name of its configuration."""
+    """One table. `subset`: of sample:reviews "short", "long" or "all"; of a hub dataset its configuration."""
     return _from_columns(read_table(source, subset), source)
+
+
+def load_splits(settings: LabeledSource) -> Splits:
+    """The user's splits, row by row; missing ones are held out from the training texts by hash, which a note states."""
+    found = _named_parts(settings)
+    if len(found.parts) == 1:
+        return _hashed_splits(found, settings)
+    return _own_splits(found, settings)
+
+
+def check_labeled_text(settings: LabeledSource) -> None:
+    """Refuse data that cannot be used, before a run starts; a dataset on the hub is read by the run itself."""
+    files = [name for name in settings.named_files.values() if is_place(name)]
+    used = [sources.parse(name) for name in ([*files] if settings.train in files else [settings.source, *files])]
+    if any(place.path is None for place in used):
+        check_source(settings.source, settings.subset)
+    else:  # members of a comparison share their data, which is read once
+        _check_local(settings, tuple(files_identity(place.path) for place in used if place.path is not None))
+
+
+@lru_cache(maxsize=8)
+def _check_local(settings: LabeledSource, identities: tuple[str, ...]) -> None:
+    load_splits(settings)
+
+
+def _named_parts(settings: LabeledSource) -> TableParts:
+    """The parts of the source under the names train, validation and test, with those that the settings name."""
+    choice = settings.columns
+    named = settings.named_files
+    files = {split: name for split, name in named.items() if is_place(name)}
+    if "train" in files and settings.source != LabeledSource().source:
+        raise ConfigError(
+            f"data.source={settings.source} and data.train={files['train']} are both set", "set only one of them"
+        )
+    parts: dict[str, Columns] = {}
+    names: dict[str, str] = {}
+    notes: list[str] = []
+    if "train" not in files:
+        whole = read_parts(settings.source, settings.subset, choice)
+        inside = {split: name for split, name in named.items() if split not in files}
+        parts, names = _assigned(whole, inside, settings.source, also=set(files))
+        notes += whole.notes
+    elif set(named) - set(files):
+        split = next(name for name in named if name not in files)
+        raise ConfigError(f"data.{split}={named[split]}: there is no such file", "check the path")
+    for split, file in files.items():
+        single = read_parts(file, "all", choice)
+        if set(single.parts) != {UNSPLIT}:
+            raise ConfigError(f"data.{split}={file} has splits of its own", "name a single file, or set data.source")
+        parts[split], names[split] = single.parts[UNSPLIT], file
+        notes += single.notes
+    if files and UNSPLIT in parts:
+        parts["train"], names["train"] = parts.pop(UNSPLIT), names.pop(UNSPLIT)
+    return TableParts(parts, names, tuple(dict.fromkeys(notes)))
+
+
+def _assigned(
+    whole: TableParts, named: Mapping[SplitName, str], source: str, also: set[SplitName]
+) -> tuple[dict[str, Columns], dict[str, str]]:
+    """The splits of a source by their usual names; `named`: as the user chose, `also`: those in other files."""
+    if set(whole.parts) == {UNSPLIT}:
+        if named:
+            split, name = next(iter(named.items()))
+            raise ConfigError(
+                f"data.{split}={name}: there is no such file, and {source} has no splits", "check the path"
+            )
+        return dict(whole.parts), dict(whole.names)
+    parts: dict[str, Columns] = {}
+    names: dict[str, str] = {}
+    for split in SPLITS:
+        if split in also:
+            continue
+        if split in named:
+            wanted = parse_split(named[split])
+            if wanted.name not in whole.parts:
+                raise ConfigError(
+                    f"data.{split}={named[split]}: there is no such file, and {source} has no such split",
+                    f"its splits: {', '.join(whole.parts)}",
+                )
+            chosen = whole.parts[wanted.name]
+            rows = wanted.rows(chosen.rows)
+            values = {name: [column[row] for row in rows] for name, column in chosen.values.items()}
+            parts[split], names[split] = replace(chosen, values=values), f"{source} ({wanted})"
+            continue
+        fitting = [name for name in whole.parts if split_word(name) == split]
+        exact = [name for name in fitting if name == split] or fitting
+        if len(exact) > 1:
+            raise ConfigError(
+                f"{source} has several splits for {split}: {', '.join(exact)}", f"choose one: data.{split}={exact[0]}"
+            )
+        if exact:
+            parts[split], names[split] = whole.parts[exact[0]], whole.names[exact[0]]
+    if "train" not in parts:
+        raise ConfigError(
+            f"{source} has the splits {', '.join(whole.parts)}, and none is for training",
+            f"choose one: data.train={next(iter(whole.parts), 'NAME')}",
+        )
+    return parts, names
+
+
+def _hashed_splits(found: TableParts, settings: LabeledSource) -> Splits:
+    (columns,), (source,) = found.parts.values(), found.names.values()
+    data = _from_columns(columns, source, settings.columns)
+    shares = hash_shares(settings.validation_size, settings.test_size, settings.train_size)
+    rows = rows_by_split(data, shares)
+    chosen = {
+        name: data.take(_balanced_rows(data, rows[name], _size_of_hashed(settings, name, rows, data, source)))
+        for name in SPLITS
+    }
+    notes = list(found.notes)
+    if settings.train or sources.parse(settings.source).kind != "sample":
+        dropped = columns.rows - len(data)
+        repeated = f"; {dropped:,} repeated or contradictory rows were dropped" if dropped else ""
+        notes.append(f"{source} has no splits of its own: split by the hash of each text ({shares}){repeated}")
+    return Splits(chosen["train"], chosen["validation"], chosen["test"], tuple(notes))
+
+
+def _size_of_hashed(
+    settings: LabeledSource, name: SplitName, rows: Mapping[SplitName, list[int]], data: LabeledText, source: str
+) -> int:
+    """A share is one of all texts; the hash gives about as many to the split, and these are taken."""
+    size, there = settings.sizes[name], len(rows[name])
+    if isinstance(size, float):
+        size = min(there, max(1, round(size * len(data))))
+    if not there:
+        raise ConfigError(
+            f"{source} has {len(data):,} different texts, too few to split: none is for {name}",
+            "add rows, or provide your own splits: data.train=, data.validation=, data.test=",
+        )
+    return rows_wanted(size, there, name, source)
+
+
+def _own_splits(found: TableParts, settings: LabeledSource) -> Splits:
+    shares = HashShares(
+        *(
+            size if isinstance(size, float) else usual
+            for size, usual in (
+                (settings.validation_size, USUAL_SHARES.validation),
+                (settings.test_size, USUAL_SHARES.test),
+            )
+        )
+    )
+    data = _numbered_parts(found, settings.columns)
+    missing = [name for name in SPLITS if name not in data]
+    train, notes = data["train"], list(found.notes)
+    rows = rows_by_split(train, shares)
+    for name in missing:
+        data[name] = train.take(sorted(rows[name]))
+        if not rows[name]:
+            raise ConfigError(
+                f"{found.names['train']} has {len(train):,} rows, too few to hold some out for {name}",
+                f"provide them: data.{name}=FILE",
+            )
+    if missing:
+        held_out = {row for name in missing for row in rows[name]}
+        data["train"] = train.take([row for row in range(len(train)) if row not in held_out])
+        counts = ", ".join(f"{len(data[name]):,} for {name}" for name in missing)
+        notes.append(
+            f"{found.names['train']}: no split for {' and '.join(missing)}; held out from the training texts by hash: "
+            f"{counts}"
+        )
+    kept = {}
+    for name in SPLITS:
+        part, size = data[name], settings.sizes[name]
+        given = ALL if name in missing and isinstance(size, float) else size  # the share was held out already
+        wanted = rows_wanted(given, len(part), name, found.names.get(name, found.names["train"]))
+        kept[name] = _limited(part, wanted)
+    trained = {_without_number(identity) for identity in kept["train"].ids}
+    twice = sum(_without_number(identity) in trained for identity in kept["test"].ids)
+    absent = [name for number, name in enumerate(train.class_names) if number not in set(kept["test"].labels)]
+    if absent:
+        notes.append(f"no test text has the class {', '.join(absent[:5])}")
+    return Splits(kept["train"], kept["validation"], kept["test"], tuple(notes), twice)
+
+
+def _numbered_parts(found: TableParts, choice: ColumnChoice) -> dict[str, LabeledText]:
+    """All parts with the class numbers of the training texts; rows as they are, repeated ones included."""
+    texts, labels = {}, {}
+    for name, columns in found.parts.items():
+        where = found.names[name]
+        texts[name], labels[name] = _texts(columns, where, choice), _labels(columns, where, choice)
+        if not texts[name]:
+            raise ConfigError(f"{where} has no rows", f"provide rows for {name}")
+        _refuse_gaps(texts[name], labels[name], where)
+    train, class_names = _number_classes(labels["train"], found.parts["train"].class_names, found.names["train"])
+    number_of = {str(label): number for label, number in zip(labels["train"], train, strict=True)}
+    parts = {}
+    for name in found.parts:
+        unknown = Counter(str(label) for label in labels[name] if str(label) not in number_of)
+        if unknown:
+            listed = ", ".join(f"{label} ({count:,} rows)" for label, count in unknown.most_common(5))
+            raise ConfigError(
+                f"{found.names[name]} has classes that no training text has: {listed}",
+                "use the same class names in every split, or remove these rows",
+            )
+        numbers = tuple(number_of[str(label)] for label in labels[name])
+        parts[name] = LabeledText(_numbered_ids(texts[name]), tuple(texts[name]), numbers, class_names)
+    return parts
+
+
+def _numbered_ids(texts: Sequence[str]) -> tuple[str, ...]:
+    """Hashes of the texts; a repeated text gets a number, because rows of two runs are paired by their id."""
+    seen: Counter[str] = Counter()
+    ids = []
+    for text in texts:
+        identity = text_id(text)
+        seen[identity] += 1
+        ids.append(identity if seen[identity] == 1 else f"{identity}.{seen[identity]}")
+    return tuple(ids)
+
+
+def _without_number(identity: str) -> str:
+    return identity.partition(".")[0]
 
 
 def split(data: LabeledText, train: int, validation: int, test: int, balanced: bool = True) -> Splits:
@@ -64,11 +341,11 @@ def split(data: LabeledText, train: int, validation: int, test: int, balanced: b
     )
 
 
-def rows_by_split(data: LabeledText) -> dict[SplitName, list[int]]:
+def rows_by_split(data: LabeledText, shares: HashShares = USUAL_SHARES) -> dict[SplitName, list[int]]:
     """Row numbers by split, in hash order."""
     rows: dict[SplitName, list[int]] = {"train": [], "validation": [], "test": []}
     for row in sorted(range(len(data)), key=lambda row: data.ids[row]):
-        rows[split_of(data.ids[row])].append(row)
+        rows[split_of(_without_number(data.ids[row]), shares)].append(row)
     return rows
 
 
@@ -94,24 +371,24 @@ def _balanced_rows(data: LabeledText, rows: list[int], size: int) -> list[int]:
     return [rows[place] for place in sorted(place for _, _, place in sorted(turns)[:size])]
 
 
-def _from_columns(columns: Columns, source: str) -> LabeledText:
+def _from_columns(columns: Columns, source: str, choice: ColumnChoice = BY_NAME) -> LabeledText:
     """Texts and class numbers from a table, without duplicates."""
-    texts = _texts(columns, source)
-    raw_labels = [_plain_label(value) for value in columns.values[pick(columns, LABEL_COLUMNS, "label", source)]]
+    texts, raw_labels = _texts(columns, source, choice), _labels(columns, source, choice)
     _refuse_gaps(texts, raw_labels, source)
     labels, class_names = _number_classes(raw_labels, columns.class_names, source)
     return _without_duplicates(texts, labels, class_names)
 
 
-def _texts(columns: Columns, source: str) -> list[str]:
-    texts = [
-        "" if text is None else str(text).strip()
-        for text in columns.values[pick(columns, TEXT_COLUMNS, "text", source)]
-    ]
-    title = column(columns, (TITLE_COLUMN,))
+def _texts(columns: Columns, source: str, choice: ColumnChoice) -> list[str]:
+    texts = ["" if text is None else str(text).strip() for text in columns.values[choice.text_in(columns, source)]]
+    title = column(columns, (TITLE_COLUMN,)) if choice.text is None else None
     if title is None:
         return texts
     return [f"{head}\n{text}" if head else text for head, text in zip(columns.values[title], texts, strict=True)]
+
+
+def _labels(columns: Columns, source: str, choice: ColumnChoice) -> list[Any]:
+    return [_plain_label(value) for value in columns.values[choice.label_in(columns, source)]]
 
 
 def _plain_label(value: Any) -> Any:
@@ -229,9 +506,12 @@ PARTS = ("train", "validation", "test")
 Tick = Callable[[int, int], None]
 
 
-def load_reviews(source: str, subset: str, class_names: tuple[str, ...] = ()) -> LabeledText:
-    """Reviews with classes 0, 1, ...; class numbers that do not start at 0 need names."""
-    return named_classes(load(source, subset), class_names, source)
+def load_reviews(source: str, subset: str, class_names: tuple[str, ...] = ()) -> Splits:
+    """Reviews with classes 0, 1, ... in their own splits; class numbers that do not start at 0 need names."""
+    everything = {"train_size": ALL, "validation_size": ALL, "test_size": ALL}
+    found = load_splits(LabeledSource(source=source, subset=subset, **everything))  # type: ignore[arg-type]
+    train, validation, test = (named_classes(getattr(found, name), class_names, source) for name in SPLITS)
+    return replace(found, train=train, validation=validation, test=test)
 
 
 def named_classes(data: LabeledText, class_names: tuple[str, ...], source: str) -> LabeledText:
@@ -253,15 +533,20 @@ def named_classes(data: LabeledText, class_names: tuple[str, ...], source: str) 
     return data
 
 
-def limited_parts(data: LabeledText, limit_train: int | None, limit_eval: int | None) -> Splits:
+def limited_parts(reviews: Splits, limit_train: int | None, limit_eval: int | None) -> Splits:
     """All rows of each split, or the first ones in hash order up to the limit."""
-    rows = rows_by_split(data)
-    limits = {"train": limit_train, "validation": limit_eval, "test": limit_eval}
-    sizes = {}
-    for name, found in rows.items():
-        limit = limits[name]
-        sizes[name] = len(found) if limit is None else min(limit, len(found))
-    return split(data, sizes["train"], sizes["validation"], sizes["test"])
+    return replace(
+        reviews,
+        train=_limited(reviews.train, limit_train),
+        validation=_limited(reviews.validation, limit_eval),
+        test=_limited(reviews.test, limit_eval),
+    )
+
+
+def _limited(part: LabeledText, limit: int | None) -> LabeledText:
+    if limit is None or limit >= len(part):
+        return part
+    return part.take(_balanced_rows(part, sorted(range(len(part)), key=part.ids.__getitem__), limit))
 
 
 def encoded_rows(data: LabeledText, encode: Encode) -> Iterator[dict[str, Any]]:

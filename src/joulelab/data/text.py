@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from joulelab import lookup
 from joulelab.data import samples, sources
-from joulelab.data.splits import Split
+from joulelab.data.splits import SPLIT_WORDS, Split, split_word
 from joulelab.errors import ConfigError, NotFoundError
 
 # Subsets of sample:reviews, by the value of its `source` column.
@@ -42,9 +41,12 @@ def check_source(source: str, subset: str) -> sources.Source:
 UTF8 = "utf-8-sig"  # some editors write a byte order mark
 TEXT_COLUMNS = ("text", "content", "review", "sentence")
 LABEL_COLUMNS = ("label", "labels", "polarity", "sentiment")
+SPLIT_COLUMN = "split"
 TITLE_COLUMN = "title"
-_PART_NAMES = ("train", "validation", "test")
 _NOT_LABELED = -1  # the hub's convention in the test splits of many datasets
+UNSPLIT = "all"
+_SAVED = ("dataset_dict.json", "dataset_info.json")  # written by `datasets` with save_to_disk
+_FEW_VALUES = 50  # a column with at most this many different values may hold labels
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,70 @@ class Columns:
     values: Mapping[str, Sequence[Any]]
     class_names: tuple[str, ...] | None = None
 
+    @property
+    def rows(self) -> int:
+        return max((len(values) for values in self.values.values()), default=0)
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """Columns as the user names them; None: by their usual names."""
+
+    text: str | int | None = None
+    label: str | int | None = None
+    split: str | int | None = None
+    header: bool | None = None
+    """Whether a CSV file starts with column names; None: detected."""
+    labeled: bool = True
+    """Whether a label is needed."""
+
+    def text_in(self, columns: Columns, source: str) -> str:
+        return chosen_column(columns, self.text, TEXT_COLUMNS, "text", source)
+
+    def label_in(self, columns: Columns, source: str) -> str:
+        return chosen_column(columns, self.label, LABEL_COLUMNS, "label", source)
+
+
+BY_NAME = ColumnChoice()
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """The splits of a source as they are stored, or one table under `UNSPLIT`."""
+
+    parts: Mapping[str, Columns]
+    names: Mapping[str, str]
+    """What error messages call each part."""
+    notes: tuple[str, ...] = ()
+    """What was assumed about the files."""
+
 
 def read_table(source: str, subset: str) -> Columns:
+    """A source that is one table."""
+    found = read_parts(source, subset)
+    if len(found.parts) != 1:
+        raise ConfigError(f"{source} has the splits {', '.join(found.parts)}; expected one table", "name a single file")
+    return next(iter(found.parts.values()))
+
+
+def read_parts(source: str, subset: str, choice: ColumnChoice = BY_NAME) -> TableParts:
+    """The source's own splits (files of a folder, splits of a dataset, values of a split column), never merged."""
     found = check_source(source, subset)
     if found.path is None:
-        return _read_hub(found.name, subset)
+        return _hub_parts(_load_hub(found.name, subset), source, choice)
     if found.kind == "sample":
-        return _read_sample(found.path, subset)
-    return _read_folder(found.path) if found.kind == "folder" else _read_file(found.path)
+        return TableParts({UNSPLIT: _read_sample(found.path, subset)}, {UNSPLIT: source})
+    if found.kind == "file":
+        return _file_parts(found.path, source, choice)
+    if is_saved_dataset(found.path):
+        from joulelab.data import hub
+
+        return _hub_parts(hub.import_datasets().load_from_disk(str(found.path)), source, choice)
+    return _folder_parts(found.path, source, choice)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    return any((path / mark).exists() for mark in _SAVED)
 
 
 def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) -> str:
@@ -70,9 +128,30 @@ def pick(columns: Columns, candidates: tuple[str, ...], what: str, source: str) 
         raise ConfigError(
             f"{source} has no {what} column: found {', '.join(columns.values) or 'no columns'}; "
             f"expected one of {', '.join(candidates)}",
-            f"rename the {what} column to '{candidates[0]}'",
+            f"rename the {what} column to '{candidates[0]}', or name it: data.{what}_column=NAME",
         )
     return name
+
+
+def chosen_column(
+    columns: Columns, chosen: str | int | None, candidates: tuple[str, ...], what: str, source: str
+) -> str:
+    """The column that the user named, by name or number; otherwise one of the usual names."""
+    if chosen is None:
+        return pick(columns, candidates, what, source)
+    name = column(columns, (str(chosen).strip().casefold(),))
+    if name is not None:
+        return name
+    names = list(columns.values)
+    number = int(chosen) if str(chosen).isdecimal() else 0
+    if 1 <= number <= len(names):
+        return names[number - 1]
+    guess = lookup.nearest(str(chosen), names)
+    raise ConfigError(
+        f"data.{what}_column={chosen}: {source} has no such column"
+        + (f"; did you mean '{guess}'?" if guess else f"; found {', '.join(names) or 'none'}"),
+        f"columns of {source}: {', '.join(names) or 'none'}",
+    )
 
 
 def column(columns: Columns, candidates: tuple[str, ...]) -> str | None:
@@ -92,39 +171,129 @@ def _read_sample(path: Path, subset: str) -> Columns:
     )
 
 
-def _read_folder(folder: Path) -> Columns:
-    if (folder / "dataset_dict.json").exists() or (folder / "dataset_info.json").exists():
-        return _read_saved_dataset(folder)
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
-    if len(files) > 1 and all(file.stem in _PART_NAMES for file in files):
-        return _joined([_read_file(file) for file in files], str(folder))
-    if len(files) != 1:
-        listed = ", ".join(file.name for file in files) or "none"
+def _folder_parts(folder: Path, source: str, choice: ColumnChoice) -> TableParts:
+    """Files whose names have a word for a split; several of one split are its shards."""
+    files = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in _READERS and file.is_file() and not file.name.startswith(".")
+    ]
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        word = split_word(file.relative_to(folder).as_posix())
+        by_split.setdefault(word or UNSPLIT, []).append(file)
+    others = by_split.pop(UNSPLIT, [])
+    if not by_split and len(others) == 1:
+        return _file_parts(others[0], source, choice)
+    if "train" not in by_split:
+        listed = ", ".join(file.name for file in files[:6]) or "none"
         raise ConfigError(
             f"{folder.absolute()} contains {len(files)} data files ({listed}); "
-            "expected one, or a folder saved by datasets",
-            f"name a single file ({', '.join(_READERS)})",
+            "expected one, or files named train, validation and test, or a folder saved by datasets",
+            f"name a single file ({', '.join(_READERS)}), or rename them",
         )
-    return _read_file(files[0])
+    notes = [f"not read: {', '.join(file.name for file in others[:3])}"] if others else []
+    parts: dict[str, Columns] = {}
+    for name, shards in by_split.items():
+        read = [_file_columns(shard, choice) for shard in shards]
+        parts[name] = _concatenated([columns for columns, _ in read])
+        notes += [note for _, guessed in read for note in guessed]
+    names = {name: ", ".join(str(file) for file in shards[:2]) for name, shards in by_split.items()}
+    return TableParts(parts, names, tuple(dict.fromkeys(notes)))
 
 
-def _joined(parts: Sequence[Columns], source: str) -> Columns:
-    """All files as one table with their common columns; joulelab splits by hash."""
-    header = Columns({name: () for name in parts[0].values if all(name in part.values for part in parts)})
-    text = pick(header, TEXT_COLUMNS, "text", source)
-    label = pick(header, LABEL_COLUMNS, "label", source)
-    chosen = [name for name in (text, label, column(header, (TITLE_COLUMN,))) if name]
-    return Columns({name: [value for part in parts for value in part.values[name]] for name in chosen})
+def _concatenated(shards: Sequence[Columns]) -> Columns:
+    if len(shards) == 1:
+        return shards[0]
+    shared = [name for name in shards[0].values if all(name in shard.values for shard in shards)]
+    return Columns({name: [value for shard in shards for value in shard.values[name]] for name in shared})
 
 
-def _read_file(path: Path) -> Columns:
+def _file_parts(path: Path, source: str, choice: ColumnChoice) -> TableParts:
+    columns, notes = _file_columns(path, choice)
+    name = _split_column(columns, choice, source)
+    if name is None:
+        return TableParts({UNSPLIT: columns}, {UNSPLIT: source}, notes)
+    words = [str(value).strip().lower() for value in columns.values[name]]
+    rows: dict[str, list[int]] = {}
+    for row, word in enumerate(words):
+        rows.setdefault(SPLIT_WORDS[word], []).append(row)
+    if "train" not in rows:
+        raise ConfigError(f"{source}: no row of the column '{name}' is train", "mark the training rows with `train`")
+    parts = {
+        part: Columns({key: [values[row] for row in chosen] for key, values in columns.values.items()})
+        for part, chosen in rows.items()
+    }
+    return TableParts(parts, {part: f"{source} ({name} {part})" for part in parts}, notes)
+
+
+def _split_column(columns: Columns, choice: ColumnChoice, source: str) -> str | None:
+    if choice.split is None:
+        name = column(columns, (SPLIT_COLUMN,))
+        known = name is not None and all(str(value).strip().lower() in SPLIT_WORDS for value in columns.values[name])
+        return name if known else None
+    name = chosen_column(columns, choice.split, (SPLIT_COLUMN,), "split", source)
+    odd = next((value for value in columns.values[name] if str(value).strip().lower() not in SPLIT_WORDS), None)
+    if odd is not None:
+        raise ConfigError(
+            f"data.split_column={choice.split}: {source} has the value {odd!r}",
+            f"expected one of {', '.join(SPLIT_WORDS)} in every row",
+        )
+    return name
+
+
+def _file_columns(path: Path, choice: ColumnChoice) -> tuple[Columns, tuple[str, ...]]:
+    """The table of a file, and what was assumed about a CSV file without column names."""
+    if path.suffix.lower() != ".csv":
+        return _read_file(path), ()
+    if choice.header is not None:
+        return _read_file(path, choice.header), ()
+    columns = _read_file(path)
+    known = column(columns, TEXT_COLUMNS) or (choice.text and column(columns, (str(choice.text).casefold(),)))
+    if known or not _first_row_is_data(columns):
+        return columns, ()
+    columns = _read_file(path, header=False)
+    return _named_by_content(columns, choice, path)
+
+
+def _first_row_is_data(columns: Columns) -> bool:
+    """Whether a column with few values has the value that is taken for its name: a label, not a name."""
+    for name, values in columns.values.items():
+        different = {str(value).strip() for value in values}
+        if len(different) <= min(_FEW_VALUES, len(values) // 2) and name.strip() in different:
+            return True
+    return False
+
+
+def _named_by_content(columns: Columns, choice: ColumnChoice, path: Path) -> tuple[Columns, tuple[str, ...]]:
+    """`text` is the column with the longest texts, `label` the one with the fewest values; said in a note."""
+    sizes = {name: sum(len(str(value)) for value in values) for name, values in columns.values.items()}
+    names = list(columns.values)
+    text = _by_number(choice.text, names) or max(names, key=sizes.__getitem__)
+    others = [name for name in names if name != text]
+    if not others:
+        return columns, ()
+    few = min(others, key=lambda name: len({str(value) for value in columns.values[name]}))
+    label = _by_number(choice.label, names) or few
+    renamed = {text: "text", label: "label"} if choice.text is None and choice.label is None else {}
+    values = {renamed.get(name, name): column for name, column in columns.values.items()}
+    note = f"{path.name} has no column names: column {text} is read as the text, column {label} as the label"
+    return Columns(values), (note,)
+
+
+def _by_number(chosen: str | int | None, names: Sequence[str]) -> str | None:
+    number = int(chosen) if str(chosen or "").isdecimal() and chosen is not None else 0
+    return names[number - 1] if 1 <= number <= len(names) else None
+
+
+def _read_file(path: Path, header: bool = True) -> Columns:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ConfigError(f"{path.absolute()} has an unsupported file type", f"expected {', '.join(_READERS)}")
     import pyarrow as pa
 
     try:
-        return reader(path)
+        return reader(path) if header else _read_csv(path, header)
     # Errors of Arrow, of JSON and of UTF-8 decoding are all ValueErrors.
     except (pa.ArrowException, ValueError) as error:
         raise unreadable(path, error) from error
@@ -165,11 +334,19 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
-def _read_csv(path: Path) -> Columns:
+def _read_csv(path: Path, header: bool = True) -> Columns:
+    """Without a header, columns are named 1, 2, ..."""
+    import pyarrow as pa
     import pyarrow.csv
 
     options = pyarrow.csv.ParseOptions(newlines_in_values=True)
-    return Columns(pyarrow.csv.read_csv(path, parse_options=options).to_pydict())
+    reading = pyarrow.csv.ReadOptions(autogenerate_column_names=not header)
+    table = pyarrow.csv.read_csv(path, read_options=reading, parse_options=options)
+    if any(pa.types.is_binary(kind) for kind in table.schema.types):
+        path.read_text(encoding=UTF8)  # raises with the position: Arrow turns text that is not UTF-8 into bytes
+    if not header:
+        table = table.rename_columns([str(number) for number in range(1, table.num_columns + 1)])
+    return Columns(table.to_pydict())
 
 
 def _read_parquet(path: Path) -> Columns:
@@ -200,39 +377,45 @@ _READERS: dict[str, Callable[[Path], Columns]] = {
 }
 
 
-def _read_saved_dataset(folder: Path) -> Columns:
-    from joulelab.data import hub
-
-    return _merge_parts(hub.import_datasets().load_from_disk(str(folder)), str(folder))
-
-
-def _read_hub(name: str, subset: str) -> Columns:
+def _load_hub(name: str, subset: str) -> Any:
     from joulelab.data import hub
 
     datasets = hub.import_datasets()
     try:
-        found = datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
+        return datasets.load_dataset(name) if subset == "all" else datasets.load_dataset(name, subset)
     # Without network, dataset or configuration, the hub's clients raise OSError or ValueError.
     except (OSError, ValueError) as error:
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise NotFoundError(
             f"the hub did not return the dataset '{name}': {first_line}", sources.hub_hint(name)
         ) from error
-    return _merge_parts(found, name)
 
 
-def _merge_parts(found: Any, source: str) -> Columns:
-    """All splits of a dataset as one table (joulelab splits by hash), without unlabeled rows."""
-    parts = list(found.values()) if isinstance(found, dict) else [found]
-    shared = [name for name in parts[0].column_names if all(name in part.column_names for part in parts)]
-    header = Columns(dict.fromkeys(shared, ()))
-    text = pick(header, TEXT_COLUMNS, "text", source)
-    label = pick(header, LABEL_COLUMNS, "label", source)
-    title = column(header, (TITLE_COLUMN,))
+def _hub_parts(found: Any, source: str, choice: ColumnChoice) -> TableParts:
+    """The splits of a dataset under their own names, without unlabeled rows."""
+    datasets = dict(found) if isinstance(found, dict) else {UNSPLIT: found}
+    parts, names, notes = {}, {}, []
+    for name, dataset in datasets.items():
+        where = source if name == UNSPLIT else f"{source} ({name})"
+        columns = _dataset_columns(dataset, where, choice)
+        if columns.rows or not len(dataset):
+            parts[name], names[name] = columns, where
+        else:
+            notes.append(f"{where} is not used: its rows have no label")
+    return TableParts(parts, names, tuple(notes))
+
+
+def _dataset_columns(dataset: Any, source: str, choice: ColumnChoice) -> Columns:
+    header = Columns(dict.fromkeys(dataset.column_names, ()))
+    text = choice.text_in(header, source)
+    label = choice.label_in(header, source) if choice.labeled else None
+    title = column(header, (TITLE_COLUMN,)) if choice.text is None else None
     # Other columns are not read: they may be images.
-    columns = {name: [value for part in parts for value in part[name]] for name in (text, label, title) if name}
+    columns = {name: list(dataset[name]) for name in (text, label, title) if name}
+    if label is None:
+        return Columns(columns)
     kept = [row for row, value in enumerate(columns[label]) if value != _NOT_LABELED]
-    names = getattr(parts[0].features[label], "names", None)
+    names = getattr(dataset.features[label], "names", None)
     return Columns(
         {name: [values[row] for row in kept] for name, values in columns.items()},
         class_names=tuple(names) if names else None,
@@ -243,15 +426,6 @@ def _merge_parts(found: Any, source: str) -> Columns:
 # C4's are.
 
 
-_SPLIT_WORDS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-}
-_SPLIT_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_WORDS)})(?![a-z])")
 _CSV_BLOCK_BYTES = 64 * 2**20  # a row must fit into one block
 
 
@@ -263,8 +437,7 @@ def files_by_split(path: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for file in sorted(path.rglob("*")):
         if file.is_file() and _kind(file) in _STREAMS:
-            word = _SPLIT_WORD.search(file.relative_to(path).as_posix().lower())
-            found.setdefault(_SPLIT_WORDS[word[1]] if word else "train", []).append(file)
+            found.setdefault(split_word(file.relative_to(path).as_posix()) or "train", []).append(file)
     if not found:
         raise ConfigError(f"{path.absolute()} contains no text files", f"expected {', '.join(_STREAMS)}")
     return found
@@ -426,14 +599,15 @@ def open_documents(name: str) -> Documents:
         from joulelab.data.hub import HubText
 
         return Documents(name, HubText(found.name), identity=name, size_bytes=None)
-    if any((found.path / mark).exists() for mark in ("dataset_dict.json", "dataset_info.json")):
+    if is_saved_dataset(found.path):
         from joulelab.data.hub import SavedText
 
-        return Documents(name, SavedText(found.path), _identity(found.path), _size_bytes(found.path))
-    return Documents(name, LocalText(found.path), _identity(found.path), _size_bytes(found.path))
+        return Documents(name, SavedText(found.path), files_identity(found.path), _size_bytes(found.path))
+    return Documents(name, LocalText(found.path), files_identity(found.path), _size_bytes(found.path))
 
 
-def _identity(path: Path) -> str:
+def files_identity(path: Path) -> str:
+    """Changes when a file changes, without reading it."""
     stamps = [(str(file.absolute()), file.stat().st_size, file.stat().st_mtime_ns) for file in _files(path)]
     return json.dumps(stamps)
 

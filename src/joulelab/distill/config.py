@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -58,10 +58,10 @@ class DistillSpec(TrainingRunSpec):
         """The trainings this run may do."""
         raise NotImplementedError
 
-    def preflight(self) -> None:
-        require_packages(*self.requires)
-        require_trackers(self.trainings)
-        self.require_evaluators()
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield lambda: require_packages(*self.requires)
+        yield lambda: require_trackers(self.trainings)
+        yield self.require_evaluators
 
     def require_evaluators(self) -> None:
         for name in self.evaluators:

@@ -30,6 +30,7 @@ from torch import nn
 from joulelab import clock
 from joulelab.data import inputs as data_inputs
 from joulelab.data import sources
+from joulelab.data.splits import duplicate_note
 from joulelab.distill.config import DistillSpec
 from joulelab.evaluate.evaluators import FILE, EvaluatorResults, TrainedStudent, load_evaluator, run_evaluator
 from joulelab.runs.artifacts import Artifact, Bill
@@ -288,6 +289,17 @@ class Runner(Generic[SpecT]):
 
     def report(self, name: str, value: float, *, lower_is_better: bool = False) -> None:
         self.run.result(name, Result(value=value, lower_is_better=lower_is_better))
+
+    def report_data(self, sizes: Mapping[str, int], notes: Sequence[str], duplicates: int) -> None:
+        """The user's data in the record and on the terminal: rows of each split, how they were split, duplicates."""
+        for name, rows in sizes.items():
+            self.report(f"data.{name}_rows", float(rows))
+        self.report("data.test_rows_in_train", float(duplicates), lower_is_better=True)
+        listed = ", ".join(f"{rows:,} for {name}" for name, rows in sizes.items())
+        self.run.progress.write(f"data: {listed}" + "".join(f"; {note}" for note in notes))
+        warning = duplicate_note(duplicates, sizes["test"])
+        if warning is not None:
+            self.run.warn(warning)
 
     def counter(self, stage: Stage) -> Callable[[int, int], None]:
         return progress_counter(self.run, stage)

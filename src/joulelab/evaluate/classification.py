@@ -18,6 +18,7 @@ from torch import nn
 from joulelab.data.batches import Rows, TensorBatch, iterate_in_order
 from joulelab.data.labeled_text import TokenizedSet
 from joulelab.runs.record import Result
+from joulelab.stats import wilson
 
 BINS = 15  # as in Guo et al. (2017), so that figures are comparable with published ones
 
@@ -102,6 +103,25 @@ def quality_results(found: Predictions, teacher: Predictions | None = None) -> d
         figures["agreement"] = found.agreement(teacher)
         figures["over_teacher"] = Result(value=found.accuracy().value / max(_EPS, teacher.accuracy().value))
     return figures
+
+
+def majority_share(predicted: Predictions) -> float:
+    """Accuracy of always predicting the most frequent class."""
+    return float(np.bincount(predicted.labels).max() / len(predicted.labels))
+
+
+def chance_note(predicted: Predictions, who: str, split: str = "test") -> str | None:
+    """A warning if a classifier is not significantly better than the majority class, else None: the 95 % binomial
+    interval of its accuracy (Wilson) reaches down to the share of that class."""
+    accuracy, chance = predicted.accuracy(), majority_share(predicted)
+    interval = wilson(accuracy.successes or 0, len(predicted.labels))
+    if interval.low > chance:
+        return None
+    return (
+        f"the {who} is at chance level: {accuracy.successes} of {accuracy.trials} {split} samples correct "
+        f"({100 * accuracy.value:.1f} %, 95 % interval {100 * interval.low:.1f} to {100 * interval.high:.1f} %); "
+        f"always predicting the most frequent class gives {100 * chance:.1f} %"
+    )
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from joulelab.runs.execute import execute
 from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder, read_json, write_json
 from joulelab.runs.record import RunRecord
-from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, read_experiment
+from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, overlay, read_experiment
 from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
 
 _KEYS = (
@@ -304,7 +304,7 @@ def sweep_specs(settings: Mapping[str, Any], axes: Axes, repeats: int) -> list[R
 def _member(settings: Mapping[str, Any], point: Mapping[str, Any], seed: Any) -> dict[str, Any]:
     member = merge(settings, {"seed": seed, "label": point_label(point)} if point else {"seed": seed})
     for key, value in point.items():
-        member = merge(member, nest(key, value))
+        member = overlay(member, nest(key, value))
     return member
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 from joulelab import lookup
-from joulelab.errors import ConfigError, NotFoundError, UsageError
+from joulelab.errors import ConfigError, NotFoundError, UsageError, refuse_all
 from joulelab.lookup import nearest
 from joulelab.meter.config import EnergyConfig
 
@@ -232,8 +232,14 @@ class RunSpec(Section):
         """Whether the run prepares a teacher; a pipeline with an optional one overrides this."""
         return "teacher" in type(self).model_fields
 
+    def checks(self) -> Iterator[Callable[[], object]]:
+        """What can be checked before the run's folder is created, without a framework: files, data, packages, devices.
+        Each check raises a `UsageError`."""
+        yield from ()
+
     def preflight(self) -> None:
-        """Check for everything that the run needs before its folder is created: a missing file is a usage error."""
+        """Raise everything that is wrong with the settings and files as one error."""
+        refuse_all(self.checks())
 
 
 def experiment_names() -> list[str]:
@@ -278,7 +284,29 @@ def _read_layer(path: Path) -> dict[str, Any]:
         if isinstance(holder, dict) and isinstance(name := holder.get(key), str) and _is_path(name):
             local = path.parent / name
             holder[key] = str(local) if local.exists() else name
+    for settings in (layer, *(member.get("overrides") for member, _ in named if isinstance(member, dict))):
+        if isinstance(settings, dict):
+            _resolve_inputs(settings, path.parent)
     return layer
+
+
+_INPUTS = {
+    "data": ("source", "train", "validation", "test", "train_file", "validation_file", "test_file"),
+    "teacher": ("model", "fine_tuned"),
+    "student": ("model", "init"),
+}
+
+
+def _resolve_inputs(settings: dict[str, Any], folder: Path) -> None:
+    """Data and models that lie next to the file and not in the current directory."""
+    for section, keys in _INPUTS.items():
+        inputs = settings.get(section)
+        if not isinstance(inputs, dict):
+            continue
+        for key in keys:
+            name = inputs.get(key)
+            if isinstance(name, str) and name and not Path(name).expanduser().exists() and (folder / name).exists():
+                inputs[key] = str(folder / name)
 
 
 def read_experiment(name: str) -> dict[str, Any]:
@@ -287,13 +315,46 @@ def read_experiment(name: str) -> dict[str, Any]:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer of settings over another; one that names other data replaces all settings of the former data."""
+    result = dict(copy.deepcopy(dict(under)))
+    if _names_other_data(result.get("data"), over.get("data")):
+        _forget_data(result)
+    return overlay(result, over)
+
+
+def overlay(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Sections are merged key by key; other values are replaced. Keys are ordered by when they were last set, so that
     the later of two spellings of a setting takes precedence."""
     result = dict(copy.deepcopy(dict(under)))
     for key, value in over.items():
         below = result.pop(key, None)
-        result[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+        result[key] = overlay(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return result
+
+
+# Settings that describe the data of an experiment, not its method: another source has its own size and columns.
+_OF_THE_SOURCE = {
+    *("source", "train", "validation", "test", "subset", "form", "split", "documents", "held_out", "token_counts"),
+    *("train_size", "validation_size", "test_size", "text_column", "label_column", "split_column", "header"),
+}
+_SLICE = re.compile(r"\w+(\[.*\])?")
+
+
+def _names_other_data(below: Any, over: Any) -> bool:
+    """Whether a layer replaces the data of the layers below it: `demo-kd data.source=mine.csv`."""
+    if not isinstance(below, dict) or not isinstance(over, Mapping) or "source" not in below:
+        return False
+    source, train = over.get("source", below["source"]), over.get("train")
+    # `train[:100]` is a part of the same data, `mine.csv` is not
+    return source != below["source"] or (isinstance(train, str) and not _SLICE.fullmatch(train))
+
+
+def _forget_data(settings: dict[str, Any]) -> None:
+    """Sizes, columns and test questions of the former data; those that the new layer states are set afterwards."""
+    settings["data"] = {key: value for key, value in settings["data"].items() if key not in _OF_THE_SOURCE}
+    quality = settings.get("quality")
+    if isinstance(quality, dict) and str(quality.get("answers", "")).startswith("sample:"):
+        settings["quality"] = {key: value for key, value in quality.items() if key not in ("answers", "answer_items")}
 
 
 def current_names(model: type[BaseModel], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -341,7 +402,7 @@ def parse_overrides(texts: Iterable[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key.strip() or ".." in key or key.startswith("."):
             raise UsageError(f"'{text}' is not a setting", "write key.path=value, for example training.epochs=2")
-        result = merge(result, nest(key.strip(), parse_yaml(value, f"the value of {key}")))
+        result = overlay(result, nest(key.strip(), parse_yaml(value, f"the value of {key}")))
     return result
 
 

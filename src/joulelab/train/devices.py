@@ -9,9 +9,17 @@ from collections.abc import Mapping
 import torch
 
 from joulelab import clock
-from joulelab.errors import ConfigError
+from joulelab.errors import DeviceMissing
 from joulelab.runs.attempt_data import STARTUP
 from joulelab.runs.context import RunContext
+
+
+def require_device(name: str) -> None:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise DeviceMissing(
+            "device=cuda was requested but torch.cuda.is_available() is False",
+            "set device=cpu or install a CUDA build of torch",
+        )
 
 
 def resolve_device(name: str, run: RunContext) -> torch.device:
@@ -19,11 +27,7 @@ def resolve_device(name: str, run: RunContext) -> torch.device:
 
     Initializing CUDA takes about a second, once per process, and is recorded as start-up.
     """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device=cuda was requested but torch.cuda.is_available() is False",
-            "set device=cpu or install a CUDA build of torch",
-        )
+    require_device(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     run.note_device(name)

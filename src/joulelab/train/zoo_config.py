@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,7 +12,7 @@ from pydantic import Field
 from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.splits import SYNTHETIC_SIZES, parse_split
-from joulelab.errors import ConfigError, DependencyMissing, NotFoundError, UsageError
+from joulelab.errors import ConfigError, DependencyMissing, DeviceMissing, NotFoundError
 from joulelab.runs import environment
 from joulelab.train.config import TrainingConfig, TrainingRunSpec
 from joulelab.zoo.registry import (
@@ -91,16 +91,19 @@ class TrainSpec(TrainingRunSpec):
             tokenizer=self.tokenizer,
         )
 
-    def preflight(self) -> None:
+    def checks(self) -> Iterator[Callable[[], object]]:
         request = self.request
         for name in self.training.stats:
-            _check_tracker(name)
-        request.require_length()
-        _check_data(request)
-        _check_weights(request)
-        require_packages(request.entry)
+            yield lambda name=name: _check_tracker(name)  # type: ignore[misc]
+        yield request.require_length
+        yield lambda: _check_data(request)
+        yield lambda: _check_weights(request)
+        yield lambda: require_packages(request.entry)
+        yield self._check_device
+
+    def _check_device(self) -> None:
         if self.device == "cuda" and not environment.gpus():
-            raise UsageError(
+            raise DeviceMissing(
                 "device=cuda was requested but no NVIDIA GPU was found", "omit --device or pass --device cpu"
             )
 

@@ -123,6 +123,18 @@ def load_causal_lm(name: str) -> torch.nn.Module:
     return model
 
 
+def encoder_config(name: str) -> Any:
+    """Configuration of an encoder; raises ConfigError for causal language models."""
+    place = _locate_model(name)
+    if place.gguf_file:
+        _refuse_causal_lm(place, ["ForCausalLM"])
+    transformers = import_transformers()
+    with quiet_transformers(transformers), _explain_load_errors(place):
+        config = transformers.AutoConfig.from_pretrained(place.folder_or_id)
+    _refuse_causal_lm(place, config.architectures or [])
+    return config
+
+
 def causal_lm_config(name: str) -> Any:
     """Configuration of a causal language model; raises ConfigError for other models."""
     place = _locate_model(name)

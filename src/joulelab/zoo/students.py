@@ -34,7 +34,7 @@ def take_layers(model: torch.nn.Module, layers: Sequence[int], seed: int) -> tor
     place = _layers_path(model)
     encoder: Any = model.base_model
     teacher_layers: Any = encoder.get_submodule(place)
-    _check(layers, len(teacher_layers))
+    check_layers(layers, len(teacher_layers))
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = len(layers)  # type: ignore[union-attr]
     with seeded_init(seed):
@@ -62,15 +62,6 @@ def _layers_path(model: torch.nn.Module) -> str:
             "use a teacher of one of these families, or name the student's own weights",
         )
     return _LAYERS_OF[kind]
-
-
-def _check(layers: Sequence[int], count: int) -> None:
-    wrong = [layer for layer in layers if not 0 <= layer < count]
-    if not layers or wrong or len(set(layers)) != len(layers):
-        raise ConfigError(
-            f"layers {list(layers)} cannot be taken: the model has layers 0..{count - 1}, each can be taken once",
-            f"name 1 to {count} different layers, for example [0, {count - 1}]",
-        )
 
 
 # Model type -> where its layers stand, and the part of its head that `vocab_transform` is about.
@@ -112,7 +103,7 @@ def extract_student(
     GPT-2 has none.
     """
     kind = _model_type(teacher_model)
-    check_layers(layers, layer_count(teacher_model))
+    check_layers(layers, layer_count(teacher_model), once=False)
     weights = _select_weights(teacher_model.state_dict(), kind, layers, vocab_transform)
     with seeded_init(seed):
         student = _make_student(teacher_model, kind, len(layers))
@@ -133,12 +124,16 @@ def default_layers(count: int) -> tuple[int, ...]:
     return tuple(round(number * (count - 1) / (kept - 1)) for number in range(kept))
 
 
-def check_layers(layers: Sequence[int], count: int) -> None:
+def check_layers(
+    layers: Sequence[int], count: int, model: str = "the model", setting: str = "layers", once: bool = True
+) -> None:
+    """That a model with `count` layers has these, each taken once; `model` and `setting` are its names in the error."""
     wrong = [layer for layer in layers if not 0 <= layer < count]
-    if not layers or wrong:
+    if not layers or wrong or (once and len(set(layers)) != len(layers)):
         raise ConfigError(
-            f"layers {list(layers)} cannot be taken: the teacher has layers 0..{count - 1}",
-            f"half of them: {list(default_layers(count))}",
+            f"{setting} {list(layers)} cannot be taken: {model} has layers 0..{count - 1}"
+            + (", each can be taken once" if once else ""),
+            f"name 1 to {count} different layers, for example {list(default_layers(count))}",
         )
 
 

@@ -126,7 +126,7 @@ def test_packed_rows_have_no_padding_and_students_come_in_sizes(tmp_path, text, 
 def test_a_store_that_was_prepared_before_is_read_where_it_lies(tmp_path, text, teachers):
     made, store = run(tmp_path / "a", settings(text, teachers, "bert", until="teacher"))
     tokens = store / made.run_id / "artifacts" / "data" / "tokens"
-    config = settings(text, teachers, "bert", until="teacher", data={"source": str(tokens)})
+    config = settings(text, teachers, "bert", until="teacher", data={"source": str(tokens), "validation_size": 20})
     again, place = run(tmp_path / "b", config)
     assert not (place / again.run_id / "artifacts" / "data" / "tokens").exists()
     assert again.results["teacher.mlm_loss"].value == pytest.approx(made.results["teacher.mlm_loss"].value)

@@ -7,7 +7,7 @@ fair comparison. Sections that a pipeline does not use are ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -472,24 +472,30 @@ class CausalSpec(LanguageModelSpec):
         if reason is not None:
             raise ValueError(reason)
 
-    def preflight(self) -> None:
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield self._check_packages
+        yield lambda: require_trackers(self._all_trainings)
+        yield self.require_evaluators
+        models = (self.teacher.model if self.has_teacher else None, self.student.model, self.tokenizer)
+        for name in dict.fromkeys((self.data.source, *models, self.quality.answers)):
+            if name:
+                yield lambda name=name: sources.parse(name)  # type: ignore[misc]
+        if self.data.template is not None:
+            yield lambda: read_template(Path(str(self.data.template)))
+        yield self._check_harness_folder
+
+    def _check_harness_folder(self) -> None:
+        folder = self.quality.harness_folder
+        if folder and not Path(folder).is_dir():
+            raise ConfigError(f"{Path(folder).absolute()} is not a folder", "check quality.harness_folder")
+
+    def _check_packages(self) -> None:
         wanted = ["torch", "transformers", *(["peft"] if self.student.lora else [])]
         wanted += ["lm_eval"] if self.quality.harness_tasks else []
         missing = [name for name in wanted if find_spec(name) is None]
         if missing:
             extra = {"peft": "peft", "lm_eval": "lm-eval"}.get(missing[0], "train")
             raise DependencyMissing(f"this run needs {' and '.join(missing)}", f'pip install "joulelab[{extra}]"')
-        answers = self.quality.answers
-        for name in (self.data.source, self.teacher.model, self.student.model, self.data.tokenizer, answers):
-            if name:
-                sources.parse(name)
-        if self.data.template is not None:
-            read_template(Path(self.data.template))
-        folder = self.quality.harness_folder
-        if folder and not Path(folder).is_dir():
-            raise ConfigError(f"{Path(folder).absolute()} is not a folder", "check quality.harness_folder")
-        require_trackers(self._all_trainings)
-        self.require_evaluators()
 
 
 # shards of the teacher's work

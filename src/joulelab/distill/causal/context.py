@@ -16,7 +16,6 @@ from joulelab.data.chat.templates import read_template
 from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.models import expose_hidden_states
 from joulelab.distill.runner import Runner
-from joulelab.errors import ConfigError
 from joulelab.infer.generation.completions import Prompt
 from joulelab.runs.artifacts import Artifact
 from joulelab.runs.context import RunContext
@@ -78,7 +77,6 @@ class CausalContext:
         """On the device, frozen, with `hidden_only`. A loaded one is reused: loading takes time and energy."""
         name = self.spec.teacher.model
         if name not in self._loaded:
-            self._require_same_vocabulary()
             model: nn.Module = load_causal_lm(name).to(self.device, self.teacher_precision)
             self._loaded[name] = expose_hidden_states(model.eval().requires_grad_(False))
         return self._loaded[name]
@@ -88,17 +86,6 @@ class CausalContext:
         self._loaded.clear()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _require_same_vocabulary(self) -> None:
-        name = self.spec.teacher.model
-        if name != self.spec.tokenizer and tokenizer_sha256(load_tokenizer(name)) != self.tokenizer_identity:
-            if load_tokenizer(name).get_vocab() == self.tokenizer.get_vocab():
-                return  # another template or normalizer, and the same ids
-            raise ConfigError(
-                f"{self.spec.tokenizer} and the teacher {name} have different tokenizers: the same id is a different "
-                "token",
-                "use a teacher and a student of one family, or a randomly initialized student (student.size)",
-            )
 
     def documents(self, data: Artifact, split: Split) -> DocumentStore:
         return DocumentStore.open(data.folder / split)

@@ -20,7 +20,14 @@ from torch import Tensor, nn
 from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.distill.causal.config import SHAPES, CausalSpec, CausalStudent, Lora, Shape
 from joulelab.errors import ConfigError
-from joulelab.zoo.pretrained import causal_lm_config, import_transformers, load_causal_lm, save_hf, seeded_init
+from joulelab.zoo.pretrained import (
+    causal_lm_config,
+    import_transformers,
+    load_causal_lm,
+    load_tokenizer,
+    save_hf,
+    seeded_init,
+)
 from joulelab.zoo.students import check_layers
 
 MAX_POSITIONS = 4096
@@ -86,9 +93,23 @@ def check_models(spec: CausalSpec) -> None:
     if spec.until != "train":
         return
     if student.layers is not None:
-        check_layers(student.layers, int(teacher.num_hidden_layers))
+        name = f"the teacher {spec.teacher.model}"
+        check_layers(student.layers, int(teacher.num_hidden_layers), name, "student.layers", once=False)
     if student.teacher_embeddings:
         check_embedding_width(int(teacher.hidden_size), SHAPES[str(student.size)].width)
+
+
+def check_tokenizers(spec: CausalSpec) -> None:
+    """Raise if teacher and student have different tokenizers: the same id would be a different token."""
+    name = spec.teacher.model
+    if spec.until == "data" or not spec.has_teacher or name == spec.tokenizer:
+        return
+    own, other = load_tokenizer(spec.tokenizer), load_tokenizer(name)
+    if own.get_vocab() != other.get_vocab():  # another template or normalizer with the same ids is no obstacle
+        raise ConfigError(
+            f"{spec.tokenizer} and the teacher {name} have different tokenizers: the same id is a different token",
+            "use a teacher and a student of one family, or a randomly initialized student (student.size)",
+        )
 
 
 def _check_lora_targets(student: CausalStudent, teacher: str) -> None:
@@ -163,7 +184,7 @@ def random_student(shape: Shape, vocabulary: int, tokenizer: Any, seed: int) -> 
 def take_layers(teacher: nn.Module, layers: tuple[int, ...]) -> nn.Module:
     """A model of the same kind with these layers in this order, and everything that is not a layer."""
     config: Any = copy.deepcopy(teacher.config)
-    check_layers(layers, int(config.num_hidden_layers))
+    check_layers(layers, int(config.num_hidden_layers), once=False)
     prefix = "model.layers."
     if not any(name.startswith(prefix) for name in teacher.state_dict()):
         raise ConfigError(

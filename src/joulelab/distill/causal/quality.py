@@ -17,6 +17,7 @@ from torch import nn
 from joulelab.data import sources
 from joulelab.data.chat.encoding import DocumentStore
 from joulelab.data.chat.packing import CausalBatch, PackedRows, use_packed_attention
+from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.context import TEST, TRAIN, CausalContext
 from joulelab.distill.causal.models import lm_head_weight
 from joulelab.distill.runner import StageSpec
@@ -111,7 +112,7 @@ def evaluate_model(
 
     settings: dict[str, Any] = quality.model_dump(mode="json", exclude={"against_teacher", "answers", "harness_folder"})
     answers = sources.parse(quality.answers).path if quality.answers else None
-    task_files = _harness_folder(context) if quality.harness_tasks else None
+    task_files = _harness_folder(spec) if quality.harness_tasks else None
     inputs = {
         **settings,
         "answers": None if answers is None else sources.content_hash(answers),
@@ -138,17 +139,17 @@ def held_out_loss(context: CausalContext, data: Artifact) -> Callable[[nn.Module
     return evaluate
 
 
-def check_questions(context: CausalContext) -> None:
+def check_questions(spec: CausalSpec) -> None:
     """Read the questions of the evaluation before training, so that an error in them does not show up hours later."""
-    quality = context.spec.quality
+    quality = spec.quality
     if quality.answers and sources.parse(quality.answers).kind != "sample":
         read_questions(quality.answers, quality.answer_items, chat=False)
     if quality.harness_tasks:
-        require_tasks(quality.harness_tasks, _harness_folder(context))
+        require_tasks(quality.harness_tasks, _harness_folder(spec))
 
 
-def _harness_folder(context: CausalContext) -> Path | None:
-    folder = context.spec.quality.harness_folder
+def _harness_folder(spec: CausalSpec) -> Path | None:
+    folder = spec.quality.harness_folder
     return Path(folder) if folder else None
 
 
@@ -173,7 +174,7 @@ def _harness(context: CausalContext, model: nn.Module) -> tuple[TaskFigure, ...]
         return ()
     figures = harness_figures(
         model, context.tokenizer, quality.harness_tasks,
-        folder=_harness_folder(context), limit=quality.harness_limit,
+        folder=_harness_folder(context.spec), limit=quality.harness_limit,
         batch_size=context.spec.eval_batch_size, device=context.device,
     )  # fmt: skip
     return tuple(figures)

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from joulelab.distill.causal.config import CausalSpec
 from joulelab.distill.causal.context import TRAIN, CausalContext
 from joulelab.distill.causal.data import prepare_data
 from joulelab.distill.causal.generated_data import judge_answers, make_pairs, score_reference, synthetic_documents
-from joulelab.distill.causal.models import check_models, load_student
+from joulelab.distill.causal.models import check_models, check_tokenizers, load_student
 from joulelab.distill.causal.objective import (
     StudentSetup,
     TrainingData,
@@ -47,6 +47,7 @@ from joulelab.distill.causal.students import (
 )
 from joulelab.distill.causal.teacher import TeacherSource, cache_logits, generate_answers, pretrained_teacher
 from joulelab.distill.runner import Runner, run_recipe
+from joulelab.errors import refuse_all
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext
 
@@ -71,6 +72,14 @@ def run_self(run: RunContext) -> None:
     run_recipe(run, SelfRecipe)
 
 
+def model_checks(spec: CausalSpec) -> Iterator[Callable[[], object]]:
+    """What the models' configurations, tokenizers and test questions tell, before a run starts."""
+    yield lambda: check_models(spec)
+    yield lambda: check_tokenizers(spec)
+    if spec.until in ("teacher", "train"):
+        yield lambda: check_questions(spec)
+
+
 class CausalRecipe:
     """What the five pipelines share; each adds what it needs of its teacher, and its student."""
 
@@ -81,9 +90,7 @@ class CausalRecipe:
 
     def check(self) -> None:
         spec = self.spec
-        check_models(spec)
-        if spec.until in ("teacher", "train"):
-            check_questions(self.context)
+        refuse_all(model_checks(spec))
         if spec.teacher.server is not None and spec.quality.against_teacher is None:
             self.runner.run.progress.write(
                 f"the teacher is not evaluated: {spec.teacher.server} generates in its place, and which model it "

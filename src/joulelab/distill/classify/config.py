@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from joulelab.data import sources
-from joulelab.data.splits import parse_split
-from joulelab.data.text import check_source
+from joulelab.data.labeled_text import LabeledSource, check_labeled_text
+from joulelab.data.splits import all_of_own_data, parse_split
 from joulelab.distill.config import DistillSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
@@ -17,21 +18,16 @@ from joulelab.train.config import TrainingConfig
 SYNTHETIC = "synthetic"
 
 
-class TextData(Section):
-    """Labeled text and how much of it."""
+class TextData(LabeledSource):
+    """Labeled text, its splits and how much of each."""
 
-    source: str = "sample:reviews"
-    """`sample:reviews`, a CSV, JSONL or Parquet file, a folder, or a hub id."""
-    subset: str = "short"
-    """Of sample:reviews: `short` (one-sentence snippets), `long` (full reviews) or `all`; of a hub id: its config."""
-    train_size: int = Field(1500, ge=1)
-    """Texts to train on."""
-    validation_size: int = Field(300, ge=1)
-    """Texts for choices made during development; not used for reported quality."""
-    test_size: int = Field(1000, ge=1)
-    """Held-out texts on which quality is reported."""
     max_tokens: int = Field(64, ge=8)
     """Longer texts are truncated to this many tokens."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_of_own_data(cls, values: object) -> object:
+        return all_of_own_data(values, "train_size", "validation_size", "test_size")
 
 
 class ImageData(Section):
@@ -193,11 +189,17 @@ class ClassifySpec(DistillSpec):
         teacher = (self.teacher.training,) if self.has_teacher else ()
         return (*teacher, self.training, *([self.student.hint] if self.student.hint else []))
 
-    def preflight(self) -> None:
-        super().preflight()
-        check_source(self.data.source, self.data.subset)
-        for model in (self.teacher.source, self.student.model):
-            sources.parse(model)
+    @property
+    def tokenizer(self) -> str:
+        """Whose tokenizer splits the texts: teacher and student read the same tokens."""
+        return self.teacher.source if self.has_teacher else self.student.model
+
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield from super().checks()
+        yield lambda: check_labeled_text(self.data)
+        yield lambda: sources.parse(self.student.model)
+        if self.has_teacher:
+            yield lambda: sources.parse(self.teacher.source)
 
 
 class FitnetsImagesSpec(DistillSpec):
@@ -227,10 +229,13 @@ class FitnetsImagesSpec(DistillSpec):
         teacher = (self.teacher.training,) if self.has_teacher else ()
         return (*teacher, self.student.training, *([self.hint] if self.hint else []))
 
-    def preflight(self) -> None:
-        super().preflight()
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield from super().checks()
         for split in (self.data.train, self.data.validation, self.data.test):
-            parse_split(split)
+            yield lambda split=split: parse_split(split)  # type: ignore[misc]
+        yield self._check_folder
+
+    def _check_folder(self) -> None:
         if self.data.source != SYNTHETIC and sources.parse(self.data.source).kind != "folder":
             raise ConfigError(
                 f"data.source={self.data.source} is not a folder of images", "name a folder, or `synthetic`"

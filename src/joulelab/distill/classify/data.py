@@ -17,7 +17,7 @@ from joulelab.data import labeled_text, sources
 from joulelab.data.batches import Batch, iterate_in_order
 from joulelab.data.images import FolderImages
 from joulelab.data.labeled_text import TokenizedSet
-from joulelab.data.splits import parse_split
+from joulelab.data.splits import SPLITS, parse_split
 from joulelab.data.synthetic import SyntheticImages
 from joulelab.distill.classify.config import SYNTHETIC, ClassifySpec, FitnetsImagesSpec, ImageData
 from joulelab.distill.classify.objective import ForwardAdapter, ForwardOutput
@@ -25,13 +25,14 @@ from joulelab.distill.runner import PREPROCESS, Runner
 from joulelab.errors import JoulelabError
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
+from joulelab.runs.paths import read_json, write_json
 from joulelab.zoo.pretrained import load_tokenizer, weights_identity
 from joulelab.zoo.tasks.image_classification import Images
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Tokenized texts in three splits; a text's split is decided by its hash."""
+    """Tokenized texts in three splits."""
 
     artifact: Artifact
 
@@ -47,23 +48,40 @@ class Texts:
         return labeled_text.open_set(self.artifact.folder / name)
 
 
+_SPLITS = "splits.json"
+
+
 def prepare_texts(runner: Runner[ClassifySpec]) -> Texts:
     """The stage `data.preprocess`: texts are split, and tokenized once for teacher and students."""
-    data, tokenizer_name = runner.spec.data, runner.spec.teacher.source
+    data, tokenizer_name = runner.spec.data, runner.spec.tokenizer
 
     def write(folder: Path, stage: Stage) -> None:
-        texts = labeled_text.load(data.source, data.subset)
-        splits = labeled_text.split(texts, data.train_size, data.validation_size, data.test_size)
+        splits = labeled_text.load_splits(data)
         tokenizer = load_tokenizer(tokenizer_name)
         samples, tokens = 0, 0
-        for name in ("train", "validation", "test"):
+        for name in SPLITS:
             written = _tokenize(folder / name, getattr(splits, name), tokenizer, data.max_tokens)
             samples, tokens = samples + len(written), tokens + written.tokens_total
             stage.count(samples=samples, tokens=tokens)
+        if data.is_own:
+            write_json(folder / _SPLITS, {"notes": splits.notes, "duplicates": splits.duplicates})
 
     inputs = {**data.model_dump(), "tokenizer": weights_identity(tokenizer_name)}
-    raw = runner.input_bill("texts", data.source, "text", role="data")
-    return Texts(runner.make("data", PREPROCESS, write, kind="tokenized-text", inputs=inputs, parents=[raw]))
+    if data.is_own:
+        inputs["splits"] = "own"  # artifacts of earlier releases merged the splits of a source
+    raw = [runner.input_bill(name, file, "text", role="data") for name, file in data.inputs().items()]
+    made = runner.make("data", PREPROCESS, write, kind="tokenized-text", inputs=inputs, parents=raw)
+    texts = Texts(made)
+    if data.is_own:  # also where another run prepared it: each run's record states what it was evaluated on
+        report_splits(runner, texts)
+    return texts
+
+
+def report_splits(runner: Runner[Any], texts: Texts) -> None:
+    """How the texts were split, their numbers, and test texts that were also trained on."""
+    found = read_json(texts.artifact.folder / _SPLITS)
+    sizes: dict[str, int] = {name: len(texts.split(name)) for name in SPLITS}
+    runner.report_data(sizes, found["notes"], found["duplicates"])
 
 
 def _tokenize(folder: Path, texts: labeled_text.LabeledText, tokenizer: Any, max_tokens: int) -> TokenizedSet:

@@ -30,8 +30,8 @@ from joulelab.distill.losses import (
 from joulelab.errors import ConfigError
 from joulelab.train.optim import compile_in_place
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import import_transformers, load_classifier, load_pretrained, seeded_init
-from joulelab.zoo.students import take_layers
+from joulelab.zoo.pretrained import encoder_config, import_transformers, load_classifier, load_tokenizer, seeded_init
+from joulelab.zoo.students import check_layers, take_layers
 
 _EMBEDDINGS = ("embeddings", "embedder")
 _CONNECTOR = "connector.safetensors"
@@ -53,10 +53,7 @@ def _initialize_student(source: nn.Module, layers: int, width: int | None, heads
     """A randomly initialized model of the same family and vocabulary, in its own size."""
     config: Any = copy.deepcopy(source.config)
     width, heads = width or int(config.hidden_size), heads or int(config.num_attention_heads)
-    if width % heads:
-        raise ConfigError(
-            f"student.width={width} is not a multiple of its {heads} attention heads", "set student.heads as well"
-        )
+    require_heads(width, heads)
     config.num_hidden_layers, config.hidden_size, config.num_attention_heads = layers, width, heads
     for name in ("intermediate_size", "hidden_dim"):  # the names of BERT and of DistilBERT
         if hasattr(config, name):
@@ -80,13 +77,20 @@ def build_cnn(config: CnnConfig, classes: int, seed: int) -> nn.Module:
     return model
 
 
-def require_vocabulary(student: nn.Module, name: str, tokens: int) -> None:
-    config: Any = student.config
-    if config.vocab_size < tokens:
+def require_vocabulary(spec: ClassifySpec) -> None:
+    """That the student has an embedding for every token of the texts."""
+    own, tokens = int(encoder_config(spec.student.model).vocab_size), len(load_tokenizer(spec.tokenizer))
+    if own >= tokens:
+        return
+    if spec.tokenizer == spec.student.model:
         raise ConfigError(
-            f"the student {name} has {config.vocab_size:,} tokens, the texts use {tokens:,}",
-            "student and teacher must share a tokenizer",
+            f"the tokenizer of {spec.student.model} has {tokens:,} tokens, the model only {own:,}",
+            "the folder contains files of two models: save model and tokenizer together",
         )
+    raise ConfigError(
+        f"the student {spec.student.model} has {own:,} tokens, the teacher {spec.tokenizer} {tokens:,}",
+        "student and teacher must share a tokenizer",
+    )
 
 
 def freeze_teacher(model: nn.Module, device: torch.device, precision: str, compile_mode: str = "off") -> nn.Module:
@@ -102,21 +106,47 @@ def freeze_teacher(model: nn.Module, device: torch.device, precision: str, compi
 # layers
 
 
-def require_layers(spec: ClassifySpec) -> None:
-    """That the layers in the settings exist, known from the models' configurations: without this a wrong one would fail
-    after the teacher's training."""
-    if not spec.has_teacher:
-        return
+def teacher_layer_check(spec: ClassifySpec) -> None:
+    """That the teacher's layer in the settings exists, known from its configuration: without this a wrong one would
+    fail after the teacher's training."""
     hidden_index(_without_weights(spec.teacher.source), spec.distill.t_layer, "distill.t_layer")
-    if spec.until == "train" and (spec.distill.needs_features or spec.student.hint is not None):
-        layers = spec.student.layers
-        depth = len(layers) if isinstance(layers, tuple) else layers if isinstance(layers, int) else None
-        hidden_index(_without_weights(spec.student.model, depth), spec.distill.s_layer, "distill.s_layer")
+
+
+def student_layer_check(spec: ClassifySpec) -> None:
+    layers = spec.student.layers
+    depth = len(layers) if isinstance(layers, tuple) else layers if isinstance(layers, int) else None
+    hidden_index(_without_weights(spec.student.model, depth), spec.distill.s_layer, "distill.s_layer")
+
+
+def require_student(spec: ClassifySpec) -> None:
+    """That the student can be built from its model, known from the configuration."""
+    student, config = spec.student, encoder_config(spec.student.model)
+    if isinstance(student.layers, tuple):
+        check_layers(student.layers, int(config.num_hidden_layers), student.model, "student.layers")
+    heads = student.heads or int(config.num_attention_heads)
+    if isinstance(student.layers, int):
+        require_heads(student.width or int(config.hidden_size), heads)
+
+
+def require_positions(model: str, tokens: int) -> None:
+    """Longer texts would be an index error inside the model, or on a GPU a dead context."""
+    positions = getattr(encoder_config(model), "max_position_embeddings", None)
+    if positions is not None and tokens > positions:
+        raise ConfigError(
+            f"data.max_tokens={tokens}: {model} has {positions} positions", f"set it to at most {positions}"
+        )
+
+
+def require_heads(width: int, heads: int) -> None:
+    if width % heads:
+        raise ConfigError(
+            f"student.width={width} is not a multiple of its {heads} attention heads", "set student.heads as well"
+        )
 
 
 def _without_weights(source: str, depth: int | None = None) -> Any:
     transformers = import_transformers()
-    config: Any = load_pretrained(transformers.AutoConfig, source)
+    config = encoder_config(source)
     if depth is not None:
         config.num_hidden_layers = depth
     with torch.device("meta"):

@@ -10,12 +10,11 @@ After every epoch a model is evaluated on validation samples, in the stages `tea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from torch import nn
 
 from joulelab.data import sources
@@ -46,14 +45,25 @@ from joulelab.distill.classify.objective import (
     load_connector,
     make_connector,
     make_regressor,
-    require_layers,
+    require_positions,
+    require_student,
     require_vocabulary,
     save_connector,
+    student_layer_check,
+    teacher_layer_check,
     truncated_body,
 )
 from joulelab.distill.runner import Inputs, Runner, StageSpec, run_recipe
-from joulelab.errors import ConfigError
-from joulelab.evaluate.classification import Predictions, load_predictions, predict, predict_images, quality_results
+from joulelab.errors import ConfigError, refuse_all
+from joulelab.evaluate.classification import (
+    Predictions,
+    chance_note,
+    load_predictions,
+    majority_share,
+    predict,
+    predict_images,
+    quality_results,
+)
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
 from joulelab.train.config import TrainingConfig
@@ -73,6 +83,21 @@ def run_classify(run: RunContext) -> None:
 
 def run_fitnets_images(run: RunContext) -> None:
     run_recipe(run, ImageRecipe)
+
+
+def text_checks(spec: ClassifySpec) -> Iterator[Callable[[], object]]:
+    """What the models' configurations and tokenizers tell, before a run starts."""
+    trains_student = spec.until == "train"
+    models = [*([spec.teacher.source] if spec.has_teacher else []), *([spec.student.model] if trains_student else [])]
+    for model in dict.fromkeys(models):
+        yield lambda model=model: require_positions(model, spec.data.max_tokens)  # type: ignore[misc]
+    if spec.has_teacher:
+        yield lambda: teacher_layer_check(spec)
+    if trains_student:
+        yield lambda: require_student(spec)
+        yield lambda: require_vocabulary(spec)
+    if trains_student and spec.has_teacher and (spec.distill.needs_features or spec.student.hint is not None):
+        yield lambda: student_layer_check(spec)
 
 
 SpecT = TypeVar("SpecT", bound=ClassifySpec | FitnetsImagesSpec)
@@ -251,6 +276,7 @@ class _ClassificationRecipe(Generic[SpecT, DataT]):
     def evaluate(self, data: DataT, student: Artifact, teacher: Teacher | None) -> None:
         predicted = self.predictions(data, "student", "test", lambda: self.load_student(data, student), student.bill)
         report_quality(self.runner.run, "student", predicted, teacher.test if teacher else None)
+        flag_chance_level(self.runner.run, "student", predicted)
 
 
 class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
@@ -263,7 +289,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         self.validates = self.spec.validate_every_epoch
 
     def check(self) -> None:
-        require_layers(self.spec)
+        refuse_all(text_checks(self.spec))
 
     def data(self) -> Texts:
         return prepare_texts(self.runner)
@@ -308,11 +334,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
         test = self._teacher_predictions(data, "test", load, bill, near)
         if not trained.reused:
             report_quality(self.runner.run, "teacher", test)
-            # a warning is enough: the user chose how little it was trained
-            judged, split = (test, "test") if validation is None else (validation, "validation")
-            problem = chance_problem(judged, "that was trained here", split)
-            if problem:
-                self.runner.run.warn(problem)
+        flag_chance_level(self.runner.run, "teacher", test)
         return self._with_cache(data, Teacher(name, bill, load, test, validation))
 
     def _loader(self, data: Texts, name: str) -> Callable[[], nn.Module]:
@@ -367,9 +389,7 @@ class TextRecipe(_ClassificationRecipe[ClassifySpec, Texts]):
     # the student
 
     def build(self, data: Texts) -> nn.Module:
-        model = build_student(self.spec.student, data.classes, self.spec.seed).to(self.runner.device)
-        require_vocabulary(model, self.spec.student.model, data.split("train").vocab_size)
-        return model
+        return build_student(self.spec.student, data.classes, self.spec.seed).to(self.runner.device)
 
     def pretrained(self) -> Sequence[Bill]:
         """A randomly initialized student has no pretrained weights."""
@@ -449,6 +469,7 @@ class ImageRecipe(_ClassificationRecipe[FitnetsImagesSpec, ImageSplits]):
 
         test = self.predictions(data, "teacher", "test", load, trained.bill, reuse=True)
         report_quality(self.runner.run, "teacher", test)
+        flag_chance_level(self.runner.run, "teacher", test)
         return Teacher(str(trained.folder), trained.bill, load, test)
 
     def signal(self, data: ImageSplits, teacher: Teacher) -> TeacherSignal:
@@ -542,6 +563,13 @@ def report_quality(run: RunContext, role: str, predicted: Predictions, teacher: 
     run.progress.write(text)
 
 
+def flag_chance_level(run: RunContext, role: str, predicted: Predictions) -> None:
+    """A warning is enough for a model that was trained here: the user chose how little."""
+    note = chance_note(predicted, role)
+    if note is not None:
+        run.warn(note)
+
+
 # Is a classifier better than chance? A "fine-tuned" teacher whose head was never trained would teach noise. The
 # baseline is to predict the most frequent class. If a share p of n samples is of that class, the number of correct
 # predictions of the baseline is at most binomial(n, p); a teacher must be correct more often than that would be in all
@@ -557,10 +585,6 @@ def correct_needed(trials: int, chance: float) -> int:
         if tail > _SIGNIFICANCE:
             return correct + 1
     return 0
-
-
-def majority_share(predicted: Predictions) -> float:
-    return float(np.bincount(predicted.labels).max() / len(predicted.labels))
 
 
 def chance_problem(predicted: Predictions, name: str, split: str) -> str:

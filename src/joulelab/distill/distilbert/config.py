@@ -6,6 +6,7 @@ The names of the scripts that made DistilBERT are accepted, so that an old comma
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -13,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from joulelab.data import sources
 from joulelab.data.masking import require_counts
+from joulelab.data.splits import Size, is_own_data
 from joulelab.data.token_store import find_store, refuse_pickle
 from joulelab.distill.config import LanguageModelSpec, TeacherSection
 from joulelab.errors import ConfigError
@@ -23,6 +25,8 @@ StudentType = Literal["distilbert", "roberta", "gpt2"]
 TeacherType = Literal["bert", "roberta", "gpt2"]
 TEACHER_OF = {"distilbert": "bert", "roberta": "roberta", "gpt2": "gpt2"}
 """Both sides must read the same tokens, so each type of student has one type of teacher."""
+OWN_HELD_OUT = 0.05
+"""Share of the user's text that is held out, unless the settings state a size."""
 OF_TEACHER = "teacher"
 """Where the student's layers come from unless another model is named."""
 
@@ -57,8 +61,9 @@ class LmData(Section):
     """Text (`sample:reviews`, a file, a folder, a hub id), or a folder that `joulelab prepare binarize` wrote."""
     split: str = "train"
     """Of text: which documents, for example `train` or `train[:4000]`; held-out documents are taken from them."""
-    validation_size: int = Field(500, ge=1)
-    """Documents held out for the validation loss, spread evenly over all of them."""
+    validation_size: Size = 500
+    """Documents held out for the validation loss, spread evenly over all of them: a number, or a share (0.05 or 5 %),
+    which is the default for your own text."""
     token_counts: str | None = None
     """File that `joulelab prepare token-counts` wrote; null: counted over the training documents."""
     max_model_input_size: int = Field(512, ge=8)
@@ -72,6 +77,13 @@ class LmData(Section):
     packing: bool = False
     """Concatenate documents and cut rows of exactly max_model_input_size tokens: no padding, one shape. Attention then
     crosses from one document to the next within a row."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_of_own_text(cls, values: object) -> object:
+        if not isinstance(values, Mapping) or not is_own_data(values.get("source")):
+            return values
+        return {"validation_size": OWN_HELD_OUT, **values}
 
     @field_validator("source")
     @classmethod
@@ -263,14 +275,19 @@ class DistilbertSpec(LanguageModelSpec):
     def trainings(self) -> tuple[TrainingConfig, ...]:
         return (*([self.teacher.training] if self.teacher.training else []), self.training)
 
-    def preflight(self) -> None:
-        super().preflight()
-        for name in (self.data.source, self.teacher.model, self.student.layers_of, self.student.model):
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield from super().checks()
+        for name in dict.fromkeys(
+            (self.data.source, self.teacher.model, self.student.layers_of, self.student.model)
+        ):  # the teacher's tokenizer is used even without a teacher
             if name and name != OF_TEACHER:
-                sources.parse(name)
-        refuse_pickle(Path(self.data.source))
+                yield lambda name=name: sources.parse(name)  # type: ignore[misc]
+        yield lambda: refuse_pickle(Path(self.data.source))
         if self.data.token_counts:
-            require_counts(Path(self.data.token_counts))
-        student_config = self.student.config and Path(self.student.config)
-        if student_config and not student_config.is_file():
-            raise ConfigError(f"there is no file {student_config.absolute()}", "check the path")
+            yield lambda: require_counts(Path(str(self.data.token_counts)))
+        yield self._check_student_config
+
+    def _check_student_config(self) -> None:
+        file = self.student.config and Path(self.student.config)
+        if file and not file.is_file():
+            raise ConfigError(f"there is no file {file.absolute()}", "check the path")

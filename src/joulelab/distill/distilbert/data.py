@@ -19,7 +19,7 @@ from torch import Tensor
 from joulelab.data import sources
 from joulelab.data.batches import TensorBatch, batch_order, padded_share
 from joulelab.data.masking import mask_weights, read_counts, write_counts
-from joulelab.data.splits import parse_split
+from joulelab.data.splits import ALL, parse_split
 from joulelab.data.text import open_documents
 from joulelab.data.token_store import TokenStore, is_store, open_store
 from joulelab.data.tokenize import binarize, describe, usual_workers
@@ -85,8 +85,9 @@ def _given_store(config: LmData) -> Path | None:
     return path if path is not None and path.is_dir() and is_store(path) else None
 
 
-def split_documents(documents: int, held_out: int) -> tuple[Ids, Ids]:
+def split_documents(documents: int, size: int | float | str) -> tuple[Ids, Ids]:
     """(to train on, held out); held-out documents are spaced evenly, because files are often sorted."""
+    held_out = documents if size == ALL else max(1, round(size * documents)) if isinstance(size, float) else int(size)
     if held_out >= documents:
         raise ConfigError(
             f"{held_out} of {documents} documents were to be held out: none is left to train on",

@@ -25,7 +25,7 @@ from joulelab.distill.losses import cosine_distance_sum, logit_mse_sum, response
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
 from joulelab.zoo.pretrained import import_transformers, load_pretrained, seeded_init
-from joulelab.zoo.students import extract_student
+from joulelab.zoo.students import check_layers, extract_student
 from joulelab.zoo.tasks.token_rows import use_unpadded_attention
 
 _TINY = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -67,48 +67,88 @@ def make_student(config: LmStudent, teacher: nn.Module | None, vocab_size: int, 
 
 def _from_config(config: LmStudent, vocab_size: int, seed: int) -> nn.Module:
     kind: Any = getattr(import_transformers(), _CLASSES[config.type])
-    if config.config is not None:
-        settings = kind.config_class.from_json_file(config.config)
-    else:
-        sizes = SIZES[config.type]
-        if config.size not in sizes:
-            raise lookup.unknown(f"size of {config.type}", str(config.size), sizes)
-        settings = kind.config_class(vocab_size=vocab_size, **sizes[str(config.size)])
     with seeded_init(seed):
-        model: nn.Module = kind(settings)
+        model: nn.Module = kind(_config_by_size(config, vocab_size))
     return model
+
+
+def _config_by_size(config: LmStudent, vocab_size: int) -> Any:
+    kind: Any = getattr(import_transformers(), _CLASSES[config.type]).config_class
+    if config.config is not None:
+        return kind.from_json_file(config.config)
+    sizes = SIZES[config.type]
+    if config.size not in sizes:
+        raise lookup.unknown(f"size of {config.type}", str(config.size), sizes)
+    return kind(vocab_size=vocab_size, **sizes[str(config.size)])
 
 
 def require_comparable(student: nn.Module, teacher: nn.Module, same_width: bool) -> None:
     """A loss that compares two models needs the same vocabulary, or the same width, on both sides."""
     own, other = len(decoder_of(student)[0]), len(decoder_of(teacher)[0])
     if own != other:
-        raise ConfigError(
-            f"the student has {own:,} tokens and the teacher {other:,}: their distributions cannot be compared",
-            "take the student from the teacher's layers, or one with the same tokenizer",
-        )
+        raise _different_vocabularies(own, other)
     if same_width and width_of(student) != width_of(teacher):
-        raise ConfigError(
-            f"alpha_cos compares hidden states, but the student's width is {width_of(student)} and the teacher's "
-            f"{width_of(teacher)}",
-            "set distill.alpha_cos=0, or use a student of the teacher's width",
-        )
+        raise _different_widths(width_of(student), width_of(teacher))
 
 
-def require_room(model: nn.Module, tokens: int, vocab_size: int) -> None:
-    """A position or token without an embedding would be an index error deep inside the model."""
-    config: Any = model.config
+def _different_vocabularies(student: int, teacher: int) -> ConfigError:
+    return ConfigError(
+        f"the student has {student:,} tokens and the teacher {teacher:,}: their distributions cannot be compared",
+        "take the student from the teacher's layers, or one with the same tokenizer",
+    )
+
+
+def _different_widths(student: int, teacher: int) -> ConfigError:
+    return ConfigError(
+        f"alpha_cos compares hidden states, but the student's width is {student} and the teacher's {teacher}",
+        "set distill.alpha_cos=0, or use a student of the teacher's width",
+    )
+
+
+def require_room(config: Any, name: str, tokens: int, vocab_size: int) -> None:
+    """A position or token without an embedding would be an index error deep inside the model; `name`: in the error."""
     positions = int(config.max_position_embeddings) - (2 if config.model_type == "roberta" else 0)
     if tokens > positions:
         raise ConfigError(
-            f"{type(model).__name__} has {positions} positions; data.max_model_input_size is {tokens}",
+            f"{name} has {positions} positions; data.max_model_input_size is {tokens}",
             f"set data.max_model_input_size={positions} or less",
         )
     if vocab_size > config.vocab_size:
         raise ConfigError(
-            f"the tokens come from a vocabulary of {vocab_size:,}; {type(model).__name__} has {config.vocab_size:,}",
+            f"the tokens come from a vocabulary of {vocab_size:,}; {name} has {config.vocab_size:,}",
             "tokenize the text with the model's own tokenizer",
         )
+
+
+# checks by configuration, before anything is computed
+
+
+def lm_config(name: str, kind: str) -> Any:
+    """Configuration of a pretrained model of this type."""
+    config: Any = load_pretrained(import_transformers().AutoConfig, name)
+    if config.model_type != kind:
+        raise ConfigError(
+            f"{name} is a model of type '{config.model_type}'; expected '{kind}'", "correct its type in the settings"
+        )
+    return config
+
+
+def student_config(student: LmStudent, layers_from: Any | None, vocab_size: int) -> Any:
+    """Configuration of the student as it will be made; `layers_from`: of the model whose layers it takes."""
+    if student.layers is not None:
+        assert layers_from is not None
+        check_layers(student.layers, int(layers_from.num_hidden_layers), "the model", "student.layers", once=False)
+        return layers_from
+    if student.model is not None:
+        return lm_config(student.model, student.type)
+    return _config_by_size(student, vocab_size)
+
+
+def require_comparable_configs(student: Any, teacher: Any, same_width: bool) -> None:
+    if same_width and student.hidden_size != teacher.hidden_size:
+        raise _different_widths(int(student.hidden_size), int(teacher.hidden_size))
+    if student.vocab_size != teacher.vocab_size:
+        raise _different_vocabularies(int(student.vocab_size), int(teacher.vocab_size))
 
 
 def ready(model: nn.Module, unpadded: bool) -> nn.Module:

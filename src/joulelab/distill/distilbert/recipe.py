@@ -8,7 +8,7 @@ A model is evaluated before its training, during it, and at the end; all of this
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,15 +37,18 @@ from joulelab.distill.distilbert.objective import (
     Scales,
     decoder_of,
     freeze_embeddings,
+    lm_config,
     load_lm,
     make_student,
     ready,
     require_comparable,
+    require_comparable_configs,
     require_room,
+    student_config,
 )
 from joulelab.distill.losses import NO_TARGET
 from joulelab.distill.runner import PREPROCESS, Runner, evaluation_stage, run_recipe
-from joulelab.errors import ConfigError
+from joulelab.errors import ConfigError, refuse_all
 from joulelab.evaluate.language import no_better_than_guessing, token_loss, unigram_loss
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
@@ -59,6 +62,30 @@ _QUALITY = "quality.json"
 
 def run_distilbert(run: RunContext) -> None:
     run_recipe(run, DistilbertRecipe)
+
+
+def model_checks(spec: DistilbertSpec) -> Iterator[Callable[[], object]]:
+    """What the models' configurations tell, before a run starts."""
+    if spec.until == "data":
+        return
+    tokens = spec.data.max_model_input_size
+    if spec.has_teacher:
+        yield lambda: require_room(lm_config(spec.teacher.model, spec.teacher.type), spec.teacher.model, tokens, 0)
+    if spec.until == "train":
+        yield lambda: _check_student(spec)
+
+
+def _check_student(spec: DistilbertSpec) -> None:
+    student, teacher = spec.student, spec.teacher
+    source = teacher.model if student.layers_of == OF_TEACHER else student.layers_of
+    layers_from = lm_config(source, teacher.type) if student.layers is not None else None
+    compares = spec.distill.needs_teacher
+    large = lm_config(teacher.model, teacher.type) if compares else None
+    vocab_size = int(large.vocab_size) if large is not None else 0
+    config = student_config(student, layers_from, vocab_size)
+    require_room(config, "the student", spec.data.max_model_input_size, 0)
+    if large is not None:
+        require_comparable_configs(config, large, same_width=spec.distill.alpha_cos > 0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +112,7 @@ class DistilbertRecipe:
         """The last evaluation of each training, which is of the weights that were saved."""
 
     def check(self) -> None:
-        pass
+        refuse_all(model_checks(self.spec))
 
     # data
 
@@ -232,7 +259,8 @@ class DistilbertRecipe:
         )
 
     def _prepared(self, model: nn.Module) -> nn.Module:
-        require_room(model, self.spec.data.max_model_input_size, self.corpus.store.vocab_size)
+        config, tokens = model.config, self.spec.data.max_model_input_size
+        require_room(config, type(model).__name__, tokens, self.corpus.store.vocab_size)
         return ready(model, unpadded=self.spec.data.packing).to(self.runner.device)
 
     def _save(self, model: nn.Module, folder: Path) -> None:

@@ -184,6 +184,10 @@ def run_prepare_reviews(run: RunContext) -> None:
 
     def write(folder: Path, stage: Stage) -> None:
         reviews = load_reviews(spec.source, spec.subset, spec.class_names)
+        for note in reviews.notes:
+            run.progress.write(note)
+        for warning in reviews.warnings:
+            run.warn(warning)
         tokenizer = load_tokenizer(spec.tokenizer)
         parts = limited_parts(reviews, spec.limit_train, spec.limit_eval)
         (folder / _REVIEWS).mkdir()
@@ -197,10 +201,13 @@ def run_prepare_reviews(run: RunContext) -> None:
         write_json(folder / _REVIEW_ROWS, rows)
 
     chosen = {"source", "subset", "max_length", "limit_train", "limit_eval", "class_names", "save_format"}
+    inputs = {**spec.model_dump(mode="json", include=chosen), "tokenizer": weights_identity(spec.tokenizer)}
+    if sources.parse(spec.source).kind != "sample":
+        inputs["splits"] = "own"  # artifacts of earlier releases merged the splits of a source
     made = runner.make(
         "reviews", PREPROCESS, write,
         kind="prepared-reviews",
-        inputs={**spec.model_dump(mode="json", include=chosen), "tokenizer": weights_identity(spec.tokenizer)},
+        inputs=inputs,
         parents=[runner.input_bill("reviews", spec.source, "text", role="data")],
     )  # fmt: skip
     if spec.force and spec.target.is_dir() and origin_note(spec.target).is_file():  # written by an earlier run

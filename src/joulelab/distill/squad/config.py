@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -152,11 +152,15 @@ class SquadSpec(DistillSpec):
         fine_tunes = self.has_teacher and self.teacher.fine_tune
         return (*([self.teacher.training] if fine_tunes else []), self.training)
 
-    def preflight(self) -> None:
-        super().preflight()
+    def checks(self) -> Iterator[Callable[[], object]]:
+        yield from super().checks()
         # takes seconds at most, and a wrong answer would otherwise fail the run after the model was loaded
-        self.data.train_questions()
-        self.data.validation_questions()
-        for model in (self.student.model, *([self.teacher.model] if self.has_teacher else [])):
-            if sources.parse(model).kind == "file":
-                raise ConfigError(f"{model} is a file; expected a model's folder, a hub id or a sample")
+        yield self.data.train_questions
+        yield self.data.validation_questions
+        for model in dict.fromkeys((self.student.model, *([self.teacher.model] if self.has_teacher else []))):
+            yield lambda model=model: _require_model(model)  # type: ignore[misc]
+
+
+def _require_model(name: str) -> None:
+    if sources.parse(name).kind == "file":
+        raise ConfigError(f"{name} is a file; expected a model's folder, a hub id or a sample")

@@ -17,7 +17,8 @@ from joulelab.distill.losses import cross_entropy_sum, soft_target_kl_sum
 from joulelab.distill.squad.config import QaDistill
 from joulelab.errors import ConfigError
 from joulelab.zoo.objective import ObjectiveOutput, PhaseMaker
-from joulelab.zoo.pretrained import import_transformers, load_pretrained, load_tokenizer, seeded_init
+from joulelab.zoo.pretrained import encoder_config, import_transformers, load_pretrained, load_tokenizer, seeded_init
+from joulelab.zoo.students import check_layers
 
 _HEAD = "qa_outputs."
 
@@ -42,15 +43,26 @@ def keep_layers(model: nn.Module, layers: Sequence[int] | None) -> nn.Module:
     config: Any = model.config
     parent, name = _stack(model, config.num_hidden_layers)
     stack: Any = getattr(parent, name)
-    wrong = [layer for layer in layers if not 0 <= layer < len(stack)]
-    if not layers or wrong or len(set(layers)) != len(layers):
-        raise ConfigError(
-            f"invalid layers {list(layers)}: the model has layers 0..{len(stack) - 1}, each can be taken once",
-            f"name 1 to {len(stack)} different layers, for example [0, {len(stack) - 1}]",
-        )
+    check_layers(layers, len(stack))
     setattr(parent, name, nn.ModuleList(stack[layer] for layer in layers))
     config.num_hidden_layers = len(layers)
     return model
+
+
+def require_windows_fit(name: str, tokens: int) -> None:
+    """A position without an embedding would be an index error deep inside the model."""
+    config = encoder_config(name)
+    positions = getattr(config, "max_position_embeddings", None)
+    room = positions - 2 if positions is not None and config.model_type == "roberta" else positions
+    if room is not None and tokens > room:
+        raise ConfigError(
+            f"data.max_seq_length={tokens}: {name} has {room} positions", f"set data.max_seq_length to at most {room}"
+        )
+
+
+def require_student_layers(name: str, layers: Sequence[int] | None) -> None:
+    if layers is not None:
+        check_layers(layers, int(encoder_config(name).num_hidden_layers), name, "student.layers")
 
 
 def require_same_tokens(teacher: str, student: str, texts: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ data.preprocess -> teacher.train -> teacher.evaluate -> student.train -> student
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -29,7 +29,10 @@ from joulelab.distill.squad.objective import (
     keep_layers,
     load_qa_model,
     require_same_tokens,
+    require_student_layers,
+    require_windows_fit,
 )
+from joulelab.errors import refuse_all
 from joulelab.evaluate.squad_metrics import SearchLimits, SquadScores, find_answers, load_results, score_tokens
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import RunContext, Stage
@@ -45,13 +48,23 @@ def run_squad(run: RunContext) -> None:
     run_recipe(run, SquadRecipe)
 
 
+def model_checks(spec: SquadSpec) -> Iterator[Callable[[], object]]:
+    """What the models' configurations and tokenizers tell, before a run starts."""
+    student, teacher = spec.student.model, spec.teacher.model
+    for model in dict.fromkeys([student, *([teacher] if spec.has_teacher else [])]):
+        yield lambda model=model: require_windows_fit(model, spec.data.max_seq_length)  # type: ignore[misc]
+    yield lambda: require_student_layers(student, spec.student.layers)
+    if spec.has_teacher:
+        yield lambda: require_same_tokens(teacher, student, [])
+
+
 class SquadRecipe:
     def __init__(self, runner: Runner[SquadSpec]) -> None:
         self.runner = runner
         self.spec = runner.spec
 
     def check(self) -> None:
-        pass
+        refuse_all(model_checks(self.spec))
 
     def data(self) -> Artifact:
         return prepare_windows(self.runner)
