@@ -6,10 +6,10 @@
     ├── StorageFailed             1   the disk is full, over its quota, read-only or broken
     ├── UsageError                2   invalid command line
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
+    │   │   └── SeveralProblems   2   all problems that were found before a start, as a list
     │   ├── NotFoundError         2   no such experiment, run, file or sample
     │   ├── DependencyMissing     2   an optional package is not installed
     │   ├── DeviceMissing         2   the requested device is not on this machine
-    │   ├── SeveralProblems       2   all problems that were found before a start, as a list
     │   ├── UnknownFormat         2   unknown log format (meter/importers/power_log.py)
     │   ├── BadGpu                4   the requested GPU does not exist (meter/monitor/operator_log.py)
     │   └── CannotStart    126, 127   the program to measure cannot be started (runs/measure/program.py)
@@ -71,7 +71,7 @@ class DeviceMissing(UsageError):
     pass
 
 
-class SeveralProblems(UsageError):
+class SeveralProblems(ConfigError):
     def __init__(self, problems: Sequence[JoulelabError]) -> None:
         lines = [f"  - {problem.message}" + (f" ({problem.hint})" if problem.hint else "") for problem in problems]
         super().__init__(f"{len(problems)} problems were found:\n" + "\n".join(lines), "nothing was started")
