@@ -11,6 +11,7 @@ from joulelab.data.samples import SAMPLES, installed_version
 # Several workers with several threads each would spend the cores on waiting for each other. Also without workers: sums
 # depend on the number of threads in their last digit, and torchrun's ranks have one. Children inherit this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["JOULELAB_CONFIG"] = os.devnull  # the user's own grid and price
 
 # A shell starts its background jobs with these ignored (nohup the last one), and children inherit that; tests of
 # signals need them as usual.

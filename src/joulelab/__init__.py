@@ -6,9 +6,12 @@ Importing this package is cheap: numpy, torch and the sensors are loaded on firs
         with m.window("step"):
             ...
     m.energy_j, m.figure, m.windows["step"]
+    print(m)                                 # energy, uncertainty, grade, warnings and run directory
 
     @joulelab.measured("name")               # every call of a function
     joulelab.telemetry("distill_power.csv")  # a CSV row per GPU on every call
+    joulelab.load("last").to_pandas("stages")  # finished runs as tables; load_runs("demo-*") for several
+    %load_ext joulelab                       # in a notebook: %%joulelab measures a cell
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ _EXPORTS = {
     "measure": "joulelab.runs.measure.api:measure",
     "measured": "joulelab.runs.measure.api:measured",
     "telemetry": "joulelab.meter.monitor.telemetry:telemetry",
+    "load": "joulelab.runs.load:load",
+    "load_runs": "joulelab.runs.load:load_runs",
+    "load_ipython_extension": "joulelab.integrations.notebook:load_ipython_extension",
 }
 __all__ = ["__version__", *_EXPORTS]
 

@@ -27,6 +27,31 @@ def with_prefix(value: float, unit: str, more: int = 0) -> str:
     return f"0 {unit}" if value == 0 else f"{value:.2g} {unit}"
 
 
+def range_text(low: float, high: float, unit: str, lower_bound: bool = False) -> str:
+    """`1.20 to 1.90 kgCO2e`, `980 gCO2e to 1.90 kgCO2e`; `≥ 1.20 kgCO2e` of energy that is a lower bound."""
+    ends = with_prefix(low, unit), with_prefix(high, unit)
+    if lower_bound:
+        return f"≥ {ends[0]}"
+    if ends[0] == ends[1]:
+        return ends[0]
+    (first, first_unit), (_, last_unit) = (end.split(" ") for end in ends)
+    return f"{first if first_unit == last_unit else ends[0]} to {ends[1]}"
+
+
+def plain_range_text(low: float, high: float, unit: str = "", lower_bound: bool = False) -> str:
+    """`1.2 to 2.3 EUR`, without prefixes and with two digits: the ends of such ranges are no more precise."""
+    ends, unit = (two_digits(low), two_digits(high)), f" {unit}" if unit else ""
+    if lower_bound:
+        return f"≥ {ends[0]}{unit}"
+    return f"{ends[0]}{unit}" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}{unit}"
+
+
+def two_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    return three_digits(value) if abs(value) >= 99.5 else f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+
+
 def kwh_text(energy_j: float) -> str:
     """`0.0406 kWh`; `4.06e-05 kWh` below a ten-thousandth."""
     kwh = energy_j / J_PER_KWH

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from joulelab.cli.options import Flag, Require, RequireGrade, RunsDir, merged, requested_settings
+from joulelab.cli.options import Flag, Require, RequireGrade, RunsDir, detail, merged, requested_settings
 from joulelab.errors import UsageError
+from joulelab.lookup import unknown
 
 if TYPE_CHECKING:
     from joulelab.runs.measure.result import MeasureResult
+    from joulelab.runs.record import RunRecord
 
 
 FLAGS: Mapping[str, Flag] = {
@@ -26,9 +28,20 @@ FLAGS: Mapping[str, Flag] = {
     "rapl_root": Flag("energy.rapl_root"),
     "idle_before": Flag("energy.idle_before_s"),
     "estimate_cpu": Flag("energy.estimate_cpu", switch=True),
+    "scope": Flag("energy.total_energy_policy", read=lambda text: policy_of_scope(text)),
+    "grid": Flag("energy.grid"),
+    "price": Flag("energy.price"),
     "require": Flag("energy.require"),
     "require_grade": Flag("energy.require_grade"),
 }
+
+SCOPES = {"program": "measured", "machine": "machine"}
+
+
+def policy_of_scope(text: str) -> str:
+    if text not in SCOPES:
+        raise unknown("scope", text, SCOPES)
+    return SCOPES[text]
 
 
 def measure(
@@ -49,9 +62,27 @@ def measure(
         bool,
         typer.Option(
             "--estimate-cpu",
-            help="Also estimate CPU energy from CPU time (reported separately, never added to the total).",
+            help="Estimate CPU energy from CPU time also where sensors work (reported separately, never added to the "
+            "total). Where no sensor works it is the default.",
         ),
     ] = False,
+    scope: Annotated[
+        str | None,
+        typer.Option(
+            "--scope",
+            metavar="program|machine",
+            help="machine: estimate the whole machine (all processes, memory, idle power), labeled as an estimate.",
+            show_default="program",
+        ),
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option("--grid", help="Report CO2e for this grid: FR, DE, US, EU, world, or g/kWh.", show_default=False),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option("--price", help="Report the cost at this price per kWh: 0.30 or '0.30 EUR'.", show_default=False),
+    ] = None,
     interval: Annotated[
         float | None, typer.Option("--interval", metavar="S", help="Sampling interval in seconds.", show_default="0.5")
     ] = None,
@@ -77,7 +108,7 @@ def measure(
         Path | None, typer.Option("--json-to", metavar="FILE", help="Write the result as JSON to this file.")
     ] = None,
 ) -> None:
-    """Measure the energy of any program, unchanged; the result is printed to stderr.
+    """Measure the energy of any program, unchanged; the result is the last line on stderr.
 
     The program keeps standard input, output and error, receives signals, and its exit code is returned (128 + n if
     signal n killed it). Other exit codes: 127 program not found, 126 not executable, 3 no sensor with --require
@@ -87,12 +118,14 @@ def measure(
 
       joulelab measure -- python train.py --epochs 3
 
+      joulelab measure --grid FR --price '0.25 EUR' -- python train.py
+
       joulelab measure --repeat 5 --warmup 1 --json-to cost.json -- ./simulate input.dat
     """
     if not command:
         raise UsageError("no program was named", "write it after `--`: joulelab measure -- python train.py")
     from joulelab.runs.measure.measure_session import MeasureSpec, measure_program
-    from joulelab.runs.measure.program import default_name, find_program, without_secrets
+    from joulelab.runs.measure.program import CannotStart, default_name, find_program, without_secrets
     from joulelab.runs.sensor_discovery import demand_sensors
     from joulelab.runs.spec import check
     from joulelab.runs.store import load_record, store_root
@@ -101,14 +134,19 @@ def measure(
     fixed = {"pipeline": "measure", "name": default_name(command), "command": without_secrets(command)}
     spec = check(merged(fixed, requested_settings(FLAGS, context.params)))
     assert isinstance(spec, MeasureSpec)
-    executable = find_program(command[0])
+    try:
+        executable = find_program(command[0])
+    except CannotStart as error:  # one line, as from a shell
+        _print(f"joulelab: {error.message} ({error.hint}); nothing was measured")
+        raise typer.Exit(error.exit_code) from None
     demand_sensors(spec.energy)
     result = measure_program(store_root(runs_dir), spec, executable, command, _OnStderr())
     if json_to is not None:
         _write(json_to, result.model_dump_json(indent=2))
-    _print(result.model_dump_json() if as_json else "\n".join(result_lines(result)))
+    record = load_record(Path(result.folder))
+    _print(result.model_dump_json() if as_json else "\n".join(result_lines(result, record)))
     if result.exit_code == 0:
-        enforce(load_record(Path(result.folder)))
+        enforce(record)
     raise typer.Exit(result.exit_code)
 
 
@@ -140,31 +178,26 @@ def _write(path: Path, text: str) -> None:
         _print(f"joulelab: cannot write {path}: {error.strerror}")
 
 
-def result_lines(result: MeasureResult) -> list[str]:
-    """Energy with method and interval, repeats, warnings and the run directory, one line each."""
-    from joulelab.meter.figures import figure_text, labeled_text
-    from joulelab.units import duration_text, power_text
+def result_lines(result: MeasureResult, record: RunRecord) -> list[str]:
+    """Warnings and the run directory, then the answer as the last line.
+
+    If the program failed, its own message is above, and a single line follows it.
+    """
+    from joulelab.meter.figures import labeled_text
+    from joulelab.runs.measure.result import answer_line, scope_note
+    from joulelab.units import duration_text
 
     lines = []
-    mean = result.summary
-    title_of = (lambda row: row.stage) if len(result.repetitions) > 1 else (lambda row: result.name)
-    for row in result.repetitions:
-        figure = row.energy
-        if figure.energy_j is None:
-            lines.append(f"{title_of(row)}: energy missing; {duration_text(row.duration_s)}")
-            continue
-        energy = labeled_text(figure) if mean else figure_text(figure)  # the gain error is printed once
-        power = power_text(figure.mean_power_w(row.duration_s))
-        lines.append(f"{title_of(row)}: {energy}; {power}, {duration_text(row.duration_s)}")
-    if mean is not None and result.energy is not None:
-        interval = "" if result.energy.is_lower_bound else "Student's t interval over repeats, "
-        lines.append(
-            f"mean of {mean.count}: {figure_text(result.energy)}; {interval}"
-            f"standard deviation {100 * mean.spread_rel:.1f} %, {duration_text(mean.mean_s)} each"
-        )
-    lines += [f"warning: {text}" for text in result.warnings]
-    lines += [f"note: {text}" for text in result.notes]
-    if result.status != "done":
-        lines.append(f"{result.status}: {result.error}")
-    lines.append(f"run {result.folder}")
-    return [f"joulelab: {line}" for line in lines]
+    if detail() == "verbose":
+        lines += [
+            f"{row.stage}: {labeled_text(row.energy)}; {duration_text(row.duration_s)}" for row in result.repetitions
+        ]
+        lines += [f"note: {text}" for text in result.notes]
+    answer = answer_line(record)
+    if result.status == "done" and detail() != "quiet":
+        lines += [f"warning: {text}" for text in result.warnings]
+        lines += [f"note: {text}" for text in [scope_note(record)] if text]
+        lines += [f"run directory: {result.folder}"]
+    elif result.status != "done":
+        answer += f"; run directory: {result.folder}"
+    return [f"joulelab: {line}" for line in [*lines, answer]]

@@ -21,6 +21,7 @@ from joulelab.meter.figures import EnergyFigure
 from joulelab.runs.context import Stage
 from joulelab.runs.measure.api import Windows
 from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
+from joulelab.runs.measure.result import answer_block
 from joulelab.runs.record import EnergyByComponent, Result, RunRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root
@@ -167,6 +168,7 @@ class TrainingRun:
             while self._open:
                 leave(self._open.pop()[1], reason)
             self.record = self._run.end(status, reason)
+            print(f"joulelab: {answer_block(self.record, self.folder)}", file=sys.stderr, flush=True)
         return self.record
 
     def _at_exit(self) -> None:

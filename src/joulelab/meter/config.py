@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from joulelab.meter.grids import parse_grid
+from joulelab.meter.grids import parse_grid, parse_price
 
 
 def are_gpu_names(text: str) -> bool:
@@ -29,8 +29,8 @@ class EnergyConfig(BaseModel):
     """Root of the kernel's RAPL tree, or of a copy of it."""
     node_shared: Literal["auto", "yes", "no"] = "auto"
     """Whether other jobs run on this node, so that RAPL is left out of the total; `auto` asks Slurm's variables."""
-    estimate_cpu: bool = False
-    """Also estimate CPU energy from CPU time; reported separately, never added to the measured total."""
+    estimate_cpu: bool | Literal["auto"] = "auto"
+    """Estimate CPU energy from CPU time: `auto` only if no sensor works, `true` also next to sensors, `false` never."""
     estimate_machine: bool = False
     """With `estimate_cpu`: also estimate the CPU energy of all processes of this machine, reported separately."""
     replay_trace: str = ""
@@ -41,8 +41,8 @@ class EnergyConfig(BaseModel):
     """Seconds of idle baseline recorded before the first stage; outside the totals."""
     idle_after_s: float = Field(0.0, ge=0, le=600)
     """Seconds of idle baseline recorded after the last stage; outside the totals."""
-    total_energy_policy: Literal["measured", "gpu_only", "codecarbon"] = "measured"
-    """What `totals.energy_j` means: all measured energy, the GPUs only, or CodeCarbon's own figure."""
+    total_energy_policy: Literal["measured", "gpu_only", "codecarbon", "machine"] = "measured"
+    """What `totals.energy_j` means: measured energy, GPUs only, CodeCarbon's figure, or an estimate of the machine."""
     codecarbon: bool = False
     """Also run CodeCarbon, offline; its files are in `codecarbon/` and its figures are labeled as its own."""
     require: Literal["nothing", "measured"] = "nothing"
@@ -53,6 +53,8 @@ class EnergyConfig(BaseModel):
     """Power limit for the job's GPUs during the run, if the driver permits it; null leaves the limits alone."""
     grid: str = "none"
     """Electricity grid for CO2e: an ISO code (FR, DE, US), `EU`, `world`, or g/kWh as `56` or `40-60`."""
+    price: str = "none"
+    """Price of electricity per kWh, with or without a currency: `0.30`, `0.30 EUR` or `0.25-0.35 EUR`."""
     pue: float | None = Field(None, ge=1, le=5)
     """Power usage effectiveness of the data center; CO2e with it is reported separately. Null: not applied."""
 
@@ -72,6 +74,17 @@ class EnergyConfig(BaseModel):
         if value is False:
             raise ValueError("YAML reads a bare NO as false; write NOR for Norway, or `none` for no CO2e")
         return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("price", mode="before")
+    @classmethod
+    def _price_is_text(cls, value: object) -> object:
+        return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+    @field_validator("price")
+    @classmethod
+    def _price_is_an_amount(cls, value: str) -> str:
+        parse_price(value)
+        return value
 
     @field_validator("grid")
     @classmethod

@@ -230,6 +230,8 @@ def total(figures: Iterable[EnergyFigure], durations_s: Sequence[float] | None =
 
 CODECARBON = "codecarbon"
 """The source of figures that CodeCarbon reported."""
+MACHINE_BASE = "constant:base"
+"""A source of figures that estimate the whole machine: its power without load."""
 LOWER_BOUND = "≥: lower bound, some time or work has no readings"
 _METHODS: dict[Method, str] = {
     "counter": "energy counter",
@@ -354,6 +356,9 @@ def estimate_note(figures: Iterable[EnergyFigure]) -> str:
 def method_text(figure: EnergyFigure, mixed: bool = False) -> str:
     if mixed:
         return "measured + estimated"
+    if MACHINE_BASE in figure.sources:
+        sensors = any(source.startswith(("gpu:", "rapl:")) for source in figure.sources)
+        return f"whole machine, {'measured + ' if sensors else ''}estimated"
     return "estimated by CodeCarbon" if figure.sources == (CODECARBON,) else _METHODS[figure.method]
 
 

@@ -1,4 +1,4 @@
-"""Carbon intensity of electricity grids in g CO2e per kWh, and the CO2e of an energy figure, both as ranges.
+"""Carbon intensity of electricity grids, price of electricity, and the CO2e and cost of an energy figure, as ranges.
 
 No single number is right: years differ, sources differ, and published figures are averages of what a country generates,
 not of what its sockets deliver. So every grid is the span of all rows of `grids.csv` (each with source and year),
@@ -6,7 +6,8 @@ widened by `MARGIN_REL`. Users can also give a number or a range in g/kWh.
 
 CO2e is reported only if `energy.grid` names a grid. The low end combines the low ends of energy and grid factor, the
 high end both high ends; the energy's range is its random 95 % half-width plus the sensor's gain error. PUE (overhead of
-the data center) gives separate figures and is never included in the first ones.
+the data center) gives separate figures and is never included in the first ones. The cost is the energy's range times
+the price, without PUE.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from functools import cache
 from pathlib import Path
 
 from joulelab.meter.figures import EnergyFigure, Frozen, Method
-from joulelab.units import J_PER_KWH
+from joulelab.units import J_PER_KWH, plain_range_text, range_text
 
 TABLE = Path(__file__).with_name("grids.csv")
 # Generation against consumption: imports, exports and grid losses (5 to 8 % in most countries), and later revisions.
 MARGIN_REL = 0.10
-NO_GRID = "none"
+NO_GRID = NO_PRICE = "none"
 _NUMBER = r"(\d+(?:\.\d+)?)"
+_NUMBER_OR_RANGE = rf"{_NUMBER}(?:\s*(?:-|–|to|\.\.)\s*{_NUMBER})?"
 # Common two-letter codes that are not ISO's.
 _OTHER_CODES = {"UK": "GB", "EL": "GR"}
 # Codes are so short that every typo is close to another code, so only names get a suggestion.
@@ -48,7 +50,7 @@ def parse_grid(text: str) -> GridFactor | None:
     word = text.strip()
     if word.lower() == NO_GRID:
         return None
-    given = re.fullmatch(rf"{_NUMBER}(?:\s*(?:-|–|to|\.\.)\s*{_NUMBER})?(?:\s*g(?:CO2e)?/kWh)?", word)
+    given = re.fullmatch(rf"{_NUMBER_OR_RANGE}(?:\s*g(?:CO2e)?/kWh)?", word)
     if given:
         return _given(float(given.group(1)), float(given.group(2) or given.group(1)))
     grids = _by_code()
@@ -146,3 +148,53 @@ def co2e(figure: EnergyFigure, grid: GridFactor | None, pue: float | None) -> Co
         with_pue_co2e_g_high=None if pue is None else high * pue,
         method=figure.method,
     )
+
+
+class Price(Frozen):
+    low_per_kwh: float
+    high_per_kwh: float
+    currency: str = ""
+    """As the user wrote it; empty if none was given."""
+
+
+def parse_price(text: str) -> Price | None:
+    """`0.30`, `0.30 EUR`, `0.25-0.35 EUR/kWh`; None for `none`."""
+    word = text.strip()
+    if word.lower() == NO_PRICE:
+        return None
+    given = re.fullmatch(rf"{_NUMBER_OR_RANGE}\s*([^\W\d]{{1,8}}|[€$£¥])?(?:\s*/\s*kWh)?", word)
+    if given is None:
+        raise ValueError(
+            f"expected an amount per kWh that is not negative, as `0.30`, `0.30 EUR` or `0.25-0.35 EUR`, found '{word}'"
+        )
+    low, high = float(given.group(1)), float(given.group(2) or given.group(1))
+    if high < low:
+        raise ValueError(f"invalid range {low:g}-{high:g}: the first number must not exceed the second")
+    return Price(low_per_kwh=low, high_per_kwh=high, currency=given.group(3) or "")
+
+
+class Cost(Frozen):
+    low: float
+    high: float
+    currency: str
+
+
+def cost(figure: EnergyFigure, price: Price | None) -> Cost | None:
+    """None without a price or without energy."""
+    energy = energy_range_j(figure)
+    if price is None or energy is None:
+        return None
+    low, high = energy[0] / J_PER_KWH * price.low_per_kwh, energy[1] / J_PER_KWH * price.high_per_kwh
+    return Cost(low=low, high=high, currency=price.currency)
+
+
+# CO2e and cost as text: ranges, and a lower bound where the energy is one.
+
+
+def co2e_text(found: Co2e, lower_bound: bool) -> str:
+    return range_text(found.co2e_g_low, found.co2e_g_high, "gCO2e", lower_bound)
+
+
+def cost_text(found: Cost, lower_bound: bool) -> str:
+    """`0.0012 to 0.0049 EUR`; `price units` where the user named no currency."""
+    return plain_range_text(found.low, found.high, found.currency or "price units", lower_bound)

@@ -14,7 +14,7 @@ import numpy as np
 
 from joulelab.clock import NS
 from joulelab.meter.curve import EnergyCurve
-from joulelab.meter.figures import COVERED, EnergyFigure, Method, combined_half_width_j, missing, total
+from joulelab.meter.figures import COVERED, MACHINE_BASE, EnergyFigure, Method, combined_half_width_j, missing, total
 from joulelab.meter.series import Array, DeviceSeries, Trace
 
 COMPONENTS = ("gpu", "cpu", "dram", "cpu_estimate")
@@ -50,6 +50,42 @@ def component_energy(trace: Trace, component: str, windows: Sequence[Window]) ->
     if uncounted:
         return missing(str(uncounted[0].facts.get("reason", "its sensor covers more than this job")))
     return missing("no sensor for it was found")
+
+
+def machine_energy(trace: Trace, windows: Sequence[Window]) -> EnergyFigure:
+    """Estimate for the whole machine: sensors where they work, CPU time of all processes, and constant power.
+
+    The constants are those of the recording. RAPL counts all users of a node, which is what is wanted here.
+    """
+    model = next((series for series in trace.devices if "base_w" in series.facts), None)
+    if model is None:
+        return missing("the whole machine was not estimated", "joulelab measure --scope machine")
+    if not windows:
+        return missing("the stage never ran")
+    sensors = {
+        component: [
+            series
+            for series in trace.devices
+            if series.component == component and (series.counted or series.facts.get("node_wide"))
+        ]
+        for component in ("gpu", "cpu", "dram")
+    }
+    parts = [device_energy(series, windows) for devices in sensors.values() for series in devices]
+    if not sensors["cpu"]:
+        parts.append(device_energy(model, windows))
+    duration_s = sum(end - start for start, end in windows) / NS
+    constants = ["base"] if sensors["dram"] else ["base", "memory"]
+    for name in constants:
+        energy_j, error_rel = model.facts[f"{name}_w"] * duration_s, model.facts[f"{name}_error_rel"]
+        source = MACHINE_BASE if name == "base" else f"constant:{name}"
+        parts.append(
+            EnergyFigure(
+                energy_j=energy_j, method="estimated", half_width_j=0.0, gain_error_rel=error_rel, sources=(source,)
+            )
+        )
+    # all constants belong to the same time, so coverage is that of the readings
+    readings = parts[: -len(constants)]
+    return total(parts).model_copy(update={"coverage": min(part.coverage for part in readings), "reason": None})
 
 
 def device_energy(series: DeviceSeries, windows: Sequence[Window]) -> EnergyFigure:

@@ -57,6 +57,8 @@ class Job:
     marks_read: int
     config: dict[str, Any]
     sensors: tuple[str, ...]
+    fallback_sensors: tuple[str, ...] = ()
+    """Opened only if none of `sensors` measures energy."""
     power_limits: str = ""
     """File with the limits to restore if the program cannot; empty where the recorder has nothing to do with them."""
 
@@ -148,14 +150,10 @@ class Recorder:
         self._loop.close()
 
     def _open_sensors(self) -> None:
-        readers = [
-            SensorReader(name, partial(SENSORS.resolve(name), self._config, self._job.pid))
-            for name in self._job.sensors
-        ]
-        for reader in readers:
-            if (exclude := getattr(reader.sensor, "exclude", None)) is not None:
-                exclude(ended_recorders_s(Path(self._job.trace)))
-        devices, missing = self._loop.open(readers)
+        readers, fallback = (
+            [self._reader(name) for name in names] for names in (self._job.sensors, self._job.fallback_sensors)
+        )
+        devices, missing = self._loop.open(readers, fallback)
         stamp = clock.now()
         self._append(
             [
@@ -169,6 +167,12 @@ class Recorder:
                 )
             ]
         )
+
+    def _reader(self, name: str) -> SensorReader:
+        reader = SensorReader(name, partial(SENSORS.resolve(name), self._config, self._job.pid))
+        if (exclude := getattr(reader.sensor, "exclude", None)) is not None:
+            exclude(ended_recorders_s(Path(self._job.trace)))
+        return reader
 
     def _wait(self, timeout_s: float | None) -> str | None:
         """Sleep to the next deadline and do what is not a reading; the reason to end, if there is one."""

@@ -128,8 +128,13 @@ class SensorReader:
             self._report(f"{self.name} did not close cleanly: {error}")
 
 
-def open_sensors(readers: Sequence[SensorReader]) -> tuple[list[SensorReader], list[Device], list[SensorUnavailable]]:
-    """Open what can be opened: the readers that work, their devices, and why the others do not."""
+def open_sensors(
+    readers: Sequence[SensorReader], fallback: Sequence[SensorReader] = ()
+) -> tuple[list[SensorReader], list[Device], list[SensorUnavailable]]:
+    """Open what can be opened: the readers that work, their devices, and why the others do not.
+
+    `fallback` readers are opened only if no other one has a device that counts.
+    """
     opened: list[SensorReader] = []
     devices: list[Device] = []
     missing: list[SensorUnavailable] = []
@@ -143,6 +148,9 @@ def open_sensors(readers: Sequence[SensorReader]) -> tuple[list[SensorReader], l
             missing.append(SensorUnavailable(component, f"{reader.name}: {type(error).__name__}: {error}"))
         else:
             opened.append(reader)
+    if fallback and not any(device.counted for device in devices):
+        found = open_sensors(fallback)
+        return [*opened, *found[0]], [*devices, *found[1]], [*missing, *found[2]]
     return opened, devices, missing
 
 
@@ -165,9 +173,11 @@ class SamplingLoop:
         self._ticks = ticks
         self._tick_ns = 0
 
-    def open(self, readers: Sequence[SensorReader]) -> tuple[list[Device], list[SensorUnavailable]]:
+    def open(
+        self, readers: Sequence[SensorReader], fallback: Sequence[SensorReader] = ()
+    ) -> tuple[list[Device], list[SensorUnavailable]]:
         """Open these sensors and read them from now on; their devices, and why some cannot be opened."""
-        opened, devices, missing = open_sensors(readers)
+        opened, devices, missing = open_sensors(readers, fallback)
         self.readers += opened
         return devices, missing
 

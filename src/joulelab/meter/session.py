@@ -21,7 +21,7 @@ from joulelab.errors import JoulelabError
 from joulelab.lookup import SENSORS
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.integrate import COMPONENTS, component_energy
+from joulelab.meter.integrate import COMPONENTS, component_energy, machine_energy
 from joulelab.meter.marks import Phase, RingWriter
 from joulelab.meter.monitor.tally import LiveEnergy
 from joulelab.meter.recorder import READY, STOP, Job, note_ended
@@ -39,7 +39,7 @@ CONDITIONS: dict[str, Callable[[EnergyConfig], bool]] = {
     "nvml": lambda config: config.gpus != "none",
     "amd": lambda config: config.gpus != "none" and amd.present(),
     "apple": lambda config: config.gpus != "none" and apple.present(),
-    "cpu-estimate": lambda config: config.estimate_cpu,
+    "cpu-estimate": lambda config: config.estimate_cpu is True or config.total_energy_policy == "machine",
     "replay": lambda config: False,
 }
 
@@ -49,6 +49,12 @@ def sensors_for(config: EnergyConfig) -> tuple[str, ...]:
     if config.replay_trace:
         return ("host", "replay")
     return tuple(name for name in SENSORS if name not in CONDITIONS or CONDITIONS[name](config))
+
+
+def fallback_sensors_for(config: EnergyConfig) -> tuple[str, ...]:
+    """The sensors to open if none of the others measures energy."""
+    automatic = config.estimate_cpu == "auto" and not config.replay_trace
+    return ("cpu-estimate",) if automatic and "cpu-estimate" not in sensors_for(config) else ()
 
 
 class Meter:
@@ -90,6 +96,7 @@ class Meter:
             marks_read=marks_read,
             config=self._config.model_dump(),
             sensors=sensors_for(self._config),
+            fallback_sensors=fallback_sensors_for(self._config),
             power_limits=str(self._power_limits or ""),
         )
         return subprocess.Popen(
@@ -193,4 +200,5 @@ class Meter:
         """Energy since `start()`, by component, as far as the trace is written."""
         trace = load_trace(self._trace_path)
         window = (self.started_ns, max(trace.last_ns, self.started_ns + 1))
-        return {component: component_energy(trace, component, [window]) for component in components}
+        found = {component: component_energy(trace, component, [window]) for component in components}
+        return {**found, "machine": machine_energy(trace, [window])} if self.policy == "machine" else found

@@ -10,6 +10,7 @@ from joulelab.meter.figures import EnergyFigure, coverage_text, missing, total
 from joulelab.runs.artifacts import UNMETERED, Ancestor
 from joulelab.runs.measure.result import RUN
 from joulelab.runs.record import (
+    MEASURED_COMPONENTS,
     EnergyByComponent,
     RunRecord,
     StageKind,
@@ -252,7 +253,8 @@ def ancestor_figure(ancestor: Ancestor, policy: str) -> EnergyFigure:
 def brief_missing_text(record: RunRecord, figure: EnergyFigure) -> str:
     """A short text for a missing figure if the validity notes contain its reasons; otherwise empty."""
     marker = " not measured"
-    notes = [note.text.replace(marker, "", 1) for note in record.validity.notes if f"{marker}: " in note.text]
+    starts = tuple(f"{component}{marker}: " for component in MEASURED_COMPONENTS)
+    notes = [note.text.replace(marker, "", 1) for note in record.validity.notes if note.text.startswith(starts)]
     same = figure.energy_j is None and notes and figure.reason == "; ".join(notes)
     return "missing: no sensor (reasons under Validity notes)" if same else ""
 

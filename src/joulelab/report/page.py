@@ -68,9 +68,8 @@ from joulelab.report.tables.provenance import (
 from joulelab.report.tables.run_tables import run_grids
 from joulelab.report.tables.sweep_table import read_sweep, sweep_data, sweep_grids, sweep_headline
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import GroupPaths, RunPaths, cache_folder
-from joulelab.runs.record import RunRecord
+from joulelab.runs.record import RunRecord, program_energy
 
 
 @dataclass(frozen=True)
@@ -272,8 +271,8 @@ def run_page(record: RunRecord, folder: Path) -> Page:
 def run_headline(record: RunRecord) -> str:
     found, quality = run_energy(record), quality_of(record)
     own = f"{labeled_text(found.own)}, for its own stages" if found.own.energy_j is not None else "energy missing"
-    if repeats := repeat_mean(record):
-        own = f"{labeled_text(repeats.energy)}, mean of {repeats.count} repeats"
+    if program := program_energy(record):
+        own = labeled_text(program.energy) + (f", mean of {program.count} repeats" if program.count > 1 else "")
     parts = [f"{record.label}: {record.status}", own]
     if quality is not None:
         parts.insert(1, f"{quality.measure.title} {quality.text()}")
@@ -285,7 +284,7 @@ def run_headline(record: RunRecord) -> str:
 def run_section(record: RunRecord, folder: Path, colors: Mapping[str, str] | None = None) -> RunSection:
     """Reads the trace once and drops it: a page may have hundreds of runs."""
     found, quality = run_energy(record), quality_of(record)
-    facts = [labeled_text(found.own)]
+    facts = [labeled_text(record.best_energy)]
     if quality is not None:
         facts.insert(0, quality.text())
     if found.inherited is not None and found.inherited.energy_j is not None:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from joulelab.report.compare.comparison import EnergyRatio
 from joulelab.stats import Interval
-from joulelab.units import three_digits, with_prefix
+from joulelab.units import plain_range_text, range_text, three_digits, with_prefix
 
 NOTHING = "-"
 INCONCLUSIVE = "inconclusive"
@@ -80,25 +80,13 @@ def inconclusive(repeats: int, needed: int | None) -> str:
 
 
 def gram_cell(low_g: float, high_g: float, lower_bound: bool = False) -> str:
-    """`1.2 to 2.3`, for a column titled gCO2e; two digits, because the grid factor is no more precise."""
-    low, high = _two_digits(low_g), _two_digits(high_g)
-    if lower_bound:
-        return f"≥ {low}"
-    return low if low == high else f"{low} to {high}"
-
-
-def _two_digits(value: float) -> str:
-    if value == 0:
-        return "0"
-    return three_digits(value) if abs(value) >= 99.5 else f"{value:.2g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+    """`1.2 to 2.3`, for a column titled gCO2e."""
+    return plain_range_text(low_g, high_g, "", lower_bound)
 
 
 def grams(low_g: float, high_g: float, lower_bound: bool = False) -> str:
-    """`1.20 kgCO2e to 1.90 kgCO2e`; `≥ 1.20 kgCO2e` of energy that is a lower bound."""
-    low, high = with_prefix(low_g, "gCO2e"), with_prefix(high_g, "gCO2e")
-    if lower_bound:
-        return f"≥ {low}"
-    return low if low == high else f"{low} to {high}"
+    """`1.20 to 1.90 kgCO2e`; `≥ 1.20 kgCO2e` of energy that is a lower bound."""
+    return range_text(low_g, high_g, "gCO2e", lower_bound)
 
 
 def rate(value: float | None, unit: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from joulelab.clock import NS
 from joulelab.meter.figures import EnergyFigure, ErrorComponent, missing
-from joulelab.meter.grids import GridFactor, co2e, parse_grid
+from joulelab.meter.grids import GridFactor, Price, co2e, cost, parse_grid, parse_price
 from joulelab.meter.health import most_contended
 from joulelab.meter.integrate import device_energy, peak_power_w
 from joulelab.meter.marks import PhaseAggregate
@@ -142,6 +142,7 @@ class _Frame:
     idle_power: IdlePower | None
     grid: GridFactor | None
     pue: float | None
+    price: Price | None
     environment: dict[str, Any]
 
 
@@ -217,6 +218,7 @@ def _frame(paths: RunPaths, energy: dict[str, Any], attempts: list[AttemptData],
         idle_power=idle_power(idle),
         grid=parse_grid(str(energy.get("grid", "none"))),
         pue=energy.get("pue"),
+        price=parse_price(str(energy.get("price", "none"))),
         environment=read_json(paths.environment) if paths.environment.exists() else {},
     )
 
@@ -446,6 +448,8 @@ def _totals(attempts: list[AttemptData], frame: _Frame, stages: tuple[StageRecor
         grid=frame.grid,
         pue=frame.pue,
         co2e=co2e(best, frame.grid, frame.pue),
+        price=frame.price,
+        cost=cost(best, frame.price),
     )
 
 
@@ -493,4 +497,7 @@ def stage_energy(stages: list[StageRecord]) -> dict[str, EnergyFigure]:
     if not stages:
         return {"all": missing("none of its stages was recorded")}
     summed = add_components([stage.energy for stage in stages], [stage.duration_s for stage in stages])
-    return {name: getattr(summed, name) for name in EnergyByComponent.model_fields}
+    figures: dict[str, EnergyFigure] = {name: getattr(summed, name) for name in EnergyByComponent.model_fields}
+    if figures["machine"].energy_j is None:  # only on request; bills of other runs do not mention it
+        del figures["machine"]
+    return figures

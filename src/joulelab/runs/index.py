@@ -27,9 +27,8 @@ from typing import Any
 from joulelab.errors import DependencyMissing, JoulelabError, UsageError
 from joulelab.meter.figures import EnergyFigure, ErrorComponent
 from joulelab.meter.trace import SUFFIX, indices, is_whole, lines_table, read_lines, table_of
-from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status
+from joulelab.runs.record import Grade, Result, RunRecord, StageRecord, Status, repeat_mean
 from joulelab.runs.store import age, current_record, read_record, run_files
 from joulelab.runs.summary import flat_summary
 
@@ -71,6 +70,7 @@ def _energies(of: str) -> tuple[tuple[str, str, str, str], ...]:
         ("dram_j", NUMBER, f"{of}.dram.energy_j", "energy of the memory (RAPL)"),
         ("cpu_estimate_j", NUMBER, f"{of}.cpu_estimate.energy_j", "estimated CPU energy; never part of energy_j"),
         ("codecarbon_j", NUMBER, f"{of}.codecarbon.energy_j", "energy reported by CodeCarbon, if enabled"),
+        ("machine_j", NUMBER, f"{of}.machine.energy_j", "estimate for the whole machine, with `--scope machine`"),
     )
 
 
@@ -98,7 +98,7 @@ RUNS: Mapping[str, Column] = _columns(
     ("host", TEXT, lambda record: record.attempts[-1].host if record.attempts else None, "host of the latest attempt"),
     ("attempts", INTEGER, lambda record: len(record.attempts), "number of attempts"),
     ("duration_s", NUMBER, "totals.duration_s", "seconds of all attempts, without idle baselines"),
-    ("policy", TEXT, "totals.policy", "what energy_j means: measured, gpu_only or codecarbon"),
+    ("policy", TEXT, "totals.policy", "what energy_j means: measured, gpu_only, codecarbon or machine"),
     (
         "energy_j",
         NUMBER,
@@ -112,15 +112,20 @@ RUNS: Mapping[str, Column] = _columns(
         lambda record: _of_repeats(record, "energy", "energy_j"),
         "mean energy over these repeats, without warm-ups",
     ),
-    ("shown_energy_j", NUMBER, "totals.best.energy_j", "what tables show: energy_j, else the estimate"),
-    ("shown_method", TEXT, "totals.best.method", "counter, integrated, estimated or missing"),
-    ("half_width_j", NUMBER, "totals.best.half_width_j", "random 95 % half-width of shown_energy_j"),
-    ("gain_error_rel", NUMBER, "totals.best.gain_error_rel", "gain error of the sensors"),
-    ("coverage", NUMBER, "totals.best.coverage", "share of the time covered by the sensors"),
+    (
+        "shown_energy_j",
+        NUMBER,
+        "best_energy.energy_j",
+        "what tables show: of a measured program, else of all stages; measured or estimated",
+    ),
+    ("shown_method", TEXT, "best_energy.method", "counter, integrated, estimated or missing"),
+    ("half_width_j", NUMBER, "best_energy.half_width_j", "random 95 % half-width of shown_energy_j"),
+    ("gain_error_rel", NUMBER, "best_energy.gain_error_rel", "gain error of the sensors"),
+    ("coverage", NUMBER, "best_energy.coverage", "share of the time covered by the sensors"),
     (
         "lower_bound",
         YES_NO,
-        "totals.best.is_lower_bound",
+        "best_energy.is_lower_bound",
         "readings are incomplete: more energy was used than shown_energy_j",
     ),
     *_energies("totals"),
@@ -128,6 +133,8 @@ RUNS: Mapping[str, Column] = _columns(
     ("above_idle_j", NUMBER, "totals.above_idle_j", "energy_j minus idle power times duration"),
     ("co2e_g_low", NUMBER, "totals.co2e.co2e_g_low", "grams of CO2e, low end; null without a grid"),
     ("co2e_g_high", NUMBER, "totals.co2e.co2e_g_high", "grams of CO2e, high end"),
+    ("cost_low", NUMBER, "totals.cost.low", "cost, low end; null without a price"),
+    ("cost_high", NUMBER, "totals.cost.high", "cost, high end"),
     ("results", RESULTS, _results, "quality by name: results['student.accuracy']"),
     ("settings", JSON, lambda record: json.dumps(record.spec), "settings->>'$.training.learning_rate'"),
     ("error", TEXT, "error.message", "why it failed"),
@@ -187,10 +194,10 @@ def _listing(record: RunRecord) -> dict[str, Any]:
         "totals": totals
         and {
             "policy": totals.policy,
-            "energy_j": repeats.energy.energy_j if repeats else totals.energy_j,
-            "duration_s": repeats.duration_s if repeats else totals.duration_s,
+            "energy_j": record.best_energy.energy_j if record.best_energy.measured else totals.energy_j,
+            "duration_s": record.best_duration_s,
         },
-        "best": totals and (repeats.energy if repeats else totals.best).model_dump(exclude={"reason", "fix"}),
+        "best": totals and record.best_energy.model_dump(exclude={"reason", "fix"}),
     }
 
 
@@ -211,7 +218,7 @@ class ListedValidity:
 class ListedRun:
     """The part of a record that a list of runs shows; ten thousand full records would take seconds to build.
 
-    For a program that was measured several times the totals are the mean over its `repeats`.
+    For a measured program the totals are those of one run of it: the mean over its `repeats`, without warm-ups.
     """
 
     run_id: str
@@ -276,7 +283,7 @@ def arrow_fields(columns: Mapping[str, Column]) -> list[tuple[str, Any]]:
 
 
 INDEX = "index.parquet"
-VERSION = "3"
+VERSION = "4"
 _OF = "joulelab.index"
 KEYS = FOLDER, STATE, OPEN_STATE = ("folder", "state", "open_state")
 # The row of a running run is replaced every time it is read.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import field_validator, model_validator
 
 from joulelab.errors import JoulelabError
 from joulelab.meter.figures import EnergyFigure, Frozen, missing, total
-from joulelab.meter.grids import Co2e, GridFactor
+from joulelab.meter.grids import Co2e, Cost, GridFactor, Price
 from joulelab.meter.health import CoreUse
 from joulelab.runs.artifacts import UNMETERED, Ancestor
+from joulelab.stats import mean_t
 
 SCHEMA_VERSION = 2
 METHOD_VERSION = 2
@@ -26,6 +29,7 @@ MEASURED_COMPONENTS = ("gpu", "cpu", "dram")
 CPU_WORK = "cpu_work"
 """Used like a total_energy_policy for work on the CPU: energy of the processor and its memory."""
 NO_CODECARBON = missing("CodeCarbon was not enabled for this run", "energy.codecarbon=true")
+NO_MACHINE = missing("the whole machine was not estimated", "joulelab measure --scope machine")
 
 
 class StageKind(NamedTuple):
@@ -132,7 +136,7 @@ class PhaseRecord(Frozen):
 
 
 class EnergyByComponent(Frozen):
-    """Energy by component. `cpu_estimate` and `codecarbon` are separate figures, never part of a measured total."""
+    """Energy by component. `cpu_estimate`, `codecarbon` and `machine` are separate, never part of a measured total."""
 
     gpu: EnergyFigure
     cpu: EnergyFigure
@@ -140,11 +144,13 @@ class EnergyByComponent(Frozen):
     cpu_estimate: EnergyFigure
     codecarbon: EnergyFigure = NO_CODECARBON
     """Energy of all components as reported by CodeCarbon, by its own methods and constants."""
+    machine: EnergyFigure = NO_MACHINE
+    """Estimate for the whole machine: sensors, CPU time of all processes, and constants for everything else."""
 
     def under_policy(self, policy: str) -> EnergyFigure:
         """The figure that the policy defines as the total; missing if nothing was measured under it."""
-        if policy == "codecarbon":
-            return self.codecarbon
+        if policy in ("codecarbon", "machine"):
+            return self.codecarbon if policy == "codecarbon" else self.machine
         components = policy_components(policy)
         figures: list[EnergyFigure] = [getattr(self, name) for name in components]
         measured = [figure for figure in figures if figure.measured]
@@ -335,6 +341,7 @@ class Totals(Frozen):
     dram: EnergyFigure
     cpu_estimate: EnergyFigure
     codecarbon: EnergyFigure = NO_CODECARBON
+    machine: EnergyFigure = NO_MACHINE
     duration_s: float
     idle_power_w: float | None
     above_idle_j: float | None
@@ -344,6 +351,9 @@ class Totals(Frozen):
     pue: float | None = None
     co2e: Co2e | None = None
     """CO2e of `best`; null unless energy.grid names a grid."""
+    price: Price | None = None
+    cost: Cost | None = None
+    """Cost of `best`; null unless energy.price is set."""
 
     @property
     def components(self) -> EnergyByComponent:
@@ -475,3 +485,96 @@ class RunRecord(Frozen):
     def inherited(self) -> tuple[Ancestor, ...]:
         """Ancestors whose energy other runs recorded, or that were made elsewhere."""
         return tuple(ancestor for ancestor in self.lineage if ancestor.key not in self.made)
+
+    @property
+    def repetitions(self) -> list[StageRecord]:
+        """The measured runs of a program, without warm-ups; empty for other runs."""
+        return [stage for stage in self.stages if stage.repeat is not None]
+
+    @property
+    def best_energy(self) -> EnergyFigure:
+        """The energy that all commands print for this run: measured, else estimated and labeled as such.
+
+        Of a measured program the program's own (mean over repeats), of other runs the sum of their stages.
+        """
+        if (program := program_energy(self)) is not None:
+            return program.energy
+        return self.totals.best if self.totals else missing("nothing was recorded")
+
+    @property
+    def best_duration_s(self) -> float:
+        """Seconds that `best_energy` covers."""
+        if (program := program_energy(self)) is not None:
+            return program.duration_s
+        return self.totals.duration_s if self.totals else 0.0
+
+
+class RepeatSummary(Frozen):
+    """Over the successful repeats. `low_j` and `high_j` are Student's 95 % interval of the mean."""
+
+    count: int
+    mean_j: float
+    low_j: float
+    high_j: float
+    spread_rel: float
+    """Standard deviation divided by the mean."""
+    mean_s: float
+    method: str
+
+
+def summarize_repeats(stages: Sequence[StageRecord]) -> RepeatSummary | None:
+    """None if fewer than two succeeded, or if they were measured by different methods."""
+    done = [stage for stage in stages if stage.status == "done" and stage.best.energy_j is not None]
+    if len(done) < 2 or len({stage.best.method for stage in done}) > 1:
+        return None
+    energies = [stage.best.energy_j or 0.0 for stage in done]
+    mean = mean_t(energies)
+    deviation = math.sqrt(sum((value - mean.value) ** 2 for value in energies) / (len(energies) - 1))
+    return RepeatSummary(
+        count=len(done),
+        mean_j=mean.value,
+        low_j=mean.low,
+        high_j=mean.high,
+        spread_rel=deviation / mean.value if mean.value else 0.0,
+        mean_s=sum(stage.duration_s for stage in done) / len(done),
+        method=done[0].best.method,
+    )
+
+
+@dataclass(frozen=True)
+class ProgramEnergy:
+    """Energy of one run of a measured program or block of code: the mean over its repeats, without warm-ups."""
+
+    count: int
+    """Number of repeats in the mean; 1 if the program ran once."""
+    energy: EnergyFigure
+    """With several repeats it has Student's 95 % interval of their mean."""
+    duration_s: float
+    spread_rel: float = 0.0
+    """Standard deviation over the repeats, divided by the mean."""
+
+
+def program_energy(*records: RunRecord) -> ProgramEnergy | None:
+    """Over all repeats in these records of one program; None if they measure no program."""
+    stages = [stage for record in records for stage in record.repetitions]
+    if not stages:
+        return None
+    summary = summarize_repeats(stages)
+    counted = [stage for stage in stages if stage.status == "done"] or stages
+    last = counted[-1]
+    if summary is None:
+        return ProgramEnergy(1, last.best, last.duration_s)
+    mean = last.best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
+    figures = [stage.best for stage in counted if stage.best.energy_j is not None]
+    incomplete = {
+        "coverage": sum(figure.coverage for figure in figures) / len(figures),
+        "lower_bound": any(figure.is_lower_bound for figure in figures),
+        "cpu_contention": any(figure.cpu_contention for figure in figures),
+    }
+    return ProgramEnergy(summary.count, mean.model_copy(update=incomplete), summary.mean_s, summary.spread_rel)
+
+
+def repeat_mean(*records: RunRecord) -> ProgramEnergy | None:
+    """The same if the program was repeated; None if it ran once."""
+    found = program_energy(*records)
+    return found if found is not None and found.count > 1 else None

@@ -12,7 +12,7 @@ from joulelab.errors import SensorMissing, UsageError
 from joulelab.meter.config import EnergyConfig
 from joulelab.meter.sampling import SensorReader, open_sensors
 from joulelab.meter.sensors import Device, SensorUnavailable
-from joulelab.meter.session import sensors_for
+from joulelab.meter.session import fallback_sensors_for, sensors_for
 from joulelab.runs.record import MEASURED_COMPONENTS
 
 
@@ -34,9 +34,11 @@ class DiscoveredSensors:
 
 def discover_sensors(config: EnergyConfig) -> DiscoveredSensors:
     """Open every sensor that the settings select, and close it again."""
-    pid = os.getpid()
-    readers = [SensorReader(name, partial(lookup.SENSORS.resolve(name), config, pid)) for name in sensors_for(config)]
-    opened, devices, missing = open_sensors(readers)
+    readers, fallback = (
+        [SensorReader(name, partial(lookup.SENSORS.resolve(name), config, os.getpid())) for name in names]
+        for names in (sensors_for(config), fallback_sensors_for(config))
+    )
+    opened, devices, missing = open_sensors(readers, fallback)
     for reader in opened:
         reader.close()
     return DiscoveredSensors(tuple(devices), tuple(missing))
@@ -54,6 +56,11 @@ def require_rapl_root(root: str) -> None:
 def demand_sensors(config: EnergyConfig) -> None:
     """Refuse a run (exit code 3) if a named GPU cannot be read, or if measured energy is required but unavailable."""
     require_rapl_root(config.rapl_root)
+    if config.require == "measured" and config.total_energy_policy == "machine":
+        raise UsageError(
+            "--scope machine (energy.total_energy_policy=machine) is an estimate; --require measured refuses estimates",
+            "leave one of them out",
+        )
     gpus_named = config.gpus not in ("auto", "none")
     if config.require != "measured" and not gpus_named:
         return

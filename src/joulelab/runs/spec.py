@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import sys
 import types
@@ -418,12 +419,42 @@ def check(settings: Mapping[str, Any]) -> RunSpec:
     if not isinstance(pipeline, str):
         raise ConfigError("no pipeline is set", f"add `pipeline: NAME`; known: {lookup.PIPELINES.names()}")
     model: type[RunSpec] = lookup.PIPELINE_SPECS.resolve(pipeline)
+    settings = with_user_settings(settings)
     try:
         # through JSON, so that a YAML list can fill a tuple while a string cannot fill a number
         complete = model.complete(current_names(model, settings))
         return model.model_validate_json(json.dumps(complete, default=str))
     except ValidationError as error:
         raise explain(error, model) from None
+
+
+# Settings of the user, for all runs: how energy is reported, never what is measured or trained.
+USER_KEYS = ("grid", "price", "pue")
+
+
+def user_config_file() -> Path:
+    """`JOULELAB_CONFIG`, else `joulelab/config.yaml` in the user's configuration directory."""
+    root = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(os.environ.get("JOULELAB_CONFIG") or Path(root) / "joulelab" / "config.yaml")
+
+
+def with_user_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with `grid`, `price` and `pue` of the user's file where they do not set them."""
+    path = user_config_file()
+    energy = settings.get("energy", {})
+    if not path.is_file() or not isinstance(energy, Mapping):
+        return dict(settings)
+    given = read_mapping(path)
+    if unknown := [str(key) for key in given if key not in USER_KEYS]:
+        raise ConfigError(
+            f"{path}: unknown setting {unknown[0]}",
+            f"the user's file may set {', '.join(USER_KEYS)}; nothing was started",
+        )
+    try:
+        EnergyConfig.model_validate(given)
+    except ValidationError as error:
+        raise explain(error, EnergyConfig, f"correct it in {path}") from None
+    return {**settings, "energy": {**given, **energy}}
 
 
 def load_spec(name: str, overrides: Mapping[str, Any] | None = None) -> RunSpec:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
-from joulelab.meter.grids import Co2e
-from joulelab.runs.measure.result import repeat_mean
-from joulelab.runs.record import RunRecord
+from joulelab.meter.grids import Co2e, Cost
+from joulelab.runs.record import RunRecord, repeat_mean
 from joulelab.units import J_PER_KWH
 
 
@@ -25,14 +24,15 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "total_energy_policy": record.totals.policy,
             "total_energy_j": record.totals.energy_j,
             "total_energy_kwh": _kwh(record.totals.energy_j),
-            "shown_energy_j": record.totals.best.energy_j,
-            "shown_energy_method": record.totals.best.method,
-            **_errors("shown_energy_", record.totals.best),
+            "shown_energy_j": record.best_energy.energy_j,
+            "shown_energy_method": record.best_energy.method,
+            **_errors("shown_energy_", record.best_energy),
             "duration_s": record.totals.duration_s,
             "idle_power_w": record.totals.idle_power_w,
             "above_idle_j": record.totals.above_idle_j,
             "grade": record.validity.grade,
             **_grams("total", record.totals.co2e),
+            **_cost(record.totals.cost),
         }
         if record.totals.codecarbon.energy_j is not None:
             flat["codecarbon_energy_j"] = record.totals.codecarbon.energy_j
@@ -78,6 +78,12 @@ def _grams(prefix: str, emissions: Co2e | None) -> dict[str, Any]:
         for name, value in emissions.model_dump().items()
         if value is not None and name != "method"
     }
+
+
+def _cost(found: Cost | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {"total_cost_low": found.low, "total_cost_high": found.high, "total_cost_currency": found.currency}
 
 
 def _kwh(energy_j: float | None) -> float | None:

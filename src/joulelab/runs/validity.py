@@ -330,7 +330,7 @@ def _shared_text(series: DeviceSeries) -> str:
 
 def _unmeasured(parts: Parts, policy: str, environment: dict[str, Any]) -> tuple[str, ...]:
     """A CPU always exists, a GPU if the environment lists one; DRAM is often part of the package counter."""
-    if policy == "codecarbon" or not parts:
+    if policy in ("codecarbon", "machine") or not parts:
         return ()
     present = [
         name for name in policy_components(policy) if name == "cpu" or (name == "gpu" and environment.get("gpus"))
@@ -385,6 +385,8 @@ def _energy_notes(attempt: AttemptData, policy: str) -> dict[str, Note]:
             notes[component] = Note(level="warning", text=text)
     if policy == "codecarbon":
         notes["codecarbon"] = Note(level="warning", text=_codecarbon_text(energy.codecarbon))
+    if policy == "machine":
+        notes["machine"] = Note(level="warning", text=_machine_text(attempt.trace))
     if energy.under_policy(policy).energy_j is None and energy.cpu_estimate.energy_j is not None:
         notes["estimate"] = Note(level="warning", text=_estimate_text(attempt.trace))
     return notes
@@ -452,9 +454,21 @@ def _estimate_text(trace: Trace) -> str:
     device = next(series for series in trace.devices if series.component == "cpu_estimate")
     watts, source = device.facts["w_per_thread"], device.facts["source"]
     return (
-        f"joules are ESTIMATED, not measured: CPU time x {watts:.1f} W per hardware thread "
-        f"({device.name}: {source}), ±{100 * device.gain_error_rel:.0f} %; "
-        "this scale error cancels in ratios on the same machine; memory, idle power and other devices are left out"
+        f"energy is ESTIMATED, not measured: CPU time x {watts:.1f} W per hardware thread ({device.name}: {source}), "
+        f"±{100 * device.gain_error_rel:.0f} %; this scale error cancels in ratios on the same machine"
+    )
+
+
+def _machine_text(trace: Trace) -> str:
+    model = next((series for series in trace.devices if "base_w" in series.facts), None)
+    if model is None:
+        return "policy `machine` has no figure: this run did not record the CPU time of all processes"
+    facts = model.facts
+    return (
+        f"energy is ESTIMATED for the whole machine, all processes included: sensors where they work, else CPU time x "
+        f"{facts['w_per_thread']:.1f} W per hardware thread (±{100 * model.gain_error_rel:.0f} %); "
+        f"{facts['base_w']:.1f} W ±{100 * facts['base_error_rel']:.0f} % ({facts['base_source']}); "
+        f"{facts['memory_w']:.1f} W ±{100 * facts['memory_error_rel']:.0f} % ({facts['memory_source']})"
     )
 
 

@@ -22,8 +22,9 @@ from joulelab.runs.execute import execute
 from joulelab.runs.groups import create_group, execute_group, group_records
 from joulelab.runs.index import listed_run, row_of
 from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, run_all
-from joulelab.runs.measure.result import conclude, repeat_mean, result_of
+from joulelab.runs.measure.result import conclude, result_of
 from joulelab.runs.paths import RunPaths
+from joulelab.runs.record import repeat_mean
 from joulelab.runs.spec import load_spec
 from joulelab.runs.store import load_record
 from joulelab.stats import mean_t
@@ -220,7 +221,7 @@ def test_repeats_of_a_measured_program_are_repeats_everywhere_and_warm_ups_are_n
     result = result_of(long, folder, 0)
     assert (result.summary.count, result.energy.energy_j) == (16, pytest.approx(201, abs=0.5))
     shown = render_text(to_rich(header_grid(long)))
-    assert re.search(r"mean of 16 repeats\s+20[01](\.\d)? J ±", shown), shown
+    assert re.search(r"energy\s+20[01](\.\d)? J ±.*\n repeats\s+mean of 16 repeats", shown), shown
     listed = listed_run(row_of(long)["listing"])
     assert listed.totals.best.energy_j == pytest.approx(201, abs=0.5)
     assert "mean of 16" in runs_grid([listed]).rows[0][4]

@@ -11,6 +11,7 @@ import pytest
 
 import joulelab
 from joulelab.errors import ConfigError, InvalidMeasurement, JoulelabError
+from joulelab.meter.figures import figure_text
 from joulelab.runs.store import load_record
 
 FAST = {"sample_interval_s": 0.05, "gpus": "none"}
@@ -39,13 +40,18 @@ def test_a_block_is_a_run_with_joules(measure):
     record = load_record(m.folder)
     assert (record.status, record.name) == ("done", "training")
     assert record.stage("program.run").duration_s == pytest.approx(m.duration_s)
-    assert "training: " in str(m) and "estimated" in str(m)
+    answer, *more = str(m).splitlines()
+    assert answer.startswith(f"training: {figure_text(m.figure)}; ") and answer.endswith("grade C")
+    assert "kWh; mean " in answer
+    assert [line for line in more if "ESTIMATED, not measured" in line] and more[-1] == f"  run directory: {m.folder}"
+    assert record.best_energy == m.figure
 
 
 def test_a_missing_sensor_is_a_figure_that_says_so_and_never_an_exception(measure, tmp_path):
-    with measure(energy={**FAST, "rapl_root": str(tmp_path)}) as m:
+    with measure(energy={**FAST, "rapl_root": str(tmp_path), "estimate_cpu": False}) as m:
         pass
     assert m.energy_j is None
+    assert str(m).startswith("block: energy missing: ")
     assert (m.figure.method, m.windows) == ("missing", {})
     assert "RAPL" in m.figure.reason
 
@@ -119,7 +125,7 @@ def test_a_coroutine_function_can_be_decorated(measure):
     with measure() as m:
         assert asyncio.run(both()) == [5, 5]
     assert m.windows["waiting"].count == 2
-    assert m.windows["waiting"].seconds >= 0.018
+    assert m.windows["waiting"].total_s >= 0.018
 
 
 def test_a_measurement_that_nobody_closes_is_closed_when_the_program_ends(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,10 @@ def store(tmp_path):
     return tmp_path / "runs"
 
 
+def devices(store):
+    return read_header(next((only_folder(store) / "trace").glob("*.parquet")))["devices"]
+
+
 def test_streams_and_secrets_reach_the_program_and_we_speak_on_stderr_only(store):
     program = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1]); sys.stderr.write(sys.argv[2])"
     secrets = ["--api-key", "s3cr3t-one", "--token=s3cr3t-two", "-H", "Authorization: Bearer s3cr3t-three"]
@@ -23,7 +28,7 @@ def test_streams_and_secrets_reach_the_program_and_we_speak_on_stderr_only(store
     words = ["--", sys.executable, "-c", program, *secrets, "--max-tokens", "128"]
     done = measure(store, *words, input=given, text=False)
     assert (done.returncode, done.stdout) == (0, given[::-1])
-    assert done.stderr.startswith(b"s3cr3t-one") and b"joulelab: run " in done.stderr
+    assert done.stderr.startswith(b"s3cr3t-one") and b"joulelab: run directory: " in done.stderr
     assert done.stderr.count(b"s3cr3t") == 1
     texts = [path.read_bytes() for path in only_folder(store).rglob("*") if path.is_file() and path.suffix != ".ring"]
     assert texts and not any(b"s3cr3t" in text for text in texts)
@@ -106,7 +111,7 @@ def test_a_signal_is_told_by_its_name_also_where_a_shell_stood_between(store):
     assert between.returncode == 139
     assert "exit code 139 (SIGSEGV, as reported by the shell)" in between.stderr
     plain = measure(store, "--", "sh", "-c", "exit 7")
-    assert "failed: the program ended with exit code 7\n" in plain.stderr
+    assert "failed: the program ended with exit code 7; " in plain.stderr
 
 
 def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where_they_spread(store):
@@ -152,7 +157,7 @@ def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab)
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--", "no-such-program-here"], 127, "command not found"),
+        (["--", "no-such-program-here"], 127, "joulelab: no-such-program-here: command not found ("),
         (["--", "./nowhere/prog"], 127, "no such file"),
         (["--", "/etc/passwd"], 126, "is not executable"),
         (["--", "/"], 126, "is a directory"),
@@ -199,3 +204,129 @@ def test_the_verb_starts_without_numpy_and_pydantic():
     code = "import sys; import joulelab.cli.measure; print({'numpy', 'pydantic'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_the_last_line_answers_energy_kwh_power_duration_co2e_and_cost_and_show_prints_the_same(store, joulelab):
+    """Without a sensor the estimate is the default; `measure` printed `energy missing` and `show` another energy."""
+    words = ["--grid", "FR", "--price", "0.20-0.30 EUR", "--gpus", "none", "--rapl-root", store.parent]
+    done = measure(store, *words, "--", sys.executable, "-c", BUSY.format(s=0.4))
+    last = done.stderr.splitlines()[-1]
+    number = r"[\d.e-]+"
+    expected = (
+        rf"joulelab: python3?[\d.]*: {number} m?J ±\d+ %, estimated; {number} kWh; mean {number} W; {number} s; "
+        rf"{number} (µgCO2e )?to {number} (µ|m)gCO2e \(grid France\); {number} to {number} EUR; grade C"
+    )
+    assert re.fullmatch(expected, last), last
+    answer = last.partition(": ")[2].partition(": ")[2].removesuffix("; grade C")
+    _, out, _ = joulelab("show", "last", "--runs-dir", store)
+    assert answer in " ".join(out.split())
+    _, out, _ = joulelab("runs", "--runs-dir", store)
+    assert answer.partition(";")[0] in out
+    assert "far below tools that add constants for memory" in done.stderr
+    summary = json.loads((only_folder(store) / "experiment_summary.json").read_text())
+    assert summary["shown_energy_j"] == record(store)["stages"][0]["best"]["energy_j"]
+    assert summary["total_cost_high"] > summary["total_cost_low"] > 0
+
+
+def test_with_repeats_the_answer_is_their_mean_everywhere(store, joulelab):
+    words = ["--repeat", "3", "--warmup", "1", "--interval", "0.05", "--gpus", "none", "-q"]
+    done = measure(store, *words, "--", sys.executable, "-c", BUSY.format(s=0.2))
+    (line,) = done.stderr.splitlines()
+    energy = line.partition(": ")[2].partition(": ")[2].partition(";")[0]
+    assert "; mean of 3 repeats, Student's t interval, standard deviation " in line
+    shown = {
+        words[0]: " ".join(joulelab(*words, "--runs-dir", store)[1].split()) for words in (["show", "last"], ["runs"])
+    }
+    assert energy in shown["show"] and f"{energy}, C, mean of 3" in shown["runs"]
+    assert "mean of 3 repeats" in shown["show"] and "with warm-ups and start-up" in shown["show"]
+
+
+def test_a_program_that_fails_prints_its_own_error_first_and_one_line_of_ours(store, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import no_such_module\n")
+    done = measure(store, "--", sys.executable, script)
+    *its_own, ours = done.stderr.splitlines()
+    assert its_own[0].startswith("Traceback") and its_own[-1].startswith("ModuleNotFoundError")
+    assert ours.startswith("joulelab: train: failed: the program ended with exit code 1; ")
+    assert f"; run directory: {only_folder(store)}" in ours
+
+
+def test_a_script_whose_interpreter_is_missing_is_refused_in_one_line_without_a_run(store, joulelab, tmp_path):
+    script = tmp_path / "script"
+    script.write_text("#!/no/such/interpreter -x\n")
+    script.chmod(0o755)
+    code, _, err = joulelab("measure", "--runs-dir", store, "--", script)
+    assert (code, len(err.splitlines())) == (127, 1)
+    assert "its interpreter /no/such/interpreter does not exist" in err
+    assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("price: -1\n", "price: expected an amount per kWh that is not negative"),
+        ("gird: FR\n", "unknown setting gird"),
+        ("grid: Frankreich\n", "no grid 'Frankreich'"),
+        ("- FR\n", "expected `key: value` lines"),
+    ],
+)
+def test_a_wrong_user_file_is_refused_with_its_path(store, joulelab, tmp_path, monkeypatch, config, said):
+    file = tmp_path / "config.yaml"
+    file.write_text(config)
+    monkeypatch.setenv("JOULELAB_CONFIG", str(file))
+    code, _, err = joulelab("measure", "--runs-dir", store, "--", "true")
+    assert code == 2 and said in err and str(file) in err
+    assert not store.exists()
+
+
+def test_grid_and_price_of_the_user_hold_for_every_run_and_options_override_them(store, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("grid: FR\nprice: 0.25 EUR\n")
+    env = {**os.environ, "JOULELAB_CONFIG": str(file)}
+    done = measure(store, "--grid", "100", "-q", "--", sys.executable, "-c", BUSY.format(s=0.1), env=env)
+    energy = record(store)["spec"]["energy"]
+    assert (energy["grid"], energy["price"]) == ("100", "0.25 EUR")
+    assert "gCO2e (grid given by the user)" in done.stderr and " EUR; grade C" in done.stderr
+
+
+def test_scope_machine_is_a_labeled_estimate_of_all_processes_memory_and_idle_power(store, tmp_path):
+    words = ["--scope", "machine", "--gpus", "none", "--rapl-root", tmp_path, "--json"]
+    result = json.loads(measure(store, *words, "--", "sleep", "1").stderr.splitlines()[-1])
+    (model,) = [row for row in devices(store) if row["device"] == "estimate:machine"]
+    constant_w = model["facts"]["base_w"] + model["facts"]["memory_w"]
+    assert result["mean_power_w"] > constant_w > 0.74 * (os.cpu_count() or 1)
+    assert (result["energy_j"], result["energy"]["method"]) == (None, "estimated")
+    assert set(result["energy"]["sources"]) == {"estimate:machine", "constant:base", "constant:memory"}
+    assert 0.5 < result["energy"]["gain_error_rel"] < 2
+    found = record(store)["totals"]
+    assert (found["policy"], found["best"]["energy_j"]) == ("machine", found["machine"]["energy_j"])
+    assert found["cpu_estimate"]["energy_j"] < found["machine"]["energy_j"]
+    assert any("ESTIMATED for the whole machine" in text for text in result["warnings"])
+
+
+def test_scope_machine_uses_sensors_where_they_work(store, rapl_tree):
+    words = ["--scope", "machine", "--gpus", "none", "--rapl-root", rapl_tree, "-q"]
+    done = measure(store, *words, "--", "sleep", "0.5")
+    sources = record(store)["totals"]["best"]["sources"]
+    assert "rapl:package-0" in sources and "estimate:machine" not in sources
+    assert ", whole machine, measured + estimated; " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--scope", "planet"], "unknown scope 'planet'; known: machine, program"),
+        (["--scope", "machine", "--require", "measured"], "--scope machine (energy.total_energy_policy=machine) is an"),
+        (["--price", "-3"], "energy.price: expected an amount per kWh that is not negative"),
+        (["--grid", "XX"], "energy.grid: no grid 'XX'"),
+    ],
+)
+def test_wrong_values_are_refused_before_the_program_starts(store, joulelab, words, said):
+    code, out, err = joulelab("measure", "--runs-dir", store, *words, "--", "true")
+    assert (code, out) == (2, "") and said in err
+    assert not store.exists()
+
+
+def test_a_working_sensor_leaves_the_automatic_estimate_out(store, rapl_tree):
+    measure(store, "--gpus", "none", "--rapl-root", rapl_tree, "--", "sleep", "0.2")
+    assert [row["component"] for row in devices(store) if row["counted"]] == ["cpu"]

@@ -151,10 +151,10 @@ TABLE = (
     ProcessorRow(r"i7-1185G7", 28, 8, "Intel ARK Core i7-1185G7"),
     ProcessorRow(r"i5-8250U", 15, 8, "Intel ARK Core i5-8250U"),
     # Families, where a hypervisor hides the model: the middle of the rows above, on a logarithmic scale.
-    ProcessorRow(r"EPYC", 2.5, 1, "middle of the EPYC rows of this table (1.8 to 4.4 W per thread)"),
-    ProcessorRow(r"Xeon", 3.4, 1, "middle of the Xeon rows of this table (3.1 to 3.9 W per thread)"),
+    ProcessorRow(r"EPYC", 2.5, 1, "middle of the EPYC processors that joulelab lists (1.8 to 4.4 W per thread)"),
+    ProcessorRow(r"Xeon", 3.4, 1, "middle of the Xeon processors that joulelab lists (3.1 to 3.9 W per thread)"),
 )
-UNKNOWN = ProcessorRow(r"", 3.3, 1, "middle of the whole table (1.8 to 6.6 W per thread)")
+UNKNOWN = ProcessorRow(r"", 3.3, 1, "middle of the processors that joulelab lists (1.8 to 6.6 W per thread)")
 KNOWN_MODEL_GAIN_ERROR_REL = 0.5
 FAMILY_GAIN_ERROR_REL = 0.7
 
@@ -175,7 +175,7 @@ def row_for(processor: str) -> ProcessorRow:
 class CpuEstimateSensor:
     def __init__(self, config: EnergyConfig, pid: int) -> None:
         self.interval_s = config.sample_interval_s
-        self._with_machine = config.estimate_machine
+        self._with_machine = config.estimate_machine or config.total_energy_policy == "machine"
         self._pid = pid
         self._ranks: list[BusyTime] = []
         self._ended_s: Mapping[int, float] = {}
@@ -224,7 +224,7 @@ def _describe(device: str, whose: str, counted: bool = True) -> Device:
         "model": f"CPU time of {whose} x rated watts per hardware thread",
     }
     if not counted:
-        facts |= {"node_wide": True, "reason": "it includes the program's estimate"}
+        facts |= {"node_wide": True, "reason": "it includes the program's estimate", **machine_constants()}
     return Device(
         device=device,
         component="cpu_estimate",
@@ -234,6 +234,31 @@ def _describe(device: str, whose: str, counted: bool = True) -> Device:
         gain_error_rel=KNOWN_MODEL_GAIN_ERROR_REL if row.threads > 1 else FAMILY_GAIN_ERROR_REL,
         facts=facts,
     )
+
+
+# The whole machine: energy that does not depend on what the CPUs do, as constant power. On a virtual machine it is the
+# share of the host that belongs to its CPUs and memory.
+
+# Idle power of a server at the plug (board, fans, power supply, idle CPUs) divided by its hardware threads: the mean of
+# SPECpower_ssj2008 servers that Cloud Carbon Footprint uses for AWS (MIN_WATTS_AVG). PCs with few threads may draw 2 W
+# per thread, which the error covers.
+BASE_W_PER_THREAD, BASE_ERROR_REL = 0.74, 2.0
+# Mean of two manufacturers' figures for DDR4, used by Cloud Carbon Footprint (MEMORY_COEFFICIENT); CodeCarbon used
+# 0.375 W. Idle modules draw about half.
+MEMORY_W_PER_GB, MEMORY_ERROR_REL = 0.392, 0.5
+
+
+def machine_constants() -> dict[str, object]:
+    """Power of memory and of everything but the CPUs' work, with relative errors and sources."""
+    threads, memory_gb = os.cpu_count() or 1, psutil.virtual_memory().total / 1e9
+    return {
+        "base_w": BASE_W_PER_THREAD * threads,
+        "base_error_rel": BASE_ERROR_REL,
+        "base_source": f"{BASE_W_PER_THREAD} W of idle power per hardware thread, Cloud Carbon Footprint",
+        "memory_w": MEMORY_W_PER_GB * memory_gb,
+        "memory_error_rel": MEMORY_ERROR_REL,
+        "memory_source": f"{MEMORY_W_PER_GB} W per GB of memory, Cloud Carbon Footprint",
+    }
 
 
 # How many CPU cores this process may use.

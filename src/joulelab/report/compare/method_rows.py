@@ -44,9 +44,8 @@ from joulelab.report.energy_sums import (
     run_energy,
 )
 from joulelab.runs.groups import GroupRecord
-from joulelab.runs.measure.result import repeat_mean
 from joulelab.runs.paths import RunPaths, read_json
-from joulelab.runs.record import RunRecord, StageRecord, StageRole
+from joulelab.runs.record import RunRecord, StageRecord, StageRole, repeat_mean
 from joulelab.stats import Interval, mean_t
 
 # Energy of a method by line: one per stage or inherited artifact, mean over its runs, so that the lines add up.

@@ -144,6 +144,7 @@ _TITLES = {
     "dram": "memory",
     "cpu_estimate": "CPU, estimated",
     "codecarbon": "CodeCarbon's own",
+    "machine": "whole machine, estimated",
 }
 
 
@@ -256,6 +257,8 @@ def component_grid(bill: EnergyBill) -> Grid:
     rows = []
     for name in COMPONENTS:
         own, inherited, whole = bill.own_component(name), bill.inherited_component(name), bill.component(name)
+        if whole.energy_j is None and name == "machine":
+            continue  # only on request
         if whole.energy_j is None:
             rows.append((_TITLES[name], NOTHING, NOTHING, NOTHING, f"missing: {own.reason}"))
         else:

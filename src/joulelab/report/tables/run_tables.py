@@ -17,6 +17,7 @@ from joulelab.meter.figures import (
     total,
     uncertainty_note,
 )
+from joulelab.meter.grids import cost_text
 from joulelab.report.compare.quality import quality_of, share_interval
 from joulelab.report.energy_sums import ancestor_figure, brief_missing_text, run_energy
 from joulelab.report.tables.grid import Grid, make_grid
@@ -24,9 +25,9 @@ from joulelab.report.tables.inference_rows import InferenceRow, timed_rows
 from joulelab.report.tables.inference_tables import inference_grids
 from joulelab.report.tables.training_table import results_in_training_table, training_grids
 from joulelab.report.wording import NOTHING, gram_cell, grams, moment, rate, share
-from joulelab.runs.measure.result import RepeatMean, repeat_mean
-from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals
-from joulelab.units import duration_text, energy_text, kwh_text, power_text, with_prefix
+from joulelab.runs.measure.result import answer_text, repeats_text
+from joulelab.runs.record import Attempt, IdleBaseline, RankPace, RunRecord, StageRecord, Totals, program_energy
+from joulelab.units import duration_text, energy_text, power_text, with_prefix
 
 # Ranks wait for each other at every step, so all steps take equally long. A straggler shows in its own work (input and
 # forward passes, which wait for no other rank) compared with the others', and in a GPU that draws less while it waits.
@@ -113,20 +114,16 @@ def run_result(record: RunRecord, title: str = "") -> str:
 
     `title` replaces the label.
     """
-    totals, repeats, quality = record.totals, repeat_mean(record), quality_of(record)
+    program, quality = program_energy(record), quality_of(record)
     status = "" if record.status == "done" else f"{record.status}; "
-    if totals is None:
+    if record.totals is None:
         return f"{title or record.label}: {status}energy missing: nothing was recorded"
-    figure, duration_s = (repeats.energy, repeats.duration_s) if repeats else (totals.best, totals.duration_s)
-    parts = [figure_text(figure) if figure.energy_j is not None else "energy missing"]
-    if figure.energy_j is not None:
-        parts.append(kwh_text(figure.energy_j))
-        parts.append(power_text(figure.mean_power_w(duration_s)))
-    parts.append(duration_text(duration_s) + (f" (mean of {repeats.count} repeats)" if repeats else ""))
+    missing = f"energy missing; {duration_text(record.best_duration_s)}"
+    parts = [missing if record.best_energy.energy_j is None else answer_text(record)]
+    if program is not None and program.count > 1:
+        parts.append(repeats_text(program))
     if quality is not None:
         parts.append(f"{quality.measure.title} {quality.text()}")
-    if totals.co2e is not None and not repeats:
-        parts.append(grams(totals.co2e.co2e_g_low, totals.co2e.co2e_g_high, totals.best.is_lower_bound))
     if record.validity.grade:
         parts.append(f"grade {record.validity.grade}")
     return f"{title or record.label}: {status}{'; '.join(parts)}"
@@ -170,18 +167,14 @@ def header_grid(record: RunRecord) -> Grid:
         ("attempts", _attempts_text(record)),
     ]
     if record.totals:
-        brief = brief_missing_text(record, record.totals.figure)
-        rows += _total_rows(record.totals, brief or figure_text(record.totals.figure) + _unused_gpu(record))
-        if repeats := repeat_mean(record):
-            rows.append((f"mean of {repeats.count} repeats", f"{figure_text(repeats.energy)}; {_each(repeats)}"))
-        rows += _trust_rows(record)
+        if program := program_energy(record):
+            rows.append(("energy", answer_text(record)))
+            if program.count > 1:
+                rows.append(("repeats", repeats_text(program)))
+        rows += [*_total_rows(record, whole_run=program is not None), *_trust_rows(record)]
     else:
         rows.append(("energy", "missing: nothing was recorded"))
     return make_grid(f"Run {record.run_id}", "What!|Value", rows)
-
-
-def _each(repeats: RepeatMean) -> str:
-    return f"{duration_text(repeats.duration_s)} each, warm-ups not included"
 
 
 def _status_text(record: RunRecord) -> str:
@@ -219,9 +212,18 @@ def _unused_gpu(record: RunRecord) -> str:
     return f"; {part} is the GPU, which the models did not use"
 
 
-def _total_rows(totals: Totals, energy: str) -> list[tuple[str, str]]:
-    rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
-    if totals.cpu_estimate.energy_j is not None:
+def _total_rows(record: RunRecord, whole_run: bool) -> list[tuple[str, str]]:
+    """`whole_run`: the energy of the measured program is in a row of its own, and these rows include more than that."""
+    totals = record.totals
+    assert totals is not None
+    energy = brief_missing_text(record, totals.figure) or figure_text(totals.figure) + _unused_gpu(record)
+    if whole_run:
+        energy = energy if totals.best.energy_j is None else figure_text(totals.best)
+        added = "with warm-ups and start-up" if any(s.activity == "warmup" for s in record.stages) else "with start-up"
+        rows = [("whole run", f"{energy}; {duration_text(totals.duration_s)}, {added}")]
+    else:
+        rows = [("time", duration_text(totals.duration_s)), (f"energy ({totals.policy})", energy)]
+    if totals.cpu_estimate.energy_j is not None and not (whole_run and totals.best == totals.cpu_estimate):
         rows.append(("CPU estimate", figure_text(totals.cpu_estimate)))
     if totals.codecarbon.energy_j is not None and totals.policy != "codecarbon":
         rows.append(("CodeCarbon", f"{labeled_text(totals.codecarbon)}: {totals.codecarbon.reason}"))
@@ -230,7 +232,9 @@ def _total_rows(totals: Totals, energy: str) -> list[tuple[str, str]]:
     if totals.above_idle_j is not None:
         above_idle = figure_text(totals.above_idle) if totals.above_idle else energy_text(totals.above_idle_j)
         rows.append(("above idle", above_idle))
-    return rows + _co2e_rows(totals)
+    if totals.cost is not None and not whole_run:
+        rows.append(("cost", cost_text(totals.cost, totals.best.is_lower_bound)))
+    return rows + _co2e_rows(totals, factor_only=whole_run)
 
 
 def idle_text(idle: IdleBaseline) -> str:
@@ -241,7 +245,7 @@ def idle_text(idle: IdleBaseline) -> str:
     return f"{power_text(idle.power_w)} {when} ({', '.join(state)})"
 
 
-def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
+def _co2e_rows(totals: Totals, factor_only: bool) -> list[tuple[str, str]]:
     if totals.grid is None:
         return []
     found, grid = totals.co2e, totals.grid
@@ -252,6 +256,8 @@ def _co2e_rows(totals: Totals) -> list[tuple[str, str]]:
         if grid.low_g_per_kwh < grid.high_g_per_kwh
         else (f"{grid.low_g_per_kwh:g} g/kWh")
     )
+    if factor_only:
+        return [("grid", f"{grid.name}, {grid.year}: {factor}"), ("grid source", grid.source)]
     bound = totals.best.is_lower_bound
     rows = [("CO2e", f"{grams(found.co2e_g_low, found.co2e_g_high, bound)} (grid {grid.name}, {grid.year}: {factor})")]
     if found.with_pue_co2e_g_low is not None and found.with_pue_co2e_g_high is not None:

@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -27,7 +28,7 @@ import numpy as np
 from joulelab.clock import NS
 from joulelab.errors import JoulelabError
 from joulelab.meter.config import EnergyConfig
-from joulelab.meter.figures import EnergyFigure, Frozen, figure_text, missing
+from joulelab.meter.figures import EnergyFigure, Frozen, amount_text, labeled_text, missing
 from joulelab.meter.integrate import COMPONENTS, component_energy
 from joulelab.meter.marks import Phase
 from joulelab.meter.series import Trace, load_trace
@@ -35,13 +36,13 @@ from joulelab.meter.session import Meter
 from joulelab.meter.trace import LineFile, read_lines
 from joulelab.runs.context import RunContext
 from joulelab.runs.measure.measure_session import MeasuredRun, MeasureSpec, how_it_ended, leave
-from joulelab.runs.measure.result import RUN
+from joulelab.runs.measure.result import RUN, answer_block
 from joulelab.runs.paths import RunPaths
 from joulelab.runs.record import EnergyByComponent, PhaseRecord, RunRecord, StageRecord
 from joulelab.runs.spec import check
 from joulelab.runs.store import store_root
 from joulelab.runs.validity import enforce
-from joulelab.units import duration_text
+from joulelab.units import with_prefix
 
 # Windows are nested, re-entrant and thread-safe, at about two microseconds each. The meter's phase marks have
 # a single writer and are not re-entrant. Each open window therefore takes its own mark from a pool, a lock serializes
@@ -192,24 +193,59 @@ WHOLE = "the whole measurement"
 
 
 class WindowFigure(Frozen):
-    """Windows of one name: how many, how long, and their energy by the method named in `way`."""
+    """Windows of one name: how many, and time and energy of all of them together (`total_`) and of one (`mean_`)."""
 
     name: str
     count: int
-    seconds: float
+    total_s: float
     """Sum over the windows; more than the elapsed time if they ran in several threads."""
+    total_energy: EnergyFigure
+    """Sum over the windows, by the method named in `way`."""
     mean_s: float
     p50_s: float
     p95_s: float
     max_s: float
     way: Way
     """`direct`: read from the sensor. `time-share`: a share of the enclosing window by time, the weakest method."""
-    energy: EnergyFigure
     share_of: str | None = None
 
     @property
+    def total_energy_j(self) -> float | None:
+        return self.total_energy.energy_j
+
+    @property
+    def mean_energy(self) -> EnergyFigure:
+        """Energy of one window: the sum divided by their number."""
+        return self.total_energy.scaled(1 / self.count) if self.count else self.total_energy
+
+    @property
+    def mean_energy_j(self) -> float | None:
+        return self.mean_energy.energy_j
+
+    def __str__(self) -> str:
+        if self.count == 1:
+            return f"{self.name}: 1 window, {with_prefix(self.total_s, 's')}, {labeled_text(self.total_energy)}"
+        sums = f"together {with_prefix(self.total_s, 's')}, {labeled_text(self.total_energy)}"
+        means = f"each (mean) {with_prefix(self.mean_s, 's')}, {amount_text(self.mean_energy)}"
+        return f"{self.name}: {self.count} windows; {means}; {sums}"
+
+    @property
+    def seconds(self) -> float:
+        """Former name of `total_s`, for one more release."""
+        warnings.warn("window.seconds is now window.total_s", DeprecationWarning, stacklevel=2)
+        return self.total_s
+
+    @property
+    def energy(self) -> EnergyFigure:
+        """Former name of `total_energy`, for one more release."""
+        warnings.warn("window.energy is now window.total_energy", DeprecationWarning, stacklevel=2)
+        return self.total_energy
+
+    @property
     def energy_j(self) -> float | None:
-        return self.energy.energy_j
+        """Former name of `total_energy_j`, for one more release."""
+        warnings.warn("window.energy_j is now window.total_energy_j", DeprecationWarning, stacklevel=2)
+        return self.total_energy_j
 
 
 class _Lines:
@@ -259,13 +295,13 @@ def _figure(name: str, times: PhaseRecord, way: Way, energy: EnergyFigure, of: s
     return WindowFigure(
         name=name,
         count=times.count,
-        seconds=times.sum_s,
+        total_s=times.sum_s,
+        total_energy=energy,
         mean_s=times.mean_s,
         p50_s=times.p50_s,
         p95_s=times.p95_s,
         max_s=times.max_s,
         way=way,
-        energy=energy,
         share_of=of,
     )
 
@@ -305,7 +341,7 @@ def _time_share(
     outer = lines.inside.get(name, set())
     of = next(iter(outer)) if len(outer) == 1 else None
     whole = figures[of] if of in figures and figures[of].way == "direct" else None
-    energy, seconds = (whole.energy, whole.seconds) if whole else (stage.best, stage.duration_s)
+    energy, seconds = (whole.total_energy, whole.total_s) if whole else (stage.best, stage.duration_s)
     if energy.energy_j is None:
         return _figure(name, times, "none", energy)
     share = min(1.0, times.sum_s / seconds) if seconds else 0.0
@@ -432,7 +468,7 @@ class Measurement:
 
     @property
     def windows(self) -> dict[str, WindowFigure]:
-        """By name: count, seconds and energy with its method."""
+        """By name: count, and time and energy of all windows together and of one on average."""
         if self._figures is None:
             assert self._run is not None
             self._figures = window_figures(self._run.paths, self.record, self._block)
@@ -441,9 +477,7 @@ class Measurement:
     def __str__(self) -> str:
         if self._record is None:
             return f"{self.name}: {'running' if self.context else 'not started'}"
-        figure = self.figure
-        duration = duration_text(self.duration_s)
-        return f"{self.name}: {figure_text(figure)}; {duration}, {self._record.status}; {self.folder}"
+        return answer_block(self._record, self.folder)
 
     __repr__ = __str__
 

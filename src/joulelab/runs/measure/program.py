@@ -53,6 +53,7 @@ def find_program(word: str) -> str:
     if not word:
         raise CannotStart("the command is empty", "pass the program after `--`", NOT_FOUND)
     if path_found := shutil.which(word):
+        _require_interpreter(path_found, word)
         return path_found
     if "/" not in word:
         raise CannotStart(f"{word}: command not found", _not_found_hint(word), NOT_FOUND)
@@ -64,6 +65,21 @@ def find_program(word: str) -> str:
     raise CannotStart(
         f"{word} is not executable", f"chmod +x {word}, or use its interpreter: python {word}", NOT_EXECUTABLE
     )
+
+
+def _require_interpreter(path: str, word: str) -> None:
+    """Refuse a script whose `#!` line names an interpreter that does not exist."""
+    try:
+        with Path(path).open("rb") as file:
+            first_line = file.readline(256)
+    except OSError:  # executable but not readable, as some binaries are
+        return
+    interpreter = first_line[2:].split()[:1] if first_line.startswith(b"#!") else []
+    if interpreter and not Path(os.fsdecode(interpreter[0])).exists():
+        name = os.fsdecode(interpreter[0])
+        raise CannotStart(
+            f"{word}: its interpreter {name} does not exist", "fix the first line of the script", NOT_FOUND
+        )
 
 
 def _not_found_hint(word: str) -> str:

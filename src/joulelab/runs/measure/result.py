@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
-from joulelab.meter.figures import EnergyFigure, Frozen, covered_percent
+from joulelab.meter.figures import EnergyFigure, Frozen, bound_mark, covered_percent, figure_text
+from joulelab.meter.grids import Co2e, Cost, co2e, co2e_text, cost, cost_text
 from joulelab.meter.series import Gap, Trace, load_trace
 from joulelab.runs.paths import RunPaths
-from joulelab.runs.record import Note, Result, RunRecord, StageRecord, Status
-from joulelab.stats import mean_t
+from joulelab.runs.record import (
+    Note,
+    ProgramEnergy,
+    RepeatSummary,
+    Result,
+    RunRecord,
+    StageRecord,
+    Status,
+    program_energy,
+    summarize_repeats,
+)
+from joulelab.units import J_PER_KWH, duration_text, kwh_text, power_text
 
 RUN, WARMUP = "program.run", "program.warmup"
 LARGE_SPREAD = 0.05
@@ -24,19 +34,6 @@ class Repetition(Frozen):
     status: Status
     duration_s: float
     energy: EnergyFigure
-
-
-class RepeatSummary(Frozen):
-    """Over the successful repeats. `low_j` and `high_j` are Student's 95 % interval of the mean."""
-
-    count: int
-    mean_j: float
-    low_j: float
-    high_j: float
-    spread_rel: float
-    """Standard deviation divided by the mean."""
-    mean_s: float
-    method: str
 
 
 class MeasureResult(Frozen):
@@ -53,6 +50,14 @@ class MeasureResult(Frozen):
     duration_s: float | None
     energy: EnergyFigure | None
     """Measured, else the estimate, labeled as such; with repeats, the mean and its t interval."""
+    energy_kwh: float | None = None
+    """`energy` in kWh, measured or estimated."""
+    mean_power_w: float | None = None
+    co2e: Co2e | None = None
+    """CO2e of `energy`; null unless energy.grid names a grid."""
+    cost: Cost | None = None
+    """Cost of `energy`; null unless energy.price is set."""
+    grade: str | None = None
     total_energy_j: float | None = None
     """Energy of the whole run, including warm-ups and overhead."""
     repetitions: tuple[Repetition, ...] = ()
@@ -64,48 +69,6 @@ class MeasureResult(Frozen):
 def stage_name(kind: str, number: int, of: int) -> str:
     """`program.run` for a single run, `program.run.3` for the third of several; warm-ups are always numbered."""
     return kind if kind == RUN and of == 1 else f"{kind}.{number}"
-
-
-@dataclass(frozen=True)
-class RepeatMean:
-    """Mean energy of a measured program over its repeats; `energy` has Student's 95 % interval."""
-
-    count: int
-    energy: EnergyFigure
-    duration_s: float
-
-
-def repeat_mean(*records: RunRecord) -> RepeatMean | None:
-    """Over all repeats in these records of one program.
-
-    None if there is only one, or if the repeats were measured by different methods.
-    """
-    stages = [stage for record in records for stage in repetitions(record)]
-    summary = summarize_repeats(stages)
-    figure = _mean_figure(stages, summary)
-    return None if summary is None or figure is None else RepeatMean(summary.count, figure, summary.mean_s)
-
-
-def repetitions(record: RunRecord) -> list[StageRecord]:
-    return [stage for stage in record.stages if stage.repeat is not None]
-
-
-def summarize_repeats(stages: list[StageRecord]) -> RepeatSummary | None:
-    done = [stage for stage in stages if stage.status == "done" and stage.best.energy_j is not None]
-    if len(done) < 2 or len({stage.best.method for stage in done}) > 1:
-        return None
-    energies = [stage.best.energy_j or 0.0 for stage in done]
-    mean = mean_t(energies)
-    deviation = math.sqrt(sum((value - mean.value) ** 2 for value in energies) / (len(energies) - 1))
-    return RepeatSummary(
-        count=len(done),
-        mean_j=mean.value,
-        low_j=mean.low,
-        high_j=mean.high,
-        spread_rel=deviation / mean.value if mean.value else 0.0,
-        mean_s=sum(stage.duration_s for stage in done) / len(done),
-        method=done[0].best.method,
-    )
 
 
 def caveats(stages: list[StageRecord], summary: RepeatSummary | None, trace: Trace | None) -> list[str]:
@@ -165,7 +128,7 @@ def _refresh_s(trace: Trace, figure: EnergyFigure) -> float:
 
 def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
     """The record with the mean over repeats among its results and the caveats among its notes."""
-    stages = repetitions(record)
+    stages = record.repetitions
     summary = summarize_repeats(stages)
     traces = paths.traces()
     texts = caveats(stages, summary, load_trace(traces[-1][2]) if traces else None)
@@ -182,10 +145,12 @@ def conclude(record: RunRecord, paths: RunPaths) -> RunRecord:
 
 
 def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
-    stages = repetitions(record)
-    summary = summarize_repeats(stages)
+    stages = record.repetitions
+    program = program_energy(record)
+    energy = program.energy if program else None
     successful = [stage for stage in stages if stage.status == "done"] or stages
-    measured = [stage.energy_j for stage in successful if stage.energy_j is not None]
+    measured = [stage.energy_j for stage in successful if stage.energy_j is not None and stage.best.measured]
+    emissions, costs = _emissions_and_cost(record)
     return MeasureResult(
         run_id=record.run_id,
         folder=str(folder),
@@ -196,29 +161,87 @@ def result_of(record: RunRecord, folder: Path, exit_code: int) -> MeasureResult:
         error=record.error.message if record.error else None,
         energy_j=sum(measured) / len(measured) if measured else None,
         duration_s=sum(stage.duration_s for stage in successful) / len(successful) if successful else None,
-        energy=_mean_figure(stages, summary),
+        energy=energy,
+        energy_kwh=energy.energy_j / J_PER_KWH if energy and energy.energy_j is not None else None,
+        mean_power_w=program.energy.mean_power_w(program.duration_s) if program else None,
+        co2e=emissions,
+        cost=costs,
+        grade=record.validity.grade,
         total_energy_j=record.totals.best.energy_j if record.totals else None,
         repetitions=tuple(
             Repetition(stage=stage.name, status=stage.status, duration_s=stage.duration_s, energy=stage.best)
             for stage in stages
         ),
-        summary=summary,
+        summary=summarize_repeats(stages),
         warnings=tuple(note.text for note in record.validity.notes if note.level == "warning"),
         notes=tuple(note.text for note in record.validity.notes if note.level == "info"),
     )
 
 
-def _mean_figure(stages: list[StageRecord], summary: RepeatSummary | None) -> EnergyFigure | None:
-    if not stages:
-        return None
-    stages = [stage for stage in stages if stage.status == "done"] or stages
-    if summary is None:
-        return stages[-1].best
-    mean = stages[-1].best.with_interval(summary.mean_j, (summary.high_j - summary.low_j) / 2, "repeats")
-    figures = [stage.best for stage in stages if stage.best.energy_j is not None]
-    incomplete = {
-        "coverage": sum(figure.coverage for figure in figures) / len(figures),
-        "lower_bound": any(figure.is_lower_bound for figure in figures),
-        "cpu_contention": any(figure.cpu_contention for figure in figures),
-    }
-    return mean.model_copy(update=incomplete)
+# The answer as text: one line that `measure`, `show`, print(m), the callbacks and the notebook have in common.
+
+
+def _emissions_and_cost(record: RunRecord) -> tuple[Co2e | None, Cost | None]:
+    """Of the energy that is printed for the run; totals have those of the whole run."""
+    totals, energy = record.totals, record.best_energy
+    if totals is None:
+        return None, None
+    return co2e(energy, totals.grid, totals.pue), cost(energy, totals.price)
+
+
+def answer_text(record: RunRecord) -> str:
+    """`146 J ±70 %, estimated; 4.06e-05 kWh; mean 12.3 W; 11.9 s`, then CO2e and cost if requested."""
+    energy, duration_s = record.best_energy, record.best_duration_s
+    if energy.energy_j is None:
+        return f"energy {figure_text(energy)}; {duration_text(duration_s)}"
+    bound = bound_mark(energy)
+    parts = [
+        figure_text(energy),
+        bound + kwh_text(energy.energy_j),
+        f"mean {power_text(energy.mean_power_w(duration_s))}",
+        duration_text(duration_s),
+    ]
+    emissions, costs = _emissions_and_cost(record)
+    if emissions is not None and record.totals is not None and record.totals.grid is not None:
+        parts.append(f"{co2e_text(emissions, energy.is_lower_bound)} (grid {record.totals.grid.name})")
+    if costs is not None:
+        parts.append(cost_text(costs, energy.is_lower_bound))
+    return "; ".join(parts)
+
+
+def repeats_text(program: ProgramEnergy) -> str:
+    """What the figure is a mean of."""
+    interval = "" if program.energy.is_lower_bound else "Student's t interval, "
+    return f"mean of {program.count} repeats, {interval}standard deviation {100 * program.spread_rel:.1f} %"
+
+
+def answer_line(record: RunRecord) -> str:
+    """The whole answer: name, how it ended if it failed, energy and what follows from it, repeats, grade."""
+    program = program_energy(record)
+    ended = f"{record.status}: {record.error.message}; " if record.error else ""
+    parts = [f"{record.name}: {ended}{answer_text(record)}"]
+    if program is not None and program.count > 1:
+        parts.append(repeats_text(program))
+    if record.validity.grade and record.best_energy.energy_j is not None:
+        parts.append(f"grade {record.validity.grade}")
+    return "; ".join(parts)
+
+
+def scope_note(record: RunRecord) -> str:
+    """Why an estimate is far below those of other tools; empty for measured energy."""
+    if record.best_energy.method != "estimated" or record.policy not in ("measured", "gpu_only"):
+        return ""
+    return (
+        "the estimate covers the CPU time of this program only, so it is far below tools that add constants for memory "
+        "or count the whole machine; --scope machine estimates the whole machine"
+    )
+
+
+def warnings_of(record: RunRecord) -> list[str]:
+    return [note.text for note in record.validity.notes if note.level == "warning"]
+
+
+def answer_block(record: RunRecord, folder: Path) -> str:
+    """The answer, then warnings and the run directory, one line each: print(m) and the end of a callback's training."""
+    warnings = [f"  warning: {text}" for text in warnings_of(record)]
+    return "\n".join([answer_line(record), *warnings, f"  run directory: {folder}"])
