@@ -6,7 +6,7 @@ from typing import Any
 
 from joulelab.meter.figures import EnergyFigure
 from joulelab.meter.grids import Co2e, Cost
-from joulelab.runs.record import RunRecord, repeat_mean
+from joulelab.runs.record import RunRecord, program_energy
 from joulelab.units import J_PER_KWH
 
 
@@ -24,9 +24,9 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
             "total_energy_policy": record.totals.policy,
             "total_energy_j": record.totals.energy_j,
             "total_energy_kwh": _kwh(record.totals.energy_j),
-            "shown_energy_j": record.best_energy.energy_j,
-            "shown_energy_method": record.best_energy.method,
-            **_errors("shown_energy_", record.best_energy),
+            "shown_energy_j": record.totals.best.energy_j,
+            "shown_energy_method": record.totals.best.method,
+            **_errors("shown_energy_", record.totals.best),
             "duration_s": record.totals.duration_s,
             "idle_power_w": record.totals.idle_power_w,
             "above_idle_j": record.totals.above_idle_j,
@@ -36,8 +36,10 @@ def flat_summary(record: RunRecord) -> dict[str, Any]:
         }
         if record.totals.codecarbon.energy_j is not None:
             flat["codecarbon_energy_j"] = record.totals.codecarbon.energy_j
-    if (repeats := repeat_mean(record)) is not None:
-        flat |= {"repeats": repeats.count, "energy_per_repeat_j": repeats.energy.energy_j}
+    if (program := program_energy(record)) is not None:
+        flat |= {"program_energy_j": program.energy.energy_j, "program_duration_s": program.duration_s}
+        if program.count > 1:
+            flat |= {"repeats": program.count, "energy_per_repeat_j": program.energy.energy_j}
     for stage in record.stages:
         flat |= {
             f"{stage.name}.energy_j": stage.best.energy_j,
