@@ -234,11 +234,13 @@ def test_with_repeats_the_answer_is_their_mean_everywhere(store, joulelab):
     (line,) = done.stderr.splitlines()
     energy = line.partition(": ")[2].partition(": ")[2].partition(";")[0]
     assert "; mean of 3 repeats, Student's t interval, standard deviation " in line
-    shown = {
-        words[0]: " ".join(joulelab(*words, "--runs-dir", store)[1].split()) for words in (["show", "last"], ["runs"])
-    }
-    assert energy in shown["show"] and f"{energy}, C, mean of 3" in shown["runs"]
-    assert "mean of 3 repeats" in shown["show"] and "with warm-ups and start-up" in shown["show"]
+    show, verbose, runs = (
+        " ".join(joulelab(*w, "--runs-dir", store)[1].split())
+        for w in (["show", "last"], ["show", "last", "-v"], ["runs"])
+    )
+    assert all(energy in shown for shown in (show, verbose, runs))
+    assert "mean of 3 repeats" in show and "C, mean of 3" in runs
+    assert "with warm-ups and start-up" in verbose
 
 
 def test_a_program_that_fails_prints_its_own_error_first_and_one_line_of_ours(store, tmp_path):
