@@ -79,7 +79,7 @@ def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest
     said: list[str] = []
     assert samples.fetch(write=said.append) == []
     assert len(installer.commands) == 1
-    assert len(said) == 3 and all("already installed" in line for line in said)
+    assert len(messages) == 3 and all("already installed" in line for line in messages)
 
 
 def test_another_version_is_replaced_by_the_pinned_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_t_star_is_the_joules_of_making_it_over_the_joules_it_saves():
     (found,) = pairs(student(gross_j=0.1), TEACHER, None)
     assert found.found.count == pytest.approx(5000 / 0.1)  # the teacher existed already
     assert found.found.low < 50_000 < found.found.high
-    assert pair_data([found])[0]["pays_back_after"] == pytest.approx(50_000)
+    assert pair_data([found])[0]["breaks_even_after"] == pytest.approx(50_000)
     text = render_text(to_rich(pair_grid(student(gross_j=0.1), TEACHER, [found])), 160)
     assert "after 50.0 k images" in text
 
@@ -108,7 +108,7 @@ def test_estimates_answer_only_where_all_are_of_one_kind_and_nobody_else_used_th
 
     spent, teacher = [as_estimate(one) for one in lineage(5000.0)], estimated(0.2, name="teacher")
     (found,) = pairs(estimated(0.1, lineage=spent), teacher, None)
-    assert found.found.pays_back
+    assert found.found.breaks_even
     (found,) = pairs(estimated(0.1, lineage=lineage(5000.0)), teacher, None)
     assert found.answer.startswith("unknown: of distillation and inference, one is measured")
     (found,) = pairs(estimated(0.1, cores=1.3, lineage=spent), teacher, None)

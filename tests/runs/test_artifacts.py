@@ -108,12 +108,12 @@ def test_who_resumes_hears_why_something_is_made_again(play):
 
         return pipeline
 
-    said = []
+    messages = []
     with pytest.raises(JoulelabError, match="later"):
         play(made_from(1))
-    assert said == []
+    assert messages == []
     play.again(made_from(2))
-    assert said == ["Making data again: the code or its inputs have changed since"]
+    assert messages == ["Making data again: the code or its inputs have changed since"]
 
 
 def test_an_older_one_that_is_whole_is_taken_instead_of_a_damaged_one(play):

@@ -107,7 +107,7 @@ def test_a_gpu_nobody_has_is_not_missed(tmp_path):
 def test_another_process_on_the_card_is_a_reason_and_a_note(tmp_path):
     warning = {
         "kind": "warning", "device": "gpu:A", "mono_ns": T0 + 20 * NS,
-        "text": "another process uses this GPU, and its joules are in the card's: python (pid 7)",
+        "text": "another process uses this GPU, and its energy is included in the card's: python (pid 7)",
     }  # fmt: skip
     record = assemble(make(tmp_path, extra=[warning]), "done")
     assert record.validity.grade == "B"

@@ -179,8 +179,8 @@ def test_an_artifact_is_found_again_with_its_bill(play):
 
 
 def test_an_artifact_that_is_asked_for_twice_is_said_to_be_reused_once(play, monkeypatch):
-    said = []
-    monkeypatch.setattr(SilentProgress, "say", lambda self, text: said.append(text))
+    messages = []
+    monkeypatch.setattr(SilentProgress, "write", lambda self, text: messages.append(text))
 
     def story(run):
         for _ in range(2):
@@ -188,7 +188,7 @@ def test_an_artifact_that_is_asked_for_twice_is_said_to_be_reused_once(play, mon
 
     play(story)
     play(story)
-    assert sum(text.startswith("Reusing") for text in said) == 1
+    assert sum(text.startswith("Reusing") for text in messages) == 1
 
 
 def test_weights_from_elsewhere_are_an_ancestor_with_missing_energy(play):

@@ -81,7 +81,7 @@ def test_too_few_readings_are_no_sampling():
 
 
 def test_a_stranger_on_the_gpu_is_named():
-    text = "another process uses this GPU, and its joules are in the card's: python (pid 7)"
+    text = "another process uses this GPU, and its energy is included in the card's: python (pid 7)"
     health = collect_health([{"kind": "warning", "mono_ns": 5, "text": text}])
     assert other_processes_check(health, [H200]) == (False, text)
     assert other_processes_check(collect_health([]), [H200])[0] is True

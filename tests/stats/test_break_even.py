@@ -1,4 +1,4 @@
-"""Fieller's interval and payback, against closed forms and by simulation."""
+"""Fieller's interval and break-even counts, against closed forms and by simulation."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_fieller_matches_its_textbook_form():
 def test_the_published_example_pays_back_after_ten_students():
     spent, base, distilled = (Estimate(value, 0.01) for value in (11.0, 6.30, 5.20))
     found = break_even_students(spent, base, distilled)
-    assert found.pays_back and found.count == pytest.approx(10.0)
+    assert found.breaks_even and found.count == pytest.approx(10.0)
     assert 9.6 < found.low < 10 < found.high < 10.4
 
 
@@ -39,19 +39,19 @@ def test_tokens_pay_back_what_a_student_costs_more():
 
 def test_a_saving_that_is_not_resolved_does_not_pay_back_but_tells_from_where_on_it_could():
     found = break_even_students(Estimate(11.0, 0.01), Estimate(6.3, 0.5), Estimate(6.1, 0.5))
-    assert not found.pays_back and found.high == math.inf
+    assert not found.breaks_even and found.high == math.inf
     assert found.low == pytest.approx(11 / (0.2 + 1.96 * math.hypot(0.5, 0.5)), rel=0.01)
     assert "not significantly above 0" in found.reason
 
 
 def test_a_student_that_costs_more_never_pays_back():
     found = break_even_students(Estimate(11.0, 0.01), Estimate(5.0, 0.1), Estimate(6.0, 0.1))
-    assert not found.pays_back and found.low == math.inf and "uses more energy" in found.reason
+    assert not found.breaks_even and found.low == math.inf and "uses more energy" in found.reason
 
 
 def test_one_repeat_resolves_nothing():
     found = break_even_students(Estimate(11.0, 0.01), Estimate.of_repeats([6.3]), Estimate.of_repeats([5.2, 5.1]))
-    assert not found.pays_back and "one repeat" in found.reason
+    assert not found.breaks_even and "one repeat" in found.reason
 
 
 def test_where_nothing_extra_was_spent_it_has_paid_already():
@@ -78,4 +78,4 @@ def test_fiellers_set_covers_the_true_ratio_95_times_in_100(saving, spread):
 def test_nothing_spent_and_nothing_saved_with_one_repeat_is_inconclusive():
     """One run per method, the same teacher: it read `breaks even at once` next to a saving of -37.6 J."""
     found = break_even_students(Estimate(0.0, 0.0), Estimate(100.0, math.inf), Estimate(137.6, math.inf))
-    assert (found.count, found.pays_back) == (None, False)
+    assert (found.count, found.breaks_even) == (None, False)

@@ -221,7 +221,7 @@ def test_crops_show_parts_of_their_own_image() -> None:
     ("name", "shape"), [("dinov2", {"side": 30}), ("dinov2", {"local_side": 12}), ("vjepa2", {"frames": 3})]
 )
 def test_a_shape_that_patches_do_not_fill_is_refused(name: str, shape: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="no multiple"):
+    with pytest.raises(ConfigError, match="not a multiple"):
         tiny(name, asked_shape=shape)
 
 

@@ -42,7 +42,7 @@ def test_a_classifier_keeps_the_head_it_was_saved_with(tmp_path: Path) -> None:
 
 def test_weights_with_too_few_classes_are_refused(tmp_path: Path) -> None:
     saved("convnext-large", tmp_path, num_labels=4)
-    with pytest.raises(ConfigError, match="tell 4 classes apart; synthetic has 10"):
+    with pytest.raises(ConfigError, match="have 4 classes; synthetic has 10"):
         started_from(tmp_path, "convnext-large")
 
 

@@ -56,8 +56,8 @@ def import_log(
 
     log = read_log(file, TimeRule(time_zone, period))
     if isinstance(log, CodeCarbonLog):
-        asked = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
-        for option in (name for name, value in asked.items() if value is not None):
+        given = {"--idle": idle, "--idle-watts": idle_watts, "--latency-ms": latency_ms, "--out": out}
+        for option in (name for name, value in given.items() if value is not None):
             raise UsageError(f"{option} needs power over time; CodeCarbon's file has only totals of whole runs")
         _print_codecarbon(log, as_json)
         return

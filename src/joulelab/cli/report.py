@@ -64,7 +64,7 @@ def report(
     is_folder = out is not None and (out.is_dir() or not (out.suffix or out.is_file()))
     target = out / place.name if out and is_folder else out or place
     print(write_page(page, target))
-    formats = [name for name, asked in (("svg", svg), ("png", png), ("pdf", pdf)) if asked]
+    formats = [name for name, requested in (("svg", svg), ("png", png), ("pdf", pdf)) if requested]
     if formats or latex:
         from joulelab.report.page import write_files
 

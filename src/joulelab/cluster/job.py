@@ -76,14 +76,14 @@ def run_in_job(folder: Path, until: str | None, nodes: int, ranks: int, time_lim
         # Slurm may start a requeued job while the last processes of the previous start are still ending
         with holding(folder, wait_s=STALE_S):
             if load_record(folder).status == "done":
-                _say(f"{paths.run_id} is already done")
+                _log(f"{paths.run_id} is already done")
                 return 0
             _require_inputs(paths)
     except JoulelabError as error:
-        _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        _log(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
         fail_dependent_runs(folder, f"{paths.run_id}: {error.message}")
         return error.exit_code
-    _say(f"{paths.run_id} on {os.environ.get('SLURM_JOB_NODELIST', 'this machine')}: {gpus_text()}")
+    _log(f"{paths.run_id} on {os.environ.get('SLURM_JOB_NODELIST', 'this machine')}: {gpus_text()}")
     words = ["run", "--resume", str(folder), *(["--until", until] if until else [])]
     code = _Child(_launch(words, nodes, ranks), nodes, ranks).wait(time_limit)
     if code == 0:
@@ -135,7 +135,7 @@ class _Child:
         return self._process.returncode
 
     def _forward_signal(self) -> None:
-        _say("received the signal to stop: the run saves a checkpoint and its record")
+        _log("received the signal to stop: the run saves a checkpoint and its record")
         job_id = slurm.this_job()
         if self._on_nodes and job_id:
             slurm.signal_steps(job_id, "USR1")
@@ -151,20 +151,20 @@ def _requeue(folder: Path) -> bool:
         return False
     restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     if restarts >= jobs.max_restarts:
-        _say(f"not requeued: restarted {restarts} times (max_restarts is {jobs.max_restarts})")
+        _log(f"not requeued: restarted {restarts} times (max_restarts is {jobs.max_restarts})")
         return False
     try:
         state = slurm.states([job_id])
         if not any(found.state == "RUNNING" for found in state.values()):
-            _say("not requeued: the job was cancelled")
+            _log("not requeued: the job was cancelled")
             return False
         refused = slurm.requeue(job_id)
     except JoulelabError as error:
         refused = error.message
     if refused is not None:
-        _say(f"Slurm refused to requeue this job ({refused}); resubmit with: joulelab submit --resume {folder}")
+        _log(f"Slurm refused to requeue this job ({refused}); resubmit with: joulelab submit --resume {folder}")
         return False
-    _say(f"job {job_id} is requeued and will resume from the checkpoint")
+    _log(f"job {job_id} is requeued and will resume from the checkpoint")
     return True
 
 
@@ -173,12 +173,12 @@ def report_in_job(folder: Path) -> int:
     from joulelab.report.page import write_report
 
     for row in import_accounting(folder):
-        _say(row.text)
+        _log(row.text)
     print(write_report(folder))
     return 0
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"job: {text}", file=sys.stderr, flush=True)
 
 
@@ -200,5 +200,5 @@ def main(words: list[str], time_limit: TimeLimitSignal) -> int:
             return report_in_job(arguments.folder)
         return run_in_job(arguments.folder, arguments.until, arguments.nodes, arguments.ranks, time_limit)
     except JoulelabError as error:
-        _say(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        _log(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
         return error.exit_code

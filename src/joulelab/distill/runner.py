@@ -70,7 +70,7 @@ class Recipe(Protocol[DataT, TeacherT]):
         evaluation, a cache, completions. Called only if the settings need a teacher."""
 
     def student(self, data: DataT, teacher: TeacherT | None) -> Artifact:
-        """The trained student. Called only if the run goes on to its last phase."""
+        """The trained student. Called only if the run includes its last phase."""
 
     def evaluate(self, data: DataT, student: Artifact, teacher: TeacherT | None) -> None:
         """Evaluate the student and report its results, next to the teacher's where there is one."""

@@ -1,1 +1,1 @@
-"""Quality: what the joules bought."""
+"""Quality metrics of trained models, per item."""

@@ -42,17 +42,17 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLE.sub(" ", bare).split())
 
 
-def exact_match(said: str, true: str) -> float:
-    return float(normalize_answer(said) == normalize_answer(true))
+def exact_match(predicted: str, true: str) -> float:
+    return float(normalize_answer(predicted) == normalize_answer(true))
 
 
-def f1(said: str, true: str) -> float:
+def f1(predicted: str, true: str) -> float:
     """F1 over words; a text without words matches only another one."""
-    said_words, true_words = normalize_answer(said).split(), normalize_answer(true).split()
-    if not said_words or not true_words:
-        return float(said_words == true_words)
-    shared = sum((Counter(said_words) & Counter(true_words)).values())
-    return 2 * shared / (len(said_words) + len(true_words))
+    predicted_words, true_words = normalize_answer(predicted).split(), normalize_answer(true).split()
+    if not predicted_words or not true_words:
+        return float(predicted_words == true_words)
+    shared = sum((Counter(predicted_words) & Counter(true_words)).values())
+    return 2 * shared / (len(predicted_words) + len(true_words))
 
 
 def gold_texts(answers: Sequence[str]) -> tuple[str, ...]:
@@ -60,9 +60,9 @@ def gold_texts(answers: Sequence[str]) -> tuple[str, ...]:
     return tuple(text for text in answers if normalize_answer(text)) or ("",)
 
 
-def best_scores(said: str, gold: Sequence[str]) -> tuple[float, float]:
+def best_scores(predicted: str, gold: Sequence[str]) -> tuple[float, float]:
     """Exact match and F1, each against the best accepted answer."""
-    return max(exact_match(said, true) for true in gold), max(f1(said, true) for true in gold)
+    return max(exact_match(predicted, true) for true in gold), max(f1(predicted, true) for true in gold)
 
 
 # A comma separates thousands only before groups of three digits; `1,2,3` is a list.
@@ -74,14 +74,14 @@ _LEADING = " \t\n'\"("
 _TRAILING = " \t\n%.,;:!?'\")"
 
 
-def same_answer(said: str, true: str) -> bool:
-    said, true = ascii_minus(said), ascii_minus(true)
+def same_answer(predicted: str, true: str) -> bool:
+    predicted, true = ascii_minus(predicted), ascii_minus(true)
     number = number_of(true)
     if number is not None:
-        return number_of(said) == number
+        return number_of(predicted) == number
     if _FORMULA.search(true) or _NUMBER_LIST.fullmatch(true):
-        return _without_spaces(said) == _without_spaces(true)
-    return exact_match(said, true) == 1.0
+        return _without_spaces(predicted) == _without_spaces(true)
+    return exact_match(predicted, true) == 1.0
 
 
 def ascii_minus(text: str) -> str:
@@ -269,10 +269,10 @@ def _invalid_reason(row: dict[str, Any]) -> str | None:
     if not isinstance(row.get("choices") or [], list):
         return "its choices are not a list"
     try:
-        asked = row["prompt"] if isinstance(row["prompt"], str) else as_messages(row["prompt"])
+        prompt = row["prompt"] if isinstance(row["prompt"], str) else as_messages(row["prompt"])
     except (ConfigError, TypeError):
-        asked = None
-    return None if asked else "its prompt is neither text nor messages that end with a user message"
+        prompt = None
+    return None if prompt else "its prompt is neither text nor messages that end with a user message"
 
 
 def _json_object(line: str, where: str) -> dict[str, Any]:

@@ -65,11 +65,11 @@ def token_loss(
 
 
 def unigram_loss(
-    counts_V: NDArray[np.int64], targets: NDArray[np.int64], asked_V: NDArray[np.float64] | None = None
+    counts_V: NDArray[np.int64], targets: NDArray[np.int64], target_weights_V: NDArray[np.float64] | None = None
 ) -> float:
     """Cross-entropy of a unigram model with the token frequencies of the training data: the baseline that any useful
-    model must beat. `asked_V`: relative probability that each token is a target, if it is not uniform."""
-    expected_V = counts_V.astype(np.float64) if asked_V is None else counts_V * asked_V
+    model must beat. `target_weights_V`: relative probability that each token is a target, if it is not uniform."""
+    expected_V = counts_V.astype(np.float64) if target_weights_V is None else counts_V * target_weights_V
     guess_V = (1 - _SMOOTHING) * expected_V / expected_V.sum() + _SMOOTHING / len(counts_V)
     return float(-np.log(guess_V[targets]).mean())
 
@@ -168,18 +168,18 @@ def held_out_tokens(
     def loss_of(batch: CausalBatch) -> tuple[Tensor, int]:
         nonlocal right
         targets_BT = F.pad(batch.labels[:, 1:], (0, 1), value=NOT_TRAINED)
-        asked_N = (targets_BT.flatten() != NOT_TRAINED).nonzero().squeeze(1)
-        hidden_ND = hidden_of(batch).flatten(0, 1)[asked_N]
-        targets_N = targets_BT.flatten()[asked_N]
+        positions_N = (targets_BT.flatten() != NOT_TRAINED).nonzero().squeeze(1)
+        hidden_ND = hidden_of(batch).flatten(0, 1)[positions_N]
+        targets_N = targets_BT.flatten()[positions_N]
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        for start in range(0, len(asked_N), chunk):
+        for start in range(0, len(positions_N), chunk):
             logits_CV = F.linear(hidden_ND[start : start + chunk], head_VD[:words].to(hidden_ND.dtype)).float()
             targets_C = targets_N[start : start + chunk]
             loss = loss + F.cross_entropy(logits_CV, targets_C, reduction="sum").double()
             predicted_C = logits_CV.argmax(-1)
             right += int((predicted_C == targets_C).sum())
             predicted.append(predicted_C.cpu().numpy())
-        return loss, len(asked_N)
+        return loss, len(positions_N)
 
     found = token_loss(model, RowsInOrder(packed, batch_size), loss_of, device, precision, tick)
     return HeldOutPredictions(found.mean, found.tokens, np.concatenate(predicted), right)

@@ -168,7 +168,7 @@ class SquadScores:
     @cached_property
     def by_question(self) -> list[tuple[float, float]]:
         """Exact match and F1 of each."""
-        return [best_scores(said, gold) for said, gold in zip(self.answers, self._gold, strict=True)]
+        return [best_scores(predicted, gold) for predicted, gold in zip(self.answers, self._gold, strict=True)]
 
     @property
     def exact(self) -> list[float]:

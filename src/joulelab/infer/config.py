@@ -275,7 +275,7 @@ class InferSpec(RunSpec):
             require_packages(entry)
             for tokens in self.seq_lengths or (0,):
                 shape = {"tokens": tokens} if tokens else {}
-                WorkloadRequest(entry, self.size, weights=self.weights, asked_shape=shape).require_length()
+                WorkloadRequest(entry, self.size, weights=self.weights, requested_shape=shape).require_length()
         if self.model in SHAPES:
             require_positions(self.model, SHAPES[self.model].positions, self.seq_lengths)
         if self.weights_from is not None:

@@ -86,7 +86,7 @@ class ModelCache:
             batch_size=case.batch_size,
             seed=self._spec.seed,
             weights=self._spec.weights,
-            asked_shape={"tokens": case.tokens} if case.tokens else {},
+            requested_shape={"tokens": case.tokens} if case.tokens else {},
         )
         workload = prepare(request)
         batch = workload.batches.at(0, 0)

@@ -1,7 +1,7 @@
 """The recorder: a child process that reads the sensors at a fixed cadence and appends their readings to the trace.
 
 It is a separate process so that a slow sensor never delays the measured program and a killed program still leaves its
-trace. It has a session of its own, ignores the signals meant for the program, and ends when asked to or, within one
+trace. It runs in a separate session, ignores the signals meant for the program, and ends when asked to or, within one
 reading, when the program is gone: the pipe on its standard input then reads end of file.
 
 Several programs on one host (ranks of one job) share one trace. Each has a recorder; the one that holds the lock on the

@@ -82,7 +82,7 @@ class Meter:
         if self._recorder.stdout.readline().strip() != READY.encode():
             raise JoulelabError(
                 f"the recorder did not start (exit code {self._recorder.wait(START_TIMEOUT_S)})",
-                "its own message is above",
+                "its error message is above",
             )
         threading.Thread(target=self._keep_recorder, daemon=True, name="joulelab-recorder-watch").start()
         self.started_ns = time.monotonic_ns()

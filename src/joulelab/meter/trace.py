@@ -39,7 +39,7 @@ class LineFile:
         self._torn = _ends_inside_a_line(self._fd)
 
     def append(self, *lines: dict[str, Any], sync: bool = False) -> None:
-        """Raises OSError if the disk is full; a truncated line stays a line of its own, which readers skip."""
+        """Raises OSError if the disk is full; a truncated line stays a separate line, which readers skip."""
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
         if self._torn:
             data = b"\n" + data

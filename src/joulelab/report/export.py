@@ -38,7 +38,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "methods": [_row(row) for row in comparison.rows],
         "pareto_front": [row.label for row in pareto_rows(comparison)],
         "no_pareto_front": why_no_front(comparison) or None,
-        "payback": [_break_even(one) for one in break_even_rows(comparison)],
+        "break_even": [_break_even(one) for one in break_even_rows(comparison)],
         "incomplete": [
             {"label": run.label, "seed": run.seed, "run_id": run.run_id, "why": run.why, "own": _figure(run.own)}
             for run in comparison.incomplete
@@ -91,7 +91,7 @@ def _break_even(one: RowBreakEven) -> dict[str, Any]:
         "method": one.label,
         "against": one.against,
         "each": one.each,
-        "pays_back": found.pays_back if found else None,
+        "breaks_even": found.breaks_even if found else None,
         "count": found.count if found else None,
         "low": _finite(found.low) if found else None,
         "high": _finite(found.high) if found else None,

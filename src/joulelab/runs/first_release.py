@@ -71,7 +71,7 @@ class _Curve:
     edge_error_j: Floats
     """Per cell: 95 % half-width of an edge in the middle of it."""
     even_error_j: Floats
-    """Per cell: additional half-width that does not decrease towards the borders of the cell."""
+    """Per cell: additional half-width that does not decrease toward the borders of the cell."""
     noise_j: float = 0.0
     """For windows of at least `TREND_S`; shorter ones get a proportional part."""
     scale_error_rel: float = 0.0

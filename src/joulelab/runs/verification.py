@@ -269,28 +269,28 @@ class _Run:
                 yield _or_redacted(check)
         if record.status == "done" and self.leading:
             yield self._check("status", record.status, self.leading[-1].end_status, "by its marks")
-        begun = max((events.method_version for events in self.events.values()), default=1)
-        if record.method_version < begun:
-            yield self._check("settings.method_version", record.method_version, begun, "by its marks")
+        version = max((events.method_version for events in self.events.values()), default=1)
+        if record.method_version < version:
+            yield self._check("settings.method_version", record.method_version, version, "by its marks")
 
     def _environment(self) -> Iterator[FigureCheck]:
         if not self.paths.environment.exists():
             return
         facts = read_json(self.paths.environment)
         in_trace = list(self._guarded("environment", self._environment_in_trace(facts)))
-        begun = [events.environment for events in self.leading if events.begin_ns]
-        if begun and begun[-1]:
+        recorded = [events.environment for events in self.leading if events.begin_ns]
+        if recorded and recorded[-1]:
             now = digests(facts)
             in_trace = [check for check in in_trace if check.figure != "environment"]  # the digests are per entry
             shown = {check.figure.split(".")[1] for check in in_trace if not check.good}
-            for key in dict.fromkeys((*begun[-1], *now)):
-                check = self._check(f"environment.{key}", now.get(key), begun[-1].get(key), "digest in its marks")
+            for key in dict.fromkeys((*recorded[-1], *now)):
+                check = self._check(f"environment.{key}", now.get(key), recorded[-1].get(key), "digest in its marks")
                 text = json.dumps(facts.get(key))
                 if check.good:
                     yield check
                 elif key not in shown:  # a digest shows that the entry differs, but not what it was
                     yield _or_redacted(replace(check, recorded=text, recomputed=f"digest {check.recomputed}"))
-        elif not self.older and begun:
+        elif not self.older and recorded:
             yield self._check("environment", "a snapshot", None, "its marks have no digest of it")
         else:
             reason = "no digest was recorded; only entries that the trace also has are compared"

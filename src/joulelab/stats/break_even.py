@@ -84,7 +84,7 @@ class BreakEven:
     reason: str = ""
 
     @property
-    def pays_back(self) -> bool:
+    def breaks_even(self) -> bool:
         return self.count is not None
 
 

@@ -3,7 +3,7 @@
 Setup does not count: evaluations, compilation and the first step of an attempt spend neither time nor energy.
 
 Steps, epochs and tokens follow from the position alone. Clock and meter are read about once a second, and more often
-towards the end. Every reading is recorded with its step, so that a run can be replayed on another machine with the same
+toward the end. Every reading is recorded with its step, so that a run can be replayed on another machine with the same
 learning rates and the same last step.
 
 The module also has early stopping, and the check that a sensor exists before an energy budget is used.
@@ -159,7 +159,7 @@ class Budget:
         # Never backward: a counter read a refresh earlier than before would make the learning rate
         # rise again.
         fraction = max(self._spent_fraction, max(value / limit for value, limit in limits if limit))
-        # More often towards the end, where every step counts, and at every step before the first estimate.
+        # More often toward the end, where every step counts, and at every step before the first estimate.
         # At the mean rate so far. The overshoot is what is spent between two readings: at most a
         # tenth of what was left at the first of them, or one step.
         left_s = spent["time_s"] * (1 - fraction) / fraction if fraction > 0 else 0.0
@@ -265,7 +265,7 @@ def require_energy_reading(run: RunContext, *trainings: TrainingConfig | None, e
 
 
 def wait_for_energy_reading(run: RunContext, live: LiveEnergy, config: TrainingConfig) -> float:
-    """Energy from the sensors that count towards a budget; raises ConfigError if none reports."""
+    """Energy from the sensors that count toward a budget; raises ConfigError if none reports."""
     timeout_s = max(_READING_TIMEOUT_S, 2 * run.spec.energy.sample_interval_s)
     start_s = time.monotonic()
     while (reading_j := live.read_now(config.budget_counts_estimates)) is None:

@@ -30,7 +30,7 @@ class TrainingConfig(Section):
     max_energy_j: float | None = Field(None, gt=0)
     """Stop after this many joules of training, measured while it runs. Setup does not count, as for `max_time_s`."""
     budget_counts_estimates: bool = False
-    """Count estimated energy towards `max_energy_j`. If false, an energy budget needs a sensor."""
+    """Count estimated energy toward `max_energy_j`. If false, an energy budget needs a sensor."""
     replay_budget_of: str | None = None
     """Replay the budget readings of this run step by step, instead of reading this machine's clock and meter."""
 

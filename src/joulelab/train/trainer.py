@@ -545,7 +545,7 @@ class Prefetcher(Generic[B]):
             return _PreparedBatch(batch.to(self._device), None)
         pin = getattr(batch, "pin_memory", None)
         with torch.cuda.stream(self._stream):
-            # From page-locked memory the copy is asynchronous, in a stream of its own, and overlaps
+            # From page-locked memory the copy is asynchronous, in a separate stream, and overlaps
             # with the kernels of the current step.
             moved = (pin() if pin else batch).to(self._device)
             return _PreparedBatch(moved, self._stream.record_event())

@@ -87,7 +87,7 @@ class TrainSpec(TrainingRunSpec):
             dataset=self.dataset,
             split=self.dataset_split,
             weights=self.weights,
-            asked_shape=self.shape,
+            requested_shape=self.shape,
             tokenizer=self.tokenizer,
         )
 

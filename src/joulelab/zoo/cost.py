@@ -108,7 +108,7 @@ def model_cost(request: WorkloadRequest) -> ModelCost:
     """Cost for the request's size and input shape; independent of its dataset and weights."""
     varying = request.entry.family in ("graphs", "molecules")
     items = ITEMS_IF_SIZES_VARY if varying else ITEMS
-    asked = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
+    synthetic = replace(request, dataset=SYNTHETIC, split="train", weights="", batch_size=items)
     ways: list[tuple[CountingMethod, str]] = [
         (partial(_count_on_meta, answer=False), "fake tensors"),
         (partial(_count_on_meta, answer=True), "fake tensors"),  # for consistency checks on values
@@ -119,7 +119,7 @@ def model_cost(request: WorkloadRequest) -> ModelCost:
     reasons = []
     for way, how in ways:
         try:
-            return replace(way(asked), how=how)
+            return replace(way(synthetic), how=how)
         except JoulelabError:
             raise
         except Exception as error:  # models may do anything with tensor values

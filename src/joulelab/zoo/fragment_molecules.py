@@ -17,7 +17,7 @@ from rdkit.Chem import QED
 
 
 ABSENT = -1
-"""In place of a fragment where there is none."""
+"""Marks a place without a fragment."""
 FRAGMENTS = (
     "*c1ccc(*)cc1",
     "*N(*)*",
@@ -91,11 +91,11 @@ class MoleculeScorer:
 
 
 _worker_scorer: list[MoleculeScorer] = []
-"""Of this worker process."""
+"""The scorer of this worker process."""
 
 
 def init_worker(fragments: Sequence[str]) -> None:
-    """In a new worker process; it ends when the training does, also where that was killed."""
+    """Initialize a new worker process. It exits with its parent, even if the parent is killed."""
     _worker_scorer[:] = [MoleculeScorer(fragments)]
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -135,6 +135,6 @@ def assemble(fragments: Sequence[Any], tree: Sequence[TreeNode]) -> Any:
 
 
 def _attachment_atom(whole: Any, port: int) -> int:
-    """The atom that the port stands at."""
+    """The atom that the port is attached to."""
     index: int = whole.GetAtomWithIdx(port).GetNeighbors()[0].GetIdx()
     return index

@@ -22,44 +22,43 @@ from torch.nn import functional
 from joulelab.data.synthetic import generator_on
 from joulelab.zoo.fragment_molecules import ABSENT
 
-# What a molecule under construction is: a tree of fragments, joined port to port; and the ways to go on from one.
+# State space: a molecule under construction is a tree of fragments bonded port to port. Actions:
 #
 #     empty -> start with a fragment -> (bond a fragment's port to an open port)* -> stop
 #
-# The first fragment is the root and stays it. A rooted tree with numbered ports has no symmetries, so that two ways
-# to go on always lead to two different trees, and what can be taken away again (a leaf that is not the root) always
-# leaves different trees behind: the backward policy that is uniform over parents is uniform over those leaves,
-# exactly.
+# The first fragment remains the root. A rooted tree with numbered ports has no symmetries, so two different actions
+# always lead to two different trees, and removing two different leaves leaves two different trees. The backward policy
+# that is uniform over parent states is therefore exactly uniform over the leaves other than the root.
 #
-# Many trees are worked on at once, on the device, without the host looking at any of them.
+# Many trees are built in parallel on the device, without synchronizing with the host.
 #
 # Legend: S trees, N places for fragments, A ports of a fragment, F kinds of fragments, J joints (a fragment and the
-# port it is held by), X actions.
+# port that bonds it), X actions.
 
 
 STOP = 0
 
 
 class Trees(NamedTuple):
-    """Fragments lie in the order in which they came; the root is the first."""
+    """Fragments are in the order in which they were added; the root is the first."""
 
     fragment: Tensor
-    """[S, N] Which kind; ABSENT where no fragment is yet."""
+    """[S, N] Kind of each fragment; ABSENT where there is none yet."""
     parent: Tensor
     """[S, N] The place of the fragment it is bonded to; ABSENT for the root."""
     parent_port: Tensor
-    """[S, N] By which port of that one."""
+    """[S, N] The port of that fragment."""
     own_port: Tensor
-    """[S, N] And by which of its own."""
+    """[S, N] The fragment's own port."""
     used: Tensor
     """[S, N, A] Ports that are bonded."""
     size: Tensor
-    """[S] How many fragments there are."""
+    """[S] Number of fragments."""
 
 
 class TreeBuilding:
     def __init__(self, ports: Sequence[int], most: int) -> None:
-        """`ports`: of each kind of fragment; `most`: fragments that a tree may have."""
+        """`ports`: number of ports of each kind of fragment; `most`: maximum number of fragments of a tree."""
         self.ports, self.most = tuple(ports), most
         self.kinds, self.most_ports = len(ports), max(ports)
         self.joints = [(kind, port) for kind, count in enumerate(ports) for port in range(count)]
@@ -73,12 +72,12 @@ class TreeBuilding:
 
     def legal(self, trees: Trees) -> Tensor:
         """[S, X]: stop, start with each kind, bond each joint to each port of each place."""
-        begun_S1 = trees.size[:, None] > 0
-        start_SF = ~begun_S1.expand(-1, self.kinds)
-        has_port_FA, _ = self._on(begun_S1.device)
+        has_root_S1 = trees.size[:, None] > 0
+        start_SF = ~has_root_S1.expand(-1, self.kinds)
+        has_port_FA, _ = self._on(has_root_S1.device)
         open_SNA = has_port_FA[trees.fragment] & ~trees.used & (trees.size < self.most)[:, None, None]
         grow_SNAJ = open_SNA[..., None].expand(*open_SNA.shape, len(self.joints))
-        return torch.cat([begun_S1, start_SF, grow_SNAJ.flatten(1)], dim=1)
+        return torch.cat([has_root_S1, start_SF, grow_SNAJ.flatten(1)], dim=1)
 
     def apply(self, trees: Trees, action_S: Tensor) -> Trees:
         """The trees after one action each; STOP changes nothing."""
@@ -100,7 +99,7 @@ class TreeBuilding:
         )
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Which kind has which port (the last row: what is absent has none), and the joints; copied there once."""
+        """Mask of the ports of each kind (the last row, ABSENT, has none), and the joints; copied once."""
         if device not in self._tables:
             ports_F1 = torch.tensor([*self.ports, 0])[:, None]
             has_port_FA = torch.arange(self.most_ports) < ports_F1
@@ -108,13 +107,13 @@ class TreeBuilding:
         return self._tables[device]
 
     def _growth(self, action_S: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where, at which port, and what: of actions that grow a tree; of the others it means nothing."""
+        """Place, port and joint of actions that add a fragment; undefined for other actions."""
         number_S = (action_S - 1 - self.kinds).clamp(min=0)
         joints = len(self.joints)
         return number_S // (joints * self.most_ports), number_S // joints % self.most_ports, number_S % joints
 
     def log_backward(self, trees: Trees) -> Tensor:
-        """[S]: of undoing the last step, when every fragment that could have been the last is as likely."""
+        """[S]: log-probability of the backward step, uniform over the fragments that could have been added last."""
         place_N = torch.arange(self.most, device=trees.size.device)
         has_child_SN = (trees.parent[:, :, None] == place_N).any(1)
         leaf_SN = ~has_child_SN & (place_N > 0) & (trees.fragment != ABSENT)
@@ -122,21 +121,21 @@ class TreeBuilding:
 
 
 def _one_hot(index_S: Tensor, places: int) -> Tensor:
-    """[S, places]: whether it is the place."""
+    """[S, places]: 1.0 at the index, 0.0 elsewhere."""
     return torch.arange(places, device=index_S.device) == index_S[:, None]
 
 
 NONE, SELF, VIRTUAL, BONDED = 0, 1, 2, 3
 LOG_Z_PARTS = 256
-"""log Z is a sum of so many numbers: Adam moves each by the learning rate, so that it learns faster than the rest. It
-has far to go, and published settings give it a higher rate for that reason."""
+"""log Z is the sum of this many parameters. Adam moves each by about the learning rate per step, so log Z moves faster
+by this factor; published settings give it a higher learning rate for the same reason."""
 
 
 class Decision(NamedTuple):
     logits: Tensor
     """[S, X]"""
     log_z: Tensor
-    """The logarithm of all rewards together, as far as it is known."""
+    """Estimate of log Z, the logarithm of the sum of all rewards."""
 
 
 class Policy(nn.Module):
@@ -153,9 +152,9 @@ class Policy(nn.Module):
         self.log_z = nn.Parameter(torch.zeros(LOG_Z_PARTS))
 
     def forward(self, trees: Trees) -> Decision:
-        beside_S1 = self.sizes(trees.size)[:, None]
+        virtual_S1 = self.sizes(trees.size)[:, None]
         kinds_SN = torch.where(trees.fragment == ABSENT, self.kinds.num_embeddings - 1, trees.fragment)
-        nodes = torch.cat([beside_S1, self.kinds(kinds_SN)], dim=1)
+        nodes = torch.cat([virtual_S1, self.kinds(kinds_SN)], dim=1)
         relations = functional.one_hot(relations_of(trees, self.ports), BONDED + 2 * self.ports**2).to(nodes.dtype)
         for layer in self.layers:
             nodes = layer(nodes, relations)
@@ -165,7 +164,7 @@ class Policy(nn.Module):
 
 
 def relations_of(trees: Trees, ports: int) -> Tensor:
-    """[S, M, M]: what the second node is to the first; the virtual node comes first."""
+    """[S, M, M]: relation of the second node to the first; node 0 is the virtual node."""
     places = trees.fragment.shape[1]
     bond_SN1 = (trees.parent_port * ports + trees.own_port)[:, :, None]
     place_N = torch.arange(places, device=trees.parent.device)
@@ -173,9 +172,9 @@ def relations_of(trees: Trees, ports: int) -> Tensor:
     up_SNN = torch.where(is_parent_SNN, BONDED + bond_SN1, NONE)
     down_SNN = torch.where(is_parent_SNN, BONDED + ports**2 + bond_SN1, NONE).transpose(1, 2)
     within_SNN = up_SNN + down_SNN + SELF * torch.eye(places, dtype=torch.long, device=place_N.device)
-    beside_SN = torch.where(trees.fragment != ABSENT, VIRTUAL, NONE)
-    whole_SNM = torch.cat([beside_SN[:, :, None], within_SNN], dim=2)
-    first_S1M = functional.pad(beside_SN, (1, 0), value=SELF)[:, None]
+    virtual_SN = torch.where(trees.fragment != ABSENT, VIRTUAL, NONE)
+    whole_SNM = torch.cat([virtual_SN[:, :, None], within_SNN], dim=2)
+    first_S1M = functional.pad(virtual_SN, (1, 0), value=SELF)[:, None]
     return torch.cat([first_S1M, whole_SNM], dim=1)
 
 
@@ -217,21 +216,21 @@ class Layer(nn.Module):
 
 
 _MIN_UNIFORM = 1e-20
-"""A drawn 0 would make noise of minus infinity, and its action illegal."""
+"""A uniform sample of exactly 0 would give noise of minus infinity, which marks illegal actions."""
 
 
 @dataclass(eq=False)
 class RolloutBatch:
-    """Trajectories still to be built: how many, and the noise that decides them."""
+    """Trajectories to be sampled: their number, and the noise that determines them."""
 
     samples: int
     steps: int
     actions: int
     seed: int
     noise: Tensor | None = field(default=None)
-    """[B, T, X], made on the device."""
+    """[B, T, X], generated on the device."""
     tokens: int = 0
-    """Fragments of all trees on the trajectories; known, and noted here, when the objective has built them."""
+    """Number of fragments of all trees on the trajectories; set by the objective after the rollout."""
 
     def to(self, device: torch.device) -> RolloutBatch:
         shape = (self.samples, self.steps, self.actions)
@@ -241,7 +240,7 @@ class RolloutBatch:
 
 
 class Rollouts:
-    """Batches of trajectories: which ones is a pure function of (seed, epoch, index)."""
+    """Batches of trajectories, a pure function of (seed, epoch, index)."""
 
     def __init__(self, building: TreeBuilding, samples: int, batch_size: int, seed: int) -> None:
         self._building, self._seed = building, seed
@@ -252,21 +251,21 @@ class Rollouts:
         if not 0 <= index < self.batches_per_epoch:
             raise IndexError(f"batch {index} of an epoch of {self.batches_per_epoch}")
         draw = np.random.SeedSequence([self._seed, epoch, index]).generate_state(1, np.uint64)[0]
-        # a full tree can only stop, so that there are as many decisions as places
+        # a full tree can only stop, so a trajectory has at most as many decisions as places
         return RolloutBatch(self._batch_size, self._building.most, self._building.actions, int(draw >> np.uint64(1)))
 
 
 class Trajectory(NamedTuple):
-    """Steps first; a trajectory that has stopped stays where it is and takes no part any more."""
+    """Step-major; a trajectory that has stopped repeats its last tree and is masked out."""
 
     before: Trees
-    """The tree that each decision was made on; [T * B, ...]."""
+    """Tree before each decision; [T * B, ...]."""
     action: Tensor
     """[T, B]"""
     decided: Tensor
-    """[T, B] Whether there was still something to decide."""
+    """[T, B] Whether the trajectory was still running."""
     after: Trees
-    """The tree that each decision led to; [T * B, ...]."""
+    """Tree after each decision; [T * B, ...]."""
     final: Trees
 
 

@@ -27,18 +27,18 @@ class Edges(NamedTuple):
     source: Tensor
     """[E] j"""
     target: Tensor
-    """[E] i, in rising order: the edges that end at an atom lie side by side."""
+    """[E] i, ascending: the edges that end at an atom are contiguous."""
 
 
 class Triplets(NamedTuple):
     kj: Tensor
-    """[W] The number of the edge k -> j."""
+    """[W] Index of the edge k -> j."""
     ji: Tensor
-    """[W] The number of the edge j -> i that it feeds."""
+    """[W] Index of the edge j -> i."""
 
 
 def edges_within(cutoff: float, positions_N3: Tensor, molecule_N: Tensor) -> Edges:
-    """All pairs of a molecule's atoms that are closer than the cutoff; a molecule's atoms lie side by side."""
+    """All pairs of a molecule's atoms that are closer than the cutoff; the atoms of a molecule are contiguous."""
     atoms_B = torch.bincount(molecule_N)
     first_atom_B = atoms_B.cumsum(0) - atoms_B
     target_E, source_E = _spans(first_atom_B[molecule_N], atoms_B[molecule_N])
@@ -48,7 +48,7 @@ def edges_within(cutoff: float, positions_N3: Tensor, molecule_N: Tensor) -> Edg
 
 
 def triplets_of(edges: Edges, atoms: int) -> Triplets:
-    """Every two edges k -> j -> i with k other than i."""
+    """All pairs of edges k -> j -> i with k != i."""
     arriving_N = torch.bincount(edges.target, minlength=atoms)
     first_edge_N = arriving_N.cumsum(0) - arriving_N
     ji_W, kj_W = _spans(first_edge_N[edges.source], arriving_N[edges.source])
@@ -57,7 +57,7 @@ def triplets_of(edges: Edges, atoms: int) -> Triplets:
 
 
 def _spans(first: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """The spans first[x], first[x] + 1, ... in one row: to which x each number belongs, and the number."""
+    """Concatenated ranges first[x], first[x] + 1, ...: the x of each element, and the element."""
     owner = torch.arange(len(length), device=length.device).repeat_interleave(length)
     start = length.cumsum(0) - length
     return owner, torch.arange(len(owner), device=length.device) - start[owner] + first[owner]
@@ -73,7 +73,7 @@ def _spans(first: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 # Legend: E edges, W triplets, L orders, R zeros of each order.
 
 
-_HALVINGS = 60  # more than double precision can tell apart
+_HALVINGS = 60  # more bisections than double precision resolves
 
 
 class SphericalBasis(nn.Module):
@@ -92,7 +92,7 @@ class SphericalBasis(nn.Module):
 
     def _radial(self, share_E: Tensor) -> Tensor:
         assert isinstance(self.zeros, Tensor) and isinstance(self.norm, Tensor)
-        # each order has zeros of its own, so of the order l only its own row is wanted
+        # each order has different zeros, so only row l of order l is used
         values = spherical_bessel(len(self.zeros) - 1, share_E[:, None, None] * self.zeros)
         own_ELR = torch.stack([value_ELR[:, order] for order, value_ELR in enumerate(values)], dim=1)
         fading_E: Tensor = self.envelope(share_E)
@@ -108,7 +108,7 @@ def spherical_bessel(order: int, x: Tensor) -> list[Tensor]:
 
 
 def bessel_zeros(orders: int, count: int) -> Tensor:
-    """The first zeros of j_0 to j_(orders - 1), found by halving: one of j_(l + 1) lies between any two of j_l."""
+    """The first zeros of j_0 to j_(orders - 1), by bisection: between two zeros of j_l is one of j_(l + 1)."""
     zeros = torch.arange(1, count + orders, dtype=torch.float64) * math.pi
     rows = [zeros[:count]]
     for order in range(1, orders):
@@ -124,7 +124,7 @@ def bessel_zeros(orders: int, count: int) -> Tensor:
 
 
 def harmonics(orders: int, cosine: Tensor) -> list[Tensor]:
-    """Y_l of an angle, all without azimuth: Legendre polynomials of its cosine, normalized over the sphere."""
+    """Y_l of an angle without azimuth: Legendre polynomials of its cosine, normalized over the sphere."""
     polynomials = [torch.ones_like(cosine), cosine]
     for order in range(1, orders - 1):
         polynomials.append(((2 * order + 1) * cosine * polynomials[-1] - order * polynomials[-2]) / (order + 1))
@@ -132,7 +132,7 @@ def harmonics(orders: int, cosine: Tensor) -> list[Tensor]:
 
 
 def sum_by_molecule(values_N: Tensor, molecule_N: Tensor, molecules: int) -> Tensor:
-    """One number per molecule: the sum of its atoms'. The number of molecules is passed: a GPU need not be asked."""
+    """Sum over the atoms of each molecule. The number of molecules is passed: reading it back from a GPU would wait."""
     return torch.zeros(molecules, dtype=values_N.dtype, device=values_N.device).index_add(0, molecule_N, values_N)
 
 
@@ -143,7 +143,7 @@ BOND_ANGSTROM = 2.0
 
 
 class DimeNet(nn.Module):
-    """One number per molecule; it stays the same when a molecule is moved or turned."""
+    """One number per molecule; invariant under translation and rotation."""
 
     def __init__(self, width: int, blocks: int, bilinear: int, spherical: int, radial: int, cutoff: float) -> None:
         super().__init__()
@@ -197,10 +197,10 @@ SCALERS = ["identity", "amplification", "attenuation"]
 
 
 class Pna(nn.Module):
-    """One number per molecule, whatever the order of its atoms."""
+    """One number per molecule, invariant under permutation of its atoms."""
 
     def __init__(self, width: int, layers: int, degrees: Tensor) -> None:
-        """`degrees`: how many atoms of the training set have 0, 1, 2, ... neighbours; the scalers are tuned to it."""
+        """`degrees`: number of training atoms with 0, 1, 2, ... neighbors; the scalers are normalized by it."""
         super().__init__()
         widths = [(len(FEATURES), width), *[(width, width)] * (layers - 2), (width, 1)]
         self.convolutions = nn.ModuleList(PNAConv(*ends, AGGREGATORS, SCALERS, degrees) for ends in widths)

@@ -146,16 +146,17 @@ class WorkloadRequest:
     split: str = "train"
     weights: str = ""
     """Initial weights: a folder, hub id or `published`; empty: random, from the seed."""
-    asked_shape: Mapping[str, int] = field(default_factory=dict)
+    requested_shape: Mapping[str, int] = field(default_factory=dict)
     tokenizer: str = ""
     """For text: a folder, hub id or sample; empty: that of the weights, the published one of the size, or bytes."""
 
     def __post_init__(self) -> None:
-        for known, asked, what in (
+        shape = self.size.shape if self.size_name in ("", *self.entry.sizes) else {}
+        for known, chosen, what in (
             (self.entry.sizes, [self.size_name] if self.size_name else [], "size"),
-            (self.size.shape if self.size_name in ("", *self.entry.sizes) else {}, self.asked_shape, "input dimension"),
+            (shape, self.requested_shape, "input dimension"),
         ):
-            for name in asked:
+            for name in chosen:
                 if name not in known:
                     hint = f"`joulelab zoo {self.entry.name}` lists its sizes and their input dimensions"
                     raise lookup.unknown(f"{what} of {self.entry.name}", name, known, hint)
@@ -166,7 +167,7 @@ class WorkloadRequest:
 
     @property
     def shape(self) -> dict[str, int]:
-        return {**self.size.shape, **self.asked_shape}
+        return {**self.size.shape, **self.requested_shape}
 
     def require_length(self) -> None:
         """Reject an input that is longer than the entry allows, without importing a framework.

@@ -64,7 +64,7 @@ def _layers_path(model: torch.nn.Module) -> str:
     return _LAYERS_OF[kind]
 
 
-# Model type -> where its layers stand, and the part of its head that `vocab_transform` is about.
+# Model type -> path of its layers, and the part of its head that `vocab_transform` refers to.
 _LAYER_PREFIXES = {"bert": "bert.encoder.layer.", "roberta": "roberta.encoder.layer.", "gpt2": "transformer.h."}
 _TRANSFORM_OF: Mapping[str, tuple[str, ...]] = {
     "bert": ("cls.predictions.transform.",),
@@ -117,7 +117,7 @@ def layer_count(teacher_model: torch.nn.Module) -> int:
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """Half of them, first and last included, evenly apart: of 12 these are DistilBERT's 0, 2, 4, 7, 9, 11."""
+    """Half of the layers at even distances, including first and last: of 12, DistilBERT's 0, 2, 4, 7, 9, 11."""
     kept = max(1, count // 2)
     if kept == 1:
         return (0,)
@@ -167,7 +167,7 @@ def _select_weights(
 
 
 def _to_distilbert_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whatever DistilBERT has no place for (pooler, next-sentence head, token types) is left out."""
+    """Weights that DistilBERT lacks (pooler, next-sentence head, token types) are dropped."""
     renamed = {}
     for name, value in weights.items():
         module, _, leaf = name.rpartition(".")
@@ -176,7 +176,7 @@ def _to_distilbert_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed[f"{new}.{leaf}"] = value
     types = weights["bert.embeddings.token_type_embeddings.weight"]
     positions = "distilbert.embeddings.position_embeddings.weight"
-    # Not to the word embeddings, which would do as well: they are the output layer too, where the constant is not.
+    # Not to the word embeddings: they are tied to the output layer, which must not contain the constant.
     renamed[positions] = renamed[positions] + types[0]
     return renamed
 
@@ -218,7 +218,7 @@ def _distilbert_config(transformers: Any, bert: Any, layers: int) -> Any:
 
 
 def _load_student(student: torch.nn.Module, weights: Mapping[str, Tensor], vocab_transform: bool) -> None:
-    """Everything has to find its place; only the transform may be the student's own."""
+    """All weights must match; only the vocabulary transform may be newly initialized."""
     loaded = student.load_state_dict(dict(weights), strict=False)
     own = () if vocab_transform else ("vocab_transform.", "vocab_layer_norm.", "lm_head.dense.", "lm_head.layer_norm.")
     missing = [name for name in loaded.missing_keys if not name.startswith(own)]

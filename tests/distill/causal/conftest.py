@@ -17,7 +17,7 @@ ANSWER = {"max_new_tokens": 12, "do_sample": True, "temperature": 2.0, "n": 2}
 
 class Listening(SilentProgress):
     def __init__(self):
-        self.said = []
+        self.messages = []
 
     def write(self, text):
         self.said.append(text)

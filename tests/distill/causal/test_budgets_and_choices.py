@@ -31,11 +31,11 @@ def test_an_energy_budget_counts_the_teacher_only_if_set_and_reports_it(lab, fin
     store = finished["kd"][1].folder.parent
     without, paths = lab.run(store, "kd", **ENERGY)
     assert without.results["budget.left_energy_j"].value == 3.0
-    assert any("teacher" in said and "not counted" in said for said in lab.listening.said)
+    assert any("teacher" in line and "not counted" in line for line in lab.listening.messages)
     spent_j = without.stage("student.train").energy.cpu_estimate.energy_j
     assert 2 < spent_j < 20
     assert 0 < without.results["student.train.budget_overshoot_j"].value < spent_j
-    assert any("student.train: the budget of 3.00 J was exceeded by about" in said for said in lab.listening.said)
+    assert any("student.train: the budget of 3.00 J was exceeded by about" in line for line in lab.listening.messages)
     assert without.results["student.train.steps"].value > 0  # where it stopped is recorded
     counted, _ = lab.run(store, "kd", **merge(ENERGY, {"budget": {"counts_teacher": True}}))
     teacher_j = sum(
@@ -75,13 +75,13 @@ def test_a_teacher_is_evaluated_again_if_the_files_of_a_task_have_changed(lab, t
 
 
 def test_everything_subtracted_from_a_budget_is_reported_and_the_hint_fits_the_largest_part():
-    said = []
+    messages = []
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
     spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
     run, runner = SimpleNamespace(progress=SimpleNamespace(write=said.append)), SimpleNamespace(report=print)
     context = SimpleNamespace(spec=spec, run=run, runner=runner)
     students._report_budget(context, students.RemainingBudget(None, 2.5), 4.75, 4.75, 10)
-    assert said == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
+    assert messages == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
     with pytest.raises(ConfigError, match=r": the teacher used 13\.0 J$") as refused:
         students._require_budget_left(spec, students.RemainingBudget(None, -1.0), 13.0, 0.0)
     assert "counts_teacher=false" in refused.value.hint
@@ -146,10 +146,10 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
     assert '"mine"' not in (paths.folder / "environment.json").read_text()
     assert record.results["synthetic.kept"].value > 0
     assert "synthetic.energy_j" not in record.results
-    assert "warning: teacher.generate: it runs on another node" in lab.listening.said
+    assert "warning: teacher.generate: it runs on another node" in lab.listening.messages
     # the local weights need not be what the server serves: their quality is not told as the teacher's
     assert record.stage("teacher.evaluate") is None and "teacher.clm_loss" not in record.results
-    assert any("the teacher is not evaluated" in said for said in lab.listening.said)
+    assert any("the teacher is not evaluated" in line for line in lab.listening.messages)
     bill = run_bill(record, students=2)
     unseen = next(line for line in bill.inherited if line.name.startswith(f"teacher.generate on {address}"))
     assert (unseen.figure.energy_j, unseen.shared) == (None, True)
@@ -182,8 +182,8 @@ def test_a_randomly_initialized_student_can_start_from_the_teachers_embeddings(l
 
     teacher, tokenizer = load_causal_lm(str(lab.teacher)), load_tokenizer(str(lab.teacher))
     student = make_student(CausalStudent(size="nano", teacher_embeddings=True), teacher, tokenizer, seed=0)
-    own, said = lm_head_weight(student).detach(), lm_head_weight(teacher).detach()
-    alike = torch.corrcoef(torch.stack([torch.pdist(own), torch.pdist(said - said.mean(0))]))[0, 1]
+    own, source = lm_head_weight(student).detach(), lm_head_weight(teacher).detach()
+    alike = torch.corrcoef(torch.stack([torch.pdist(own), torch.pdist(source - source.mean(0))]))[0, 1]
     assert alike > 0.9  # words that were far apart still are
 
 

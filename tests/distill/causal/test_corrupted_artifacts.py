@@ -22,7 +22,7 @@ def test_an_artifact_with_a_missing_file_is_made_again(lab, tmp_path, until, fil
     path.unlink()
     made, paths = lab.run(tmp_path, "kd", until=until, **SHORT)
     assert made.stage(stage) is not None
-    assert any(f"from {first.run_id}: it is corrupted (" in said for said in lab.listening.said)
+    assert any(f"from {first.run_id}: it is corrupted (" in line for line in lab.listening.messages)
     assert list(paths.artifacts.glob(file))
     assert (first.artifacts / until / "bill.damaged.json").exists()
     found, _ = lab.run(tmp_path, "kd", until=until, **SHORT)
@@ -54,5 +54,5 @@ def test_only_the_corrupted_part_of_a_shard_is_computed_again(lab, tmp_path, mon
     first.write_bytes(first.read_bytes()[:-1])
     whole, joined = lab.run(tmp_path, "kd", until="logits", **SHORT)
     assert {shard.name for shard in others} < {shard.name for shard in shard_files(joined.artifacts / "logits")}
-    assert any(str(first) in said and "its rows are computed again" in said for said in lab.listening.said)
+    assert any(str(first) in line and "its rows are computed again" in line for line in lab.listening.messages)
     assert any(one.name == "logits-0-of-2" for one in whole.inherited)

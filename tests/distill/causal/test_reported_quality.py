@@ -27,7 +27,7 @@ def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monke
 def test_an_untrained_student_is_a_warning_and_answers_are_reported_with_chance(lab, finished, tmp_path):
     rows = [{"prompt": f"w{k} w{k + 1}", "answer": f"w{k + 2}", "choices": ["w0", f"w{k + 2}"]} for k in range(3, 9)]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lab.listening.said.clear()
+    lab.listening.messages.clear()
     record, _ = lab.run(
         tmp_path / "runs", "sft", budget={"tokens": 256}, training={"learning_rate": 1e-9},
         quality={"answers": str(tmp_path / "questions.jsonl")},
@@ -43,7 +43,7 @@ def test_an_untrained_student_is_a_warning_and_answers_are_reported_with_chance(
     answers = results["student.exact_answers"]
     assert answers.trials == 6 and answers.value == answers.successes / 6
     assert results["student.exact_answers.chance"].value == 0.5
-    assert any(f"{answers.successes} of 6 exact answers (chance 50 %)" in said for said in lab.listening.said)
+    assert any(f"{answers.successes} of 6 exact answers (chance 50 %)" in line for line in lab.listening.messages)
     assert common_measure([record]).name == "clm_loss"  # answers are compared where they are asked for
     assert common_measure([record], "exact_answers").percent
 

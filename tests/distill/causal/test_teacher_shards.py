@@ -67,12 +67,12 @@ def test_three_shards_join_to_the_same_bytes_and_their_energy_counts_once(lab, w
     pipeline, changes = KINDS[until]
     alone, at_once = whole(until)
     shares = [lab.run(tmp_path / "many", pipeline, until=until, shard=shard, **changes)[0] for shard in SHARES]
-    lab.listening.said.clear()
+    lab.listening.messages.clear()
     joined, paths = lab.run(tmp_path / "many", pipeline, until=until, **changes)
     stages = {"logits": "teacher.logits", "answers": "teacher.generate", "scores": "teacher.judge"}
     names = {"logits": ["logits"], "generation": ["answers"], "preferences": ["answers", "scores"]}[until]
     for name in names:
-        assert f"{name}: found 3 of 3 shards (their energy is included)" in lab.listening.said
+        assert f"{name}: found 3 of 3 shards (their energy is included)" in lab.listening.messages
         same(paths.artifacts, at_once.artifacts, name)
         own, *parts = with_shards(read_bill(paths.artifacts / name))
         stage = stages[name]
@@ -108,7 +108,7 @@ def test_finished_shards_are_reused_and_missing_ones_computed(lab, whole, tmp_pa
     warm, _ = lab.run(tmp_path, "kd", until="logits", distill={"codec": "hidden", "temperature": 2.0})
     assert warm.stage("teacher.logits") is None  # hidden states are good for any temperature
     late, _ = lab.run(tmp_path, "kd", until="logits", shard="1/3", **hidden)
-    assert any("logits: already complete in" in said for said in lab.listening.said)
+    assert any("logits: already complete in" in line for line in lab.listening.messages)
     assert not late.made
 
 

@@ -49,5 +49,5 @@ def test_a_trace_that_exists_is_never_written_over(tmp_path, joulelab_here):
     (tmp_path / "trace.jsonl").write_text("mine")
     code, _, err = joulelab_here("import", path, "--out", tmp_path / "trace.jsonl")
     assert code == 2
-    assert "exists already" in err
+    assert "already exists" in err
     assert (tmp_path / "trace.jsonl").read_text() == "mine"

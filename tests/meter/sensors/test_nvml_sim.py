@@ -227,7 +227,7 @@ def test_a_mig_slice_is_metered_by_its_card_and_labelled_shared(sim, monkeypatch
     assert device.device == "gpu:GPU-bbbbbbbb"
     assert device.counted
     assert device.facts["shared"] is True
-    assert "whole card's joules" in device.facts["reason"]
+    assert "energy of the whole card" in device.facts["reason"]
     lines = sensor.read()
     assert lines[0]["power_watts"] == pytest.approx(400)
     assert lines[0]["gpu_utilization_percent"] is None  # the driver has none for a card cut into slices

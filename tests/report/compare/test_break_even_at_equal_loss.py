@@ -57,7 +57,7 @@ def test_the_count_is_at_equal_loss(comparison) -> None:
     found = {one.label: one for one in break_even_rows(comparison) if one.each == "student"}
     kd, synthetic = found["KD"].found, found["synthetic SFT"].found
     assert kd and kd.saved.value == pytest.approx(120.1 - 70.05) and kd.count == pytest.approx(770 / 50.05)
-    assert synthetic and not synthetic.pays_back and synthetic.saved.value == pytest.approx(30.025 - 110.1)
+    assert synthetic and not synthetic.breaks_even and synthetic.saved.value == pytest.approx(30.025 - 110.1)
 
 
 def test_every_view_gives_the_same_answer(comparison) -> None:
@@ -71,7 +71,7 @@ def test_every_view_gives_the_same_answer(comparison) -> None:
     assert "The teacher of KD breaks even after 15.4 students" in sentences
     assert "at equal held-out loss, 7.000 nats" in sentences
     assert "The teacher of synthetic SFT does not break even" in sentences
-    data = {one["method"]: one["pays_back"] for one in comparison_data(comparison)["payback"]}
+    data = {one["method"]: one["breaks_even"] for one in comparison_data(comparison)["break_even"]}
     assert data == {"KD": True, "synthetic SFT": False}
 
 

@@ -139,6 +139,6 @@ def test_the_command_prints_text_json_and_forms_for_papers(store: Path) -> None:
     assert "Settings that differ" in run("-v")
     data = json.loads(run("--json"))
     assert data["pareto_front"] == ["labels only", "response KD"]
-    assert data["payback"][0]["pays_back"] is False
+    assert data["break_even"][0]["breaks_even"] is False
     assert run("--format", "latex").startswith("% Quality\n\\begin{tabular}{llrrrrl}\n\\toprule\n")
     assert 'response KD,"0, 1","83.0 [80.5, 85.2]"' in run("--format", "csv")

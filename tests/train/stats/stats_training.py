@@ -37,7 +37,7 @@ class Rows:
 
 
 class EmaObjective:
-    """Cross-entropy, and pulled towards an average of its own past; draws from every source of random numbers."""
+    """Cross-entropy, and pulled toward an average of its own past; draws from every source of random numbers."""
 
     def __init__(self, model):
         self.average = copy.deepcopy(model).requires_grad_(False)

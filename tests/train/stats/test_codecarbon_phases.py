@@ -1,4 +1,4 @@
-"""CodeCarbon as a tracker of the loop: its tables, its silence towards the network, and what a reading is worth."""
+"""CodeCarbon as a tracker of the loop: its tables, its silence toward the network, and what a reading is worth."""
 
 import csv
 import socket

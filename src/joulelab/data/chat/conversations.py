@@ -40,8 +40,8 @@ def row_id(row: Row) -> str:
     if isinstance(row, str):
         return text_id(row)
     first_answer = next((place for place, turn in enumerate(row) if turn["role"] == ASSISTANT), len(row))
-    asked = row[:first_answer] or row
-    return text_id("\n".join(turn["content"] for turn in asked))
+    prompt_turns = row[:first_answer] or row
+    return text_id("\n".join(turn["content"] for turn in prompt_turns))
 
 
 def only_split(rows: Iterable[Row], split: SplitName) -> Iterator[Row]:
@@ -74,10 +74,10 @@ def row_of(record: Record, dropped: Counter[str], only_correct: bool = True) -> 
         return None
     messages = next((record[name] for name in _MESSAGES if record.get(name) is not None), None)
     if messages is not None:
-        return _taught(_conversation(messages), dropped)
+        return _with_answer(_conversation(messages), dropped)
     prompt, answer = _first(record, _PROMPTS), _first(record, _ANSWERS)
     if prompt is not None and answer is not None:
-        return _taught(_asked_and_answered(prompt, answer), dropped)
+        return _with_answer(_prompt_and_answer(prompt, answer), dropped)
     text = _first(record, TEXT_COLUMNS)
     if text is None and _has(record, (*_MESSAGES, *TEXT_COLUMNS)):
         dropped["empty"] += 1
@@ -107,7 +107,7 @@ def _several_answers(record: Record, dropped: Counter[str], only_correct: bool) 
         complete = _at(whole, place) and _at(reasons, place) != _TRUNCATED
         correct = not only_correct or any(_at(verdict, place) for verdict in verdicts)
         if complete and correct and str(answer or "").strip():
-            return _asked_and_answered(record["problem"], answer)
+            return _prompt_and_answer(record["problem"], answer)
     dropped["no complete and correct answer" if only_correct else "no complete answer"] += 1
     return None
 
@@ -125,14 +125,14 @@ def _first(record: Record, names: Sequence[str]) -> Any:
     return next((record[name] for name in names if record.get(name) is not None), None)
 
 
-def _asked_and_answered(prompt: Any, answer: Any) -> Conversation:
+def _prompt_and_answer(prompt: Any, answer: Any) -> Conversation:
     """Either may be a list of messages, as in preference datasets."""
-    asked = (
+    prompt_turns = (
         _conversation(prompt) if isinstance(prompt, list) else [Message(role="user", content=_words(prompt, "prompt"))]
     )
     if isinstance(answer, list):
-        return asked + _conversation(answer)
-    return [*asked, Message(role=ASSISTANT, content=_words(answer, "answer"))]
+        return prompt_turns + _conversation(answer)
+    return [*prompt_turns, Message(role=ASSISTANT, content=_words(answer, "answer"))]
 
 
 def _words(value: Any, what: str) -> str:
@@ -166,7 +166,7 @@ def _message(found: Any) -> Message:
     return Message(role=_ROLES.get(role, role), content=content or "")
 
 
-def _taught(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
+def _with_answer(conversation: Conversation, dropped: Counter[str]) -> Conversation | None:
     if not any(turn["role"] == ASSISTANT and turn["content"].strip() for turn in conversation):
         dropped["no assistant answer"] += 1
         return None

@@ -242,7 +242,7 @@ def write_documents(
         if not targets:
             raise ConfigError(
                 f"none of {skipped:,} documents has a token to train on",
-                "check that the conversations have assistant turns and that max_tokens does not cut all of them off",
+                "check that the conversations have assistant turns and that max_tokens does not truncate them away",
             )
         writer.attributes.update(
             **(notes or {}),

@@ -117,22 +117,22 @@ def _added_by(tokenizer: Any, conversation: Conversation, place: int, whole: str
             "a conversation begins with the assistant, and this template does not show where its answer begins",
             "put a user turn before it, or use a template with {% generation %} markers: data.template=FILE",
         )
-    asked = render_text(tokenizer, conversation[:place], template, ask_for_answer=True)
+    before = render_text(tokenizer, conversation[:place], template, ask_for_answer=True)
     last = place == len(conversation) - 1
     answered = whole if last else render_text(tokenizer, conversation[: place + 1], template)
-    if not answered.startswith(asked) and answered.startswith(render_text(tokenizer, conversation[:place], template)):
+    if not answered.startswith(before) and answered.startswith(render_text(tokenizer, conversation[:place], template)):
         raise ConfigError(
-            f"the chat template ends a prompt with {asked[-20:]!r}, but answers do not begin there",
+            f"the chat template ends a prompt with {before[-20:]!r}, but answers do not begin there",
             "use a template with {% generation %} markers: data.template=FILE",
         )
-    if not answered.startswith(asked) or not whole.startswith(answered):
+    if not answered.startswith(before) or not whole.startswith(answered):
         raise ConfigError(
             f"the chat template rewrites earlier turns when turn {place + 1} of {len(conversation)} is added, "
             "so the assistant's text cannot be located",
             "use a template with {% generation %} markers (data.template=FILE), or train only on last answers: "
             "data.last_answer_only=true",
         )
-    return len(asked), len(answered)
+    return len(before), len(answered)
 
 
 def _marked_spans(tokenizer: Any, conversation: Conversation, template: ChatTemplate) -> list[Span]:

@@ -190,19 +190,19 @@ def _paragraph(name: str, random: Random, version_2: bool) -> dict[str, Any]:
     kinds = {person: random.sample(_KINDS, len(_KINDS)) for person in people}
     facts = [(person, kind) for person in people for kind in kinds[person][:_KINDS_TOLD]]
     random.shuffle(facts)
-    context, asked = "", []
+    context, entries = "", []
     for person, kind in facts:
         before, after = random.choice(kind.sentences).replace("#", person).split("*")
         answer = " ".join(random.choice(words.split()) for words in kind.values)
-        asked.append(_entry(person, kind, [{"text": answer, "answer_start": len(context) + len(before)}]))
+        entries.append(_entry(person, kind, [{"text": answer, "answer_start": len(context) + len(before)}]))
         context += before + answer + after + " "
     if version_2:
-        asked += [_entry(person, kinds[person][-1], []) for person in people]
-    for number, entry in enumerate(asked):
+        entries += [_entry(person, kinds[person][-1], []) for person in people]
+    for number, entry in enumerate(entries):
         entry["id"] = f"{name}-{number}"
         if version_2:
             entry["is_impossible"] = not entry["answers"]
-    return {"context": context.strip(), "qas": asked}
+    return {"context": context.strip(), "qas": entries}
 
 
 def _entry(person: str, kind: _Kind, answers: list[dict[str, Any]]) -> dict[str, Any]:

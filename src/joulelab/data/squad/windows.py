@@ -103,8 +103,8 @@ def make_windows(questions: Sequence[Question], tokenizer: Any, shape: WindowSha
         chunk = questions[start : start + _QUESTIONS_PER_CALL]
         contexts = list(dict.fromkeys(question.context for question in chunk))  # several questions share one
         encoded = dict(zip(contexts, _encode(contexts, tokenizer), strict=True))
-        asked = _encode([question.text.strip() for question in chunk], tokenizer)
-        for number, (question, query) in enumerate(zip(chunk, asked, strict=True), start):
+        queries = _encode([question.text.strip() for question in chunk], tokenizer)
+        for number, (question, query) in enumerate(zip(chunk, queries, strict=True), start):
             query_ids = query.ids[: shape.max_query_length]
             yield from _windows(number, question, query_ids, encoded[question.context], layout, shape)
 

@@ -387,9 +387,9 @@ class CausalSpec(LanguageModelSpec):
     @property
     def evaluates_teacher(self) -> bool:
         """Whether quality is reported relative to the teacher's."""
-        asked = self.quality.against_teacher
+        setting = self.quality.against_teacher
         # which model a server serves is not known here, and the local weights' quality would be taken for its own
-        return self.has_teacher and self.teacher.server is None if asked is None else asked
+        return self.has_teacher and self.teacher.server is None if setting is None else setting
 
     @property
     def tokenizer(self) -> str:
@@ -541,7 +541,7 @@ def teacher_work(spec: CausalSpec) -> dict[str, Any]:
     return {**settings, "tokenizer": spec.tokenizer, "temperature": spec.distill.cached_temperature}
 
 
-# Parts of an experiment as runs of their own: data scripts, and shards of the teacher's work.
+# Parts of an experiment as separate runs: data scripts, and shards of the teacher's work.
 #
 # A data script (`joulelab run EXPERIMENT --data-script NAME`) is a name for an `until` setting, with the source of a
 # published dataset for some. Its run makes an artifact with its energy bill, and the experiment finds it in the

@@ -206,7 +206,7 @@ class CausalRecipe:
     ) -> Artifact:
         """The student of the run, trained in every run and never reused.
 
-        `start` is the SFT student that it continues; `budget_start` one whose training counts towards the budget.
+        `start` is the SFT student that it continues; `budget_start` one whose training counts toward the budget.
         """
         training = StudentTraining(
             name=name,

@@ -211,7 +211,7 @@ def _energy_left_j(spec: CausalSpec, teacher_j: float | None, start_j: float | N
     for who, used_j in used.items():
         if used_j is None:
             raise ConfigError(
-                f"the energy of the {who} counts towards the budget and was not measured",
+                f"the energy of the {who} counts toward the budget and was not measured",
                 "run that phase again where a sensor measures, let estimates count "
                 "(training.budget_counts_estimates=true), or give the budget in tokens",
             )

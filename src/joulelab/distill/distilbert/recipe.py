@@ -1,6 +1,6 @@
 """The pipeline `distilbert`: tokens, teacher, student, and the held-out loss of both.
 
-    data.preprocess -> teacher.train (if asked) -> teacher.evaluate -> student.train -> student.evaluate
+    data.preprocess -> teacher.train (if configured) -> teacher.evaluate -> student.train -> student.evaluate
 
 A model is evaluated before its training, during it, and at the end; all of this is billed to `<role>.evaluate`.
 """

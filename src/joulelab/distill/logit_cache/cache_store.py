@@ -9,8 +9,8 @@ transposed, so that all first bytes come first, then all second bytes: the high 
 which makes sampled targets about a third smaller. Hidden states do not compress and are stored as they are.
 
 A writer finds out which documents are missing, computes these and adds them. After a kill, only what was not yet in a
-shard is computed again. Several writers each take a shard of the rows (`runs.sharding`) and write files of their own,
-into one folder or into several that are merged.
+shard is computed again. Several writers each take a shard of the rows (`runs.sharding`) and write separate files, into
+one folder or into several that are merged.
 
 Batches are cut before it is known what is stored, and a batch that lacks one document is computed as a whole: the last
 bits of a number depend on the other rows of its batch, and a cache made in shards or in two attempts must not differ.

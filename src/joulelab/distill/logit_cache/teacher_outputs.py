@@ -59,7 +59,7 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class DistillationBatch(CausalBatch):
-    """A batch with the cache's bytes for it, as fields of its own: the loader pins and copies a batch's tensors."""
+    """A batch with the cache's bytes for it as separate fields: the loader pins and copies a batch's tensors."""
 
     cached_fixed: Tensor
     cached_records: Tensor

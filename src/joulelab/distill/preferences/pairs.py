@@ -5,7 +5,7 @@ is measured and reported with the pairs.
 
 Rows. By default the prompt appears once with both answers after it. In `prompt chosen rejected` the rejected answer has
 the positions it would have directly after the prompt and does not attend to the chosen one, so every token is computed
-as in a row of its own, and the prompt, often half of the work, is computed once. The first token of each answer is
+as in a separate row, and the prompt, often half of the work, is computed once. The first token of each answer is
 predicted by the prompt's last. The alternative is two rows with the prompt in each.
 
 Shapes: B rows, T tokens, P pairs, N answer tokens of all pairs; the last axis of `_P2` is (chosen, rejected).

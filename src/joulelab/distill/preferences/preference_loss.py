@@ -202,7 +202,7 @@ def answer_log_probabilities(
 @torch.no_grad()
 def require_shared_prompt(model: nn.Module) -> None:
     """Raise if the model cannot share a prompt between two answers. Tested on seven tokens instead of looked up by
-    name: an answer's hidden states must be those of a row of its own."""
+    name: an answer's hidden states must be those of a separate row."""
     pair = Pair(*(np.array(ids) for ids in ([1, 2, 3], [4, 5], [6, 7])))
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -328,7 +328,7 @@ class PreferenceObjective:
 
 # The reference model's log-probabilities of both answers of every pair, computed once.
 #
-# The reference is the student before preference training: any other model would pull the policy towards itself, and
+# The reference is the student before preference training: any other model would pull the policy toward itself, and
 # the first margins would not be 0. One line per pair, by content, appended as computed: an interrupted pass resumes,
 # and a shuffle cannot misalign it.
 

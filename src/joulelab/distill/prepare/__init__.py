@@ -1,1 +1,1 @@
-"""Steps before a distillation, each a run of its own: dump, binarize, token counts, extract a student, reviews."""
+"""Steps before a distillation, each a separate run: dump, binarize, token counts, extract a student, reviews."""

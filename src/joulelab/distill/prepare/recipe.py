@@ -224,7 +224,7 @@ def _report(runner: Runner[Any], values: Mapping[str, int]) -> None:
 
 
 def _deliver(runner: Runner[Any], artifact: Artifact, made: Path) -> None:
-    """In a stage of its own: copying is not part of the artifact's energy, and a reused artifact is copied too."""
+    """In a separate stage: copying is not part of the artifact's energy, and a reused artifact is copied too."""
     spec: PrepareSpec = runner.spec
     with runner.stage(_COPY):
         deliver(artifact, made, spec.target)
@@ -247,7 +247,7 @@ def deliver(artifact: Artifact, made: Path, target: Path) -> None:
 
 
 def _refuse_to_replace(made: Path, target: Path) -> None:
-    """--force replaces what joulelab wrote, not a folder of the user's with the same name."""
+    """--force replaces what joulelab wrote, not a user's folder with the same name."""
     ours = is_store(target) or (target / "config.json").is_file()
     if target.exists() and target.is_dir() and not (made.is_dir() and ours):
         raise ConfigError(f"{target} is a folder with other content", "name another target")

@@ -1,1 +1,1 @@
-"""Answers to prompts behind one call: from a model of our own, or from a server that speaks the OpenAI protocol."""
+"""Answers to prompts behind one interface: from a local model, or from a server with the OpenAI protocol."""

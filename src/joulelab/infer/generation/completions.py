@@ -101,8 +101,8 @@ def _message(one: Any) -> Message:
 
 def completion_key(identity: str, settings: GenerationSettings, prompt: Prompt) -> str:
     """Key by content: generator, settings and prompt. Position and batch do not matter."""
-    asked = as_messages(prompt) or prompt
-    text = json.dumps([identity, settings.model_dump(mode="json"), asked], sort_keys=True, ensure_ascii=False)
+    content = as_messages(prompt) or prompt
+    text = json.dumps([identity, settings.model_dump(mode="json"), content], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 

@@ -209,8 +209,8 @@ class TransformersGenerator:
         if self.settings.num_beams > 1:
             return None
         batches = -(-len(encoded) // self.prompts_at_once)
-        pays = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _STATIC_CACHE_MIN_STEPS
-        if self._cache == "growing" or (self._cache == "auto" and not (pays and supports_static_cache(self._model))):
+        static = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _STATIC_CACHE_MIN_STEPS
+        if self._cache == "growing" or (self._cache == "auto" and not (static and supports_static_cache(self._model))):
             return GrowingCacheDecoder(self._model)
         if not supports_static_cache(self._model):
             raise ConfigError(

@@ -320,8 +320,8 @@ class ServerGenerator:
         self.settings, self.prompts_at_once = settings, concurrency
         self._endpoint = Endpoint(server, api_key) if isinstance(server, str) else server
         self._model, self._extra = model, dict(extra or {})
-        asked = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
-        self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{asked}"
+        options = f"?{json.dumps(self._extra, sort_keys=True)}" if self._extra else ""
+        self.identity = f"{self._endpoint.base_url.rstrip('/')}#{model}{options}"
         server_address(self._endpoint.base_url)
         self._endpoint.require_reachable()
         self.location = ServerLocation(bool(on_this_node), "according to the settings")

@@ -103,7 +103,7 @@ _BATCH = 1000
 
 def write_trace(log: PowerLog, source: Path, out: Path) -> None:
     if out.exists():
-        raise UsageError(f"{out} exists already", "a trace is never written over; name another file")
+        raise UsageError(f"{out} already exists", "traces are not overwritten; choose another file")
     devices = [device for device in log.devices if device.source.component in ("gpu", "cpu", "dram")]
     energies = [device_energy(device) for device in devices]
     try:

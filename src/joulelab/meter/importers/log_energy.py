@@ -340,9 +340,9 @@ def require_inference(log: PowerLog, rows: Sequence[DeviceFigures]) -> None:
     found = ", ".join(dict.fromkeys(f"{row.energy.device} ({_method(row.energy)})" for row in rows))
     measured = any(row.energy.component != "cpu_estimate" for row in rows)
     raise UnusableLog(
-        f"joules per inference come from a GPU's measured power, and this {log.format} has none; it has {found}"
+        f"energy per inference needs the measured power of a GPU; this {log.format} has none, it has {found}"
         + ("" if measured else ": nothing in it was measured"),
-        "name a log of a GPU; joulelab infer MODEL measures here, with a CPU's joules estimated by --estimate-cpu",
+        "pass a log of a GPU, or measure here: joulelab infer MODEL (--estimate-cpu estimates CPU energy)",
     )
 
 
@@ -352,7 +352,7 @@ def summary_data(log: PowerLog, rows: list[DeviceFigures]) -> dict[str, Any]:
         "clock": log.clock,
         "notes": list(log.notes),
         "gaps": [asdict(gap) for gap in log.gaps],
-        "units": "J, W, s as in the names; 1 Wh = 3600 J; times as `clock` says",
+        "units": "J, W, s as in the names; 1 Wh = 3600 J; times as stated in `clock`",
         "devices": [_device_data(log, row) for row in rows],
     }
 

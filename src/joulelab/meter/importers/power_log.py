@@ -205,21 +205,21 @@ class StampReader:
     def notes(self) -> list[str]:
         notes = []
         if self.unreadable:
-            notes.append(f"{self.unreadable} records have no readable time and were left out")
+            notes.append(f"{self.unreadable} records have no readable time and were skipped")
         if self.repeated_hour:
             notes.append(
                 f"{self.repeated_hour} stamps are in the hour that daylight saving time repeats; "
                 "the order in the file decided between the two"
             )
         elif len(self.offsets) > 1:
-            notes.append("daylight saving changed during the log; durations take account of it")
+            notes.append("daylight saving time changed during the log; durations account for it")
         if self.impossible:
-            notes.append(f"{self.impossible} stamps do not exist in {self.zone_text}: the zone is probably another")
+            notes.append(f"{self.impossible} stamps do not exist in {self.zone_text}: the time zone is probably wrong")
         return notes
 
     def clock_text(self) -> str:
         if not self.naive:
-            return "wall clock; stamps carry their offset"
+            return "wall clock; timestamps have an offset"
         return f"wall clock; stamps without an offset, read as {self.zone_text}"
 
 
@@ -381,11 +381,11 @@ def _seconds(rows: Sequence[Row], stamps: StampReader, notes: list[str]) -> tupl
             previous = at
     ordered = put_in_order(seconds)
     if ordered.late:
-        notes.append(f"{ordered.late} records came late and were put in their place")
+        notes.append(f"{ordered.late} records were out of order and were sorted by time")
     for step_s in ordered.steps_s:
         notes.append(
-            f"the clock went back by {duration_text(-step_s)} during the log: times after it are moved on, "
-            "and across it one usual step is assumed"
+            f"the clock was set back by {duration_text(-step_s)} during the log: later times are shifted, "
+            "and one median step is assumed across the change"
         )
     return np.concatenate([np.array([row.seconds for row in sound], dtype=float), ordered.seconds]), [*sound, *others]
 
@@ -399,7 +399,7 @@ def _without_equal_times(source: Source, times: Array, columns: Mapping[str, Arr
     unique, where = np.unique(times, return_inverse=True)
     if len(unique) == len(times):
         return DeviceLog(source, times, dict(columns))
-    notes.append(f"{len(times) - len(unique)} records share a stamp with the one before; their mean is taken")
+    notes.append(f"{len(times) - len(unique)} records have the same timestamp as the one before; their mean is used")
     merged = {}
     for name, values in columns.items():
         known = ~np.isnan(values)  # a mean over the readings that have the value, NaN where none has

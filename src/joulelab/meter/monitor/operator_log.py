@@ -220,7 +220,7 @@ class Monitor:
         self._watch = watch
         duration_s = self._settings.duration_s
         signal_name = self._loop.run(lambda timeout_s: wait(timeout_s or 0.0), duration_s)
-        reason = signal_name or f"the {duration_s:g} s asked for are over"
+        reason = signal_name or f"the {duration_s:g} s requested are over"
         closing = {"ticks": self.tally.ticks, "errors": self.tally.errors}
         stamp = clock.now().fields()
         self._log.append({"kind": "end", **stamp, "session": self._session, "reason": reason, **closing})
@@ -272,7 +272,7 @@ class Monitor:
         self._event("process", pid=pid, text="the tracked process has exited")
 
     def _note_missed(self, missed: int) -> None:
-        reason = f"{missed} tick(s) missed: the machine was too busy, or stood still"
+        reason = f"{missed} tick(s) missed: the machine was too busy, or suspended"
         self._event("gap", device="monitor", reason=reason, missed_ticks=missed)
 
     def _event(self, kind: str, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """One tick's readings as records: the operators' field names first, ours after them.
 
 A GPU is one record per tick. The driver's 20 ms samples, and readings taken between ticks, are kept as their mean: a
-log that is read line by line has no room for fifty lines a second. The host has a record of its own where it has RAPL
+log that is read line by line has no room for fifty lines a second. The host has a separate record where it has RAPL
 counters, or where no GPU carries its CPU use.
 
 The tracked process includes its descendants: data loader workers and a launcher's ranks are its work too. CPU use comes

@@ -252,7 +252,7 @@ class Card:
         """Limitations that are printed with this card's energy."""
         reasons = []
         if self.listed.mig_uuids:
-            reasons.append("a MIG slice has no meter: these are the whole card's joules, shared with its other slices")
+            reasons.append("a MIG slice has no meter: this is the energy of the whole card and all its slices")
         if not self.has_counter:
             reasons.append("the card has no energy counter: its power is integrated")
         if self._only_averages():
@@ -440,7 +440,7 @@ class NvmlSensor:
         added, lines = [], []
         for uuid in uuids:
             if uuid not in by_uuid:
-                text = f"another rank's GPU {uuid} cannot be opened from here: its joules are not in this trace"
+                text = f"another rank's GPU {uuid} cannot be opened from here: its energy is not in this trace"
                 lines.append({"kind": "warning", "device": uuid, "text": text})
             elif uuid not in known:
                 added.append(Card(self._nvml, handles[by_uuid[uuid]], by_uuid[uuid], "another rank of this host"))

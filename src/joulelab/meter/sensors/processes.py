@@ -118,7 +118,7 @@ class OtherProcesses:
             who = f"{psutil.Process(pid).name()} (pid {pid})"
         except psutil.Error:
             who = f"pid {pid} of another PID namespace (or this program as its host numbers it)"
-        return f"another process uses this GPU, and its joules are in the card's: {who}"
+        return f"another process uses this GPU, and its energy is included in the card's: {who}"
 
 
 def is_ours(pid: int, program_pid: int) -> bool:

@@ -204,7 +204,7 @@ class RowBreakEven:
     def answer(self) -> str:
         if self.found is None:
             return "unknown"
-        if not self.found.pays_back:
+        if not self.found.breaks_even:
             return "does not break even"
         return "at once" if not self.found.count else f"{times_text(self.found.count, self.each)} {self.each}s"
 

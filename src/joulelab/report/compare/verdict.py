@@ -164,7 +164,7 @@ def break_even_sentence(one: RowBreakEven) -> str:
         return f"{goal}: break-even cannot be computed: {one.reason}."
     if one.found.count == 0:
         return f"{goal} breaks even at once: {one.found.reason}."
-    if one.found.pays_back:
+    if one.found.breaks_even:
         return f"{goal} breaks even after {one.answer} [{count_interval(one.found, one.each)}]{_quality(one)}."
     if math.isinf(one.found.saved.standard_error) and min(one.found.saved.value, one.found.spent.value) > 0:
         by_these = times_text(one.found.spent.value / one.found.saved.value, one.each)

@@ -253,7 +253,7 @@ def break_even_curve(comparison: Comparison) -> Figure | None:
             "method": one.label,
             "n": n,
             "net": (found.spent.value / n - found.saved.value) / factor,
-            "breaks_even": found.pays_back,
+            "breaks_even": found.breaks_even,
         }
         for one, found in drawn
         for n in steps
@@ -280,8 +280,8 @@ def break_even_curve(comparison: Comparison) -> Figure | None:
 
 
 def _caption(comparison: Comparison, answers: list[RowBreakEven]) -> str:
-    even = [f"{one.label} ({one.answer})" for one in answers if one.found and one.found.pays_back]
-    never = [one for one in answers if one.found and not one.found.pays_back]
+    even = [f"{one.label} ({one.answer})" for one in answers if one.found and one.found.breaks_even]
+    never = [one for one in answers if one.found and not one.found.breaks_even]
     dashed = [one.label for one in never if one.costs and one.costs.reach_equal_quality]
     worse = [one.label for one in never if one.label not in dashed]
     parts = [

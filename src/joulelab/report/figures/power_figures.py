@@ -390,7 +390,7 @@ def _chart(log: PowerLog, panel: Panel, axis: Axis, title: str) -> Any:
             x=x,
             y=alt.Y("v:Q", title=panel.title, scale=scale),
             color=alt.Color("device:N", scale=alt.Scale(domain=domain, range=colors), legend=legend),
-            detail="stretch:N",
+            detail="segment:N",
         )
         .properties(width=WIDTH, height=PANEL_HEIGHT)
     )
@@ -426,18 +426,18 @@ def _points(log: PowerLog, device: DeviceLog, panel: Panel, axis: Axis) -> list[
 
     steps = np.diff(times)
     holes = steps > HOLE_FACTOR * float(np.median(steps)) if len(steps) else np.array([], dtype=bool)
-    stretches = np.concatenate([[0], np.cumsum(holes)])
+    segments = np.concatenate([[0], np.cumsum(holes)])
     name = _label(device)
     points = []
-    for stretch in range(int(stretches[-1]) + 1):
-        inside = stretches == stretch
+    for segment in range(int(segments[-1]) + 1):
+        inside = segments == segment
         for time, value in zip(*thin(times[inside], values[inside]), strict=True):
             points.append(
                 {
                     "t": _x(float(time), log, axis),
                     "v": round(float(value) * panel.factor, 4),
                     "device": name,
-                    "stretch": f"{name} {stretch}",
+                    "segment": f"{name} {segment}",
                 }
             )
     return points

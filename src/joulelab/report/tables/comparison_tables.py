@@ -244,7 +244,7 @@ def _answer(one: RowBreakEven) -> str:
     found = one.found
     if found is None:
         return f"unknown: {one.reason}"
-    if found.pays_back:
+    if found.breaks_even:
         return one.answer if found.count else f"{one.answer}: {found.reason}"
     estimate = ""
     if found.saved.value > 0 and found.spent.value > 0:

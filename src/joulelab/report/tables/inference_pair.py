@@ -130,7 +130,7 @@ class Pair:
     def answer(self) -> str:
         if self.found is None:
             return f"unknown: {self.reason}"
-        if not self.found.pays_back:
+        if not self.found.breaks_even:
             return f"does not break even: {self.found.reason}"
         return "at once" if not self.found.count else f"after {count_text(self.found.count)} {self.item}s"
 
@@ -246,7 +246,7 @@ def _spent(one: Pair) -> str:
 
 
 def _answer_text(one: Pair) -> str:
-    if one.found is None or math.isinf(one.found.low) or not one.found.pays_back:
+    if one.found is None or math.isinf(one.found.low) or not one.found.breaks_even:
         return one.answer
     high = "no upper end" if math.isinf(one.found.high) else count_text(one.found.high)
     return f"{one.answer} [{count_text(one.found.low)} to {high}]"

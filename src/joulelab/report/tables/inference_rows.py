@@ -62,10 +62,10 @@ class InferenceRow:
 
 def inference_rows(record: RunRecord, tracker: str = TRACKER) -> tuple[InferenceRow, ...]:
     """In the order of their first rounds; findings are in the order in which stages reported."""
-    begun = [stage.name for stage in record.stages]
+    stage_order = [stage.name for stage in record.stages]
     cores = {stage.name: stage.core_use for stage in record.stages}
     found = {stage: values[tracker] for stage, values in record.findings.items() if tracker in values}
-    in_order = sorted(found, key=lambda stage: begun.index(stage) if stage in begun else len(begun))
+    in_order = sorted(found, key=lambda stage: stage_order.index(stage) if stage in stage_order else len(stage_order))
     return tuple(
         InferenceRow(stage, found[stage], _with_net(found[stage], record), cores.get(stage)) for stage in in_order
     )

@@ -56,7 +56,7 @@ class SweepRow:
     point: dict[str, Any]
     """The swept settings and their values here."""
     done: tuple[RunRecord, ...]
-    asked: int
+    planned: int
     items_per_s: Interval | None
     j_per_item: Interval | None
     lower_bound: bool
@@ -113,14 +113,14 @@ def read_sweep(group: GroupRecord, records: Sequence[RunRecord], store: Path) ->
     )
 
 
-def _row(label: str, point: dict[str, Any], done: list[RunRecord], asked: int, store: Path) -> SweepRow:
+def _row(label: str, point: dict[str, Any], done: list[RunRecord], planned: int, store: Path) -> SweepRow:
     stages = [stage for record in done if (stage := training_stage(record))]
     busy = [utilization(store / record.run_id, stage) for record, stage in zip(done, stages, strict=False)]
     return SweepRow(
         label=label,
         point=point,
         done=tuple(done),
-        asked=asked,
+        planned=planned,
         items_per_s=_mean(stage.samples_per_s for stage in stages),
         j_per_item=_mean(stage.j_per_sample for stage in stages),
         lower_bound=any((stage.item_energy or stage.best).is_lower_bound for stage in stages),
@@ -200,7 +200,7 @@ def configuration_grid(sweep: Sweep) -> Grid:
     rows = [
         (
             *_point_cells(sweep, row),
-            f"{len(row.done)}/{row.asked}",
+            f"{len(row.done)}/{row.planned}",
             interval_text(row.items_per_s, three_digits),
             item_energy_text(row) + (" mixed" if row.mixed else ""),
             interval_text(row.mean_power_w, three_digits),

@@ -158,7 +158,7 @@ class Isolation:
         self._now_ns = now_ns
         self._wait = wait
         self._accumulate = trainer.config.accumulate
-        # torch's CUDA graph trees must be told that a step begins if the forward pass has no backward pass.
+        # torch's CUDA graph trees need a mark where a step begins if the forward pass has no backward pass.
         self._captured = trainer.config.compile in ("reduce-overhead", "max-autotune")
 
     def run(self) -> list[LoopWindow]:

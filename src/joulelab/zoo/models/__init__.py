@@ -1,1 +1,1 @@
-"""The models of the zoo: one file each, with its sizes and where the rest of it is made."""
+"""The models of the zoo by family: each entry has its sizes and the function that builds it."""

@@ -9,7 +9,7 @@ PNA = ZooEntry(
     family="graphs",
     task="molecule regression",
     item="molecule",
-    about="graph network over bonds with four aggregators and three scalers; its size is that of milabench",
+    about="graph network over bonds with four aggregators and three scalers, in milabench's size",
     sizes={
         "64-layer": Size(4_096_110, {"width": 64, "layers": 64}, {}, batch_size=4096),
         "tiny": Size(7_214, {"width": 16, "layers": 3}, {}, batch_size=32),
@@ -21,7 +21,7 @@ PNA = ZooEntry(
 )
 
 
-# DimeNet: the graph network over distances and angles, in the size of milabench.
+# DimeNet: graph network over distances and angles, in milabench's size.
 
 
 DIMENET = ZooEntry(
@@ -29,7 +29,7 @@ DIMENET = ZooEntry(
     family="graphs",
     task="molecule regression",
     item="molecule",
-    about="graph network over all pairs within 10 Å and the angles between them; its size is that of milabench",
+    about="graph network over all pairs within 10 Å and the angles between them, in milabench's size",
     sizes={
         "6-block": Size(
             534_950,
@@ -51,17 +51,17 @@ DIMENET = ZooEntry(
 )
 
 
-# GFlowNet: a policy that builds molecules of fragments, learning from nothing but what they are worth.
+# GFlowNet: a policy that builds molecules from fragments and is trained by their reward alone.
 
 
-# The course's table says 600 M. Recursion's policy for fragments, which milabench trains, has 2.24 M parameters (4
-# layers of 128, 72 fragments, counted); ours is of its depth and width, over 36 fragments of our own.
+# Some tables state 600 M parameters. Recursion's fragment policy, which milabench trains, has 2.24 M (4 layers of width
+# 128, 72 fragments, counted); this one has the same depth and width and 36 fragments.
 GFLOWNET = ZooEntry(
     name="gflownet",
     family="molecules",
     task="trajectory balance",
     item="trajectory",
-    about="graph transformer that builds molecules of fragments in proportion to QED^beta; rewards come from RDKit",
+    about="graph transformer that samples molecules of fragments in proportion to QED^beta; RDKit computes the reward",
     sizes={
         "4-layer": Size(
             850_274,

@@ -9,7 +9,7 @@ from typing import Any
 from joulelab.errors import ConfigError
 from joulelab.zoo.registry import Size, ZooEntry
 
-# GPT-2: decoder with learned positions.
+# GPT-2 (Radford et al., 2019): decoder with learned positions.
 GPT2 = ZooEntry(
     name="gpt2",
     family="language",
@@ -61,7 +61,7 @@ GPT2 = ZooEntry(
 )
 
 
-# OPT: GPT-3's architecture with published weights.
+# OPT (Zhang et al., 2022): GPT-3's architecture with published weights.
 
 
 OPT = ZooEntry(
@@ -121,7 +121,7 @@ OPT = ZooEntry(
 )
 
 
-# BERT: the encoder that distillation is measured against.
+# BERT (Devlin et al., 2018): the bidirectional encoder that DistilBERT is distilled from.
 
 
 BERT = ZooEntry(
@@ -129,7 +129,7 @@ BERT = ZooEntry(
     family="language",
     task="masked LM",
     item="sequence",
-    about="bidirectional encoder; 15 % of the tokens are masked afresh in every batch",
+    about="bidirectional encoder; 15 % of the tokens are masked, with new masks in every batch",
     architecture="BertForMaskedLM",
     sizes={
         "base": Size(109_514_298, {}, {"tokens": 512}, batch_size=32, hub_id="google-bert/bert-base-uncased"),
@@ -160,7 +160,7 @@ BERT = ZooEntry(
 )
 
 
-# DistilBERT: the student that made distillation known.
+# DistilBERT (Sanh et al., 2019): BERT with half the layers.
 
 
 DISTILBERT = ZooEntry(
@@ -168,7 +168,7 @@ DISTILBERT = ZooEntry(
     family="language",
     task="masked LM",
     item="sequence",
-    about="BERT with half its layers; trained here on its own, without a teacher",
+    about="BERT with half its layers; `train` uses no teacher",
     architecture="DistilBertForMaskedLM",
     sizes={
         "base": Size(66_985_530, {}, {"tokens": 512}, batch_size=32, hub_id="distilbert/distilbert-base-uncased"),
@@ -192,7 +192,7 @@ DISTILBERT = ZooEntry(
 )
 
 
-# ALBERT: BERT with one layer's weights used by all.
+# ALBERT (Lan et al., 2019): BERT with weights shared by all layers.
 
 
 ALBERT = ZooEntry(
@@ -200,7 +200,7 @@ ALBERT = ZooEntry(
     family="language",
     task="masked LM",
     item="sequence",
-    about="all layers share one set of weights: few parameters, but the work of BERT",
+    about="all layers share one set of weights: few parameters, the FLOPs of BERT",
     architecture="AlbertForMaskedLM",
     sizes={
         "base": Size(
@@ -246,7 +246,7 @@ ALBERT = ZooEntry(
 )
 
 
-# Longformer: every token attends to a window around it, so that cost grows with length alone.
+# Longformer (Beltagy et al., 2020): sliding-window attention, whose cost is linear in the length.
 
 
 _LONGFORMER_PUBLISHED = {
@@ -262,7 +262,7 @@ LONGFORMER = ZooEntry(
     family="language",
     task="masked LM",
     item="sequence",
-    about="encoder with sliding-window attention; no token attends globally here, so those projections rest",
+    about="encoder with sliding-window attention; no global tokens, so the projections of global attention are unused",
     architecture="LongformerForMaskedLM",
     sizes={
         "base-4096": Size(
@@ -304,20 +304,20 @@ LONGFORMER = ZooEntry(
 )
 
 
-# BigBird: attention in blocks (a window, a few global ones, a few at random), so that cost grows with length alone.
+# BigBird (Zaheer et al., 2020): block-sparse attention (window, global and random blocks), linear in the length.
 
 
 _BLOCK, _RANDOM_BLOCKS = 64, 3  # as published
 
 
 def require_blocks(settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-    """At a length that its blocks would cover anyway, transformers quietly turns to full attention."""
+    """At a length that its blocks would cover completely, transformers switches to full attention without a warning."""
     block, at_random = settings.get("block_size", _BLOCK), settings.get("num_random_blocks", _RANDOM_BLOCKS)
     needed = (5 + 2 * at_random) * block
     if tokens <= needed or tokens % block:
         raise ConfigError(
-            f"bigbird's sparse attention needs more than {needed} tokens in blocks of {block}; {tokens} were asked for",
-            f"ask for a multiple of {block}, at least {needed + block}",
+            f"bigbird's sparse attention needs more than {needed} tokens in blocks of {block}; {tokens} were requested",
+            f"request a multiple of {block}, at least {needed + block}",
         )
     return {}
 
@@ -360,10 +360,10 @@ BIGBIRD = ZooEntry(
 )
 
 
-# Reformer: attention among tokens that hash alike, and layers whose activations are recomputed, for long texts.
+# Reformer (Kitaev et al., 2020): attention within hash buckets, and reversible layers that recompute activations.
 
 
-_CHUNK = 64  # as published, of both kinds of attention
+_CHUNK = 64  # as published, for both kinds of attention
 
 
 def fit_positions(settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:
@@ -372,10 +372,10 @@ def fit_positions(settings: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     columns = settings.get("axial_pos_shape", (64, 64))[1]
     if tokens % math.lcm(columns, chunk):
         raise ConfigError(
-            f"reformer's positions come in rows of {columns} and chunks of {chunk}; {tokens} tokens were asked for",
-            f"ask for a multiple of {math.lcm(columns, chunk)}",
+            f"reformer's positions come in rows of {columns} and chunks of {chunk}; {tokens} tokens were requested",
+            f"request a multiple of {math.lcm(columns, chunk)}",
         )
-    # what transformers would choose at the first batch: about two buckets for a chunk, in a power of two
+    # what transformers would choose at the first batch: about two buckets per chunk, a power of 2
     buckets = 2 ** ((2 * tokens // chunk).bit_length() - 1)
     shape = (tokens // columns, columns)
     return {"axial_pos_shape": shape, "max_position_embeddings": tokens, "num_buckets": buckets}
@@ -390,7 +390,8 @@ REFORMER = ZooEntry(
     "320 ids, as milabench runs it; the published checkpoints (enwik8) are causal and serve here by their size alone",
     architecture="ReformerForMaskedLM",
     sizes={
-        # without a padding id, as nothing is padded: given one, every forward pass waits for the GPU to look for it
+        # no padding id, because rows are not padded: with one, every forward pass would synchronize with the GPU to
+        # search for it
         "base": Size(5_975_872, {"pad_token_id": None}, {"tokens": 4096}, batch_size=32),
         "enwik8": Size(
             149_182_722,
@@ -429,15 +430,15 @@ REFORMER = ZooEntry(
     },
     prepare="joulelab.zoo.tasks.masked_lm:prepare",
     dataset="text by path or hub id (allenai/c4)",
-    # transformers makes a bias for the head and does not add it
+    # transformers creates a bias for the head but does not apply it
     options={"head": ("lm_head",), "idle": ("lm_head.bias",), "settings": fit_positions},
 )
 
 
-# T5: every task as text in, text out; trained here as it was first, on spans left out of a text.
+# T5 (Raffel et al., 2020): encoder-decoder, trained on span corruption as in its pretraining.
 
 
-# Both sides of 1,024 tokens, as milabench runs it; its own first training had 512 in and 114 out.
+# Input and target of 1,024 tokens, as in milabench; the published pretraining has 512 and 114.
 _SHAPE = {"tokens": 1024, "target_tokens": 1024}
 _T5_DECODER = {"decoder_start_token_id": 0}
 
@@ -446,7 +447,7 @@ T5 = ZooEntry(
     family="language",
     task="sequence to sequence",
     item="sequence",
-    about="encoder and decoder with relative positions; spans of a text become sentinels and are written back",
+    about="encoder-decoder with relative positions; spans are replaced by sentinels, and the decoder predicts them",
     architecture="T5ForConditionalGeneration",
     sizes={
         "small": Size(60_506_624, _T5_DECODER, _SHAPE, batch_size=16, hub_id="google-t5/t5-small"),
@@ -476,7 +477,7 @@ T5 = ZooEntry(
 )
 
 
-# BART: an encoder like BERT's and a decoder like GPT's, trained together to repair a text.
+# BART (Lewis et al., 2020): denoising encoder-decoder.
 
 
 # transformers' defaults have the large model's shape but not its dropout
@@ -487,7 +488,7 @@ BART = ZooEntry(
     family="language",
     task="sequence to sequence",
     item="sequence",
-    about="30 % of a text is left out, each span behind one mask; the decoder writes the whole text of `tokens`",
+    about="30 % of the text is masked, each span by one mask token; the decoder predicts the whole text of `tokens`",
     architecture="BartForConditionalGeneration",
     sizes={
         "base": Size(

@@ -19,14 +19,14 @@ def _settings(layers: int, width: int, heads: int) -> dict[str, Any]:
     }
 
 
-# Counted are the parameters that are trained. The encoder's positions are fixed waves, 1,500 times the width, and count
-# among the published 37.8 M, 72.6 M, 241.7 M and 763.9 M.
+# Trainable parameters. The published 37.8 M, 72.6 M, 241.7 M and 763.9 M include the encoder's sinusoidal positions
+# (1,500 times the width), which are fixed.
 WHISPER = ZooEntry(
     name="whisper",
     family="speech",
     task="speech to text",
     item="clip",
-    about="encoder over 30 s of log-mel features and a decoder that writes what was said",
+    about="encoder over 30 s of log-mel features and a decoder that transcribes them",
     architecture="WhisperForConditionalGeneration",
     sizes={
         "whisper-tiny": Size(
@@ -60,7 +60,7 @@ WHISPER = ZooEntry(
 )
 
 
-# LLaVA: a language model that is shown images, as they are seen by CLIP.
+# LLaVA (Liu et al., 2023): a language model with CLIP's image features in its prompt.
 
 
 _CLIP_LARGE = {
@@ -89,19 +89,19 @@ _TINYLLAMA = {
 _7B: dict[str, Any] = {"vision_config": _CLIP_LARGE, "text_config": _VICUNA_7B, "image_token_index": 32000}
 _LLAVA_SHAPE = {"side": 336, "prompt": 32, "answer": 32}
 
-# Counted are the parameters that are trained. CLIP's last layer is never reached, as LLaVA reads the one before; with
-# it, LLaVA-1.5-7B has the published 7,063,427,072.
+# Trainable parameters. LLaVA reads the features before CLIP's last layer, which is therefore not counted; with it,
+# LLaVA-1.5-7B has the published 7,063,427,072.
 #
 # On one GPU of 139 GiB: `7b` with AdamW peaks at 105 GiB for a batch of 1 under bf16 autocast (measured): weights,
-# gradients and moments in fp32; the bf16 copies are gone by the time all gradients are there. Adafactor frees 52 GiB of
+# gradients and moments in fp32; the bf16 copies are freed before all gradients exist. Adafactor frees 52 GiB of
 # it, SGD 26. `7b-bf16` keeps weights, gradients and moments in bf16, without autocast (precision=fp32), as milabench
-# does: 52 GiB on paper and half the optimiser's memory traffic, but updates below 1/256 of a weight are lost.
+# does: 52 GiB on paper and half the optimizer's memory traffic, but updates below 1/256 of a weight are rounded away.
 LLAVA = ZooEntry(
     name="llava",
     family="image-text",
     task="image question answering",
     item="image",
-    about="CLIP's view of an image as 576 tokens in the prompt of a language model; only the answer is trained",
+    about="CLIP's features of an image as 576 tokens in the prompt of a language model; only the answer is trained",
     architecture="LlavaForConditionalGeneration",
     sizes={
         "7b": Size(7_050_828_800, _7B, _LLAVA_SHAPE, batch_size=1, hub_id="llava-hf/llava-1.5-7b-hf"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from joulelab.zoo.registry import Size, ZooEntry
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe, PredictionRecipe
 
-# ResNet-50: the usual image classifier of accelerator benchmarks.
+# ResNet-50 (He et al., 2015): the image classifier of most accelerator benchmarks.
 RESNET50 = ZooEntry(
     name="resnet50",
     family="vision",
@@ -59,7 +59,7 @@ RESNET152 = ZooEntry(
 )
 
 
-# ConvNeXt-L: a convolutional network built the way transformers are.
+# ConvNeXt-L (Liu et al., 2022): a convolutional network with the layout of a transformer.
 
 
 CONVNEXT_LARGE = ZooEntry(
@@ -90,7 +90,7 @@ CONVNEXT_LARGE = ZooEntry(
 )
 
 
-# RegNet-Y-128GF: the largest convolutional network of the zoo.
+# RegNet-Y-128GF (Radosavovic et al., 2020): the largest convolutional network of the zoo.
 
 
 REGNET_Y_128GF = ZooEntry(
@@ -98,7 +98,7 @@ REGNET_Y_128GF = ZooEntry(
     family="vision",
     task="image classification",
     item="image",
-    about="grouped convolutions (264 channels a group) with squeeze-and-excitation, 128 GFLOP forward per image",
+    about="grouped convolutions (264 channels per group) with squeeze-and-excitation, 128 GFLOP forward per image",
     architecture="RegNetForImageClassification",
     sizes={
         "128gf": Size(
@@ -132,7 +132,7 @@ REGNET_Y_128GF = ZooEntry(
 )
 
 
-# ViT-g/14: DINOv2's largest backbone, trained as its authors trained it.
+# ViT-g/14: DINOv2's largest backbone, trained with DINOv2's objective.
 
 
 VIT_G14 = ZooEntry(
@@ -172,7 +172,7 @@ VIT_G14 = ZooEntry(
 )
 
 
-# DINOv2: vision transformers that learn without labels.
+# DINOv2 (Oquab et al., 2023): self-supervised vision transformers.
 
 
 _DINOV2_SHAPE = {"side": 224, "local_side": 98}
@@ -228,7 +228,7 @@ DINOV2 = ZooEntry(
 )
 
 
-# V-JEPA 2: learns from video by predicting features, not pixels, of what is hidden.
+# V-JEPA 2 (Assran et al., 2025): self-supervised video encoder that predicts the features of masked patches.
 
 
 _VJEPA2_SHAPE = {"frames": 16, "side": 224}

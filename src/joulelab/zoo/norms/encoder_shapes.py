@@ -1,4 +1,4 @@
-"""The encoders by name, as numbers: what a login node can know of them without a framework."""
+"""Sizes of the encoders by name; importable without a framework."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from joulelab.zoo.pretrained import seeded_init
 
 
 class CrmsNorm(nn.Module):
-    """RMSNorm of a zero-mean vector whose last number is omitted: it is minus the sum of the others."""
+    """RMSNorm of a zero-mean vector without its last element, which is minus the sum of the others."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -31,8 +31,8 @@ class CrmsNorm(nn.Module):
         left_out = x.sum(-1, keepdim=True)
         squares = x.square().sum(-1, keepdim=True) + left_out.square()
         scaled = x * torch.rsqrt(squares / (x.shape[-1] + 1) + self.eps)
-        told = scaled.to(x_BTW.dtype)
-        return told if self.weight is None else told * self.weight
+        normalized = scaled.to(x_BTW.dtype)
+        return normalized if self.weight is None else normalized * self.weight
 
 
 def make_norm(kind: Norm, width: int, eps: float) -> nn.Module:
@@ -61,7 +61,7 @@ class Block(nn.Module):
         self.down = nn.Linear(shape.hidden, width)
 
     def forward(self, x_BTW: Tensor, first_only: bool = False) -> Tensor:
-        """`first_only`: of the first token alone, which is all that a head on it looks at after the last block."""
+        """`first_only`: compute the first token only, the only one that the head reads after the last block."""
         if self.after:
             x = self.norm1((x_BTW[:, :1] if first_only else x_BTW) + self._attend(x_BTW, first_only))
             return self.norm2(x + self._feed(x))  # type: ignore[no-any-return]  # a Module's call is untyped
@@ -88,7 +88,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """What DeiT and BERT share; their subclasses bring embeddings and head."""
+    """Blocks of DeiT and BERT; subclasses add embeddings and head."""
 
     blocks: nn.ModuleList
 
@@ -99,7 +99,7 @@ class Encoder(nn.Module):
         self.first_only = False
         """Whether the last block computes the first token alone; the output is the same."""
         self.blocks = nn.ModuleList(Block(shape, self.width) for _ in range(shape.layers))
-        # normalising after each branch leaves nothing to normalise at the end
+        # with norms after each branch the output is already normalized
         self.norm = nn.Identity() if shape.norm == "post-ln" else make_norm(shape.norm, self.width, shape.eps)
 
     def first_token(self, x_BTW: Tensor) -> Tensor:
@@ -119,21 +119,21 @@ def init_weights(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=0.02)
 
 
-# BERT (Devlin et al., 2018) as a sequence classifier: real embeddings, pooled first token.
+# BERT (Devlin et al., 2018) as a sequence classifier: its embeddings, pooled first token.
 
 
 SEGMENTS = 2
 
 
 class Bert(Encoder):
-    """Of sequences as long as their row: a padded batch would need a mask, and would be another measurement."""
+    """For sequences without padding: a padded batch would need a mask, which changes what is measured."""
 
     def __init__(self, shape: EncoderShape, width: int | None = None) -> None:
         super().__init__(shape, width)
         self.words = nn.Embedding(shape.vocabulary, self.width)
         self.positions = nn.Embedding(shape.positions, self.width)
         self.segments = nn.Embedding(SEGMENTS, self.width)
-        # the published model normalises its embeddings; with norms before each branch the first one does it
+        # the published model normalizes its embeddings; with norms before each branch, the first norm does that
         self.embedding_norm = nn.LayerNorm(self.width, eps=shape.eps) if shape.norm == "post-ln" else nn.Identity()
         self.pooler = nn.Linear(self.width, shape.inner)
         self.head = nn.Linear(shape.inner, shape.classes)
@@ -179,14 +179,14 @@ class Deit(Encoder):
 
 
 def build(shape: EncoderShape, norm: Norm | None = None, seed: int = 0, layers: int | None = None) -> Encoder:
-    """`layers`: fewer of them, to try a setting quickly."""
+    """`layers`: use fewer layers, for quick tests."""
     wanted = replace(shape, norm=norm or shape.norm, layers=layers or shape.layers)
     with seeded_init(seed):
         return (Deit if shape.kind == "image" else Bert)(wanted).eval()
 
 
 def make_inputs(shape: EncoderShape, batch_size: int, tokens: int, seed: int = 0) -> torch.Tensor:
-    """Images of noise or sequences of words drawn at random; the numbers do not change what is computed."""
+    """Random images or token ids; the values do not change the amount of computation."""
     with seeded_init(seed):
         if shape.kind == "image":
             return torch.randn(batch_size, 3, shape.side, shape.side)

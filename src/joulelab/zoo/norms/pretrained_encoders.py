@@ -145,7 +145,7 @@ def fold_for_inference(model: Encoder) -> Encoder:
     and the last block computes only the token that the head reads."""
     made = copy.deepcopy(model)
     made.first_only = True
-    if model.shape.norm != "post-ln":  # there the residual stream reads the norm's output too
+    if model.shape.norm != "post-ln":  # post-norm: the residual stream reads the norm's output too
         _fold_norm_scales(made, keep_scale=False)
         for norm, _ in _branches(made):
             for name in ("weight", "bias"):
@@ -204,7 +204,8 @@ def _residual_contributions(model: Encoder) -> Iterator[Tensor]:
 
 
 def _copy_narrowed(source: Encoder, target: Encoder, width: int) -> None:
-    """Weights by name; where the target is narrower, rows of the left-out number go, and columns give theirs away."""
+    """Copy weights by name. If the target is narrower by one, the last row is dropped and the last column is subtracted
+    from the others."""
     state = dict(source.state_dict())
     narrow = width < source.width
     if narrow:

@@ -1,1 +1,1 @@
-"""What the models of the zoo are trained to do: one file a task, each making batches and an objective."""
+"""Training tasks of the zoo: each module builds batches and an objective."""

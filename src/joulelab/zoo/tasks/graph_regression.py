@@ -1,4 +1,4 @@
-"""A number for a molecule: trained on the absolute error of its HOMO-LUMO gap, in units of the gaps' spread.
+"""Regression of the HOMO-LUMO gap of molecules: absolute error in units of the standard deviation of the gaps.
 
 Legend: B molecules, N atoms, E edges, F features of an atom.
 """
@@ -25,7 +25,7 @@ from joulelab.zoo.pretrained import build_randomly_initialized
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 
 STATISTICS_MOLECULES = 10_000
-"""Training molecules, the first ones, behind the mean, spread and degrees that the training is scaled by."""
+"""Number of leading training molecules from which mean, standard deviation and degrees are computed."""
 HELD_OUT = 2_000
 Inputs = Callable[[MoleculeGraph], Mapping[str, Tensor]]
 Predict = Callable[[nn.Module, TensorBatch], Tensor]
@@ -48,7 +48,7 @@ def prepare_dimenet(request: WorkloadRequest) -> Workload:
 
 
 def open_molecules(request: WorkloadRequest, with_positions: bool) -> tuple[MoleculeRows, MoleculeRows]:
-    """To train on, and held out."""
+    """Training and held-out molecules."""
     wanted, held_out = parse_split(request.split), parse_split("validation")
     if request.dataset == SYNTHETIC:
         # splits differ in their seed, so that no molecule is in two of them
@@ -73,7 +73,7 @@ class Scale:
 
 def absolute_error(model: nn.Module, batch: TensorBatch, predict: Predict, spread_ev: float) -> ObjectiveOutput:
     predicted_B, targets_B = predict(model, batch), batch["targets"]
-    # [B, 1] against [B] would broadcast to all pairs of molecules, and train on nonsense without a word
+    # [B, 1] against [B] would broadcast to all pairs of molecules without an error
     assert predicted_B.shape == targets_B.shape == (batch.count,)
     loss_sum = (predicted_B - targets_B).abs().sum()
     return ObjectiveOutput(loss_sum, batch.count, {"error_ev": loss_sum.detach() * spread_ev})
@@ -89,7 +89,7 @@ def predict_by_bonds(model: nn.Module, batch: TensorBatch) -> Tensor:
 
 
 def positions_and_angles(graph: MoleculeGraph, cutoff: float) -> Mapping[str, Tensor]:
-    """Edges and triplets are found here, ahead of the step: on a GPU their number would have to be waited for."""
+    """Edges and triplets are computed here, before the step: on a GPU their number would have to be read back."""
     positions_N3 = torch.from_numpy(graph.positions)
     edges = edges_within(cutoff, positions_N3, torch.from_numpy(graph.molecule))
     triplets = triplets_of(edges, len(positions_N3))

@@ -18,7 +18,7 @@ from joulelab.zoo import objective
 from joulelab.zoo.objective import ObjectiveOutput, PlainObjective, Workload
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 
-# Images for the vision tasks: synthetic, or a folder of the user's.
+# Images for the vision tasks: synthetic, or from a folder.
 
 
 class Images(Protocol):
@@ -36,7 +36,7 @@ class Images(Protocol):
 def open_images(
     request: WorkloadRequest, side: int, classes: int, augment: bool, center_share: float = CENTER_SHARE
 ) -> tuple[Images, Images]:
-    """To train on, and held out; `classes` is how many the synthetic ones have."""
+    """Training and held-out images; `classes` is the number of classes of synthetic images."""
     train, held_out = request.wanted_split, parse_split("validation")
     if request.dataset == SYNTHETIC:
         return SyntheticImages(classes, side, train), SyntheticImages(classes, side, held_out)
@@ -62,12 +62,12 @@ def prepare(request: WorkloadRequest) -> Workload:
     if train.classes < 2:
         raise ConfigError(
             f"the images of {request.dataset} are all of one class; a classifier needs two or more",
-            "put the images of each class into a folder of its own",
+            "put the images of each class into a separate folder",
         )
     model: Any = objective.build(request, num_labels=train.classes)
     _require_enough_outputs(request, int(model.config.num_labels), train.classes)
     if request.entry.options.get("channels_last"):
-        # the layout in which tensor cores convolve; moving the model to a device keeps it
+        # channels last, the layout of the fast tensor-core convolutions; moving the model to a device keeps it
         model = model.to(memory_format=torch.channels_last)
     return Workload(model, PlainObjective(class_loss), shuffled(request, train), shuffled(request, held_out))
 
@@ -78,9 +78,9 @@ def class_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
 
 
 def _require_enough_outputs(request: WorkloadRequest, outputs: int, classes: int) -> None:
-    """Loaded weights bring a head of their own."""
+    """Loaded weights have their own head."""
     if outputs < classes:
         raise ConfigError(
-            f"the weights '{request.weights}' tell {outputs} classes apart; {request.dataset} has {classes}",
+            f"the weights '{request.weights}' have {outputs} classes; {request.dataset} has {classes}",
             "use weights with as many classes or more, or none",
         )

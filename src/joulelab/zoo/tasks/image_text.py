@@ -1,4 +1,4 @@
-"""Answers about images: an image and a question go in, and only the tokens of the answer are trained.
+"""Image question answering: inputs are an image and a question; only the tokens of the answer are trained.
 
 Shapes: B images, S positions of image and text together, P prompt tokens, A answer tokens, V vocabulary.
 """
@@ -27,17 +27,17 @@ from joulelab.zoo.objective import Objective, ObjectiveOutput, PlainObjective, W
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 from joulelab.zoo.tasks.token_rows import choose_tokenizer, summed_cross_entropy
 
-# Questions about images of the user's as batches: each row is padding, the image, the question and the answer.
+# Batches of a user's images with questions: each row is padding, image, question and answer.
 #
-# Padding stands in front, as everything after it is then where it is for a row without padding; answers of different
-# lengths end in targets that are not trained.
+# Padding comes first, so that the answers of all rows end at the same position; shorter answers are filled up with
+# targets that are not trained.
 #
 # Shapes: B images, S positions of image and text together, A answer tokens of the longest answer allowed.
 
 
 HELD_OUT_SHARE = 0.05
 NOT_TRAINED = -100
-# Mean and deviation of the pixels that CLIP, LLaVA's eye, was trained with.
+# Mean and standard deviation of the pixels that CLIP, LLaVA's image encoder, was trained with.
 CLIP_MEAN, CLIP_DEVIATION = (0.4815, 0.4578, 0.4082), (0.2686, 0.2613, 0.2758)
 _READERS = 8
 
@@ -78,7 +78,7 @@ def _require_no_image_token(rows: Sequence[list[int]], image_id: int, name: str)
     if any(image_id in row for row in rows):
         raise ConfigError(
             f"a text of {name} holds the token that stands for the image ({image_id})",
-            "leave markers such as <image> out: the image is put in front of the question",
+            "remove markers such as <image>: the image is inserted before the question",
         )
 
 
@@ -103,14 +103,14 @@ class _QuestionBatches:
 
     def _batch(self, rows: Rows, draw: int) -> TensorBatch:
         read = self._readers.map(lambda row: read_center(self._found.files[row], self._side), rows)
-        asked = [[*self._start, *self._image, *self._questions[row]] for row in rows]
+        prompts = [[*self._start, *self._image, *self._questions[row]] for row in rows]
         answers = [self._answers[row] for row in rows]
-        front, back = max(len(row) for row in asked), max(len(row) for row in answers)
+        front, back = max(len(row) for row in prompts), max(len(row) for row in answers)
         input_ids_BS = np.zeros((len(rows), front + back - 1), dtype=np.int64)
         seen_BS = np.zeros_like(input_ids_BS)
         answers_BA = np.full((len(rows), back), NOT_TRAINED, dtype=np.int64)
-        for place, (before, answer) in enumerate(zip(asked, answers, strict=True)):
-            known = slice(front - len(before), front + len(answer) - 1)  # the last token foretells nothing
+        for place, (before, answer) in enumerate(zip(prompts, answers, strict=True)):
+            known = slice(front - len(before), front + len(answer) - 1)  # the last token predicts nothing
             input_ids_BS[place, known] = [*before, *answer[:-1]]
             seen_BS[place, known] = 1
             answers_BA[place, : len(answer)] = answer
@@ -152,7 +152,7 @@ def build(request: WorkloadRequest) -> Any:
 
 def answer_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
     answers_BA = batch["answers"]
-    # the answer ends the sequence, so the last positions are the ones that foretell it
+    # the answer ends the sequence, so it is predicted at the last positions
     logits_BAV = model(
         input_ids=batch["input_ids"],
         attention_mask=batch.tensors.get("attention_mask"),
@@ -164,8 +164,8 @@ def answer_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
 
 
 def freeze_unreached(model: Any) -> None:
-    """LLaVA reads its image tower before the end (layer -2). What comes after never gets a gradient, so it is no part
-    of what is trained; ranks that average gradients would wait for it indefinitely."""
+    """Freeze the layers of the image tower after the one that LLaVA reads (layer -2). They never get a gradient, and
+    ranks that average gradients would wait for them indefinitely."""
     tower, depth = model.model.vision_tower, model.config.vision_feature_layer
     for name, module in tower.named_modules():
         if name.endswith("encoder.layers"):
@@ -177,15 +177,15 @@ def freeze_unreached(model: Any) -> None:
 def _require_side(request: WorkloadRequest, side: int) -> None:
     if side != request.shape["side"]:
         raise ConfigError(
-            f"these weights see images of {side} x {side}; {request.shape['side']} was asked for",
-            "leave `side` out, or start without weights",
+            f"these weights need images of {side} x {side}; {request.shape['side']} was requested",
+            "omit `side`, or start without weights",
         )
 
 
 def _batches(request: WorkloadRequest, config: Any, split: Split) -> ShuffledRows:
     side, prompt_tokens, answer_tokens = (request.shape[name] for name in ("side", "prompt", "answer"))
     plain = range(FIRST_PLAIN, min(int(config.text_config.vocab_size), int(config.image_token_index)))
-    # splits differ in their seed, so that no image is in two of them
+    # splits have different seeds, so that no image is in two of them
     source = SyntheticImageText(plain, prompt_tokens, answer_tokens, seed=list(SYNTHETIC_SIZES).index(split.name))
     image_tokens = (side // int(config.vision_config.patch_size)) ** 2
     image = np.full(image_tokens, int(config.image_token_index))
@@ -207,7 +207,7 @@ def _batches(request: WorkloadRequest, config: Any, split: Split) -> ShuffledRow
 
 
 def interleave(prompt_P: Ids, image: Ids, answers_BA: Ids) -> Ids:
-    """The first word of the prompt, the image, the rest of the prompt, and the answer but for its last token, after
-    which there is nothing left to foretell."""
+    """The first token of the prompt, the image, the rest of the prompt, and the answer without its last token, after
+    which nothing is predicted."""
     before = np.concatenate([prompt_P[:1], image, prompt_P[1:]])
     return np.hstack([np.tile(before, (len(answers_BA), 1)), answers_BA[:, :-1]])

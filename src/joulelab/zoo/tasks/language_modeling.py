@@ -34,7 +34,7 @@ def prepare(request: WorkloadRequest) -> Workload:
     disable_layerdrop(model)
     tokens = request.shape["tokens"]
     require_positions(request, model.config, tokens)
-    # one more than the model reads, so that its last position has a target too
+    # one more token than the model reads, so that its last position has a target too
     data = open_rows(request, model.config, tokens + 1)
     held_out = _batches(request, data.held_out) if data.held_out else None
     return Workload(model, PlainObjective(next_token_loss), _batches(request, data.train), held_out, notes=data.notes)
@@ -55,18 +55,19 @@ def _batches(request: WorkloadRequest, source: TokenRows) -> ShuffledRows:
     return ShuffledRows(source.rows, request.rows_per_batch, request.seed, make)
 
 
-# Denoising, sequence to sequence: a text with spans left out goes in; the spans (T5) or the whole (BART) come out.
+# Denoising, sequence to sequence: the input is a text with masked spans, the target is the spans (T5) or the whole text
+# (BART).
 #
 # Shapes: B rows, R tokens of the whole text, S spans, T target tokens, V vocabulary.
 
 
 Ids = NDArray[np.int64]
 Denoising = Callable[[Ids, int], tuple[Ids, Ids]]
-"""From rows of text and a draw to what goes in and what should come out."""
+"""Maps rows of text and a random generator to inputs and targets."""
 
 
 def prepare_span_corruption(request: WorkloadRequest) -> Workload:
-    """As T5 is trained: each span becomes a sentinel, and the target is the sentinels, each before its span."""
+    """Span corruption (T5): each span is replaced by a sentinel; the target is each sentinel followed by its span."""
     model: Any = objective.build(request)
     plan = plan_sentinels(request.shape["tokens"], request.shape["target_tokens"])
 
@@ -79,11 +80,11 @@ def prepare_span_corruption(request: WorkloadRequest) -> Workload:
 
 
 def prepare_infilling(request: WorkloadRequest) -> Workload:
-    """As BART is trained: each span becomes one mask, and the target is the whole text."""
+    """Text infilling (BART): each span is replaced by one mask token; the target is the whole text."""
     model: Any = objective.build(request)
     tokens, begin_id = request.shape["tokens"], int(model.config.bos_token_id)
     require_positions(request, model.config, tokens)
-    plan = plan_infilling(tokens - 2)  # a begin and an end stand around it
+    plan = plan_infilling(tokens - 2)  # plus a begin and an end token
     return _prepare(request, model, plan.text, 0, lambda v: lambda ids, draw: infill(ids, plan, v, begin_id, draw))
 
 
@@ -98,7 +99,7 @@ def corrupt_spans(ids_BR: Ids, plan: SpanPlan, vocabulary: Vocabulary, draw: int
     gone_BR = draw_spans(len(ids_BR), plan, draw)
     sentinels_S = np.array(vocabulary.sentinels)
     inputs = collapse(ids_BR, gone_BR, sentinels_S)
-    # seen from the targets it is the kept text that shrinks to sentinels: one before each span, as the text starts kept
+    # in the targets the kept text shrinks to sentinels: one before each span, because the text starts with kept tokens
     targets = collapse(ids_BR, ~gone_BR, sentinels_S)
     return _append_end(inputs, vocabulary.end_id), _append_end(targets, vocabulary.end_id)
 

@@ -33,9 +33,9 @@ from joulelab.zoo.tasks.self_supervised_recipes import PredictionRecipe
 
 # V-JEPA 2's encoder and predictor, on chosen patches only.
 #
-# transformers' own model encodes every patch and drops the hidden ones afterwards, and sizes a tensor by a number
-# that only the device knows. Its layers are used here one by one: the context encoder then never sees, nor pays for,
-# what is hidden, and the host never waits.
+# transformers' model encodes every patch and drops the masked ones afterwards, and sizes a tensor by a number that only
+# the device knows. Calling its layers one by one avoids both: the context encoder computes only the visible patches,
+# and the host does not synchronize.
 
 
 # shapes: B clips, N patches of a clip, K patches seen, M patches to predict, D features
@@ -47,7 +47,7 @@ class ClipEncoder(nn.Module):
         self.vit = vit
 
     def forward(self, clips_BTCHW: Tensor, places_BK: Tensor | None = None) -> Tensor:
-        """[B, K, D]: features of the patches at these places, from these alone; of all where none are named."""
+        """[B, K, D]: features of the patches at these places, computed from them alone; of all patches if None."""
         tokens_BKD = self.vit.embeddings(clips_BTCHW)
         if places_BK is not None:
             tokens_BKD = gather_tokens(tokens_BKD, places_BK)
@@ -61,12 +61,12 @@ class LatentPredictor(nn.Module):
         self.narrow = predictor
 
     def forward(self, seen_BKD: Tensor, places_BK: Tensor, hidden_BM: Tensor, kind: int) -> Tensor:
-        """[B, M, D]: what the hidden patches' features should be; each kind of mask has a mask token of its own."""
+        """[B, M, D]: predicted features of the masked patches; each kind of mask has its own mask token."""
         embeddings = self.narrow.embeddings
         seen = embeddings.predictor_embeddings(seen_BKD)
-        asked = embeddings.mask_tokens[kind].to(seen.dtype).expand(*hidden_BM.shape, -1)
+        mask_tokens = embeddings.mask_tokens[kind].to(seen.dtype).expand(*hidden_BM.shape, -1)
         tokens = _apply_layers(
-            self.narrow.layer, torch.cat([seen, asked], dim=1), torch.cat([places_BK, hidden_BM], dim=1)
+            self.narrow.layer, torch.cat([seen, mask_tokens], dim=1), torch.cat([places_BK, hidden_BM], dim=1)
         )
         predicted: Tensor = self.narrow.proj(self.narrow.layernorm(tokens[:, places_BK.shape[1] :]))
         return predicted
@@ -88,12 +88,12 @@ class LatentPredictionNet(nn.Module):
 
 def _apply_layers(layers: nn.ModuleList, tokens: Tensor, places: Tensor | None) -> Tensor:
     for layer in layers:
-        tokens = layer(tokens, places)[0]  # the second is attention weights, for those who ask
+        tokens = layer(tokens, places)[0]  # the second value is the attention weights, if requested
     return tokens
 
 
 # shapes: B clips, K patches seen, M patches to predict, D features
-OWN_STREAM = 1 << 16  # masks are drawn apart from the clips
+OWN_STREAM = 1 << 16  # masks have a separate seed
 
 
 def prepare(request: WorkloadRequest) -> Workload:
@@ -132,12 +132,12 @@ class LatentPrediction:
 
 
 def clip_distance(predicted_BMD: Tensor, targets_BMD: Tensor) -> Tensor:
-    """[B]: mean absolute difference over a clip's hidden patches and their features."""
+    """[B]: mean absolute difference over the masked patches of a clip and their features."""
     return (predicted_BMD.float() - targets_BMD.float()).abs().mean(dim=(1, 2))
 
 
 def _set_grid_size(vjepa2: Any, grid: int) -> None:
-    """Positions are rotations, not a table, and fit any clip; all that loaded weights recall is the grid they had."""
+    """Positions are rotary and fit any clip; loaded weights only remember the grid size that they were trained with."""
     for module in vjepa2.modules():
         if hasattr(module, "grid_size"):
             module.grid_size = grid
@@ -145,7 +145,7 @@ def _set_grid_size(vjepa2: Any, grid: int) -> None:
 
 @dataclass(frozen=True)
 class _MaskSampler:
-    """Which patches of a clip are seen and which are to be predicted: the same in all of its frames."""
+    """Selects the visible and the predicted patches of a clip, the same in all of its frames."""
 
     request: WorkloadRequest
     recipe: PredictionRecipe
@@ -155,7 +155,7 @@ class _MaskSampler:
     def __post_init__(self) -> None:
         for name, unit in (("side", self.patch_side), ("frames", self.patch_frames)):
             if self.request.shape[name] % unit:
-                raise ConfigError(f"{name}={self.request.shape[name]} is no multiple of a patch's, {unit}")
+                raise ConfigError(f"{name}={self.request.shape[name]} is not a multiple of the patch size {unit}")
 
     @property
     def grid(self) -> int:

@@ -30,15 +30,15 @@ from joulelab.zoo.tasks.token_rows import (
 
 
 def prepare(request: WorkloadRequest) -> Workload:
-    """Of the entry's options: `head`, the modules after the encoder in their order; `idle`, words in the names of
-    parameters that this task never reaches; `settings`, what a length of input asks of the architecture."""
+    """Options of the entry: `head`, the modules after the encoder in their order; `idle`, substrings of names of
+    parameters that this task does not use; `settings`, architecture settings that depend on the input length."""
     options, tokens = request.entry.options, request.shape["tokens"]
     fitting = options["settings"](request.size.settings, tokens) if "settings" in options else {}
     model: Any = add_logits_at_positions(objective.build(request, **fitting), options["head"])
     use_unpadded_attention(model)
     require_positions(request, model.config, tokens)
     model.config.use_cache = False
-    # A parameter without a gradient would keep ranks waiting for it.
+    # Ranks would wait indefinitely for a parameter without a gradient.
     for name, parameter in model.named_parameters():
         if any(word in name for word in options.get("idle", ())):
             parameter.requires_grad_(False)
@@ -54,10 +54,8 @@ def masked_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
 
 
 class LogitsAtPositions(nn.Module):
-    """Mixed into a masked language model of transformers: `model(ids, positions=...)` gives logits there alone.
-
-    At 15 % of the positions the projection to the vocabulary, its logits and their gradient cost 15 %.
-    """
+    """Mixin for a masked language model of transformers: `model(ids, positions=...)` returns logits at these positions
+    only. At 15 % of the positions, the projection to the vocabulary, its logits and their gradient cost 15 %."""
 
     head_modules: tuple[str, ...]
 
@@ -73,7 +71,7 @@ class LogitsAtPositions(nn.Module):
 
 
 def add_logits_at_positions(model: nn.Module, head: tuple[str, ...]) -> nn.Module:
-    """The same model under the same class name with the same parameters: it saves, loads and shards as before."""
+    """Add the mixin to a model. Class name and parameters are unchanged, so it saves, loads and shards as before."""
     kind = type(model)
     model.__class__ = type(kind.__name__, (LogitsAtPositions, kind), {"head_modules": head})
     return model
@@ -92,12 +90,12 @@ def _batches(request: WorkloadRequest, source: TokenRows, vocabulary: Vocabulary
     return ShuffledRows(source.rows, request.rows_per_batch, request.seed, make)
 
 
-# BigBird's masked language modelling, with its block-sparse attention in fused kernels.
+# BigBird (Zaheer et al., 2020): block-sparse attention in fused kernels.
 #
-# transformers (5.22) draws the random blocks anew in every layer of every step, and writes all attention weights into
-# a dense square of tokens x tokens: at 4,096 tokens the memory and time that sparse attention is there to save, and
-# under autocast an error. Here the blocks are drawn once (they are the same in every step), and each block of queries
-# meets its blocks of keys in one call of torch's own attention. A test holds the two against each other.
+# transformers (5.22) samples the random blocks again in every layer of every step and writes all attention weights into
+# a dense tokens x tokens matrix: at 4,096 tokens that costs the memory and time that sparse attention saves, and it
+# fails under autocast. Here the blocks are sampled once (they are the same in every step), and one call of torch's
+# attention computes each block of queries with its blocks of keys. A test compares the two implementations.
 #
 # Shapes: B rows, H heads, T tokens in N blocks of Q tokens, R random blocks of each, D features of a head.
 
@@ -123,18 +121,18 @@ def fuse_block_sparse(model: nn.Module, tokens: int) -> None:
 
 
 class FusedBlockSparse(nn.Module):
-    """Mixed into BigBird's attention, for rows of one length without padding."""
+    """Mixin for BigBird's attention, for rows of one length without padding."""
 
     tokens: int
     random_blocks: Tensor
-    """[H, N - 2, R]: of all blocks but the first and the last, which attend to everything."""
+    """[H, N - 2, R]: random blocks of all query blocks except the first and the last, which attend to everything."""
     num_attention_heads: int
     block_size: int
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         if hidden_states.shape[1] != self.tokens:
             return super().forward(hidden_states, *args, **kwargs)
-        # transformers draws no blocks outside of training, and then looks at the first block in their place
+        # in eval mode transformers samples no blocks and attends to block 0 instead
         chosen_HNR = self.random_blocks if self.training else torch.zeros_like(self.random_blocks)
         modules: Any = (self.query, self.key, self.value)
         query_BHNQD, key_BHNQD, value_BHNQD = (self._blocks(project(hidden_states)) for project in modules)
@@ -156,11 +154,11 @@ class FusedBlockSparse(nn.Module):
 
 
 _PARTS = (slice(0, 1), slice(1, 2), slice(2, -2), slice(-2, -1), slice(-1, None))
-"""Blocks of queries that see alike: the first, the second, all in the middle, the last but one, the last."""
+"""Query blocks with the same pattern of visible blocks: first, second, all in the middle, second to last, last."""
 
 
 def _visible_blocks(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
-    """What each part of the queries sees of the keys (or values), [B, H, blocks of the part, tokens seen, D]."""
+    """Visible keys (or values) of each group of query blocks, [B, H, blocks of the group, visible tokens, D]."""
     heads_H11 = torch.arange(len(chosen_HNR), device=chosen_HNR.device)[:, None, None]
     random = blocks_BHNQD[:, heads_H11, chosen_HNR].flatten(3, 4)
     everything = blocks_BHNQD.flatten(2, 3).unsqueeze(2)
@@ -179,14 +177,14 @@ def _visible_blocks(blocks_BHNQD: Tensor, chosen_HNR: Tensor) -> list[Tensor]:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each block of queries with its own keys: to the kernel they are so many more heads."""
+    """Attention of each block of queries to its keys; for the kernel, blocks are additional heads."""
     context = functional.scaled_dot_product_attention(query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2))
     return context.view(query.shape)
 
 
 def _sample_random_blocks(attention: Any, tokens: int) -> Tensor:
-    """The blocks that transformers draws for this layer at every step, drawn once. It seeds numpy's own generator to
-    do so, which is given back as it was."""
+    """The blocks that transformers samples for this layer at every step, sampled once. transformers seeds numpy's
+    global generator for it; the generator's state is restored."""
     block, count, longest = attention.block_size, attention.num_random_blocks, attention.max_seqlen
     before = np.random.get_state()
     np.random.seed(attention.seed)
@@ -207,11 +205,11 @@ def _sample_random_blocks(attention: Any, tokens: int) -> Tensor:
     return torch.from_numpy(np.stack(drawn).astype(np.int64))
 
 
-# Longformer's masked language modelling, with its sliding window in fused kernels.
+# Longformer (Beltagy et al., 2020): sliding-window attention in fused kernels.
 #
-# transformers cuts the window out of skewed matrices by copying; at 4,096 tokens that is most of a step. Here a block
-# of queries, as long as half a window, meets three blocks of keys in one call of torch's own attention, under a mask
-# of the window's shape. A test holds the two against each other.
+# transformers extracts the window from skewed matrices by copying; at 4,096 tokens that is most of a step. Here one
+# call of torch's attention computes each block of queries (half a window long) with three blocks of keys under a mask
+# of the window's shape. A test compares the two implementations.
 #
 # Shapes: B rows, H heads, T tokens in N blocks of W tokens, D features of a head.
 
@@ -223,7 +221,7 @@ def prepare_sliding_window(request: WorkloadRequest) -> Workload:
 
 
 def fuse_sliding_window(model: nn.Module, tokens: int) -> None:
-    """Where the length is one of whole windows; at others transformers pads, and keeps its own attention."""
+    """If the length is a multiple of the window; otherwise transformers pads, and its own attention is kept."""
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
     fused = type("FusedWindowAttention", (FusedSlidingWindow, LongformerSelfAttention), {})
@@ -236,11 +234,11 @@ def fuse_sliding_window(model: nn.Module, tokens: int) -> None:
 
 
 class FusedSlidingWindow(nn.Module):
-    """Mixed into Longformer's attention, for rows of one length without padding."""
+    """Mixin for Longformer's attention, for rows of one length without padding."""
 
     tokens: int
     visible: Tensor
-    """[N, 1, W, 3 W]: which keys of its three blocks a query sees."""
+    """[N, 1, W, 3 W]: which keys of the three blocks are visible to a query."""
     one_sided_attn_window_size: int
     num_heads: int
     dropout: float
@@ -269,13 +267,13 @@ class FusedSlidingWindow(nn.Module):
 
 
 def _with_neighbors(blocks_BNHWD: Tensor) -> Tensor:
-    """Each block between the one before and the one after, [B, N, H, 3 W, D]; zeros stand beyond the ends."""
+    """Each block with its two neighbors, [B, N, H, 3 W, D]; zeros beyond the ends."""
     padded = functional.pad(blocks_BNHWD, (0, 0, 0, 0, 0, 0, 1, 1))
     return torch.cat([padded[:, :-2], blocks_BNHWD, padded[:, 2:]], dim=3)
 
 
 def _visible(blocks: int, window: int) -> Tensor:
     distance = torch.arange(3 * window) - window - torch.arange(window)[:, None]
-    place = torch.arange(blocks)[:, None] * window + torch.arange(3 * window) - window  # of a key in the whole text
+    place = torch.arange(blocks)[:, None] * window + torch.arange(3 * window) - window  # of a key in the row
     inside = (place >= 0) & (place < blocks * window)
     return ((distance.abs() <= window) & inside[:, None, :]).unsqueeze(1)

@@ -21,14 +21,14 @@ from joulelab.data.batches import TensorBatch
 
 
 def ranked_patches(images: int, grid: int, blobs: int, generator: torch.Generator) -> Tensor:
-    """[B, P]: the patches of a grid x grid frame, neighbours near each other in rank."""
+    """[B, P]: the patches of a grid x grid frame in a random order in which neighbors have similar ranks."""
     noise = torch.rand((images, 1, blobs, blobs), generator=generator, device=generator.device)
     smooth = functional.interpolate(noise, size=(grid, grid), mode="bicubic", align_corners=True)
     return smooth.flatten(1).argsort(dim=1)
 
 
 def repeat_over_time(patches_BK: Tensor, frames: int, patches_per_frame: int) -> Tensor:
-    """[B, F * K]: the same patches in every frame, numbered through the clip."""
+    """[B, F * K]: the same patches in every frame, as indices into the clip."""
     starts_F = torch.arange(frames, device=patches_BK.device) * patches_per_frame
     return (starts_F[None, :, None] + patches_BK[:, None, :]).flatten(1)
 
@@ -42,7 +42,8 @@ class MovingAverage:
     """Exponential moving average of a module's weights: the teacher of DINOv2, the target encoder of V-JEPA."""
 
     def __init__(self, followed: nn.Module, momentum: float) -> None:
-        # The module itself, not what the loop calls: DDP and compilation wrap it and leave its tensors where they are.
+        # The module itself, not the wrapper that the loop calls: DDP and compilation wrap it without copying its
+        # tensors.
         self._followed = followed
         self._momentum = momentum
         self.module = copy.deepcopy(followed).requires_grad_(False)
@@ -56,7 +57,7 @@ class MovingAverage:
 
 
 def _reshard(module: nn.Module) -> None:
-    """FSDP leaves a module's weights gathered until its backward pass, which a copy that is not trained never has."""
+    """FSDP keeps a module's weights gathered until its backward pass, which a copy that is not trained never has."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()
@@ -66,6 +67,6 @@ Tensors = Mapping[str, Tensor]
 
 
 def chain_expand(batch: TensorBatch, more: Callable[[Tensors], Tensors]) -> TensorBatch:
-    """The batch, with one more step after what it already becomes."""
+    """The batch with one more transform after those that it already has."""
     first = batch.expand
     return replace(batch, expand=more if first is None else lambda tensors: more(first(tensors)))

@@ -1,7 +1,6 @@
-"""Self-distillation (DINOv2): from a part of an image, a student is to say what its own moving average says of another.
-
-The teacher sees the two global crops whole; the student sees them, one with patches hidden, and small local crops.
-"""
+"""Self-distillation (DINOv2, Oquab et al., 2023): from one crop of an image, a student predicts the output of its own
+moving average for another crop. The teacher sees the two global crops; the student sees them, one with masked patches,
+and small local crops."""
 
 from __future__ import annotations
 
@@ -26,10 +25,10 @@ from joulelab.zoo.tasks.image_classification import Images, open_images
 from joulelab.zoo.tasks.masked_patches import MovingAverage, Tensors, chain_expand, gather_tokens, ranked_patches
 from joulelab.zoo.tasks.self_supervised_recipes import DistillationRecipe
 
-# The three terms of DINOv2, and how a teacher's scores become targets. Sums over images, in fp32.
+# The three terms of DINOv2, and the targets from a teacher's scores. Sums over images, in fp32.
 #
-# Two things look at a batch as a whole, so that they depend on how it is split into micro-batches: the targets, which
-# are balanced over the batch, and KoLeo, which looks for each image's nearest neighbour in it.
+# Two terms depend on the batch as a whole, hence on its split into micro-batches: the targets, which are balanced over
+# the batch, and KoLeo, which uses each image's nearest neighbor in it.
 
 
 # shapes: S samples (crops or patches), P prototypes, G global crops and L local crops of B images, D features
@@ -39,8 +38,8 @@ _EPS = 1e-8
 
 @torch.no_grad()
 def balanced_targets(scores_SP: Tensor, temperature: float) -> Tensor:
-    """Probabilities [S, P] that use every prototype about equally (Sinkhorn-Knopp): without that, one for all samples
-    would be the easiest agreement. Every row sums to 1."""
+    """Probabilities [S, P] that use every prototype about equally (Sinkhorn-Knopp; Caron et al., 2020). Without
+    balancing, the same prototype for all samples would minimize the loss. Every row sums to 1."""
     with torch.autocast(scores_SP.device.type, enabled=False):
         weights_SP = torch.exp(scores_SP.float() / temperature)
         samples_S = torch.ones_like(weights_SP[:, 0])
@@ -51,11 +50,9 @@ def balanced_targets(scores_SP: Tensor, temperature: float) -> Tensor:
 
 
 def crop_agreement(global_GBP: Tensor, local_LBP: Tensor, targets_GBP: Tensor, temperature: float) -> Tensor:
-    """DINO: every crop of an image is to score as the teacher scores each *other* global crop of it.
-
-    The mean over those pairs. Cross entropy is linear in its target, so the pairs of one local crop are one cross
-    entropy with the mean target.
-    """
+    """DINO: cross-entropy between each crop of an image and the teacher's scores of each *other* global crop, averaged
+    over those pairs. Cross-entropy is linear in its target, so the pairs of one local crop are one cross-entropy with
+    the mean target."""
     globals_, locals_ = len(global_GBP), len(local_LBP)
     others_GBP = (targets_GBP.sum(0) - targets_GBP) / (globals_ - 1)
     for_locals_LBP = targets_GBP.mean(0).expand(locals_, -1, -1)
@@ -66,14 +63,14 @@ def crop_agreement(global_GBP: Tensor, local_LBP: Tensor, targets_GBP: Tensor, t
 
 
 def patch_agreement(scores_SP: Tensor, targets_SP: Tensor, temperature: float, patches_per_image: int) -> Tensor:
-    """iBOT: a hidden patch is to be scored as the teacher, which sees it, scores it; the mean over an image's."""
+    """iBOT: cross-entropy at masked patches with the scores of the teacher, which sees them; the mean over an image."""
     return _cross_entropy(scores_SP, targets_SP, temperature) / patches_per_image
 
 
 def koleo(features_BD: Tensor) -> Tensor:
-    """Minus the log distance of each image to its nearest neighbour in the batch, on the unit sphere."""
+    """KoLeo: minus the log distance of each image to its nearest neighbor in the batch, on the unit sphere."""
     if len(features_BD) < 2:
-        return features_BD.sum() * 0.0  # nobody to keep a distance from
+        return features_BD.sum() * 0.0  # a single image has no neighbor
     with torch.autocast(features_BD.device.type, enabled=False):
         places_BD = functional.normalize(features_BD.float(), dim=-1)
         with torch.no_grad():
@@ -89,7 +86,7 @@ def _cross_entropy(scores: Tensor, targets: Tensor, temperature: float) -> Tenso
     )
 
 
-# The network of self-distillation: a vision transformer and two heads. Student and teacher are one of these each.
+# The network of self-distillation, for student and teacher: a vision transformer and two heads.
 
 
 # shapes: B images, R crops, N tokens of a crop (the class token first), K hidden patches, D features, P prototypes
@@ -97,15 +94,15 @@ def _cross_entropy(scores: Tensor, targets: Tensor, temperature: float) -> Tenso
 
 class Scores(NamedTuple):
     features: Tensor
-    """[R, D]: class tokens of the global crops, as the backbone leaves them."""
+    """[R, D]: class tokens of the global crops, from the backbone."""
     crops: Tensor
     """[R, P]: class tokens of all crops, global ones first, against the prototypes."""
     patches: Tensor
-    """[B * K, P]: the hidden patches of the first global crop, against prototypes of their own."""
+    """[B * K, P]: masked patches of the first global crop, against separate prototypes."""
 
 
 class PrototypeHead(nn.Module):
-    """Compares features with learned directions: a small network, then cosines."""
+    """Projects features by a small network and returns their cosines with learned prototypes."""
 
     def __init__(self, features: int, recipe: DistillationRecipe) -> None:
         super().__init__()
@@ -131,7 +128,7 @@ class SelfDistillationNet(nn.Module):
         self._skipped_share = recipe.skipped_share
 
     def forward(self, global_crops: Tensor, hidden_BK: Tensor, local_crops: Tensor | None = None) -> Scores:
-        """With local crops it is the student: the hidden patches are hidden from it, and layers are skipped."""
+        """With local crops it is the student: masked patches are replaced, and layers are skipped at random."""
         is_student = local_crops is not None
         skipped_share = self._skipped_share if is_student and self.training else 0.0
         mask = _as_mask(hidden_BK, len(global_crops), self._patches(global_crops)) if is_student else None
@@ -155,7 +152,7 @@ class SelfDistillationNet(nn.Module):
 
 
 def _as_mask(hidden_BK: Tensor, crops: int, patches: int) -> Tensor:
-    """[R, patches]: true where a patch is hidden, which happens in the first crop of every image."""
+    """[R, patches]: true for masked patches, which only the first crop of every image has."""
     nowhere = torch.zeros((crops, patches), dtype=torch.bool, device=hidden_BK.device)
     everywhere = torch.ones_like(hidden_BK, dtype=torch.bool)
     rows = torch.arange(len(hidden_BK), device=hidden_BK.device)
@@ -163,7 +160,7 @@ def _as_mask(hidden_BK: Tensor, crops: int, patches: int) -> Tensor:
 
 
 def _stochastic_depth(layer: nn.Module, tokens_RND: Tensor, skipped_share: float) -> Tensor:
-    """The layer on a random part of the rows, always as many; what it adds is scaled up, so that its mean is kept."""
+    """Apply the layer to a random subset of the rows, of constant size; its residual is scaled up to keep the mean."""
     rows = len(tokens_RND)
     kept = max(1, round(rows * (1 - skipped_share)))
     if kept == rows:
@@ -174,20 +171,20 @@ def _stochastic_depth(layer: nn.Module, tokens_RND: Tensor, skipped_share: float
     return tokens_RND.index_add(0, chosen, (layer(before) - before).to(tokens_RND.dtype), alpha=rows / kept)
 
 
-# Random crops of a batch of images, cut on the device they lie on: many crops of an image cost the host nothing.
+# Random crops of a batch of images, computed on their device, so that the host does no work per crop.
 
 
-# shapes: B images, R crops (the first crop of every image, then the second of every image, ...), C colours
-GLOBAL_AREA, LOCAL_AREA = (0.32, 1.0), (0.05, 0.32)  # shares of the image, as DINOv2 draws them
+# shapes: B images, R crops (the first crop of every image, then the second of every image, ...), C color channels
+GLOBAL_AREA, LOCAL_AREA = (0.32, 1.0), (0.05, 0.32)  # area as a fraction of the image, as in DINOv2
 RATIO = (3 / 4, 4 / 3)
 JITTER = 0.4
-"""Largest change of contrast and brightness. DINOv2 also shifts hues, blurs and solarises."""
+"""Largest change of contrast and brightness. DINOv2 also changes hue, blurs and solarizes."""
 
 
 def random_crops(
     images_BCHW: Tensor, crops: int, side: int, area: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """[R, C, side, side]: boxes of the image, mirrored or not, with contrast and brightness changed."""
+    """[R, C, side, side]: random crops, flipped with probability 1/2, with random contrast and brightness."""
     rows = crops * len(images_BCHW)
     windows = _random_windows(rows, area, generator)
     grid = functional.affine_grid(windows, [rows, 3, side, side], align_corners=False)
@@ -198,10 +195,10 @@ def random_crops(
 
 
 def _random_windows(rows: int, area: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """[R, 2, 3]: half the width and height of each box and its middle, in the -1 to 1 of `affine_grid`."""
+    """[R, 2, 3]: half width, half height and center of each crop, in the coordinates of `affine_grid` (-1 to 1)."""
     shares = _uniform((rows,), *area, generator)
-    stretch = _uniform((rows,), math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, generator).exp()
-    extents_2R = torch.stack([shares.sqrt() * stretch, shares.sqrt() / stretch]).clamp(max=1.0)
+    aspect = _uniform((rows,), math.log(RATIO[0]) / 2, math.log(RATIO[1]) / 2, generator).exp()
+    extents_2R = torch.stack([shares.sqrt() * aspect, shares.sqrt() / aspect]).clamp(max=1.0)
     middles_2R = _uniform((2, rows), -1.0, 1.0, generator) * (1 - extents_2R)
     mirrored = _uniform((rows,), -1.0, 1.0, generator).sign()
     windows = torch.zeros((rows, 2, 3), device=generator.device)
@@ -217,9 +214,9 @@ def _uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.G
 # shapes: B images, C crops of each, G = 2 of them global, K hidden patches of the first global crop, P prototypes
 GLOBAL_CROPS = 2
 SYNTHETIC_CLASSES = 1000
-MARGIN = 8 / 7  # crops are cut from an image of this many times the side of a global crop: 256 for 224
+MARGIN = 8 / 7  # side of the image that crops are taken from, relative to a global crop: 256 for 224
 BLOBS = 4
-OWN_STREAM = 1 << 16  # crops are drawn apart from the noise of synthetic images
+OWN_STREAM = 1 << 16  # crops have a separate seed from the noise of synthetic images
 
 
 def prepare(request: WorkloadRequest) -> Workload:
@@ -246,9 +243,9 @@ class SelfDistillation:
 
     def __call__(self, model: nn.Module, batch: TensorBatch, phase: PhaseMaker) -> ObjectiveOutput:
         with phase("forward.teacher"), torch.no_grad():
-            taught: Scores = self._teacher.module(batch["global_crops"], batch["hidden"])
-            crop_targets = balanced_targets(taught.crops, self._recipe.teacher_temperature)
-            patch_targets = balanced_targets(taught.patches, self._recipe.teacher_temperature)
+            teacher: Scores = self._teacher.module(batch["global_crops"], batch["hidden"])
+            crop_targets = balanced_targets(teacher.crops, self._recipe.teacher_temperature)
+            patch_targets = balanced_targets(teacher.patches, self._recipe.teacher_temperature)
         with phase("forward.student"):
             scores: Scores = model(batch["global_crops"], batch["hidden"], batch["local_crops"])
             parts = self._parts(scores, crop_targets, patch_targets, images=batch.samples)
@@ -276,7 +273,7 @@ class SelfDistillation:
 
 @dataclass(frozen=True)
 class _CropPipeline:
-    """From images to crops and hidden patches, on the device."""
+    """Computes crops and masked patches from images, on the device."""
 
     request: WorkloadRequest
     recipe: DistillationRecipe
@@ -285,7 +282,7 @@ class _CropPipeline:
         for name in ("side", "local_side"):
             if self.request.shape[name] % self.patch_side:
                 raise ConfigError(
-                    f"{name}={self.request.shape[name]} is no multiple of the patches' side, {self.patch_side}",
+                    f"{name}={self.request.shape[name]} is not a multiple of the patch size {self.patch_side}",
                     "the published sides are 224 and 98",
                 )
 

@@ -1,4 +1,4 @@
-"""Speech to text: thirty seconds of log-mel features go in, the tokens of what was said come out.
+"""Speech to text: from 30 s of log-mel features to the tokens of the transcript.
 
 Shapes: B clips, T target tokens, M mel bands, F frames of 10 ms, V vocabulary.
 """
@@ -25,7 +25,7 @@ from joulelab.zoo.pretrained import import_transformers
 from joulelab.zoo.registry import SYNTHETIC, WorkloadRequest, refuse_dataset
 from joulelab.zoo.tasks.token_rows import TokenRows, choose_tokenizer, open_rows, summed_cross_entropy
 
-# Recordings of the user's as batches for speech to text: features by transformers' own extractor, texts padded.
+# Batches of a user's recordings: features by transformers' extractor, padded texts.
 #
 # Legend: B clips, T target tokens of the longest text allowed.
 
@@ -33,7 +33,7 @@ from joulelab.zoo.tasks.token_rows import TokenRows, choose_tokenizer, open_rows
 FRAMES_PER_SECOND = 100
 HELD_OUT_SHARE = 0.05
 NOT_TRAINED = -100
-"""What torch's cross entropy leaves out; the end of a text is a token like any other and is trained."""
+"""Ignored by torch's cross-entropy. The end-of-text token is trained like any other."""
 
 
 def open_recordings(request: WorkloadRequest, model: nn.Module, objective: Objective[TensorBatch]) -> Workload:
@@ -83,8 +83,8 @@ class _Recordings:
         sounds = [read_wav(self._clips.files[row]) for row in rows]
         features = self._extract(sounds, sampling_rate=SAMPLING_HZ, return_tensors="pt")["input_features"]
         ids = {"targets": torch.from_numpy(targets_BT), "decoder_input_ids": torch.from_numpy(inputs_BT)}
-        said = sum(len(text) for text in texts)
-        return TensorBatch({"features": features, **ids}, len(rows), tokens=said, count=said)
+        count = sum(len(text) for text in texts)
+        return TensorBatch({"features": features, **ids}, len(rows), tokens=count, count=count)
 
 
 Ids = NDArray[np.int64]
@@ -92,13 +92,13 @@ Ids = NDArray[np.int64]
 
 def prepare(request: WorkloadRequest) -> Workload:
     frames, tokens = request.shape["frames"], request.shape["tokens"]
-    # two frames become one position of the encoder
+    # the encoder has one position per two frames
     model: Any = objective.build(request, max_source_positions=frames // 2).float()
     _require_fit(request, model.config, frames, tokens)
     if request.dataset != SYNTHETIC:
         return open_recordings(request, model, PlainObjective(transcription_loss))
     data = open_rows(request, model.config, tokens)
-    assert data.held_out is not None  # synthetic text has a split of its own for that
+    assert data.held_out is not None  # synthetic text has a separate validation split
     train, held_out = (_spoken(request, rows, model.config) for rows in (data.train, data.held_out))
     return Workload(model, PlainObjective(transcription_loss), train, held_out)
 
@@ -113,15 +113,15 @@ def transcription_loss(model: nn.Module, batch: TensorBatch) -> ObjectiveOutput:
 def _require_fit(request: WorkloadRequest, config: Any, frames: int, tokens: int) -> None:
     if 2 * config.max_source_positions != frames:
         raise ConfigError(
-            f"these weights hear {2 * config.max_source_positions} frames; {frames} were asked for",
-            "leave `frames` out, or start without weights",
+            f"these weights need {2 * config.max_source_positions} frames; {frames} were requested",
+            "omit `frames`, or start without weights",
         )
     if tokens > config.max_target_positions:
         raise ConfigError(
-            f"{request.entry.name} has {config.max_target_positions} positions for text; {tokens} tokens were asked for"
+            f"{request.entry.name} has {config.max_target_positions} positions for text; {tokens} tokens were requested"
         )
     if tokens > frames:
-        raise ConfigError(f"{tokens} tokens do not fit into {frames} frames", "ask for fewer tokens")
+        raise ConfigError(f"{tokens} tokens do not fit into {frames} frames", "request fewer tokens")
 
 
 def _spoken(request: WorkloadRequest, source: TokenRows, config: Any) -> ShuffledRows:
@@ -131,7 +131,7 @@ def _spoken(request: WorkloadRequest, source: TokenRows, config: Any) -> Shuffle
         targets_BT = source.sequences(rows)
         shifted_BT = np.hstack([np.full((len(rows), 1), start_id), targets_BT[:, :-1]])
         tensors = {"targets": torch.from_numpy(targets_BT), "decoder_input_ids": torch.from_numpy(shifted_BT)}
-        voice = partial(speak, mels=mels, frames=frames, seed=draw)
-        return TensorBatch(tensors, len(rows), tokens=targets_BT.size, count=targets_BT.size, expand=voice)
+        expand = partial(speak, mels=mels, frames=frames, seed=draw)
+        return TensorBatch(tensors, len(rows), tokens=targets_BT.size, count=targets_BT.size, expand=expand)
 
     return ShuffledRows(source.rows, request.rows_per_batch, request.seed, make)

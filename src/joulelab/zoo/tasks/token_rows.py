@@ -4,9 +4,8 @@ attention.
 The tokenizer is the one requested; else that of the weights; else the published one of the size, if it is cached or the
 hub is reachable; else the bytes of the text. The choice is reported.
 
-Rows have no padding. Told so, attention uses torch's fused kernels; otherwise transformers creates masks under
-torch.compile (5.17 for every encoder), and a mask rules out the fast kernels.
-"""
+Rows have no padding, and attention is configured accordingly, so that it uses torch's fused kernels. By default
+transformers creates masks under torch.compile (5.17: for every encoder), and masks exclude the fast kernels."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ def _byte_tokenizer(config: Any, sentinels: int, missed: str) -> ChosenTokenizer
     size = int(config.vocab_size)
     if size - sentinels < IDS_NEEDED:
         raise ConfigError(
-            f"a vocabulary of {size} is too small for bytes ({IDS_NEEDED + sentinels} ids)", "name a tokenizer"
+            f"a vocabulary of {size} is too small for bytes ({IDS_NEEDED + sentinels} ids)", "pass a tokenizer"
         )
     vocabulary = own_vocabulary(size, end_of_text(config), sentinels)
     reason = f"; the tokenizer of {missed} is not here" if missed else ""
@@ -95,7 +94,7 @@ def _pretrained_tokenizer(name: str, tokenizer: Any, config: Any) -> ChosenToken
 
 
 def _sentinels(tokenizer: Any, size: int) -> tuple[int, ...]:
-    """T5's own, or ids of the model that the tokenizer leaves free."""
+    """T5's sentinels, or ids of the model that the tokenizer does not use."""
     known = tokenizer.get_vocab()
     own = [known[name] for name in (f"<extra_id_{number}>" for number in range(MOST_SENTINELS)) if name in known]
     return tuple(own or range(size - 1, max(len(tokenizer), size - MOST_SENTINELS) - 1, -1))
@@ -107,14 +106,14 @@ def end_of_text(config: Any) -> int | None:
 
 
 HELD_OUT_SHARE = 0.05
-"""Of the rows, the last ones, where the data has no validation split of its own."""
+"""Fraction of the rows, at the end, that is held out if the data has no validation split."""
 VALIDATION = Split("validation")
 
 
 @dataclass(frozen=True)
 class TokenRows:
     rows: Rows
-    """Which rows belong to the split."""
+    """Indices of the rows of the split."""
     sequences: Callable[[Rows], NDArray[np.int64]]
     """Their ids, [rows, tokens]."""
 
@@ -123,7 +122,7 @@ class TokenRows:
 class LanguageRows:
     train: TokenRows
     held_out: TokenRows | None
-    """None where the text is too short to hold any of it out."""
+    """None if the text is too short to hold out any rows."""
     vocabulary: Vocabulary
     notes: tuple[str, ...] = ()
 
@@ -170,7 +169,7 @@ def _packed_rows(documents: Documents, split: Split, encoding: Encoding, tokens:
     if not count:
         raise ConfigError(
             f"{documents.name} ({split}) has {len(line):,} tokens; one row takes {tokens:,}",
-            "bring more text, or ask for fewer tokens per row",
+            "provide more text, or request fewer tokens per row",
         )
     table = line[: count * tokens].reshape(count, tokens)
     return TokenRows(np.arange(count), lambda rows: table[rows].astype(np.int64))
@@ -192,7 +191,8 @@ def summed_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 
 def require_positions(request: WorkloadRequest, config: Any, tokens: int) -> None:
-    """A position that was never embedded would be an index error deep inside the model, or on a GPU a dead context."""
+    """Without this check, a position beyond the embeddings would be an index error inside the model, or on a GPU an
+    assertion that ends the CUDA context."""
     request.require_positions(getattr(config, "max_position_embeddings", None), tokens)
 
 
@@ -200,9 +200,9 @@ NAME = "joulelab_unpadded"
 
 
 def use_unpadded_attention(model: nn.Module) -> None:
-    """For models that take their attention by name; the few with one of their own keep it."""
+    """For models that select their attention by name; models with a custom attention keep it."""
     if getattr(model, "_supports_sdpa", False):
-        # No way to make masks is registered under this name, and so none are made.
+        # No mask function is registered under this name, so transformers creates no masks.
         import_transformers().AttentionInterface.register(NAME, _attend)
         model.set_attn_implementation(NAME)  # type: ignore[operator]
 
@@ -213,14 +213,14 @@ def _attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     if getattr(module, "is_decoder", False) and not module.is_causal:
-        kwargs["position_bias"] = None  # T5's decoder looks at its encoder with a bias of zeros
+        kwargs["position_bias"] = None  # T5's cross-attention has a bias of zeros
     attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, None, **kwargs)
     return attended
 
 
 def disable_layerdrop(model: nn.Module) -> None:
-    """OPT and BART draw a number for every layer to decide whether to skip it, with a chance of 0. Reading that number
-    cuts a compiled model into pieces, so their layer stacks are marked as not training."""
+    """OPT and BART sample a number for every layer to decide whether to skip it, with probability 0. Reading that
+    number causes a graph break under torch.compile, so their layer stacks are marked as not training."""
     stacks: list[Any] = [module for module in model.modules() if getattr(module, "layerdrop", None) == 0.0]
     for module in stacks:
         kind = type(module)
@@ -231,7 +231,7 @@ def disable_layerdrop(model: nn.Module) -> None:
 
 
 class _NeverTraining(nn.Module):
-    """The layers inside are in training or not as usual."""
+    """The layers inside switch between training and eval mode as usual."""
 
     def train(self, mode: bool = True) -> Any:
         super().train(mode)
@@ -240,7 +240,7 @@ class _NeverTraining(nn.Module):
 
 
 class _Dropout:
-    """What BART's stacks do themselves after their embeddings, if in training."""
+    """The dropout that BART's stacks apply after their embeddings in training mode."""
 
     def __init__(self, share: float) -> None:
         self._share = share

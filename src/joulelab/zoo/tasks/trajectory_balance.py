@@ -54,7 +54,7 @@ _MAX_WORKERS = 16
 
 class QedReward:
     def __init__(self, fragments: Sequence[str], beta: float, workers: int | None = None) -> None:
-        """`workers` are processes; fewer than two: none, the work is done here."""
+        """`workers`: number of worker processes; with fewer than two, rewards are computed in this process."""
         self._chemist, self._beta = MoleculeScorer(fragments), beta
         self._known: dict[Tree, float] = {}
         workers = min(_MAX_WORKERS, usable_cores() - 2) if workers is None else workers
@@ -62,13 +62,13 @@ class QedReward:
 
     def qed(self, trees: Trees) -> Tensor:
         """[S], on the host."""
-        asked = trees_to_host(trees)
-        unknown = list(dict.fromkeys(tree for tree in asked if tree not in self._known))
+        on_host = trees_to_host(trees)
+        unknown = list(dict.fromkeys(tree for tree in on_host if tree not in self._known))
         if len(self._known) + len(unknown) > MAX_CACHED:
-            self._known = {tree: self._known[tree] for tree in asked if tree in self._known}
+            self._known = {tree: self._known[tree] for tree in on_host if tree in self._known}
         found = self._pool.map(worker_qed, unknown) if self._pool else map(self._chemist.qed, unknown)
         self._known.update(zip(unknown, found, strict=True))
-        return torch.tensor([self._known[tree] for tree in asked])
+        return torch.tensor([self._known[tree] for tree in on_host])
 
     def log_reward(self, qed_S: Tensor) -> Tensor:
         return self._beta * qed_S.log()
@@ -89,7 +89,7 @@ def trees_to_host(trees: Trees) -> list[Tree]:
 
 
 SPLITS_APART = 1_000_003
-"""Between the seeds of two splits."""
+"""Difference of the seeds of two splits."""
 
 
 def prepare(request: WorkloadRequest) -> Workload:
@@ -111,7 +111,7 @@ def _rollouts(request: WorkloadRequest, building: TreeBuilding, split: Split) ->
 
 class Reward(Protocol):
     def qed(self, trees: Trees) -> Tensor:
-        """What each tree is worth, [S], on the host."""
+        """Reward of each tree, [S], on the host."""
 
     def log_reward(self, qed_S: Tensor) -> Tensor: ...
 
@@ -121,7 +121,7 @@ class TrajectoryBalance:
         self._building, self._reward = building, reward
 
     def __call__(self, model: nn.Module, batch: RolloutBatch, phase: PhaseMaker) -> ObjectiveOutput:
-        assert batch.noise is not None  # `to` has made it
+        assert batch.noise is not None  # created by `to`
         with phase("forward.rollout"):
             path = roll_out(model, self._building, batch.noise)
             finished = Trees(*(column.cpu() for column in path.final))
@@ -130,7 +130,7 @@ class TrajectoryBalance:
             decision: Decision = model(path.before)
             log_forward_B = summed_log_forward(decision.logits, path, self._building)
             log_backward_B = summed_log_backward(path, self._building)
-        with phase("forward.reward"):  # by the host, while a GPU is still at the policy
+        with phase("forward.reward"):  # computed on the host while the GPU still runs the policy
             qed_B = self._reward.qed(finished)
             log_reward_B = self._reward.log_reward(qed_B).to(log_forward_B.device)
         loss_sum = (decision.log_z + log_forward_B - log_reward_B - log_backward_B).square().sum()
@@ -145,14 +145,14 @@ class TrajectoryBalance:
 
 
 def summed_log_forward(logits: Tensor, path: Trajectory, building: TreeBuilding) -> Tensor:
-    """[B]: of all decisions of a trajectory, of which the policy gives the logits."""
+    """[B]: log-probability of all decisions of a trajectory under the policy's logits."""
     log_shares = mask_illegal(logits, building.legal(path.before)).log_softmax(-1)
     chosen_TB = log_shares.gather(1, path.action.flatten()[:, None]).view_as(path.action)
     return torch.where(path.decided, chosen_TB, 0.0).sum(0)
 
 
 def summed_log_backward(path: Trajectory, building: TreeBuilding) -> Tensor:
-    """[B]: of undoing them; a stop is undone in one way only."""
+    """[B]: log-probability of the backward steps; a stop has a single backward step."""
     undone_TB = building.log_backward(path.after).view_as(path.action)
     return torch.where(path.action != 0, undone_TB, 0.0).sum(0)
 
