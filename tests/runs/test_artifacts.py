@@ -101,7 +101,7 @@ def test_what_an_earlier_attempt_of_the_same_run_made_is_looked_at_too(play):
 def test_who_resumes_hears_why_something_is_made_again(play):
     def made_from(version):
         def pipeline(run):
-            run.progress.write = said.append
+            run.progress.write = messages.append
             run.artifact("data", kind="data", inputs={"version": version}, parents=[], make=lambda folder: None)
             if version == 1:
                 raise JoulelabError("later")

@@ -20,7 +20,7 @@ class Listening(SilentProgress):
         self.messages = []
 
     def write(self, text):
-        self.said.append(text)
+        self.messages.append(text)
 
 
 class Lab:

@@ -78,7 +78,7 @@ def test_everything_subtracted_from_a_budget_is_reported_and_the_hint_fits_the_l
     messages = []
     budget = SimpleNamespace(tokens=None, energy_j=12.0, counts_teacher=True)
     spec = SimpleNamespace(budget=budget, has_teacher=False)  # as in self, whose teacher is the SFT student
-    run, runner = SimpleNamespace(progress=SimpleNamespace(write=said.append)), SimpleNamespace(report=print)
+    run, runner = SimpleNamespace(progress=SimpleNamespace(write=messages.append)), SimpleNamespace(report=print)
     context = SimpleNamespace(spec=spec, run=run, runner=runner)
     students._report_budget(context, students.RemainingBudget(None, 2.5), 4.75, 4.75, 10)
     assert messages == ["budget of student.train: 2.50 J of 12.0 J (SFT student 4.75 J, teacher 4.75 J counted)"]
