@@ -108,7 +108,9 @@ class Measured:
 
 
 def request_of(row: Row) -> WorkloadRequest:
-    return WorkloadRequest(lookup.ZOO.resolve(row.model), row.size, batch_size=row.batch_size, requested_shape=row.shape)
+    return WorkloadRequest(
+        lookup.ZOO.resolve(row.model), row.size, batch_size=row.batch_size, requested_shape=row.shape
+    )
 
 
 def cost_of(row: Row) -> ModelCost:

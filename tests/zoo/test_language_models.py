@@ -208,11 +208,11 @@ def test_barts_embeddings_are_dropped_out_in_training_alone():
 )
 def test_a_length_that_the_model_cannot_take_is_said_before_training(name, size, shape, says):
     with pytest.raises(ConfigError, match=says):
-        prepare(request(name, size, asked_shape=shape))
+        prepare(request(name, size, requested_shape=shape))
 
 
 def test_reformers_grid_of_positions_follows_the_length():
-    workload = prepare(request("reformer", asked_shape={"tokens": 64}))
+    workload = prepare(request("reformer", requested_shape={"tokens": 64}))
     assert workload.model.config.axial_pos_shape == (8, 8)
     assert math.isfinite(forward(workload).loss_sum.item())
 

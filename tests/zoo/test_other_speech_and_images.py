@@ -113,7 +113,7 @@ def test_whisper_is_trained_on_every_target_and_sees_only_those_before():
 )
 def test_a_shape_that_does_not_fit_is_refused(shape, said):
     with pytest.raises(ConfigError, match=said):
-        tiny("whisper", asked_shape=shape)
+        tiny("whisper", requested_shape=shape)
 
 
 def write_wav(path, seconds, rate_hz=16_000):
@@ -135,7 +135,7 @@ def recordings(folder, texts, rate_hz=16_000):
 
 def test_recordings_train_on_their_texts_and_on_where_these_end(tmp_path):
     manifest = recordings(tmp_path, ["yes", "no", "maybe"])
-    workload = tiny("whisper", dataset=manifest, asked_shape={"frames": 100}, batch_size=2)
+    workload = tiny("whisper", dataset=manifest, requested_shape={"frames": 100}, batch_size=2)
     batch = first(workload)
     end_id = workload.model.config.eos_token_id
     assert batch["features"].shape == (2, 80, 100)
@@ -148,7 +148,7 @@ def test_recordings_train_on_their_texts_and_on_where_these_end(tmp_path):
 
 def test_recordings_that_cannot_be_used_are_refused_with_the_way_out(tmp_path):
     manifest = recordings(tmp_path, ["yes", "no"], rate_hz=8_000)
-    workload = tiny("whisper", dataset=manifest, asked_shape={"frames": 100})
+    workload = tiny("whisper", dataset=manifest, requested_shape={"frames": 100})
     with pytest.raises(ConfigError, match="has 8000 Hz") as caught:
         first(workload)
     assert "ffmpeg" in caught.value.hint
@@ -157,7 +157,7 @@ def test_recordings_that_cannot_be_used_are_refused_with_the_way_out(tmp_path):
         first(workload)
     long = recordings(tmp_path, ["a text of many words", "no"])
     with pytest.raises(ConfigError, match="has 21 tokens; 8 are allowed"):
-        tiny("whisper", dataset=long, asked_shape={"frames": 100})
+        tiny("whisper", dataset=long, requested_shape={"frames": 100})
 
 
 def questions(folder, rows, name="questions.jsonl"):
@@ -183,7 +183,7 @@ def test_questions_of_the_users_train_on_their_answers_alone(tmp_path):
 
 def test_padding_in_front_of_a_question_changes_nothing(tmp_path):
     table = questions(tmp_path, [("red?", "no"), ("blueish?", "yes it is"), ("?", "a")])
-    together = tiny("llava", dataset=table, batch_size=2, asked_shape={"prompt": 12, "answer": 12})
+    together = tiny("llava", dataset=table, batch_size=2, requested_shape={"prompt": 12, "answer": 12})
     batch = first(together)
     whole = answer_loss(together.model, batch).loss_sum
     alone = 0.0

@@ -27,7 +27,7 @@ def test_gpt2_costs_what_its_shape_says():
 
 def test_twice_the_tokens_are_twice_the_products_and_four_times_the_attention():
     request = partial(WorkloadRequest, find_model("gpt2"), "tiny")
-    half, whole = (model_cost(request(asked_shape={"tokens": tokens})).forward_flops for tokens in (32, 64))
+    half, whole = (model_cost(request(requested_shape={"tokens": tokens})).forward_flops for tokens in (32, 64))
     attention = 4 * 2 * 64 * 32**2
     assert whole - 2 * half == pytest.approx(2 * attention, rel=1e-6)
 

@@ -76,8 +76,8 @@ def test_declared_positions_are_those_of_the_architecture(name):
         config = make_config(WorkloadRequest(entry, size))
         positions = config.max_target_positions if name == "whisper" else config.max_position_embeddings
         positions -= entry.options.get("unused_positions", 0)
-        WorkloadRequest(entry, size, asked_shape={"tokens": positions}).require_length()
+        WorkloadRequest(entry, size, requested_shape={"tokens": positions}).require_length()
         with pytest.raises(ConfigError, match=f"{positions:,} positions"):
             WorkloadRequest(
-                entry, size, asked_shape={"tokens": positions + getattr(config, "block_size", 1)}
+                entry, size, requested_shape={"tokens": positions + getattr(config, "block_size", 1)}
             ).require_length()

@@ -222,11 +222,11 @@ def test_crops_show_parts_of_their_own_image() -> None:
 )
 def test_a_shape_that_patches_do_not_fill_is_refused(name: str, shape: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="not a multiple"):
-        tiny(name, asked_shape=shape)
+        tiny(name, requested_shape=shape)
 
 
 def test_clips_of_another_shape_can_be_asked_for() -> None:
-    workload = tiny("vjepa2", asked_shape={"frames": 8, "side": 48}, batch_size=2)
+    workload = tiny("vjepa2", requested_shape={"frames": 8, "side": 48}, batch_size=2)
     batch = workload.batches.at(0, 0).to(CPU)
     assert batch["clips"].shape == (2, 8, 3, 48, 48)
     assert math.isfinite(float(workload.objective(workload.model, batch, record).loss_sum.detach()))
