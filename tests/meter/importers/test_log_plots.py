@@ -48,7 +48,7 @@ def test_a_line_is_broken_at_a_hole(tmp_path):
 
     stamps = every(1, 11) + every(1, 11, "2026-03-02T13:00:00")
     log = read_power_log(old_monitor(tmp_path / "x", [(s, 0, 1.0) for s in stamps]), TimeRule(), "this test")
-    assert len({point["stretch"] for point in _points(log, log.devices[0], PANELS[0], "elapsed")}) == 2
+    assert len({point["segment"] for point in _points(log, log.devices[0], PANELS[0], "elapsed")}) == 2
 
 
 def test_a_run_s_trace_is_drawn_into_its_folder(tmp_path, joulelab_here):

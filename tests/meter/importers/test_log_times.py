@@ -74,13 +74,13 @@ def test_a_small_step_back_is_a_step_too():
     assert list(np.diff(ordered.seconds)) == pytest.approx([1] * 9)
 
 
-def test_lines_that_came_late_are_put_in_their_place(tmp_path):
+def test_lines_out_of_order_are_sorted_by_time(tmp_path):
     stamps = every(1, 20)
     stamps[5], stamps[7] = stamps[7], stamps[5]
     log, energy = logged(tmp_path, constant(stamps), "UTC")
     assert energy.duration_s == 19
     assert energy.holes == ()
-    assert any("came late" in note for note in log.notes)
+    assert any("out of order" in note for note in log.notes)
 
 
 def test_a_log_written_backwards_is_turned():
