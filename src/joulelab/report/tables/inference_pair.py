@@ -264,7 +264,7 @@ def pair_data(found: Sequence[Pair]) -> list[dict[str, Any]]:
             "teacher_median_s_per_call": one.teacher.latency_s,
             "spent_j": None if one.found is None else one.found.spent.value,
             "saved_j_per_item": None if one.found is None else one.found.saved.value,
-            "pays_back_after": None if one.found is None else one.found.count,
+            "breaks_even_after": None if one.found is None else one.found.count,
             "low": None if one.found is None or math.isinf(one.found.low) else one.found.low,
             "high": None if one.found is None or math.isinf(one.found.high) else one.found.high,
             "answer": one.answer,
