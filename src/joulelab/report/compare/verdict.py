@@ -270,7 +270,7 @@ def short_verdict(comparison: Comparison, warning: str = "") -> tuple[str, ...]:
     """
     doubts = [warning, _brief_doubt(comparison)]
     found = break_even_rows(comparison)
-    breaks_even = [break_even_sentence(one) for one in found if one.found and one.found.pays_back]
+    breaks_even = [break_even_sentence(one) for one in found if one.found and one.found.breaks_even]
     readings = [*reading_sentences(comparison), *breaks_even]
     chosen = [next((text for text in texts if text), "") for texts in (doubts, readings)]
     return (headline(comparison), *(text for text in chosen if text))
