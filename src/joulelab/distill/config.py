@@ -85,6 +85,24 @@ class TeacherSection(Section):
     """Seed of the teacher's training; separate from the run's, so that all students of a comparison share a teacher."""
 
 
+class DistillSection(Section):
+    """Terms of the student's loss and their weights."""
+
+    aliases: ClassVar = {"kd_T": "temperature"}
+
+    temperature: float = Field(2.0, gt=0, allow_inf_nan=False)
+    """Temperature of the teacher's and the student's distributions in the teacher's term (kd_T)."""
+
+
+class LabelsAndTeacherSection(DistillSection):
+    """loss = alpha CE + (1 - alpha) T^2 KL + ..."""
+
+    aliases: ClassVar = {"kd_alpha": "alpha", "kd_T": "temperature"}
+
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the labels, or of the data's own tokens (kd_alpha); 0 uses the teacher alone, 1 turns it off."""
+
+
 def require_packages(*names: str) -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:

@@ -18,7 +18,7 @@ from joulelab import lookup
 from joulelab.data import sources
 from joulelab.data.chat.datasets import PRESETS
 from joulelab.data.chat.templates import read_template
-from joulelab.distill.config import LanguageModelSpec, require_trackers
+from joulelab.distill.config import LabelsAndTeacherSection, LanguageModelSpec, require_trackers
 from joulelab.distill.logit_cache.codecs import get_codec, require_usable
 from joulelab.errors import ConfigError, DependencyMissing, JoulelabError, UsageError
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
@@ -54,14 +54,11 @@ SHAPES = {
 }
 
 
-class Distillation(Section):
+class Distillation(LabelsAndTeacherSection):
     """loss = alpha CE + (1 - alpha) T^2 KL, over the trained tokens."""
 
-    alpha: float = Field(0.5, ge=0, le=1)
-    """Weight of the cross-entropy on the data's own tokens; 0 uses the teacher alone. In `self`, 1 is plain further
-    training."""
     temperature: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Temperature of the teacher's and the student's distributions."""
+    """Temperature of the teacher's and the student's distributions (kd_T)."""
     teacher: Literal["cached", "live"] = "cached"
     """Compute the teacher's distributions once for all epochs and students, or in every step."""
     codec: str = "rs50"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from joulelab.data import sources
 from joulelab.data.labeled_text import LabeledSource, check_labeled_text
 from joulelab.data.splits import all_of_own_data, parse_split
-from joulelab.distill.config import DistillSpec, TeacherSection
+from joulelab.distill.config import DistillSpec, LabelsAndTeacherSection, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
 from joulelab.train.config import TrainingConfig
@@ -113,15 +113,9 @@ class CnnConfig(Section):
         return self
 
 
-class DistillConfig(Section):
+class DistillConfig(LabelsAndTeacherSection):
     """loss = alpha CE + (1 - alpha) T^2 KL + feat_beta MSE + relations; a term with weight 0 is not computed."""
 
-    aliases: ClassVar = {"kd_alpha": "alpha", "kd_T": "temperature"}
-
-    alpha: float = Field(0.5, ge=0, le=1)
-    """Weight of the labels (kd_alpha); 1 turns the teacher's responses off, 0 the labels."""
-    temperature: float = Field(2.0, gt=0)
-    """Temperature of the teacher's responses (kd_T)."""
     kd_T2: bool = True
     """Multiply the responses' term by T^2, so that the temperature does not change its weight."""
     feat_beta: float = Field(1.0, ge=0)

@@ -16,7 +16,7 @@ from joulelab.data import sources
 from joulelab.data.masking import require_counts
 from joulelab.data.splits import Size, is_own_data
 from joulelab.data.token_store import find_store, refuse_pickle
-from joulelab.distill.config import LanguageModelSpec, TeacherSection
+from joulelab.distill.config import DistillSection, LanguageModelSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import LARGEST_SEED, Section
 from joulelab.train.config import TrainingConfig
@@ -146,7 +146,7 @@ class LmStudent(Section):
 _STARTS = ("layers", "model", "config", "size")
 
 
-class LmDistillation(Section):
+class LmDistillation(DistillSection):
     """loss = alpha_ce T^2 KL + alpha_mlm CE | alpha_clm CE + alpha_mse MSE + alpha_cos (1 - cos), each a mean over its
     own positions; a term with weight 0 is not computed."""
 
@@ -160,8 +160,6 @@ class LmDistillation(Section):
     """Weight of the squared distance of the logits, summed over the vocabulary, at the positions of alpha_ce."""
     alpha_cos: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight of 1 - cosine of the last hidden states, over all tokens; needs equal widths."""
-    temperature: float = Field(2.0, gt=0, allow_inf_nan=False)
-    """Temperature of the teacher's responses."""
     mlm: bool = True
     """Masked language modeling (BERT, RoBERTa); false: each token from those before it (GPT-2)."""
     mlm_mask_prop: float = Field(0.15, gt=0, lt=1)

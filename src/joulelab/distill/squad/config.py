@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from joulelab.data import sources
 from joulelab.data.squad.questions import SYNTHETIC, Question, parse_squad, read_squad, synthetic_document
-from joulelab.distill.config import DistillSpec, TeacherSection
+from joulelab.distill.config import DistillSection, DistillSpec, TeacherSection
 from joulelab.errors import ConfigError
 from joulelab.runs.spec import Section
 from joulelab.train.config import TrainingConfig
@@ -86,15 +86,13 @@ class QaStudent(Section):
     """Layers taken from it, counted from 0; null: all."""
 
 
-class QaDistill(Section):
+class QaDistill(DistillSection):
     """loss = alpha_ce T^2 KL + alpha_squad CE, each the mean of start and end; a term with weight 0 is not computed."""
 
     alpha_ce: float = Field(0.5, ge=0)
     """Weight of the teacher's start and end distributions; 0 needs no teacher."""
     alpha_squad: float = Field(0.5, ge=0)
     """Weight of the marked answers."""
-    temperature: float = Field(2.0, gt=0)
-    """Temperature of both distributions in the teacher's term."""
 
     @model_validator(mode="after")
     def _something_to_learn(self) -> Self:
