@@ -4,6 +4,7 @@
     ├── NonFiniteLoss             1   training produced NaN or infinity
     ├── OutOfMemory               1   the model and its batch do not fit into the GPU
     ├── StorageFailed             1   the disk is full, over its quota, read-only or broken
+    ├── CorruptedFile             2   a file of a run cannot be read or has other content than expected
     ├── UsageError                2   invalid command line
     │   ├── ConfigError           2   a setting is unknown or has a wrong value
     │   │   └── SeveralProblems   2   all problems that were found before a start, as a list
@@ -49,6 +50,10 @@ class OutOfMemory(JoulelabError):
 
 class StorageFailed(JoulelabError):
     pass
+
+
+class CorruptedFile(JoulelabError):
+    exit_code = 2
 
 
 class UsageError(JoulelabError):

@@ -128,6 +128,36 @@ def test_a_forged_field_of_the_record_is_found(judged, tmp_path, forgery):
     assert error.value.exit_code == 4
 
 
+def reword(record):
+    """As another version of joulelab states the same."""
+    for check in record["validity"]["checks"]:
+        check["text"] = "In other words: " + check["text"].replace("the ", "")
+    for note in record["validity"]["notes"]:
+        note["text"] = "Note: " + note["text"]
+
+
+def test_other_words_for_the_same_numbers_are_no_forgery(judged):
+    edit(judged / "run.json", reword)
+    assert wrong(judged) == {}
+
+
+def test_another_number_in_a_text_is_a_forgery(judged):
+    edit(judged / "run.json", lambda record: record["validity"]["checks"][0].update(text="all of 97531 readings"))
+    assert [figure.rpartition(".")[2] for figure in wrong(judged)] == ["text"]
+
+
+def test_one_unreadable_record_does_not_end_the_verification_of_the_others(judged, tmp_path, capsys):
+    other = judged.parent / "other-20260101T000000Z-aaaa"
+    shutil.copytree(judged, other)
+    (other / "run.json").write_text('{"run_id": ')
+    pack([judged], [], tmp_path / "x.zip")
+    found = verify_runs([other, judged])
+    (unread,) = [check for check in found if check.run_id == other.name]
+    assert (unread.figure, unread.verdict, unread.good) == ("run.json", "cannot be recomputed", False)
+    assert "is not valid JSON" in unread.reason
+    assert {check.verdict for check in found if check.run_id == judged.name} == {"matches"}
+
+
 @pytest.mark.parametrize("key", ["packages", "python", "cpu", "gpus", "command", "host", "variables"])
 def test_a_forged_environment_is_found_by_the_digest_in_the_marks(judged, key):
     edit(judged / "environment.json", lambda facts: facts.update({key: "another"}))

@@ -152,13 +152,13 @@ def show(
     A pattern such as 'demo-kd-*' prints a line for every matching run, oldest first; with --json a list.
     """
     from joulelab.runs.groups import folders_named, is_pattern
-    from joulelab.runs.store import load_record, store_root
+    from joulelab.runs.store import load_readable, store_root
 
     folders = folders_named(store_root(runs_dir), name)
     if (folders[0] / "group.json").exists():
         show_group(folders[0], as_json)
         return
-    records = [load_record(folder) for folder in folders]
+    records = [record for _, record in load_readable(folders)]
     if as_json:
         texts = [record.model_dump_json(indent=2) for record in records]
         print("[" + ",\n".join(texts) + "]" if is_pattern(name) else texts[0])

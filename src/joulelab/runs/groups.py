@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from joulelab import clock
-from joulelab.errors import ConfigError, JoulelabError, NotFoundError, UsageError
+from joulelab.errors import ConfigError, CorruptedFile, NotFoundError, UsageError
 from joulelab.meter.figures import Frozen
 from joulelab.runs.attempt import create_run
 from joulelab.runs.context import Progress
@@ -21,7 +21,7 @@ from joulelab.runs.lock import FolderLocked, holding, is_held, newest_lease
 from joulelab.runs.paths import GROUPS_FOLDER, GroupPaths, RunPaths, make_folder, read_json, write_json
 from joulelab.runs.record import RunRecord
 from joulelab.runs.spec import RunSpec, Section, check, explain, merge, nest, overlay, read_experiment
-from joulelab.runs.store import find_folder, load_record, run_folders, stores_of
+from joulelab.runs.store import find_folder, load_readable, load_record, run_folders, stores_of
 
 _KEYS = (
     "a group has about, baseline and members; a member has experiment, seeds and overrides (a label goes into "
@@ -151,8 +151,9 @@ def load_group(folder: Path) -> GroupRecord:
     try:
         return GroupRecord.model_validate(read_json(GroupPaths(folder).record))
     except ValidationError as error:
-        raise JoulelabError(
-            f"{folder}/group.json does not match this version: {error.error_count()} invalid fields"
+        raise CorruptedFile(
+            f"{folder}/group.json does not match this version: {error.error_count()} invalid fields",
+            "restore it from a backup; its runs are not affected",
         ) from None
 
 
@@ -222,7 +223,8 @@ def group_records(folder: Path) -> tuple[GroupRecord, list[RunRecord]]:
     """The group and the records of those members that have started."""
     group = load_group(folder)
     started = [member_paths(GroupPaths(folder), member) for member in group.members]
-    return group, [load_record(paths.folder) for paths in started if paths is not None]
+    found = load_readable([paths.folder for paths in started if paths is not None])
+    return group, [record for _, record in found]
 
 
 # Runs as named on a command line: ids, parts of ids, folders, `last`, patterns; a group stands for all its members.

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from joulelab.clock import folder_stamp
-from joulelab.errors import JoulelabError, StorageFailed, UsageError
+from joulelab.errors import CorruptedFile, StorageFailed, UsageError
 from joulelab.runs.spec import brief
 from joulelab.units import size_text
 
@@ -288,14 +288,13 @@ def write_json(path: Path, value: BaseModel | dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    hint = "restore it from a backup, or remove the folder"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise JoulelabError(
-            f"{path} is not valid JSON: {error}", "restore it from a backup, or remove the folder"
-        ) from None
+        raise CorruptedFile(f"{path} is not valid JSON: {error}", hint) from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise CorruptedFile(f"{path} cannot be read: {error.strerror}", hint) from None
     if not isinstance(value, dict):
-        raise JoulelabError(
-            f"{path}: expected a JSON object, found {brief(value)}", "restore it from a backup, or remove the folder"
-        )
+        raise CorruptedFile(f"{path}: expected a JSON object, found {brief(value)}", hint)
     return value

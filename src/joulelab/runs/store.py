@@ -6,7 +6,8 @@ import fcntl
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from joulelab import lookup
-from joulelab.errors import JoulelabError, NotFoundError, UsageError
+from joulelab.errors import CorruptedFile, JoulelabError, NotFoundError, UsageError
 from joulelab.meter.figures import COVERED, EnergyFigure, ErrorComponent
 from joulelab.meter.recorder import ENDED_SUFFIX, REQUESTS_SUFFIX
 from joulelab.meter.trace import SUFFIX, copy_to_parquet, read_lines
@@ -116,6 +117,19 @@ def load_record(folder: Path) -> RunRecord:
     return record.model_copy(update={"lineage": tuple(lineage)})
 
 
+def load_readable(folders: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
+    """The records of several runs. One that cannot be read is reported and skipped, unless no other one can be."""
+    found: list[tuple[Path, RunRecord]] = []
+    for number, folder in enumerate(folders, 1):
+        try:
+            found.append((folder, load_record(folder)))
+        except CorruptedFile as error:
+            if number == len(folders) and not found:
+                raise
+            print(f"unreadable: {error.message}", file=sys.stderr)
+    return found
+
+
 def searched_store(paths: RunPaths) -> Path:
     """The store in which a run searches for artifacts: its folder may be outside of it (`--run-dir`)."""
     return stores_of(paths.folder, read_json(paths.record).get("store"))[0]
@@ -131,7 +145,7 @@ def read_record(paths: RunPaths) -> RunRecord:
     try:
         return RunRecord.model_validate(read_json(paths.record))
     except ValidationError as error:
-        raise JoulelabError(
+        raise CorruptedFile(
             f"{paths.record} does not match this version of joulelab ({error.error_count()} invalid fields)",
             "the trace of the run is not affected",
         ) from None

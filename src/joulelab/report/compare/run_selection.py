@@ -18,7 +18,7 @@ from joulelab.report.compare.method_rows import compare
 from joulelab.runs.groups import GroupRecord, Member, folders_named, group_records, varying
 from joulelab.runs.paths import GroupPaths
 from joulelab.runs.record import RunRecord
-from joulelab.runs.store import load_record
+from joulelab.runs.store import load_readable
 
 # With more differences than this, labels have variant numbers; the section "What differs" lists the settings.
 _MOST_IN_A_LABEL = 2
@@ -47,13 +47,14 @@ def select(store: Path, names: Sequence[str], baseline: str | None = None) -> Se
         return _with_baseline(_whole_group(folders[0]), baseline)
     groups: list[GroupRecord] = []
     loaded: list[tuple[RunRecord, Path]] = []
-    for folder in folders:
-        if GroupPaths(folder).record.exists():
+    for name in names:
+        matching = folders_named(store, name)
+        for folder in [folder for folder in matching if GroupPaths(folder).record.exists()]:
             group, records = group_records(folder)
             groups.append(group)
             loaded += [(record, GroupPaths(folder).store / record.run_id) for record in records]
-        else:
-            loaded.append((load_record(folder), folder))
+        runs = [folder for folder in matching if not GroupPaths(folder).record.exists()]
+        loaded += [(record, folder) for folder, record in load_readable(runs)]
     unique = {record.run_id: (record, folder) for record, folder in loaded}
     if not unique:
         raise NotFoundError("none of these groups has a run yet", "`joulelab runs` lists runs and groups")
