@@ -1,4 +1,4 @@
-"""Decoding with a key-value cache: growing (any model), or static and captured as a CUDA graph.
+"""Decoding with a key-value cache that grows by one position per step, for any model of transformers.
 
 Prompts are padded on the left, so that the last column is every row's last token and generated tokens follow directly;
 with padding on the right, padding would be between prompt and answer. Padding is masked and has no position.
@@ -9,16 +9,12 @@ Shapes: P prompts, R rows (`copies` per prompt), T tokens, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from joulelab.infer.recipes import capture_cuda_graph
-
-_BLOCK = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +56,7 @@ class GrowingCacheDecoder:
     """Each prompt is read once for all its answers; finished rows leave the batch."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._arguments = model, _forward_arguments(model)
+        self._model, self._arguments = model, forward_arguments(model)
 
     def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
         from transformers import DynamicCache
@@ -100,67 +96,6 @@ class GrowingCacheDecoder:
         return output.logits[:, -1]  # type: ignore[no-any-return]
 
 
-class StaticCacheDecoder:
-    """One shape for all steps of all batches, so that a step can be captured as a CUDA graph: for a small model,
-    launching the kernels one by one takes longer than running them."""
-
-    def __init__(self, model: Any, rows: int, tokens: int, device: torch.device) -> None:
-        """`tokens`: length of the longest prompt plus its answer."""
-        from transformers import StaticCache
-
-        self._model, self._rows, self._tokens = model, rows, -(-tokens // _BLOCK) * _BLOCK
-        self._cache = StaticCache(config=model.config, max_cache_len=self._tokens)
-        # Future positions are unmasked: the causal mask hides them, so this mask never changes within a batch.
-        self._mask_RT = torch.ones(rows, self._tokens, dtype=torch.long, device=device)
-        self._token_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self._place_R1 = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self._step: Callable[[], Tensor] | None = None if device.type == "cuda" else self._read_one
-
-    def begin(self, prompts: PaddedPrompts, copies: int) -> Tensor:
-        ids_RT, mask_RT, positions_RT = (
-            self._pad_rows(tensor.repeat_interleave(copies, 0))
-            for tensor in (prompts.ids_PT, prompts.mask_PT, prompts.positions_PT)
-        )
-        self._live = copies * len(prompts.ids_PT)
-        self._mask_RT.fill_(1)
-        self._mask_RT[:, : mask_RT.shape[1]] = mask_RT
-        if self._step is None:
-            self._read(ids_RT, positions_RT)  # allocates the cache
-            self._step = capture_cuda_graph(self._read_one)
-        rewind_cache(self._cache, 0)
-        self._place_R1.copy_(mask_RT.sum(-1, keepdim=True))
-        return self._read(ids_RT, positions_RT)[: self._live]
-
-    def step(self, tokens_R: Tensor) -> Tensor:
-        assert self._step is not None, "call begin first"
-        self._token_R1.copy_(self._pad_rows(tokens_R[:, None]))
-        return self._step()[: self._live].clone()  # the next replay overwrites it
-
-    def keep(self, rows_R: Tensor) -> bool:
-        return False
-
-    def _pad_rows(self, tensor: Tensor) -> Tensor:
-        """Pad a smaller last batch with copies of its first row, whose results are discarded."""
-        missing = self._rows - len(tensor)
-        return tensor if not missing else torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])])
-
-    def _read_one(self) -> Tensor:
-        logits_RV = self._read(self._token_R1, self._place_R1)
-        self._place_R1.add_(1)
-        return logits_RV
-
-    def _read(self, ids_RT: Tensor, positions_RT: Tensor) -> Tensor:
-        output = self._model(
-            input_ids=ids_RT,
-            attention_mask=self._mask_RT,
-            position_ids=positions_RT,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]  # type: ignore[no-any-return]
-
-
 def rewind_cache(cache: Any, place: int) -> None:
     """Continue a static cache from this position. Later entries are hidden by the causal mask until overwritten."""
     for layer in cache.layers:
@@ -171,17 +106,7 @@ def rewind_cache(cache: Any, place: int) -> None:
             layer.cumulative_length = place
 
 
-def supports_static_cache(model: Any) -> bool:
-    """Whether the model has full attention in all layers and the arguments that a static cache needs."""
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
-    return set(kinds) == {"full_attention"} and {
-        "attention_mask",
-        "position_ids",
-        "logits_to_keep",
-    } <= _forward_arguments(model)
-
-
-def _forward_arguments(model: Any) -> set[str]:
+def forward_arguments(model: Any) -> set[str]:
     """Arguments of the model's forward method, looking through wrappers. A wrapper that takes **kwargs names none, and
     omitting the mask for that reason would let rows attend to their padding."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

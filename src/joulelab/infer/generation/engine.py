@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from joulelab.data.chat.encoding import vocab_size_of
@@ -24,8 +25,6 @@ from joulelab.infer.generation.cache import (
     CachedDecoder,
     GrowingCacheDecoder,
     PaddedPrompts,
-    StaticCacheDecoder,
-    supports_static_cache,
 )
 from joulelab.infer.generation.completions import (
     Completion,
@@ -37,6 +36,13 @@ from joulelab.infer.generation.completions import (
 )
 from joulelab.infer.generation.sampler import StopTexts, answer_random_numbers, sample_tokens
 from joulelab.infer.generation.settings import CacheKind, GenerationSettings
+from joulelab.infer.generation.static_decoder import (
+    SetupNote,
+    StaticDecoder,
+    compiling_pays,
+    rows_that_fit,
+    supports_static_decoder,
+)
 
 StopCheck = Callable[[list[int]], bool]
 
@@ -70,7 +76,8 @@ def decode_batch(
     """Greedy or sampled decoding; `settings.n` completions per prompt, in order. Logits beyond the first `words` are
     padding of the vocabulary."""
     completions = [PartialCompletion() for _ in range(len(prompts) * settings.n)]
-    numbers_SR = _random_numbers(prompts, settings, device)
+    numbers_RS = _random_numbers(prompts, settings)
+    numbers_SR = None if numbers_RS is None else torch.from_numpy(numbers_RS.T.copy()).to(device)
     rows = list(range(len(completions)))  # completion of each row of the batch
     logits_RV = reader.begin(PaddedPrompts.of(prompts, device), settings.n)
     for step in range(settings.max_new_tokens):
@@ -91,13 +98,13 @@ def decode_batch(
     return completions
 
 
-def _random_numbers(
-    prompts: Sequence[Sequence[int]], settings: GenerationSettings, device: torch.device
-) -> torch.Tensor | None:
+def _random_numbers(prompts: Sequence[Sequence[int]], settings: GenerationSettings) -> NDArray[np.float64] | None:
+    """[R, S]."""
     if not settings.do_sample:
         return None
-    rows = [answer_random_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
-    return torch.from_numpy(np.stack(rows, axis=1)).to(device)
+    return np.stack(
+        [answer_random_numbers(settings, prompt, answer) for prompt in prompts for answer in range(settings.n)]
+    )
 
 
 @torch.no_grad()
@@ -155,8 +162,8 @@ def _beam_completion(ids: list[int], logs: list[float], settings: GenerationSett
     return PartialCompletion(ids, sum(logs), None if len(ids) == settings.max_new_tokens else "stop")
 
 
-# Capturing a step takes one to two seconds and saves about 20 ms per step of a small model, but finished rows stay.
-_STATIC_CACHE_MIN_STEPS = 200
+# Capturing a step takes less than a second and saves about 30 ms per step of a small model.
+_STATIC_CACHE_MIN_STEPS = 32
 
 
 class TransformersGenerator:
@@ -174,15 +181,19 @@ class TransformersGenerator:
         identity: str,
         batch_size: int = 16,
         cache: CacheKind = "auto",
+        compile_step: bool | None = None,
         whole: Sequence[Prompt] = (),
+        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
     ) -> None:
-        """`model` is on its device, in its precision; `batch_size` counts prompts.
+        """`model` is on its device, in its precision; `batch_size` counts prompts. `compile_step` None: if that saves
+        energy for the work at hand. `note_setup` gets the times of compilations and captures.
 
         `whole`: all prompts of the work, if `generate` gets a part of them (after a resume, or a shard). Shapes are
         chosen for these: floating-point results depend slightly on shapes, and a part must generate the same text.
         """
         self.settings, self.identity, self.prompts_at_once = settings, identity, batch_size
         self._model, self._tokenizer, self._cache, self._whole = model, tokenizer, cache, whole
+        self._compile_step, self._note_setup = compile_step, note_setup
         self._device = next(model.parameters()).device
         self._end_ids = end_ids(model, tokenizer)
         self._words = vocab_size_of(tokenizer)
@@ -200,26 +211,60 @@ class TransformersGenerator:
                 own = completions[number * self.settings.n : (number + 1) * self.settings.n]
                 yield [self._to_completion(completion, len(prompt)) for completion in own]
 
-    def _decode(self, reader: CachedDecoder | None, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
+    def _decode(
+        self, reader: CachedDecoder | StaticDecoder | None, batch: Sequence[Sequence[int]]
+    ) -> list[PartialCompletion]:
         if reader is None:
             return beam_search(self._model, batch, self.settings, self._end_ids, self._ends, self._device, self._words)
+        if isinstance(reader, StaticDecoder):
+            return self._decode_static(reader, batch)
         return decode_batch(reader, batch, self.settings, self._ends, self._device, self._words)
 
-    def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | None:
+    def _decode_static(self, reader: StaticDecoder, batch: Sequence[Sequence[int]]) -> list[PartialCompletion]:
+        tokens, log_sums = reader.decode(batch, _random_numbers(batch, self.settings), self._finished_at)
+        return [
+            PartialCompletion(found.tolist(), log_sum, None if len(found) == self.settings.max_new_tokens else "stop")
+            for found, log_sum in zip(tokens, log_sums, strict=True)
+        ]
+
+    def _finished_at(self, tokens: NDArray[np.int64], begin: int, end: int) -> int | None:
+        for place in range(begin, end):
+            token = int(tokens[place])
+            if token in self._end_ids:
+                return place
+            if self._stops.could_complete(token) and self._stops.reached(tokens[: place + 1].tolist()):
+                return place
+        return None
+
+    def _reader(self, encoded: Sequence[Sequence[int]]) -> CachedDecoder | StaticDecoder | None:
         if self.settings.num_beams > 1:
             return None
-        batches = -(-len(encoded) // self.prompts_at_once)
-        static = self._device.type == "cuda" and batches * self.settings.max_new_tokens >= _STATIC_CACHE_MIN_STEPS
-        if self._cache == "growing" or (self._cache == "auto" and not (static and supports_static_cache(self._model))):
+        n, new_tokens = self.settings.n, self.settings.max_new_tokens
+        tokens = max((len(prompt) for prompt in encoded), default=0) + new_tokens
+        on_gpu = self._device.type == "cuda"
+        if on_gpu and self._cache != "growing":
+            self.prompts_at_once = max(1, min(self.prompts_at_once, rows_that_fit(self._model, tokens) // n))
+        steps = new_tokens * -(-len(encoded) // self.prompts_at_once)
+        if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and steps >= _STATIC_CACHE_MIN_STEPS)):
             return GrowingCacheDecoder(self._model)
-        if not supports_static_cache(self._model):
+        if not supports_static_decoder(self._model):
+            if self._cache == "auto":
+                return GrowingCacheDecoder(self._model)
             raise ConfigError(
-                f"{type(self._model).__name__} does not use full attention, so it cannot use a static cache",
+                f"{type(self._model).__name__} does not use full attention, so it cannot use a cache of fixed size",
                 "use cache='growing'",
             )
-        longest = max((len(prompt) for prompt in encoded), default=0) + self.settings.max_new_tokens
-        rows = min(len(encoded), self.prompts_at_once) * self.settings.n
-        return StaticCacheDecoder(self._model, rows, longest, self._device)
+        rows = min(len(encoded), self.prompts_at_once) * n
+        compile_step = compiling_pays(rows, steps) if self._compile_step is None else self._compile_step
+        return StaticDecoder(
+            self._model,
+            rows,
+            tokens,
+            self.settings,
+            words=self._words,
+            compile_step=compile_step and on_gpu,
+            note_setup=self._note_setup,
+        )
 
     def _ends(self, ids: list[int]) -> bool:
         return ids[-1] in self._end_ids or self._stops.reached(ids)

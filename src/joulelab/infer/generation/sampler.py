@@ -1,12 +1,21 @@
 """The next token of every row, greedy or sampled, and the check for stop texts.
 
-Each answer has its own stream of uniform random numbers, derived from seed, prompt and answer number. Tokens are
-sampled by inverting the cumulative distribution at that number, so the rest of the batch does not affect them. Sampling
-from top_p or top_k first tries the most likely tokens only, because sorting the whole vocabulary takes longer than a
-decoding step of a small model; rows where that could give a different token are repeated on the whole vocabulary.
-Probabilities are accumulated in float64: in float32 a cumulative sum over 150,000 tokens loses the tail.
+Each answer has its own stream of uniform random numbers, derived from seed, prompt and answer number. A token is
+sampled by inverting the cumulative distribution at that number, in the order of the vocabulary, so the rest of the
+batch does not affect it.
 
-Shapes: R rows, V vocabulary, K most likely tokens.
+The smallest set of tokens with probability top_p is {token: weight >= cut}; tokens as likely as the last one are all
+kept. On a GPU nothing is sorted: the cut is found by bisection over the bit patterns of the logits' type, in 16
+reductions for bfloat16 and 32 for float32, exact in both. Sorting 49,152 logits of each row takes longer than a
+decoding step of a small model, and a flat distribution has no short list of candidates. There is no data-dependent
+shape and no transfer to the host, so the whole function can be part of a CUDA graph. On a CPU, 32 passes over the
+vocabulary take longer than selecting candidates, so the most likely tokens are tried first.
+
+Sums over the vocabulary go through blocks of 256: a block is summed in float32 by one thread group, whatever the number
+of rows, and the blocks in float64. A single float32 sum over 150,000 tokens loses the tail, and its order of summation
+may depend on the batch.
+
+Shapes: R rows, V vocabulary, B blocks of W tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +26,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from numpy.typing import NDArray
 from torch import Tensor
 
 from joulelab.infer.generation.settings import GenerationSettings
 
+SAMPLING = 2
+"""Version of the mapping from random numbers to tokens; 1 inverted the distribution in the order of probability."""
+_BLOCK = 256
 # Almost always enough for top_p = 0.95.
 _TOP_CANDIDATES = 512
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def answer_random_numbers(settings: GenerationSettings, prompt_ids: Sequence[int], answer: int) -> NDArray[np.float64]:
@@ -37,63 +51,98 @@ def answer_random_numbers(settings: GenerationSettings, prompt_ids: Sequence[int
 
 def sample_tokens(logits_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens, and their log-probabilities under the model (temperature 1, no filter)."""
-    own_RV = torch.log_softmax(logits_RV.float(), -1)
-    tokens_R = own_RV.argmax(-1) if numbers_R is None else _sample(own_RV, settings, numbers_R)
-    return tokens_R, own_RV.gather(-1, tokens_R[:, None]).squeeze(-1)
+    top_R1 = logits_RV.amax(-1, keepdim=True).float()
+    tokens_R = logits_RV.argmax(-1) if numbers_R is None else _sample(logits_RV, top_R1, settings, numbers_R)
+    total_R = _block_sums((logits_RV.float() - top_R1).exp()).sum(-1)
+    own_R = logits_RV.gather(-1, tokens_R[:, None]).squeeze(-1).double() - top_R1.squeeze(-1).double()
+    return tokens_R, (own_R - total_R.log()).float()
 
 
-def _sample(own_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
-    # log p / T differs from logits / T by a constant per row, which the softmax removes.
-    scores_RV = own_RV / settings.temperature
-    few_will_do = settings.top_k <= _TOP_CANDIDATES if settings.top_k else settings.top_p < 1
-    if not few_will_do or scores_RV.shape[-1] <= _TOP_CANDIDATES:
-        return _sample_from_all(scores_RV, settings, numbers_R)
-    tokens_R, is_sure_R = _sample_from_top(scores_RV, settings, numbers_R)
-    unsure_U = (~is_sure_R).nonzero().squeeze(-1)
-    if len(unsure_U):
-        tokens_R[unsure_U] = _sample_from_all(scores_RV[unsure_U], settings, numbers_R[unsure_U])
-    return tokens_R
+def _sample(logits_RV: Tensor, top_R1: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
+    weights_RV = _weights(logits_RV.float(), top_R1, settings)
+    if settings.top_k and settings.top_k < logits_RV.shape[-1]:
+        least_R1 = logits_RV.topk(settings.top_k, dim=-1).values[:, -1:]
+        weights_RV = weights_RV * (logits_RV >= least_R1)
+    if settings.top_p < 1:
+        needed_R = settings.top_p * _block_sums(weights_RV).sum(-1)
+        if logits_RV.is_cpu:
+            cut_R1 = _cut_by_sorting(weights_RV, needed_R)
+        else:
+            cut_R1 = _cut_by_bisection(logits_RV, weights_RV, top_R1, needed_R, settings)
+        weights_RV = weights_RV * (weights_RV >= cut_R1)
+    return _inverse_cdf(weights_RV, numbers_R)
 
 
-def _sample_from_all(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> Tensor:
-    sorted_RV, order_RV = scores_RV.sort(dim=-1, descending=True, stable=True)
-    return _inverse_cdf(_filtered_probabilities(sorted_RV, scores_RV.logsumexp(-1), settings), order_RV, numbers_R)
+def _weights(logits: Tensor, top_R1: Tensor, settings: GenerationSettings) -> Tensor:
+    """Probabilities up to a factor per row; the most likely token has 1."""
+    return ((logits - top_R1) / settings.temperature).exp()
 
 
-def _sample_from_top(scores_RV: Tensor, settings: GenerationSettings, numbers_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens, and whether the whole vocabulary would have given the same ones."""
-    scores_RK, order_RK = scores_RV.topk(_TOP_CANDIDATES, dim=-1)
-    # Ties are ordered by token id, as in the stable sort of the whole vocabulary.
-    order_RK, by_number_RK = order_RK.sort(dim=-1)
-    scores_RK, place_RK = scores_RK.gather(-1, by_number_RK).sort(dim=-1, descending=True, stable=True)
-    order_RK = order_RK.gather(-1, place_RK)
-    inside_RK = _filtered_probabilities(scores_RK, scores_RV.logsumexp(-1), settings)
-    # Tokens as likely as the last candidate may have been left out, so none of these may have probability.
-    is_sure_R = ((inside_RK == 0) | (scores_RK > scores_RK[:, -1:])).all(-1)
-    return _inverse_cdf(inside_RK, order_RK, numbers_R), is_sure_R
+def _cut_by_sorting(weights_RV: Tensor, needed_R: Tensor) -> Tensor:
+    """Weight of the least likely token that is needed for a total of `needed_R`."""
+    candidates_RK = weights_RV.topk(min(_TOP_CANDIDATES, weights_RV.shape[-1]), dim=-1).values
+    short_U = (candidates_RK.double().sum(-1) < needed_R).nonzero().squeeze(-1)
+    cut_R1 = _cut_of_sorted(candidates_RK, needed_R)
+    if len(short_U):
+        sorted_UV = weights_RV[short_U].sort(dim=-1, descending=True).values
+        cut_R1[short_U] = _cut_of_sorted(sorted_UV, needed_R[short_U])
+    return cut_R1
 
 
-def _filtered_probabilities(scores_RK: Tensor, total_R: Tensor, settings: GenerationSettings) -> Tensor:
-    """Probabilities of sorted tokens, 0 outside top_k and top_p. `total_R`: log-sum-exp over the vocabulary."""
-    chances_RK = (scores_RK.double() - total_R[:, None]).exp()
-    if settings.top_k:
-        chances_RK[:, settings.top_k :] = 0
-        chances_RK = chances_RK / chances_RK.sum(-1, keepdim=True)
+def _cut_of_sorted(sorted_RK: Tensor, needed_R: Tensor) -> Tensor:
     # The token that crosses top_p is included, so that at least one remains (Holtzman et al., 2020).
-    # Cumulative probability before the token itself.
-    outside_RK = chances_RK.cumsum(-1) - chances_RK >= settings.top_p
-    return chances_RK.masked_fill(outside_RK, 0.0) if settings.top_p < 1 else chances_RK
+    place_R1 = (sorted_RK.cumsum(-1, dtype=torch.float64) < needed_R[:, None]).sum(-1, keepdim=True)
+    return sorted_RK.gather(-1, place_R1.clamp(max=sorted_RK.shape[-1] - 1))
 
 
-def _inverse_cdf(inside_RK: Tensor, order_RK: Tensor, numbers_R: Tensor) -> Tensor:
-    summed_RK = inside_RK.cumsum(-1)
-    # Times the remaining mass instead of renormalizing all probabilities: the same token, one pass
-    # less.
-    mark_R1 = numbers_R[:, None] * summed_RK[:, -1:]
-    # If rounding puts the mark at the total, searchsorted would return an index after the last possible token.
-    last_R1 = (summed_RK < summed_RK[:, -1:]).sum(-1, keepdim=True)
-    place_R1 = torch.searchsorted(summed_RK, mark_R1, right=True).minimum(last_R1)
-    return order_RK.gather(-1, place_R1).squeeze(-1)
+def _cut_by_bisection(
+    logits_RV: Tensor, weights_RV: Tensor, top_R1: Tensor, needed_R: Tensor, settings: GenerationSettings
+) -> Tensor:
+    """The same cut: the largest one that leaves a total of `needed_R`."""
+    low_R1 = _to_key(torch.full_like(logits_RV[:, :1], -torch.inf))
+    high_R1 = _to_key(logits_RV.amax(-1, keepdim=True))
+    for _ in range(8 * logits_RV.element_size()):
+        middle_R1 = low_R1 + (high_R1 - low_R1 + 1) // 2
+        cut_R1 = _weights(_from_key(middle_R1, logits_RV.dtype).float(), top_R1, settings)
+        enough_R1 = (_block_sums(weights_RV * (weights_RV >= cut_R1)).sum(-1) >= needed_R)[:, None]
+        low_R1 = torch.where(enough_R1, middle_R1, low_R1)
+        high_R1 = torch.where(enough_R1, high_R1, middle_R1 - 1)
+    return _weights(_from_key(low_R1, logits_RV.dtype).float(), top_R1, settings)
+
+
+def _to_key(values: Tensor) -> Tensor:
+    """Integers in the order of the floating-point values: IEEE 754 numbers are sign and magnitude."""
+    kind = _INTEGERS[values.element_size()]
+    bits = values.contiguous().view(kind).long()
+    return torch.where(bits >= 0, bits, torch.iinfo(kind).min - bits)
+
+
+def _from_key(keys: Tensor, dtype: torch.dtype) -> Tensor:
+    kind = _INTEGERS[dtype.itemsize]
+    return torch.where(keys >= 0, keys, torch.iinfo(kind).min - keys).to(kind).view(dtype)
+
+
+def _block_sums(values_RV: Tensor) -> Tensor:
+    """[R, B] in float64."""
+    rows, width = values_RV.shape
+    padded = F.pad(values_RV, (0, -width % _BLOCK))
+    return padded.view(rows, -1, _BLOCK).sum(-1).double()
+
+
+def _inverse_cdf(weights_RV: Tensor, numbers_R: Tensor) -> Tensor:
+    """First the block in which the cumulative weight passes the number, then the token within the block."""
+    upto_RB = _block_sums(weights_RV).cumsum(-1)
+    mark_R1 = numbers_R[:, None] * upto_RB[:, -1:]
+    # If rounding puts the mark at the total, the count would be an index after the last token with a weight.
+    block_R1 = (upto_RB <= mark_R1).sum(-1, keepdim=True).minimum((upto_RB < upto_RB[:, -1:]).sum(-1, keepdim=True))
+    before_R1 = F.pad(upto_RB, (1, 0)).gather(-1, block_R1)
+    places_RW = block_R1 * _BLOCK + torch.arange(_BLOCK, device=weights_RV.device)
+    inside_RW = places_RW < weights_RV.shape[-1]
+    chosen_RW = weights_RV.gather(-1, places_RW.clamp(max=weights_RV.shape[-1] - 1)).double() * inside_RW
+    summed_RW = chosen_RW.cumsum(-1)
+    last_R1 = (summed_RW < summed_RW[:, -1:]).sum(-1, keepdim=True)
+    place_R1 = (before_R1 + summed_RW <= mark_R1).sum(-1, keepdim=True).minimum(last_R1)
+    return (block_R1 * _BLOCK + place_R1).squeeze(-1)
 
 
 # What a tokenizer decodes for bytes that are not a complete character.
@@ -118,14 +167,14 @@ class StopTexts:
 
     def reached(self, ids: Sequence[int]) -> bool:
         """Whether the last token completes a stop text; an earlier one would have ended the answer."""
-        if not self._texts or not self._could_complete(ids[-1]):
+        if not self._texts or not self.could_complete(ids[-1]):
             return False
         text = self._text(ids[-self._tail :])
         return any(stop in text for stop in self._texts)
 
-    def _could_complete(self, token: int) -> bool:
-        if self._always:
-            return True
+    def could_complete(self, token: int) -> bool:
+        if self._always or not self._texts:
+            return self._always
         known = self._completing.get(token)
         if known is None:
             text = self._text([token])

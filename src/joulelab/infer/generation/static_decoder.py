@@ -1,0 +1,466 @@
+"""Decoding with a cache of fixed size: one step for all rows, captured as a CUDA graph, with sampling on the device.
+
+The step reads a token of every row, writes its keys and values, samples the next token and stores it, so the host only
+launches graphs. Every few steps it checks the tokens of the steps before, while the device works on the next ones: it
+finds finished answers (end tokens and stop texts), and when half of the rows are finished, the others move to a graph
+of half the size.
+
+Rows have their own lengths: the cache has one slot per row, filled from position 0, so there is no padding to mask, and
+attention reads only the positions in use. A prompt is read once for all of its answers, except its last token: that is
+the first token of the decoding loop, whose logits are then the only ones needed. Prompts of similar length are read
+together.
+
+Shapes: P prompts, R rows (`n` per prompt), T positions of a slot, S steps, H heads, K key-value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache
+
+from joulelab import clock
+from joulelab.infer.generation.cache import forward_arguments
+from joulelab.infer.generation.sampler import sample_tokens
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.recipes import capture_cuda_graph
+from joulelab.train.optim import repeated_blocks
+
+NAME = "joulelab_decode"
+_BLOCK = 64
+_PROMPT_TOKENS_AT_ONCE = 32_768
+# Steps between two checks by the host: few, because rows that have ended keep running until the host notices.
+_CHUNK = 4
+# Below this, a step takes as long with half of the rows, because it is bound by reading the weights.
+_SMALLEST_BUCKET = 64
+# With fewer steps left, moving rows to a smaller graph does not pay.
+_MIN_STEPS_LEFT = 16
+# Energy of an H200 in joules: compiling the step, and what each later step then saves, a part of it per row (docs/results.md).
+_COMPILE_J = 1500.0
+_SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
+# Of the free GPU memory: logits, activations and captured graphs need the rest.
+_CACHE_SHARE = 0.6
+# Relative to the largest logit: above rounding in bfloat16, far below the effect of a wrong mask or position.
+_SAME_LOGITS = 0.05
+
+SetupNote = Callable[[str, int, int], None]
+"""(activity, begin, end) in monotonic nanoseconds: time that is not part of generation."""
+FinishedAt = Callable[[NDArray[np.int64], int, int], int | None]
+"""(tokens of a row so far, first new one, end) -> index of the token that ends the answer, or None."""
+
+
+class LayerSlots:
+    """Keys and values of one layer as [R, T, K, D], written at each row's own position."""
+
+    def __init__(self, key_states: Tensor, value_states: Tensor, places_R: Tensor, tokens: int) -> None:
+        self.places_R = places_R
+        self.rows_R = torch.arange(len(places_R), device=places_R.device)
+        self.keys, self.values = (
+            torch.zeros(
+                len(places_R), tokens, states.shape[1], states.shape[3], dtype=states.dtype, device=states.device
+            )
+            for states in (key_states, value_states)
+        )
+
+    def write_prompts(self, key_states: Tensor, value_states: Tensor, slots_PN: Tensor) -> None:
+        """Into several slots per prompt."""
+        for slots_P in slots_PN.unbind(1):
+            self.keys[slots_P, : key_states.shape[2]] = key_states.transpose(1, 2)
+            self.values[slots_P, : value_states.shape[2]] = value_states.transpose(1, 2)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one token per row and return the slots of these rows."""
+        rows = len(key_states)
+        where = (self.rows_R[:rows], self.places_R[:rows])
+        self.keys.index_put_(where, key_states.squeeze(2))
+        self.values.index_put_(where, value_states.squeeze(2))
+        return self.keys[:rows], self.values[:rows]
+
+
+class SlotCache(Cache):
+    """One slot of `tokens` positions per row in every layer."""
+
+    def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
+        super().__init__(layers=[])
+        self.tokens = tokens
+        self.places_R = torch.zeros(rows, dtype=torch.long, device=device)
+        """Position at which the next step writes."""
+        self.slots: list[LayerSlots] = []
+        self._prompt_slots_PN: Tensor | None = None
+
+    @contextmanager
+    def reading_prompts(self, slots_PN: Tensor) -> Iterator[None]:
+        """Write prompts into these slots, several per prompt."""
+        self._prompt_slots_PN = slots_PN
+        try:
+            yield
+        finally:
+            self._prompt_slots_PN = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Prompts: the given states, in their layout. Decoding: all states of the rows as [R, T, K, D]."""
+        if layer_idx == len(self.slots):
+            self.slots.append(LayerSlots(key_states, value_states, self.places_R, self.tokens))
+        if self._prompt_slots_PN is None:
+            return self.slots[layer_idx].update(key_states, value_states, layer_idx)
+        self.slots[layer_idx].write_prompts(key_states, value_states, self._prompt_slots_PN)
+        return key_states, value_states
+
+    def keep(self, rows_R: Tensor) -> None:
+        for layer in self.slots:
+            for states in (layer.keys, layer.values):
+                states[: len(rows_R)] = states[rows_R]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return self.tokens
+
+
+@contextmanager
+def compiled_layers(model: Any, cache: SlotCache) -> Iterator[None]:
+    """Compile one layer for all of them: each gets the slots of its own layer, so its number does not matter."""
+    layers = repeated_blocks(model)
+    numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
+    numbers = [module.layer_idx for module in numbered]
+    # With one row, a matrix product is a reduction, which the compiler then fuses with what is around it.
+    options = {"coordinate_descent_tuning": True} if len(cache.places_R) == 1 else None
+    forward = torch.compile(type(layers[0]).forward, options=options)
+    for layer, slots in zip(layers, cache.slots, strict=True):
+        layer.forward = partial(_forward_with_slots, forward, layer, slots)
+    for module in numbered:
+        module.layer_idx = 0
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+        for module, number in zip(numbered, numbers, strict=True):
+            module.layer_idx = number
+
+
+def _forward_with_slots(forward: Any, layer: Any, slots: LayerSlots, *args: Any, **kwargs: Any) -> Any:
+    return forward(layer, *args, **{**kwargs, "past_key_values": slots})
+
+
+def attend(
+    module: Any,
+    query_RHTD: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a prompt to itself, or of one token to the slot of its row. In place of a mask, decoding passes the
+    lengths of the rows: transformers hands a four-dimensional mask to attention unchanged."""
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    if attention_mask.dtype == torch.bool:
+        read: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query_RHTD, key, value, None, scaling=scaling, is_causal=True
+        )
+        return read
+    lengths_R = attention_mask.flatten()
+    _, positions, heads_kv, _ = key.shape
+    if _kernel_takes(query_RHTD, key, value):
+        from joulelab.infer.generation.decode_kernel import attend_slots
+
+        size = query_RHTD.shape[-1]
+        scale = size**-0.5 if scaling is None else scaling
+        attended_RHD = attend_slots(query_RHTD.squeeze(2).contiguous(), key, value, lengths_R, scale)
+        return attended_RHD[:, None], None
+    groups = query_RHTD.shape[1] // heads_kv
+    seen_R11T = torch.arange(positions, device=key.device) < lengths_R[:, None, None, None]
+    attended_RH1D = F.scaled_dot_product_attention(
+        query_RHTD,
+        repeat_kv(key.transpose(1, 2), groups),
+        repeat_kv(value.transpose(1, 2), groups),
+        attn_mask=seen_R11T,
+        scale=scaling,
+    )
+    return attended_RH1D.transpose(1, 2), None
+
+
+def _kernel_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    size = query.shape[-1]
+    shapes = size == value.shape[-1] and size in (16, 32, 64, 128, 256) and query.shape[1] // key.shape[2] <= 16
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and shapes
+
+
+@contextmanager
+def decode_attention(model: Any) -> Iterator[None]:
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+class StaticDecoder:
+    """Greedy or sampled decoding of batches of at most `rows` answers."""
+
+    def __init__(
+        self,
+        model: Any,
+        rows: int,
+        tokens: int,
+        settings: GenerationSettings,
+        *,
+        words: int | None = None,
+        compile_step: bool = False,
+        note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
+    ) -> None:
+        """`tokens`: length of the longest prompt plus its answer. Logits beyond the first `words` are padding of the
+        vocabulary. `note_setup` is told of compilations and captures."""
+        device = next(model.parameters()).device
+        self._model, self._settings, self._words, self._device = model, settings, words, device
+        self._steps = settings.max_new_tokens
+        self.capacity = rows
+        self._cache = SlotCache(rows, -(-tokens // _BLOCK) * _BLOCK, device)
+        self._token_R = torch.zeros(rows, dtype=torch.long, device=device)
+        self._numbers_RS = torch.zeros(rows, self._steps, dtype=torch.float64, device=device)
+        self._tokens_RS = torch.zeros(rows, self._steps, dtype=torch.long, device=device)
+        self._logs_RS = torch.zeros(rows, self._steps, dtype=torch.float32, device=device)
+        self._step_1 = torch.zeros(1, dtype=torch.long, device=device)
+        self._run: dict[int, Callable[[], Any]] = {}
+        self._compile_step, self._note_setup = compile_step, note_setup
+        self._sample = torch.compile(sample_tokens, dynamic=False) if compile_step else sample_tokens
+
+    def read_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Fill the slots with the prompts without their last tokens, which the first step reads."""
+        n = self._settings.n
+        order = sorted(
+            (place for place, prompt in enumerate(prompts) if len(prompt) > 1), key=lambda i: len(prompts[i])
+        )
+        while order:
+            longest = len(prompts[order[-1]]) - 1
+            some = [order.pop() for _ in range(min(len(order), max(1, _PROMPT_TOKENS_AT_ONCE // longest)))]
+            ids_PT = torch.zeros(len(some), longest, dtype=torch.long)
+            for row, place in enumerate(some):
+                ids_PT[row, : len(prompts[place]) - 1] = torch.tensor(prompts[place][:-1])
+            slots_PN = torch.tensor(some)[:, None] * n + torch.arange(n)
+            with self._cache.reading_prompts(slots_PN.to(self._device)):
+                self._model(
+                    input_ids=ids_PT.to(self._device),
+                    attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
+                    position_ids=torch.arange(longest, device=self._device)[None].expand(len(some), -1),
+                    past_key_values=self._cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+
+    @torch.no_grad()
+    def decode(
+        self, prompts: Sequence[Sequence[int]], numbers_RS: NDArray[np.float64] | None, finished_at: FinishedAt
+    ) -> tuple[list[NDArray[np.int64]], list[float]]:
+        """Tokens of every answer up to its end, and the sums of their log-probabilities."""
+        n = self._settings.n
+        live = len(prompts) * n
+        with decode_attention(self._model):
+            self.read_prompts(prompts)
+            bucket = self._bucket(live)
+            lasts = torch.tensor([prompt[-1] for prompt in prompts]).repeat_interleave(n)
+            places = torch.tensor([len(prompt) - 1 for prompt in prompts]).repeat_interleave(n)
+            self._cache.places_R.zero_()
+            self._token_R[:live] = lasts.to(self._device)
+            self._cache.places_R[:live] = places.to(self._device)
+            if numbers_RS is not None:
+                self._numbers_RS[:live] = torch.from_numpy(numbers_RS).to(self._device)
+            self._step_1.zero_()
+            tokens_RS = np.zeros((live, self._steps), dtype=np.int64)
+            logs_RS = np.zeros((live, self._steps), dtype=np.float32)
+            ends = np.full(live, self._steps)
+            rows = np.arange(live)  # answer of each row; rows beyond its length are padding of the bucket
+            active = np.ones(live, dtype=bool)
+            waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any] | None = None
+            step = 0
+            while step < self._steps or waiting is not None:
+                begun = None
+                if step < self._steps and active.any():
+                    end = min(step + _CHUNK, self._steps)
+                    run = self._graph(bucket)
+                    for _ in range(step, end):
+                        run()
+                    begun = (rows, step, end, *self._to_host(len(rows), step, end))
+                    step = end
+                if waiting is not None:
+                    self._collect(waiting, tokens_RS, logs_RS, ends, active, finished_at)
+                elif begun is None:
+                    break
+                waiting = begun
+                if step < self._steps and waiting is not None:
+                    rows, bucket = self._shrink(rows, active, bucket, step)
+        answers = [tokens[:end].copy() for tokens, end in zip(tokens_RS, ends, strict=True)]
+        sums = [float(logs[:end].sum(dtype=np.float64)) for logs, end in zip(logs_RS, ends, strict=True)]
+        return answers, sums
+
+    def _to_host(self, rows: int, step: int, end: int) -> tuple[Tensor, Tensor, Any]:
+        """Copies that are complete when the event is; the device does not wait for them."""
+        parts = [self._tokens_RS[:rows, step:end], self._logs_RS[:rows, step:end]]
+        if self._device.type != "cuda":
+            return parts[0].clone(), parts[1].clone(), None
+        copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
+        for copy, part in zip(copies, parts, strict=True):
+            copy.copy_(part, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()  # type: ignore[no-untyped-call]
+        return copies[0], copies[1], event
+
+    def _collect(
+        self,
+        waiting: tuple[NDArray[np.int64], int, int, Tensor, Tensor, Any],
+        tokens_RS: NDArray[np.int64],
+        logs_RS: NDArray[np.float32],
+        ends: NDArray[np.int64],
+        active: NDArray[np.bool_],
+        finished_at: FinishedAt,
+    ) -> None:
+        rows, begin, end, tokens, logs, event = waiting
+        if event is not None:
+            event.synchronize()
+        tokens_RS[rows, begin:end] = tokens.numpy()
+        logs_RS[rows, begin:end] = logs.numpy()
+        for row in rows[active[rows]]:
+            last = finished_at(tokens_RS[row], begin, end)
+            if last is not None:
+                ends[row], active[row] = last + 1, False
+
+    def _shrink(
+        self, rows: NDArray[np.int64], active: NDArray[np.bool_], bucket: int, step: int
+    ) -> tuple[NDArray[np.int64], int]:
+        kept = np.flatnonzero(active[rows])
+        smaller = self._bucket(len(kept))
+        if smaller >= bucket or self._steps - step < _MIN_STEPS_LEFT or not len(kept):
+            return rows, bucket
+        places = torch.from_numpy(kept).to(self._device)
+        self._cache.keep(places)
+        for state in (self._token_R, self._numbers_RS, self._cache.places_R):
+            state[: len(kept)] = state[places]
+        return rows[kept], smaller
+
+    def _bucket(self, rows: int) -> int:
+        """The capacity, or a half, a quarter, ... of it that is large enough."""
+        bucket = self.capacity
+        while bucket // 2 >= max(rows, _SMALLEST_BUCKET):
+            bucket //= 2
+        return bucket
+
+    def _graph(self, bucket: int) -> Callable[[], Any]:
+        if bucket not in self._run:
+            step = partial(self._decode_one, bucket)
+            self._run[bucket] = self._captured(step) if self._device.type == "cuda" else step
+        return self._run[bucket]
+
+    def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
+        begin_ns = clock.now().mono_ns
+        # The calls before the capture are steps: they move places and tokens, which are restored. What they write into
+        # the cache is behind each row's length and will be overwritten.
+        state = (self._token_R, self._cache.places_R, self._step_1, self._tokens_RS, self._logs_RS)
+        before = [part.clone() for part in state]
+        if not self._cache.slots:
+            step()  # allocates the slots
+        with compiled_layers(self._model, self._cache) if self._compile_step else nullcontext():
+            run = capture_cuda_graph(step)
+        for part, value in zip(state, before, strict=True):
+            part.copy_(value)
+        torch.cuda.synchronize()
+        self._note_setup("compile" if self._compile_step else "capture", begin_ns, clock.now().mono_ns)
+        return run
+
+    def _decode_one(self, rows: int) -> None:
+        places_R = self._cache.places_R[:rows]
+        logits_RV = self._model(
+            input_ids=self._token_R[:rows, None],
+            attention_mask=(places_R + 1).int().view(-1, 1, 1, 1),
+            position_ids=places_R[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1, : self._words]
+        numbers_R = None
+        if self._settings.do_sample:
+            numbers_R = self._numbers_RS[:rows].index_select(1, self._step_1).squeeze(1)
+        tokens_R, logs_R = self._sample(logits_RV, self._settings, numbers_R)
+        self._tokens_RS[:rows].index_copy_(1, self._step_1, tokens_R[:, None])
+        self._logs_RS[:rows].index_copy_(1, self._step_1, logs_R[:, None])
+        self._token_R[:rows].copy_(tokens_R)
+        places_R.add_(1).clamp_(max=self._cache.tokens - 1)
+        self._step_1.add_(1).clamp_(max=self._steps - 1)
+
+
+def compiling_pays(rows: int, steps: int) -> bool:
+    return steps * (_SAVED_PER_STEP_J + rows * _SAVED_PER_ROW_J) > _COMPILE_J
+
+
+def rows_that_fit(model: Any, tokens: int) -> int:
+    """How many slots of this length fit into the free memory of the model's GPU."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    parameter = next(model.parameters())
+    slot_bytes = 2 * config.num_hidden_layers * heads * size * parameter.element_size() * (tokens + _BLOCK)
+    free_bytes, _ = torch.cuda.mem_get_info(parameter.device)
+    return int(_CACHE_SHARE * free_bytes) // slot_bytes
+
+
+def supports_static_decoder(model: Any) -> bool:
+    """Full attention in all layers through the attention interface of transformers, and the same logits as without."""
+    config = model.config
+    kinds = getattr(config, "layer_types", None) or ["full_attention"]
+    named = {"attention_mask", "position_ids", "logits_to_keep"} <= forward_arguments(model)
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    if set(kinds) != {"full_attention"} or not named or capped or not getattr(model, "_supports_sdpa", False):
+        return False
+    if getattr(config, "sliding_window", None) is not None and getattr(config, "use_sliding_window", True):
+        return False
+    try:
+        return _same_logits(model)
+    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, NotImplementedError):
+        return False  # a model with an attention of its own
+
+
+@torch.no_grad()
+def _same_logits(model: Any) -> bool:
+    """Checked on two prompts of different length."""
+    device = next(model.parameters()).device
+    size = min(model.config.get_text_config().vocab_size, 50)
+    prompts = [[place % size for place in range(1, 8)], [3 % size, 2 % size, 1 % size]]
+    found: list[Tensor] = []
+
+    def keep(logits_RV: Tensor, settings: Any, numbers: Any) -> tuple[Tensor, Tensor]:
+        found.append(logits_RV.float())
+        tokens_R = logits_RV.argmax(-1)
+        return tokens_R, tokens_R.float()
+
+    decoder = StaticDecoder(model, len(prompts), 16, GenerationSettings(max_new_tokens=1))
+    decoder._sample = keep
+    with decode_attention(model):
+        decoder.read_prompts(prompts)
+        decoder._token_R.copy_(torch.tensor([prompt[-1] for prompt in prompts]))
+        decoder._cache.places_R.copy_(torch.tensor([len(prompt) - 1 for prompt in prompts]))
+        decoder._decode_one(len(prompts))
+    for prompt, logits_V in zip(prompts, found[0], strict=True):
+        expected_V = model(torch.tensor([prompt], device=device), use_cache=False).logits[0, -1].float()
+        if (logits_V - expected_V).abs().max() > _SAME_LOGITS * expected_V.abs().max():
+            return False
+    return True
