@@ -34,7 +34,7 @@ SLOW = {
 }
 SLOW_WITH_SAMPLES = {
     "binarize.py": "--documents 60 --slice 10 --rounds 1 --workers 1",
-    "generation_speed.py": "--prompts 2 --batch-size 2 --new-tokens 4",
+    "generation_speed.py": "--shape tiny --cases 2x2:8/4",
 }
 
 

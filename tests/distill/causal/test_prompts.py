@@ -6,7 +6,7 @@ import pytest
 from tiny_llama import make_tokenizer
 
 from joulelab.distill.causal import teacher
-from joulelab.infer.generation.cache import StaticCacheDecoder
+from joulelab.infer.generation.static_decoder import StaticDecoder
 
 
 def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
@@ -28,8 +28,8 @@ def test_the_first_tokens_equal_those_of_the_whole_text(text):
 
 def test_both_key_value_caches_generate_the_same_text(lab, tmp_path, monkeypatch):
     made = []
-    began = StaticCacheDecoder.__init__
-    monkeypatch.setattr(StaticCacheDecoder, "__init__", lambda self, *given: made.append(given) or began(self, *given))
+    decode = StaticDecoder.decode
+    monkeypatch.setattr(StaticDecoder, "decode", lambda self, *given: made.append(given) or decode(self, *given))
     words = {}
     for cache in ("growing", "fixed"):
         _, paths = lab.run(tmp_path / cache, "synthetic", until="generation", generation={"cache": cache})

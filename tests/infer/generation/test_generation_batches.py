@@ -61,9 +61,9 @@ def test_a_model_opened_for_losses_still_sees_its_mask(model, tokenizer, setting
     ]
 
 
-@pytest.mark.parametrize("settings", [SAMPLED, BEAMS], ids=["sampled", "beams"])
-def test_neighbours_change_neither_draws_nor_beams(model, tokenizer, settings):
-    together, alone = (said(model, tokenizer, settings, size) for size in (5, 1))
+@pytest.mark.parametrize(("settings", "cache"), [(SAMPLED, "growing"), (SAMPLED, "fixed"), (BEAMS, "auto")])
+def test_answers_do_not_depend_on_the_rest_of_the_batch(model, tokenizer, settings, cache):
+    together, alone = (said(model, tokenizer, settings, size, cache=cache) for size in (5, 1))
     assert [[one.ids for one in answers] for answers in together] == [[one.ids for one in answers] for answers in alone]
     assert all(len(answers) == settings.n for answers in together)
 
@@ -79,9 +79,12 @@ def test_padding_after_the_end_is_nobodys_token(model, tokenizer):
     assert all(one.tokens == 16 for one in long)
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, BEAMS], ids=["greedy", "sampled", "beams"])
-def test_the_log_probability_is_the_models_own_over_the_answers_tokens(model, tokenizer, settings):
-    answers = said(model, tokenizer, settings, 5)
+@pytest.mark.parametrize(
+    ("settings", "cache"),
+    [(GREEDY, "growing"), (GREEDY, "fixed"), (SAMPLED, "growing"), (SAMPLED, "fixed"), (BEAMS, "auto")],
+)
+def test_log_probability_is_that_of_the_model_over_the_answers_tokens(model, tokenizer, settings, cache):
+    answers = said(model, tokenizer, settings, 5, cache=cache)
     for prompt, some in zip(PROMPTS, answers, strict=True):
         ids = encode_prompt(tokenizer, prompt)
         for one in some:
@@ -166,7 +169,7 @@ def test_a_part_of_the_work_is_computed_in_the_shapes_of_the_whole(model, tokeni
         made, reader = [], generator._reader
         generator._reader = lambda encoded: made.append(reader(encoded)) or made[0]
         list(generator.generate(part))
-        return made[0]._rows, made[0]._tokens
+        return made[0].capacity, made[0].tokens
 
     long = [*PROMPTS, "w1 " * 70]
     assert shapes(long, PROMPTS[:1]) == shapes(long, PROMPTS) == shapes((), long)

@@ -103,9 +103,10 @@ class Generation(Section):
     answer: GenerationSettings = GenerationSettings()
     """How answers are decoded; `n` answers per prompt. It has its own seed, so that all students share the answers."""
     cache: CacheKind = "auto"
-    """Key-value cache of the teacher. `growing`: finished rows leave the batch. `fixed`: one size for all steps,
-    captured as a CUDA graph; faster for a small teacher, and it may use more energy. `auto`: `fixed` on a GPU if there
-    are enough steps."""
+    """Key-value cache of the teacher. `growing`: works with every model. `fixed`: a slot of fixed size per row, and a
+    step captured as a CUDA graph with sampling on the device. `auto`: `fixed` on a GPU if the model supports it."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the step of a `fixed` cache on a GPU; `auto`: if that saves more energy than it takes."""
     chain_of_thought: bool = False
     """Request the reasoning before the answer."""
     min_tokens: int = Field(4, ge=0)

@@ -44,6 +44,7 @@ from joulelab.infer.generation.completions import (
     write_completions,
 )
 from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.sampler import SAMPLING
 from joulelab.runs.artifacts import Artifact, Bill
 from joulelab.runs.context import Stage
 from joulelab.runs.paths import read_json, write_json
@@ -218,6 +219,8 @@ def make_generator(context: CausalContext, teacher: TeacherSource, prompts: Sequ
     return TransformersGenerator(
         teacher.load(), context.tokenizer, spec.generation.answer,
         identity=teacher.identity, batch_size=spec.teacher.batch_size, cache=spec.generation.cache, whole=prompts,
+        compile_step={"auto": None, "on": True, "off": False}[spec.generation.compile],
+        note_setup=context.run.note_setup,
     )  # fmt: skip
 
 
@@ -260,6 +263,8 @@ class _GenerationWork:
             "server": spec.teacher.server,
             "precision": str(self.context.teacher_precision),
         }
+        if spec.generation.answer.do_sample:
+            inputs["sampling"] = SAMPLING
         parents, batch_size = [self.teacher.bill, data.bill], spec.teacher.batch_size
         return ShardedWork(
             "answers", "answers", StageSpec(self.stage_name, self.role, "generate"), inputs, parents, batch_size,

@@ -9,16 +9,16 @@ cores accept. Softmax is accumulated block by block (Milakov and Gimelshein, 201
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+import triton  # type: ignore[import-not-found]
+import triton.language as tl  # type: ignore[import-not-found]
 from torch import Tensor
 
 _QUERIES = 16
 _POSITIONS = 64
 
 
-@triton.jit
-def _attend(
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
     query, key, value, lengths, out, positions, scale: tl.constexpr,
     heads_kv: tl.constexpr, groups: tl.constexpr, size: tl.constexpr, queries: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip

@@ -43,7 +43,7 @@ _CHUNK = 4
 _SMALLEST_BUCKET = 64
 # With fewer steps left, moving rows to a smaller graph does not pay.
 _MIN_STEPS_LEFT = 16
-# Energy of an H200 in joules: compiling the step, and what each later step then saves, a part of it per row (docs/results.md).
+# Joules on an H200: to compile the step, and what every later step then saves, partly per row (docs/results.md).
 _COMPILE_J = 1500.0
 _SAVED_PER_STEP_J, _SAVED_PER_ROW_J = 0.35, 0.006
 # Of the free GPU memory: logits, activations and captured graphs need the rest.
@@ -87,7 +87,7 @@ class LayerSlots:
         return self.keys[:rows], self.values[:rows]
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """One slot of `tokens` positions per row in every layer."""
 
     def __init__(self, rows: int, tokens: int, device: torch.device) -> None:
@@ -131,14 +131,14 @@ class SlotCache(Cache):
 
 
 @contextmanager
-def compiled_layers(model: Any, cache: SlotCache) -> Iterator[None]:
+def compiled_layers(model: Any, cache: SlotCache, backend: str = "inductor") -> Iterator[None]:
     """Compile one layer for all of them: each gets the slots of its own layer, so its number does not matter."""
     layers = repeated_blocks(model)
     numbered = [module for module in model.modules() if isinstance(getattr(module, "layer_idx", None), int)]
     numbers = [module.layer_idx for module in numbered]
     # With one row, a matrix product is a reduction, which the compiler then fuses with what is around it.
-    options = {"coordinate_descent_tuning": True} if len(cache.places_R) == 1 else None
-    forward = torch.compile(type(layers[0]).forward, options=options)
+    options: dict[str, Any] | None = {"coordinate_descent_tuning": True} if len(cache.places_R) == 1 else None
+    forward = torch.compile(type(layers[0]).forward, backend=backend, options=options)
     for layer, slots in zip(layers, cache.slots, strict=True):
         layer.forward = partial(_forward_with_slots, forward, layer, slots)
     for module in numbered:
@@ -235,8 +235,8 @@ class StaticDecoder:
         device = next(model.parameters()).device
         self._model, self._settings, self._words, self._device = model, settings, words, device
         self._steps = settings.max_new_tokens
-        self.capacity = rows
-        self._cache = SlotCache(rows, -(-tokens // _BLOCK) * _BLOCK, device)
+        self.capacity, self.tokens = rows, -(-tokens // _BLOCK) * _BLOCK
+        self._cache = SlotCache(rows, self.tokens, device)
         self._token_R = torch.zeros(rows, dtype=torch.long, device=device)
         self._numbers_RS = torch.zeros(rows, self._steps, dtype=torch.float64, device=device)
         self._tokens_RS = torch.zeros(rows, self._steps, dtype=torch.long, device=device)
@@ -244,7 +244,7 @@ class StaticDecoder:
         self._step_1 = torch.zeros(1, dtype=torch.long, device=device)
         self._run: dict[int, Callable[[], Any]] = {}
         self._compile_step, self._note_setup = compile_step, note_setup
-        self._sample = torch.compile(sample_tokens, dynamic=False) if compile_step else sample_tokens
+        self._sample: Any = torch.compile(sample_tokens, dynamic=False) if compile_step else sample_tokens
 
     def read_prompts(self, prompts: Sequence[Sequence[int]]) -> None:
         """Fill the slots with the prompts without their last tokens, which the first step reads."""
@@ -322,8 +322,8 @@ class StaticDecoder:
         copies = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
         for copy, part in zip(copies, parts, strict=True):
             copy.copy_(part, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
         return copies[0], copies[1], event
 
     def _collect(
@@ -420,7 +420,7 @@ def rows_that_fit(model: Any, tokens: int) -> int:
     parameter = next(model.parameters())
     slot_bytes = 2 * config.num_hidden_layers * heads * size * parameter.element_size() * (tokens + _BLOCK)
     free_bytes, _ = torch.cuda.mem_get_info(parameter.device)
-    return int(_CACHE_SHARE * free_bytes) // slot_bytes
+    return int(_CACHE_SHARE * free_bytes / slot_bytes)
 
 
 def supports_static_decoder(model: Any) -> bool:

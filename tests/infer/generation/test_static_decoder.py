@@ -1,0 +1,158 @@
+"""Decoding with slots of fixed size gives the tokens of transformers, whatever the batch and however rows leave it."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_lm import make_model, make_tokenizer
+
+from joulelab.infer.generation import static_decoder
+from joulelab.infer.generation.engine import TransformersGenerator
+from joulelab.infer.generation.settings import GenerationSettings
+from joulelab.infer.generation.static_decoder import StaticDecoder, compiling_pays, supports_static_decoder
+
+PROMPTS = [[5, 6, 7, 8, 9], [11], [12, 13], [20, 21, 22, 23, 24, 25, 26], [30, 31, 32]]
+SAMPLED = GenerationSettings(max_new_tokens=24, do_sample=True, temperature=0.9, top_p=0.9, n=2)
+
+
+def never(tokens, begin, end):
+    return None
+
+
+def numbers_of(prompts, settings, seed=0):
+    return np.random.default_rng(seed).random((len(prompts) * settings.n, settings.max_new_tokens))
+
+
+def test_greedy_tokens_equal_those_of_generate():
+    """In float32 on a CPU, for prompts of different lengths that share a batch."""
+    model = make_model()
+    found, _ = StaticDecoder(model, len(PROMPTS), 32, GenerationSettings(max_new_tokens=20)).decode(
+        PROMPTS, None, never
+    )
+    for prompt, tokens in zip(PROMPTS, found, strict=True):
+        expected = model.generate(
+            torch.tensor([prompt]), max_new_tokens=20, min_new_tokens=20, do_sample=False, eos_token_id=None
+        )
+        assert tokens.tolist() == expected[0, len(prompt) :].tolist()
+
+
+def test_attention_of_the_model_is_restored():
+    model = make_model()
+    before = model.config._attn_implementation
+    StaticDecoder(model, 5, 32, GenerationSettings(max_new_tokens=2)).decode(PROMPTS, None, never)
+    assert model.config._attn_implementation == before
+
+
+def test_a_row_does_not_depend_on_the_batch():
+    model = make_model()
+    numbers = numbers_of(PROMPTS, SAMPLED)
+    together, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    for place, prompt in enumerate(PROMPTS):
+        alone, _ = StaticDecoder(model, 2, 40, SAMPLED).decode([prompt], numbers[2 * place : 2 * place + 2], never)
+        assert [tokens.tolist() for tokens in alone] == [tokens.tolist() for tokens in together[2 * place :][:2]]
+
+
+@pytest.mark.parametrize("smallest", [1, 64])
+def test_rows_that_move_to_a_smaller_batch_go_on_unchanged(monkeypatch, smallest):
+    """Answers end at different steps, so that half of the rows are finished more than once."""
+    monkeypatch.setattr(static_decoder, "_SMALLEST_BUCKET", smallest)
+    monkeypatch.setattr(static_decoder, "_MIN_STEPS_LEFT", 1)
+    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
+    whole, whole_sums = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    last_of = {tuple(tokens.tolist()): 3 * place % 24 for place, tokens in enumerate(whole)}
+    texts = [tuple(tokens.tolist()) for tokens in whole]
+
+    def finished_at(tokens, begin, end):
+        place = next(place for place, text in enumerate(texts) if text[:end] == tuple(tokens[:end].tolist()))
+        last = last_of[texts[place]]
+        return last if begin <= last < end else None
+
+    decoder = StaticDecoder(model, 10, 40, SAMPLED)
+    found, sums = decoder.decode(PROMPTS, numbers, finished_at)
+    assert [tokens.tolist() for tokens in found] == [list(text[: last_of[text] + 1]) for text in texts]
+    assert (len(decoder._run) > 1) == (smallest == 1)
+    assert all(sums[place] > whole_sums[place] for place in range(10))  # fewer tokens
+    again, _ = decoder.decode(PROMPTS[:2], numbers[:4], never)
+    assert [tokens.tolist() for tokens in again] == [tokens.tolist() for tokens in whole[:4]]
+
+
+def test_a_compiled_layer_gives_the_same_tokens(monkeypatch):
+    """One compilation serves all layers."""
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    dynamo.utils.counters.clear()
+    model, numbers = make_model(), numbers_of(PROMPTS, SAMPLED)
+    expected, _ = StaticDecoder(model, 10, 40, SAMPLED).decode(PROMPTS, numbers, never)
+    decoder = StaticDecoder(model, 10, 40, SAMPLED)
+    decoder.decode(PROMPTS, numbers, never)  # allocates the slots
+    numbers_before = [layer.self_attn.layer_idx for layer in model.model.layers]
+
+    def compiled(bucket):
+        def step():
+            with static_decoder.compiled_layers(model, decoder._cache, backend="eager"):
+                decoder._decode_one(bucket)
+
+        return step
+
+    monkeypatch.setattr(decoder, "_graph", compiled)
+    found, _ = decoder.decode(PROMPTS, numbers, never)
+    assert [tokens.tolist() for tokens in found] == [tokens.tolist() for tokens in expected]
+    assert len(numbers_before) > 1 and dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert [layer.self_attn.layer_idx for layer in model.model.layers] == numbers_before
+
+
+def test_a_model_with_a_sliding_window_uses_the_growing_cache():
+    from transformers import MistralConfig, MistralForCausalLM
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = MistralConfig(**shape, intermediate_size=32, vocab_size=64, sliding_window=4)
+    assert not supports_static_decoder(MistralForCausalLM(config).eval())
+    assert supports_static_decoder(make_model())
+
+
+def test_compiling_pays_for_many_rows_or_many_steps():
+    assert not compiling_pays(rows=8, steps=500)
+    assert compiling_pays(rows=1536, steps=192)
+    assert compiling_pays(rows=1, steps=5000)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "heads_kv", "size"), [(9, 3, 64), (8, 8, 128), (16, 1, 32)])
+def test_kernel_equals_attention_of_torch(heads, heads_kv, size):
+    from joulelab.infer.generation.decode_kernel import attend_slots
+
+    rows, positions = 37, 192
+    torch.manual_seed(0)
+    query = torch.randn(rows, heads, size, device="cuda", dtype=torch.bfloat16)
+    key, value = torch.randn(2, rows, positions, heads_kv, size, device="cuda", dtype=torch.bfloat16).unbind(0)
+    lengths = torch.randint(1, positions + 1, (rows,), device="cuda", dtype=torch.int32)
+    found = attend_slots(query, key, value, lengths, size**-0.5)
+    groups = heads // heads_kv
+    seen = torch.arange(positions, device="cuda") < lengths[:, None, None, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query[:, :, None].float(),
+        key.transpose(1, 2).repeat_interleave(groups, 1).float(),
+        value.transpose(1, 2).repeat_interleave(groups, 1).float(),
+        attn_mask=seen,
+    )[:, :, 0]
+    assert (found.float() - expected).abs().max() < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile_step", [False, True])
+def test_a_captured_step_gives_the_tokens_of_the_growing_cache(compile_step):
+    """In float32; setup is reported and the same decoder serves the next batch."""
+    model, tokenizer, noted = make_model().cuda(), make_tokenizer(), []
+    settings = GenerationSettings(max_new_tokens=40, do_sample=True, temperature=0.9, top_p=0.9, n=2)
+    texts = [f"w{number} w{number + 1}" for number in range(1, 12)]
+
+    def generate(cache, **options):
+        generator = TransformersGenerator(
+            model, tokenizer, settings, identity="tiny", batch_size=4, cache=cache, **options
+        )
+        return [answer.ids for answers in generator.generate(texts) for answer in answers]
+
+    found = generate("fixed", compile_step=compile_step, note_setup=lambda *note: noted.append(note))
+    same = sum(one == other for one, other in zip(found, generate("growing"), strict=True))
+    assert same >= 0.9 * len(found)
+    assert {note[0] for note in noted} == {"compile" if compile_step else "capture"}
