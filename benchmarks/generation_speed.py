@@ -38,6 +38,7 @@ from joulelab.zoo.pretrained import load_causal_lm, load_tokenizer
 ENGINES = ("transformers", "growing", "captured", "compiled", "vllm")
 # SmolLM2: layers, width, heads, key-value heads, width of the feed-forward layer
 SHAPES = {"tiny": (2, 64, 4, 2, 128), "135M": (30, 576, 9, 3, 1536), "1.7B": (24, 2048, 32, 32, 8192)}
+VOCABULARY = 49_152
 Window = tuple[int, int]
 
 
@@ -100,10 +101,21 @@ class Case:
         return f"{self.prompts}x{self.answers}:{self.prompt_tokens}/{self.new_tokens}"
 
 
+def word_tokenizer() -> Any:
+    """Numbers as words, so that random weights need no downloaded tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"</s>": 0, **{f"w{number}": number for number in range(1, VOCABULARY)}}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="</s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="</s>")
+
+
 class Bench:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options, self.device = options, device
-        self.tokenizer: Any = load_tokenizer(options.model)
+        self.tokenizer: Any = load_tokenizer(options.model) if options.shape is None else word_tokenizer()
         self.model: Any = self._load().eval().requires_grad_(False)
         if device.type == "cuda":
             self.model = self.model.to(torch.bfloat16)
@@ -128,14 +140,18 @@ class Bench:
             return LlamaForCausalLM(
                 LlamaConfig(
                     num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
-                    num_key_value_heads=heads_kv, intermediate_size=inner, vocab_size=len(self.tokenizer), tie_word_embeddings=True,
-                    max_position_embeddings=4096, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+                    num_key_value_heads=heads_kv, intermediate_size=inner, vocab_size=VOCABULARY,
+                    tie_word_embeddings=True, max_position_embeddings=4096,
+                    bos_token_id=0, eos_token_id=0, pad_token_id=0,
                 )
             )  # fmt: skip
 
     def _prompts(self) -> list[str]:
         """Texts of `prompt_tokens` tokens, all different."""
-        ids = [token for text in load("sample:reviews").texts for token in self.tokenizer(text)["input_ids"]]
+        if self.options.shape is None:
+            ids = [token for text in load("sample:reviews").texts for token in self.tokenizer(text)["input_ids"]]
+        else:
+            ids = torch.randint(1, VOCABULARY, (100_000,), generator=torch.Generator().manual_seed(0)).tolist()
         length, count = self.case.prompt_tokens, self.case.prompts
         starts = [(number * 7919) % (len(ids) - length) for number in range(count)]
         return [self.tokenizer.decode(ids[start : start + length]) for start in starts]
@@ -199,7 +215,7 @@ class Bench:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="sample:smollm2", help="model, or only its tokenizer with --shape")
+    parser.add_argument("--model", default="sample:smollm2", help="trained model, without --shape")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape of SmolLM2")
     parser.add_argument("--cases", default="1536x2:24/96", help="comma-separated")
     parser.add_argument("--batch-size", type=int, default=768, help="prompts at a time")
