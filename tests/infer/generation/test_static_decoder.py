@@ -155,4 +155,4 @@ def test_a_captured_step_gives_the_tokens_of_the_growing_cache(compile_step):
     found = generate("fixed", compile_step=compile_step, note_setup=lambda *note: noted.append(note))
     same = sum(one == other for one, other in zip(found, generate("growing"), strict=True))
     assert same >= 0.9 * len(found)
-    assert {note[0] for note in noted} == {"compile" if compile_step else "capture"}
+    assert noted[-1][0] == ("compile" if compile_step else "capture")

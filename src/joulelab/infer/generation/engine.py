@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from joulelab import clock
 from joulelab.data.chat.encoding import vocab_size_of
 from joulelab.errors import ConfigError, OutOfMemory
 from joulelab.infer.generation.cache import (
@@ -247,7 +248,10 @@ class TransformersGenerator:
         steps = new_tokens * -(-len(encoded) // self.prompts_at_once)
         if self._cache == "growing" or (self._cache == "auto" and not (on_gpu and steps >= _STATIC_CACHE_MIN_STEPS)):
             return GrowingCacheDecoder(self._model)
-        if not supports_static_decoder(self._model):
+        begin_ns = clock.now().mono_ns
+        is_supported = supports_static_decoder(self._model)
+        self._note_setup("capture", begin_ns, clock.now().mono_ns)
+        if not is_supported:
             if self._cache == "auto":
                 return GrowingCacheDecoder(self._model)
             raise ConfigError(
