@@ -231,7 +231,7 @@ class StaticDecoder:
         note_setup: SetupNote = lambda activity, begin_ns, end_ns: None,
     ) -> None:
         """`tokens`: length of the longest prompt plus its answer. Logits beyond the first `words` are padding of the
-        vocabulary. `note_setup` is told of compilations and captures."""
+        vocabulary. `note_setup` gets the times of compilations and captures."""
         device = next(model.parameters()).device
         self._model, self._settings, self._words, self._device = model, settings, words, device
         self._steps = settings.max_new_tokens
