@@ -76,10 +76,11 @@ class DeviceSeries:
         # Two slow readings still bound the energy between them, which is better than no figure.
         if usable.sum() < 2:
             usable[:] = True
-        at_ns, joules = self.counter_ns[usable], self.counter_j[usable]
+        chosen = slice(None) if usable.all() else usable  # a slice copies nothing
+        at_ns, joules = self.counter_ns[chosen], self.counter_j[chosen]
         if len(at_ns) < 2:
             return None
-        call_s = np.zeros(len(at_ns)) if self.counter_read_s is None else self.counter_read_s[usable]
+        call_s = np.zeros(len(at_ns)) if self.counter_read_s is None else self.counter_read_s[chosen]
         return Readings(at_ns, joules, self._known(at_ns, joules), call_s, self.refresh_s)
 
     def _known(self, at_ns: Array, joules: Array) -> Array:
@@ -349,7 +350,8 @@ class _Collector:
         )
 
     def _readings(self, what: str, device: str) -> tuple[Array, Array]:
-        if pieces := self.pieces.get(what, {}).get(device):
+        # Taken out, so that pieces and whole arrays of a day's trace are not in memory together.
+        if pieces := self.pieces.get(what, {}).pop(device, None):
             return np.concatenate([times for times, _ in pieces]), np.concatenate([values for _, values in pieces])
         return _arrays(getattr(self, what).get(device, []))
 

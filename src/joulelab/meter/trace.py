@@ -454,9 +454,11 @@ def _take(found: Readings, columns: dict[str, Any]) -> None:
     for number, device in enumerate(devices):
         mine = device_codes == number
         _add(found.powers, device, mono_ns, power_w, mine & gpu & has_power)
-        counted, stamps_ns = mine & gpu & has_counter, np.where(has_stamp, counter_ns, mono_ns)
-        _add(found.counters, device, stamps_ns, counter_j, counted)
-        _add(found.read_times, device, stamps_ns, read_s, counted)
+        counted = np.flatnonzero(mine & gpu & has_counter)
+        if counted.size:
+            stamps_ns = np.where(has_stamp[counted], counter_ns[counted], mono_ns[counted])
+            found.counters.setdefault(device, []).append((stamps_ns, counter_j[counted]))
+            found.read_times.setdefault(device, []).append((stamps_ns, read_s[counted]))
         _add(found.counters, device, mono_ns, busy_s, mine & estimate & has_busy)
         _take_samples(found, device, columns, np.flatnonzero(mine & samples))
     _take_map(found, columns["rapl"], np.flatnonzero(is_kind("rapl")), mono_ns, "rapl:")

@@ -54,6 +54,15 @@ def test_the_figure_tells_gaps_throttling_and_counter_against_integral(held_back
     assert "counter 144 J, integral of power 131 J (-9.0 %)" in figure.caption  # the gap is not in the integral
 
 
+def test_the_figure_keeps_no_energy_curves_in_memory(held_back) -> None:
+    """Those of a day with eight GPUs are 0.7 GB."""
+    record, paths = held_back
+    traces = attempt_traces(paths)
+    assert power_over_time(record, traces)
+    kept = {name for placed in traces for series in placed.trace.devices for name in vars(series)}
+    assert kept.isdisjoint({"counter_path", "power_path", "best_path"})
+
+
 def test_a_trace_in_columns_tells_the_same_throttling(held_back) -> None:
     _, paths = held_back
     (path,) = [trace for _, _, trace in paths.traces()]

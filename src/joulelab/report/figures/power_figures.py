@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -236,7 +236,12 @@ def _two_ways(traces: Sequence[AttemptTrace]) -> list[str]:
     """Counter and integral of power over the whole trace: a large difference shows a broken sensor."""
     texts = []
     for component in MEASURED_COMPONENTS:
-        both = [both_paths(p.trace, component, [(p.trace.first_ns, p.trace.last_ns)]) for p in traces]
+        # Device by device, from a copy: a series keeps its curves, which over a day are as large as all its readings.
+        both = [
+            both_paths(replace(p.trace, devices=(replace(series),)), component, [(p.trace.first_ns, p.trace.last_ns)])
+            for p in traces
+            for series in p.trace.devices
+        ]
         sums = [(b.counter.energy_j, b.integrated.energy_j) for b in both if b and b.counter.energy_j]
         counter_j, integral_j = sum(c or 0.0 for c, _ in sums), sum(i or 0.0 for _, i in sums)
         if counter_j > 0 and integral_j > 0:
