@@ -1,14 +1,14 @@
-"""How much faster is `joulelab prepare binarize` than tokenising one line at a time?
+"""How much faster is `joulelab prepare binarize` than tokenizing one line at a time?
 
 Four ways over the same documents, in turns, several rounds:
 
     old script       a tokenizer in Python, one line per call (what `BertTokenizer` was when the script was written)
     one line         the fast tokenizer (Rust) of today, one line per call: the old script with today's library
     batches          the fast tokenizer, a thousand lines per call, threads of its own
-    ours             batches, every distinct word tokenised once, processes, and the store written to disk
+    ours             batches, every distinct word tokenized once, processes, and the store written to disk
 
 The slow ways get a slice of the corpus in each round, ours gets all of it, start of the processes included; compared
-are tokens per second. On a machine with neighbours wall time says little, so CPU time per token, children included,
+are tokens per second. On a machine with neighbors wall time says little, so CPU time per token, children included,
 stands beside it: it is also what the joules follow. All four must give the same ids.
 
     python benchmarks/binarize.py
@@ -51,10 +51,10 @@ class Rate:
 @contextmanager
 def timed() -> Iterator[Timing]:
     found = Timing()
-    before, begun_s = os.times(), time.perf_counter()
+    before, started_s = os.times(), time.perf_counter()
     yield found
     after = os.times()
-    found.wall_s = time.perf_counter() - begun_s
+    found.wall_s = time.perf_counter() - started_s
     found.cpu_s = sum(after[:4]) - sum(before[:4])
 
 

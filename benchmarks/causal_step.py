@@ -2,7 +2,7 @@
 teacher's cached distributions, and from a live teacher in the shape of Llama-3.1-8B?
 
 All weights are random and all rows are full (8 x 1024), so every position is a token. Three ways in one run, each a
-warm-up and then an undisturbed window between two synchronisations:
+warm-up and then an undisturbed window between two synchronizations:
 
     sft        cross-entropy of the tokens
     kd-cache   the same and the forward KL to what the teacher said once (rs50); its own pass is measured apart
@@ -95,7 +95,7 @@ class Stand:
         self.size, self.options, self.place, self.device = size, options, place, device
         self.rows = make_rows(size)
         self.half = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.beside: list[TokenSpeed] = []
+        self.adjacent: list[TokenSpeed] = []
         """What others did for a way: the teacher's pass over the rows."""
 
     def teacher(self) -> LiveTeacher:
@@ -107,8 +107,8 @@ class Stand:
 
     def pass_over(self, who: str, tokens: int, begin_ns: int) -> None:
         wait(self.device)
-        self.beside.append(TokenSpeed(who, "", tokens, (begin_ns, time.monotonic_ns()), peak_gib()))
-        print(self.beside[-1], flush=True)
+        self.adjacent.append(TokenSpeed(who, "", tokens, (begin_ns, time.monotonic_ns()), peak_gib()))
+        print(self.adjacent[-1], flush=True)
 
     def cache(self) -> LogitCache:
         """What the teacher says about all rows."""
@@ -132,13 +132,13 @@ def make_trainer(stand: Stand, way: str, cache: LogitCache | None) -> SimpleTrai
     attention = use_packed_attention(student)
     batches: Any = training_batches(stand.rows, size.batch_size, seed=0)
     loss = KdLoss(1.0 if way == "sft" else 0.5, chunk=options.chunk, compile_mode=options.compile)
-    said: Callable[[Any], Any] | None = None
+    reported: Callable[[Any], Any] | None = None
     if way == "kd-cache":
         assert cache is not None
-        batches, said = DistillationBatches(batches, cache), lambda batch: batch.targets
+        batches, reported = DistillationBatches(batches, cache), lambda batch: batch.targets
     elif way == "kd-live":
-        said = stand.teacher().targets
-    objective = TokenObjective(student, attention, loss, said)
+        reported = stand.teacher().targets
+    objective = TokenObjective(student, attention, loss, reported)
     config = TrainingConfig(
         epochs=None, max_steps=10**9, batch_size=size.batch_size, precision=options.precision, compile=options.compile,
         learning_rate=1e-5, prefetch=4,
@@ -220,7 +220,7 @@ def main() -> None:
             except Exception:  # one way that fails leaves the others their figures
                 print(f"{way}: FAILED\n{traceback.format_exc(limit=-4)}", flush=True)
             free()
-        found += stand.beside
+        found += stand.adjacent
         meter.stop()
         trace = load_trace(place / "trace.jsonl")
     found = [one.with_energy(trace) for one in found]

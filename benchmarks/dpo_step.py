@@ -1,7 +1,7 @@
 """How many pairs a second, and at how many joules, does a Llama-1B-shaped student learn preferences?
 
 Random weights, random tokens; every pair is a prompt of 256 tokens and two answers of 256. Three ways in one run, each
-a warm-up and then an undisturbed window between two synchronisations, all through the one training loop:
+a warm-up and then an undisturbed window between two synchronizations, all through the one training loop:
 
     live     a row for each answer, all logits in memory, and the reference computed live in every step: the plain way
     cached   the same rows and logits, the reference's figures given
@@ -297,7 +297,7 @@ def equality(way: Way, shape: Shape, device: torch.device) -> dict[str, float]:
     return found
 
 
-def told(found: Measured) -> str:
+def output_text(found: Measured) -> str:
     way = found.way
     joules = "joules missing"
     if found.j_per_pair is not None:
@@ -367,7 +367,7 @@ def main() -> None:
             (place / way.name).mkdir()
             try:
                 found.append(measure(way, shape, place / way.name, options.seconds, device))
-                print(told(found[-1]), flush=True)
+                print(output_text(found[-1]), flush=True)
             except KeyboardInterrupt:  # what was measured so far still gets its joules
                 break
             except Exception:  # one way that fails leaves the others their figures
@@ -378,10 +378,10 @@ def main() -> None:
     found = [one.with_energy(trace) for one in found]
     print("\nwith their joules:")
     for one in found:
-        print(told(one))
+        print(output_text(one))
     print({name: round(value, 2) for name, value in ratios(found).items()})
-    told_json = [as_json(one, shape) for one in found]
-    print(json.dumps({"benchmark": "dpo_step", "equality": apart, "ratios": ratios(found), "ways": told_json}))
+    printed_json = [as_json(one, shape) for one in found]
+    print(json.dumps({"benchmark": "dpo_step", "equality": apart, "ratios": ratios(found), "ways": printed_json}))
 
 
 if __name__ == "__main__":

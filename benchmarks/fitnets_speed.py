@@ -8,7 +8,7 @@ the penultimate layers), in one run on one GPU:
     b  ours with a cached teacher: bf16, compiled; the cache's making is timed too and shared over 3 epochs
     c  ours with a live teacher: bf16, compiled
 
-Each is warmed up, then runs an undisturbed window between two synchronisations; joules come from the meter's trace.
+Each is warmed up, then runs an undisturbed window between two synchronizations; joules come from the meter's trace.
 One sample of (b) costs a student's step and a third of a teacher's forward pass, and both are in its figures.
 
     python benchmarks/fitnets_speed.py --seconds 15
@@ -163,9 +163,9 @@ def old_loop(options: Any, device: torch.device, batch_size: int) -> Measured:
         number += 1
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "output_hidden_states": True}
         with torch.no_grad():
-            said = teacher(**inputs)
+            reported = teacher(**inputs)
         own = student(**inputs)
-        loss = old_loss(own, said, batch.labels)
+        loss = old_loss(own, reported, batch.labels)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -174,14 +174,14 @@ def old_loop(options: Any, device: torch.device, batch_size: int) -> Measured:
         return timed("fp32, live teacher, plain loop", batch_size, step, options.seconds, device)
 
 
-def old_loss(own: Any, said: Any, labels: torch.Tensor) -> torch.Tensor:
+def old_loss(own: Any, reported: Any, labels: torch.Tensor) -> torch.Tensor:
     hard = functional.cross_entropy(own.logits, labels)
     soft = functional.kl_div(
         functional.log_softmax(own.logits / 2, dim=-1),
-        functional.softmax(said.logits / 2, dim=-1),
+        functional.softmax(reported.logits / 2, dim=-1),
         reduction="batchmean",
     )
-    features = functional.mse_loss(own.hidden_states[S_LAYER][:, 0], said.hidden_states[T_LAYER][:, 0])
+    features = functional.mse_loss(own.hidden_states[S_LAYER][:, 0], reported.hidden_states[T_LAYER][:, 0])
     return 0.5 * hard + 0.5 * 4 * soft + features
 
 
@@ -248,7 +248,7 @@ def rows_of(
     ]
 
 
-def told(row: Row, first: Row) -> str:
+def output_text(row: Row, first: Row) -> str:
     speed = f"{row.samples_per_s:9.1f} samples/s ({row.samples_per_s / first.samples_per_s:5.2f}x)"
     if row.j_per_sample is None or first.j_per_sample is None:
         return f"{row.name:72} {speed}   joules missing"
@@ -305,7 +305,7 @@ def main() -> None:
         found = with_joules(found, trace)
     rows = rows_of(options.compile, *found)
     for row in rows:
-        print(told(row, rows[0]))
+        print(output_text(row, rows[0]))
     summary = {"rows": [asdict(row) for row in rows], "windows": [asdict(one) for one in found]}
     print(json.dumps({"benchmark": "fitnets_speed", **vars(options), **summary}))
 

@@ -119,7 +119,7 @@ class Lab:
             stable=is_steady(spread, drift),
         )
 
-    def tell_later(self, until_ns: int, tell: Callable[[Any], dict[str, Any]]) -> None:
+    def report_later(self, until_ns: int, tell: Callable[[Any], dict[str, Any]]) -> None:
         """Joules are in the trace two seconds later; meanwhile the next row can be made ready."""
         self.pending.append((until_ns, tell))
 
@@ -173,7 +173,7 @@ def measure_ways(
     for way in (EAGER, REDUCED, FASTEST):
         if way in options.skip:
             continue
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
             recipe = RECIPES[way] if way != FASTEST else fastest_recipe(lab, shape.kind, trimmed, inputs, tune)
             calls[way] = prepare_call(trimmed if way == FASTEST else ready, inputs, recipe, options.dtype, DEVICE)
@@ -182,7 +182,7 @@ def measure_ways(
             lab.write({"row": row.name, "way": way, "failed": traceback.format_exc(limit=4)})
             continue
         notes[way] = recipe.describe()
-        lab.say(f"{row.name} {way} ready after {time.monotonic() - begun:.1f} s ({notes[way]})")
+        lab.say(f"{row.name} {way} ready after {time.monotonic() - started:.1f} s ({notes[way]})")
     lab.settle()
     rounds: dict[str, list[Round]] = {way: [] for way in calls}
     for number in range(options.rounds):
@@ -192,7 +192,7 @@ def measure_ways(
     for way, found in rounds.items():
         waited_s = synchronized_latency(calls[way], DEVICE)
         lab.say(f"{row.name:<12} {way:<16} {1000 * Latency.of(found).median_s:8.3f} ms")
-        lab.tell_later(found[-1].end_ns, teller(lab, row, way, found, waited_s, flops, notes[way]))
+        lab.report_later(found[-1].end_ns, teller(lab, row, way, found, waited_s, flops, notes[way]))
 
 
 def fastest_recipe(lab: Lab, family: str, model: Encoder, inputs: tuple[Any, ...], tune: bool) -> Recipe:
@@ -319,9 +319,8 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
         [found.median_s for found in rounds["pre-rms"]], [found.median_s for found in rounds["pre-ln"]]
     )
     medians = {norm: 1000 * Latency.of(found).median_s for norm, found in rounds.items()}
-    lab.say(
-        f"norms, batch {batch:>2}, {title}: {medians['pre-ln']:.3f} -> {medians['pre-rms']:.3f} ms, {told(time_ratio)}"
-    )
+    change = f"{medians['pre-ln']:.3f} -> {medians['pre-rms']:.3f} ms, {interval_text(time_ratio)}"
+    lab.say(f"norms, batch {batch:>2}, {title}: {change}")
 
     def tell(read: Reader) -> dict[str, Any]:
         each = {
@@ -331,8 +330,8 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
         pairs = [(rms, ln) for rms, ln in zip(each["pre-rms"], each["pre-ln"], strict=True) if rms and ln]
         joules = ratio_paired(*zip(*pairs, strict=True)) if len(pairs) == options.norm_rounds else None
         print(
-            f"= norms, batch {batch:>2}, {title:<10} pre-RMS over pre-LN: time {told(time_ratio)}, "
-            f"energy {told(joules) if joules else 'not measured'}",
+            f"= norms, batch {batch:>2}, {title:<10} pre-RMS over pre-LN: time {interval_text(time_ratio)}, "
+            f"energy {interval_text(joules) if joules else 'not measured'}",
             flush=True,
         )
         return {
@@ -344,10 +343,10 @@ def compare_norms(lab: Lab, batch: int, recipe: Recipe, title: str) -> None:
             "energy_ratio": None if joules is None else vars(joules),
         }
 
-    lab.tell_later(max(found[-1].end_ns for found in rounds.values()), tell)
+    lab.report_later(max(found[-1].end_ns for found in rounds.values()), tell)
 
 
-def told(interval: Interval) -> str:
+def interval_text(interval: Interval) -> str:
     return f"{interval.value:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
 
 

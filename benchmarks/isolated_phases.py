@@ -3,7 +3,7 @@
 1. Models of the zoo: does the isolated step agree with the energy per step of the undisturbed training after it?
 2. A made-up step of two kernels, a matrix product as the forward pass and a memory copy as the backward pass, whose
    energies are first measured alone, each for seconds: is the step split into them within 5 %?
-3. A step whose optimiser is run ten times: does that phase rise, and no other?
+3. A step whose optimizer is run ten times: does that phase rise, and no other?
 
     python benchmarks/isolated_phases.py --models bert resnet50
 
@@ -113,7 +113,7 @@ def brief(found: dict[str, Any], way: str) -> dict[str, Any]:
 
 
 class TwoKernels(Trainer[Batch]):
-    """The forward pass multiplies, the backward pass copies, the optimiser rests."""
+    """The forward pass multiplies, the backward pass copies, the optimizer rests."""
 
     def set_up(self) -> torch.optim.Optimizer:
         self.last_of_step = True
@@ -192,7 +192,7 @@ def solo_energies(
     }
 
 
-# 3. ten optimiser steps
+# 3. ten optimizer steps
 
 
 class ManyOptimiserSteps(SimpleTrainer[Batch]):
@@ -202,13 +202,13 @@ class ManyOptimiserSteps(SimpleTrainer[Batch]):
         super().optimizer_step(count)
 
 
-def check_optimiser(meter: Meter, options: argparse.Namespace) -> dict[str, Any]:
+def check_optimizer(meter: Meter, options: argparse.Namespace) -> dict[str, Any]:
     kinds: dict[str, type[SimpleTrainer[Batch]]] = {"once": SimpleTrainer, f"{TIMES} times": ManyOptimiserSteps}
     found = []
     for name, kind in kinds.items():
         values, text = train_measured(_encoder(kind, meter), meter, options)
         found.append(values["isolated"]["phases"])
-        print(f"\n3. the optimiser's step {name}\n{text}")
+        print(f"\n3. the optimizer's step {name}\n{text}")
     once, many = found
     rows = {}
     for phase in once:
@@ -219,7 +219,7 @@ def check_optimiser(meter: Meter, options: argparse.Namespace) -> dict[str, Any]
             f"{phase:<16}{change_j:>+10.4f} J ± {doubt_j:.4f}: {'changed' if rows[phase]['changed'] else 'as before'}"
         )
     only = bool(rows) and all(row["changed"] == (phase == "optimizer_step") for phase, row in rows.items())
-    return {"phases": rows, "only_the_optimiser": only}
+    return {"phases": rows, "only_the_optimizer": only}
 
 
 def _encoder(kind: type[SimpleTrainer[Batch]], meter: Meter) -> SimpleTrainer[Batch]:
@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--undisturbed-s", type=float, default=20.0, help="of training after it")
     parser.add_argument("--solo-s", type=float, default=5.0, help="of each window of a kernel alone")
     parser.add_argument("--rounds", type=int, default=4, help="of the loops")
-    parser.add_argument("--skip", nargs="*", default=[], choices=["models", "kernels", "optimiser"])
+    parser.add_argument("--skip", nargs="*", default=[], choices=["models", "kernels", "optimizer"])
     options = parser.parse_args()
     line: dict[str, Any] = {"benchmark": "isolated_phases", "where": "CPU"}
     if DEVICE.type == "cuda":
@@ -260,8 +260,8 @@ def main() -> None:
         meter.start()
         if "kernels" not in options.skip:
             line["kernels"] = check_kernels(meter, options)
-        if "optimiser" not in options.skip:
-            line["optimiser"] = check_optimiser(meter, options)
+        if "optimizer" not in options.skip:
+            line["optimizer"] = check_optimizer(meter, options)
         if "models" not in options.skip:
             line["models"] = {name: check_model(name, meter, options) for name in options.models}
         meter.stop()

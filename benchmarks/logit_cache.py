@@ -99,7 +99,7 @@ def real_teacher(options: argparse.Namespace, device: torch.device) -> Shape:
     return Shape(torch.cat(states)[: options.tokens], lm_head_weight(model).detach(), options.teacher)
 
 
-def pieces_of(tokens: int) -> list[DocumentSpan]:
+def parts_of(tokens: int) -> list[DocumentSpan]:
     bounds = range(0, tokens, ROW)
     keys = [document_key(np.arange(start, start + ROW)) for start in bounds]
     return [
@@ -121,7 +121,7 @@ def manifest_of(codec: str, shape: Shape) -> CacheManifest:
 
 def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace) -> Found:
     manifest, device = manifest_of(codec, shape), shape.hidden_NE.device
-    pieces, tokens = pieces_of(len(shape.hidden_NE)), len(shape.hidden_NE)
+    pieces, tokens = parts_of(len(shape.hidden_NE)), len(shape.hidden_NE)
     starts_N = torch.from_numpy(sampling_offsets(pieces, 0)).to(device)
 
     def picked() -> dict[str, Tensor]:
@@ -170,7 +170,7 @@ def measure(codec: str, shape: Shape, folder: Path, options: argparse.Namespace)
 
 
 def student_of(shape: Shape) -> tuple[Tensor, Tensor]:
-    """A student that has learnt something: the teacher's states and head with noise of their own size."""
+    """A student that has learned something: the teacher's states and head with noise of their own size."""
     torch.manual_seed(1)
     hidden_NE, head_VE = shape.hidden_NE.float(), shape.head_VE.float()
     noisy = [part + 0.5 * part.std() * torch.randn_like(part) for part in (hidden_NE, head_VE)]
@@ -186,9 +186,9 @@ def learn(targets: CachedTargets, shape: Shape, options: argparse.Namespace) -> 
     leaves = (F.pad(hidden_NE, (0, 0, 0, 1))[None].requires_grad_(), head_VE.requires_grad_())
     half = device.type == "cuda"
 
-    def gradient(said: CachedTargets | DenseTargets) -> tuple[Tensor, ...]:
+    def gradient(reported: CachedTargets | DenseTargets) -> tuple[Tensor, ...]:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            sums = loss(*leaves, said, labels)
+            sums = loss(*leaves, reported, labels)
         return torch.autograd.grad(sums.loss, leaves)
 
     seconds, (found, _) = timed(lambda: gradient(targets), device, options.repeats)
@@ -199,7 +199,7 @@ def learn(targets: CachedTargets, shape: Shape, options: argparse.Namespace) -> 
 def bias(manifest: CacheManifest, shape: Shape, options: argparse.Namespace) -> float:
     """Of a position's gradient by the logits, in the mean over many draws, relative to the exact gradient's size.
 
-    The label is the student's own favourite: an arbitrary word would make `gold` look worse than it is.
+    The label is the student's own favorite: an arbitrary word would make `gold` look worse than it is.
     """
     if manifest.codec_spec.is_exact:
         return 0.0
@@ -221,16 +221,18 @@ def mean_gradient(manifest: CacheManifest, teacher_MV: Tensor, own_V: Tensor, sp
         for name, value in select_targets(manifest.codec_spec, teacher_MV, len(own_V), 1.0, spread_M).items()
     }
     encoded = encode_targets(manifest.codec_spec, picked, manifest.layout.record_bytes, [len(spread_M)])
-    said = sparse_targets(
+    reported = sparse_targets(
         manifest.codec_spec, torch.from_numpy(encoded.fixed_NF.copy()), torch.from_numpy(encoded.records_RS.copy())
     )
-    target_V = torch.zeros(len(own_V)).index_add(0, said.ids_NK.flatten(), said.weights_NK.flatten()) / len(spread_M)
+    target_V = torch.zeros(len(own_V)).index_add(0, reported.ids_NK.flatten(), reported.weights_NK.flatten()) / len(
+        spread_M
+    )
     target_V = target_V.to(own_V.device)
-    if said.gold_N is not None:
-        target_V[own_V.argmax()] += said.gold_N.mean().to(own_V.device)
-    if said.ghost_N is not None:  # the rest is dealt out as the student would
+    if reported.gold_N is not None:
+        target_V[own_V.argmax()] += reported.gold_N.mean().to(own_V.device)
+    if reported.ghost_N is not None:  # the rest is dealt out as the student would
         rest_V = torch.where(target_V > 0, 0.0, own_V)
-        target_V = target_V + said.ghost_N.mean().to(own_V.device) * rest_V / rest_V.sum()
+        target_V = target_V + reported.ghost_N.mean().to(own_V.device) * rest_V / rest_V.sum()
     return own_V - target_V
 
 

@@ -1,14 +1,14 @@
 """How much slower is a training loop with step and phase windows on?
 
 One trainer runs in three arms: without windows, without them again, and with them. The arms take turns in blocks of a
-step or a few, in an order drawn anew each round, so drift and neighbours meet all three alike. It is the same trainer
-throughout: two would keep their optimiser states in different places of memory, a difference between them that no
+step or a few, in an order drawn anew each round, so drift and neighbors meet all three alike. It is the same trainer
+throughout: two would keep their optimizer states in different places of memory, a difference between them that no
 number of rounds averages out. The recorder runs all the time.
 
 The result is the ratio of block times, with windows over without, and its 95 % interval. On a shared machine single
 blocks are thrown far off, so the fifth of the rounds at either end is trimmed (Yuen's interval on the logarithms). The
 loop against itself stands beside it, from the same rounds: where its interval does not hold 1, or is wide, the machine
-cannot tell. The CPU time of the blocks has a ratio too: waiting is not in it, neighbours are in it less.
+cannot tell. The CPU time of the blocks has a ratio too: waiting is not in it, neighbors are in it less.
 
     python benchmarks/loop_overhead.py --device cuda --blocks 300 --steps 20 --width 1024
     python benchmarks/loop_overhead.py --device cpu --pin --blocks 2000 --width 64
@@ -140,10 +140,10 @@ def trimmed_ratio(logs: Sequence[float], share: float = 0.2) -> Interval:
     cut = int(share * len(ordered))
     kept = ordered[cut : len(ordered) - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
-    centre = statistics.fmean(kept)
+    center = statistics.fmean(kept)
     error = statistics.stdev(winsorised) / ((1 - 2 * share) * math.sqrt(len(ordered)))
     half = t_quantile(0.975, len(kept) - 1) * error
-    return Interval(*(math.exp(value) for value in (centre, centre - half, centre + half)))
+    return Interval(*(math.exp(value) for value in (center, center - half, center + half)))
 
 
 def pin_to_one_core() -> int:
@@ -162,38 +162,38 @@ def options() -> argparse.Namespace:
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=found, help=f"here by default {found}")
     parser.add_argument("--blocks", type=int, default=400, help="rounds, each with a block of every arm")
-    parser.add_argument("--steps", type=int, default=1, help="optimiser steps per block")
+    parser.add_argument("--steps", type=int, default=1, help="optimizer steps per block")
     parser.add_argument("--width", type=int, default=64, help="of the model; 1024 keeps a large GPU busy")
     parser.add_argument("--pin", action="store_true", help="one thread, held on one core")
     return parser.parse_args()
 
 
-def tell(where: str, step_ms: float, rounds: Sequence[Round], asked: argparse.Namespace) -> None:
+def tell(where: str, step_ms: float, rounds: Sequence[Round], requested: argparse.Namespace) -> None:
     wall, cpu, load = Ratios.of(rounds, clock=0), Ratios.of(rounds, clock=1), os.getloadavg()[0]
     verdict = "shown" if wall.with_windows.high <= LIMIT else "NOT shown"
     print(f"{where}, load {load:.1f}: {step_ms:.2f} ms a step")
     print(f"  with windows {words(wall.with_windows)} the time without; at most {LIMIT}x: {verdict}")
     print(f"  the loop against itself {words(wall.loop_against_itself)}")
     print(f"  CPU time: with windows {words(cpu.with_windows)}, against itself {words(cpu.loop_against_itself)}")
-    how = {"where": where, "load_1min": load, "step_ms": step_ms, "blocks": asked.blocks, "steps": asked.steps}
+    how = {"where": where, "load_1min": load, "step_ms": step_ms, "blocks": requested.blocks, "steps": requested.steps}
     print(json.dumps({"benchmark": "loop_overhead", **how, "wall": asdict(wall), "cpu_time": asdict(cpu)}))
 
 
 def main() -> None:
-    asked = options()
-    device = torch.device(asked.device)
+    requested = options()
+    device = torch.device(requested.device)
     torch.manual_seed(0)
-    if asked.pin:
+    if requested.pin:
         torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         meter = Meter(Path(folder) / "trace.jsonl", Path(folder) / "events.jsonl", EnergyConfig())
         meter.start()
-        core = pin_to_one_core() if asked.pin else None
-        rounds = take_rounds(SwitchedLoop(asked.width, device, meter), asked.blocks, asked.steps)
+        core = pin_to_one_core() if requested.pin else None
+        rounds = take_rounds(SwitchedLoop(requested.width, device, meter), requested.blocks, requested.steps)
         meter.stop()
     threads = f"CPU, {torch.get_num_threads()} thread(s)" + (f" on core {core}" if core is not None else "")
     where = torch.cuda.get_device_name(0) if device.type == "cuda" else threads
-    tell(where, 1000 * statistics.median(taken[PLAIN][0] for taken in rounds) / asked.steps, rounds, asked)
+    tell(where, 1000 * statistics.median(taken[PLAIN][0] for taken in rounds) / requested.steps, rounds, requested)
 
 
 if __name__ == "__main__":

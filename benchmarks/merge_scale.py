@@ -107,13 +107,13 @@ def _text(lines: Iterable[dict[str, Any]]) -> str:
 def measured(nodes: int, gpus: int, minutes: float, interval_s: float) -> dict[str, Any]:
     root = Path(tempfile.mkdtemp(prefix="joulelab-scale-"))
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         paths = write_run(root / "run", nodes, gpus, 60 * minutes, interval_s)
         written = time.perf_counter()
         files = [path for path in paths.folder.rglob("*") if path.is_file()]
-        begun_cpu = time.process_time()
+        started_cpu = time.process_time()
         record = assemble(paths, "done")
-        assembled, merge_cpu_s = time.perf_counter(), time.process_time() - begun_cpu
+        assembled, merge_cpu_s = time.perf_counter(), time.process_time() - started_cpu
         write_json(paths.record, record)
         opened = time.perf_counter()
         RunRecord.model_validate_json(paths.record.read_text())
@@ -124,7 +124,7 @@ def measured(nodes: int, gpus: int, minutes: float, interval_s: float) -> dict[s
             "nodes": nodes, "gpus": gpus, "minutes": minutes, "interval_s": interval_s, "files": len(files),
             "trace_mb": round(sum(path.stat().st_size for path in paths.trace("x", 1).parent.iterdir()) / 1e6, 1),
             "events_mb": round(sum(path.stat().st_size for path in paths.events("x", 0, 1).parent.iterdir()) / 1e6, 1),
-            "write_s": round(written - begun, 2), "merge_s": round(assembled - written, 2),
+            "write_s": round(written - started, 2), "merge_s": round(assembled - written, 2),
             "merge_cpu_s": round(merge_cpu_s, 2),
             "record_mb": round(paths.record.stat().st_size / 1e6, 2), "read_record_s": round(read - opened, 3),
             "error_rel": round(record.totals.energy_j / expected_j - 1, 6),
@@ -140,9 +140,9 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--interval", type=float, default=0.5)
-    asked = parser.parse_args()
-    for nodes in asked.nodes:
-        row = measured(nodes, asked.gpus, asked.minutes, asked.interval)
+    requested = parser.parse_args()
+    for nodes in requested.nodes:
+        row = measured(nodes, requested.gpus, requested.minutes, requested.interval)
         print(" ".join(f"{key}={value}" for key, value in row.items()), flush=True)
         print(json.dumps(row))
 

@@ -50,7 +50,7 @@ def keep_pace(marks: list[torch.cuda.Event], device: torch.device) -> None:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What was trained between two synchronisations."""
+    """What was trained between two synchronizations."""
 
     window_ns: Window
     samples: int

@@ -109,8 +109,8 @@ def main() -> None:
     found["list_json_s"] = timed("runs", "--json", *place)
     make(store, count)
     found["list_after_one_new_run_s"] = timed("runs", *place)
-    asked = "select label, count(*), avg(energy_j) from stages join runs using (run_id) group by label"
-    found["query_s"] = timed("query", asked.replace("avg(energy_j)", "avg(stages.energy_j)"), *place)
+    requested = "select label, count(*), avg(energy_j) from stages join runs using (run_id) group by label"
+    found["query_s"] = timed("query", requested.replace("avg(energy_j)", "avg(stages.energy_j)"), *place)
     found["index_bytes"] = (store / "index.parquet").stat().st_size
     for name, value in found.items():
         print(f"{name:<28} {value:>12.4g}")

@@ -66,9 +66,9 @@ class Lab:
         self.meter = meter
         self._wait = device_synchronizer(trainer.device)
 
-    def attached(self, members: list[TrainerStats], **bench: Any) -> StatsList:
+    def attached(self, members: list[TrainerStats], **tracker_context: Any) -> StatsList:
         stats = StatsList([MeterStats(self.meter.phase), *members])
-        stats.attach(TrackerContext(self.trainer, self.trainer.device, meter=self.meter, **bench))
+        stats.attach(TrackerContext(self.trainer, self.trainer.device, meter=self.meter, **tracker_context))
         stats.start_train()
         return stats
 

@@ -25,9 +25,12 @@ def test_every_combination_runs_once_a_repeat_and_the_table_has_intervals(tmp_pa
     assert "rows/s" in done.stdout
     assert "2/2" in done.stdout
     (group,) = (tmp_path / "runs" / "groups").iterdir()
-    told = shown(tmp_path / "runs", group.name)
-    assert [row["point"] for row in told["configurations"]] == [{"training.batch_size": 4}, {"training.batch_size": 8}]
-    for row in told["configurations"]:
+    output_text = shown(tmp_path / "runs", group.name)
+    assert [row["point"] for row in output_text["configurations"]] == [
+        {"training.batch_size": 4},
+        {"training.batch_size": 8},
+    ]
+    for row in output_text["configurations"]:
         assert row["items_per_s"]["low"] < row["items_per_s"]["value"] < row["items_per_s"]["high"]
         assert row["j_per_item"]["value"] > 0
         assert {run["seed"] for run in row["runs"]} == {0, 1}
@@ -45,9 +48,9 @@ def test_a_failed_member_is_reported_and_the_others_still_run(tmp_path):
     assert "Traceback" not in done.stderr
     assert "the loss became" in done.stdout
     (group,) = (tmp_path / "runs" / "groups").iterdir()
-    told = shown(tmp_path / "runs", group.name)
-    assert [len(row["runs"]) for row in told["configurations"]] == [0, 1]
-    assert told["failed"][0]["why"].startswith("failed: the loss became")
+    output_text = shown(tmp_path / "runs", group.name)
+    assert [len(row["runs"]) for row in output_text["configurations"]] == [0, 1]
+    assert output_text["failed"][0]["why"].startswith("failed: the loss became")
     again = joulelab("run", "--resume", group.name, "--runs-dir", tmp_path / "runs")
     assert again.returncode == 1
     assert "[1/2]" in again.stderr
@@ -63,10 +66,10 @@ def test_a_signal_ends_the_member_that_runs_and_the_sweep_resumes(tmp_path):
     while time.monotonic() < end and not list((tmp_path / "runs").glob("perceptron-*/metrics.jsonl")):
         time.sleep(0.05)
     os.kill(run.pid, signal.SIGTERM)
-    _, told = run.communicate(timeout=60)
-    assert run.returncode == 143, told
+    _, output_text = run.communicate(timeout=60)
+    assert run.returncode == 143, output_text
     (group,) = (tmp_path / "runs" / "groups").iterdir()
-    assert f"joulelab sweep --resume {group}" in told
+    assert f"joulelab sweep --resume {group}" in output_text
     (member,) = (tmp_path / "runs").glob("perceptron-*")
     assert json.loads((member / "run.json").read_text())["status"] == "truncated"
     done = joulelab("run", "--resume", group.name, "--runs-dir", tmp_path / "runs")
@@ -80,8 +83,8 @@ def test_lists_and_brackets_are_not_swept(tmp_path):
 
 
 def test_an_experiment_is_swept_by_its_settings(tmp_path):
-    told = planned(tmp_path, "run", "demo-kd", "distill.kd_T=1,2", "seed=5", "--repeats", "2")
-    assert told == ["kd_T=1, seed 5", "kd_T=2, seed 5", "kd_T=1, seed 6", "kd_T=2, seed 6"]
+    output_text = planned(tmp_path, "run", "demo-kd", "distill.kd_T=1,2", "seed=5", "--repeats", "2")
+    assert output_text == ["kd_T=1, seed 5", "kd_T=2, seed 5", "kd_T=1, seed 6", "kd_T=2, seed 6"]
 
 
 def planned(tmp_path, *words):

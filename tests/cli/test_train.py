@@ -134,7 +134,7 @@ def test_the_zoo_is_listed_without_a_framework_and_as_json():
 def test_one_model_is_shown_with_its_analytic_cost():
     done = joulelab_here("zoo", "gpt2", "--size", "tiny", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["on_paper"]["parameters"] == told["on_paper"]["trained_parameters"] == 136_960
-    assert told["on_paper"]["training_flops"] == 3 * told["on_paper"]["forward_flops"]
-    assert {row["optimizer"] for row in told["on_paper"]["bytes"]} == {"adamw", "sgd", "adafactor"}
+    output_text = json.loads(done.stdout)
+    assert output_text["on_paper"]["parameters"] == output_text["on_paper"]["trained_parameters"] == 136_960
+    assert output_text["on_paper"]["training_flops"] == 3 * output_text["on_paper"]["forward_flops"]
+    assert {row["optimizer"] for row in output_text["on_paper"]["bytes"]} == {"adamw", "sgd", "adafactor"}

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for what the tests of this folder share
-for neighbour in ("", "distill", "cli"):  # for nvml_sim, rapl_tree, tiny_reviews and commands
-    sys.path.insert(0, str(Path(__file__).parent.parent / neighbour))
+for neighbor in ("", "distill", "cli"):  # for nvml_sim, rapl_tree, tiny_reviews and commands
+    sys.path.insert(0, str(Path(__file__).parent.parent / neighbor))
 
 from nvml_sim.fixtures import nvml_library, nvml_sim  # noqa: E402, F401
 from slurm_cluster import running_cluster  # noqa: E402

@@ -153,10 +153,10 @@ class SlurmCluster:
         end = time.monotonic() + START_S
         while not ready():
             if time.monotonic() > end:
-                raise TimeoutError(f"{what} did not come up: " + self._said())
+                raise TimeoutError(f"{what} did not come up: " + self._reported())
             time.sleep(0.1)
 
-    def _said(self):
+    def _reported(self):
         return "\n".join(path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.out"))
 
     def call(self, *words, **more):
@@ -165,8 +165,8 @@ class SlurmCluster:
 
     def state(self, job_id):
         """RUNNING, COMPLETED, ...; of an array the states of all its tasks."""
-        told = self.call("scontrol", "-o", "show", "job", job_id).stdout
-        states = [word.removeprefix("JobState=") for word in told.split() if word.startswith("JobState=")]
+        output_text = self.call("scontrol", "-o", "show", "job", job_id).stdout
+        states = [word.removeprefix("JobState=") for word in output_text.split() if word.startswith("JobState=")]
         return states[0] if len(set(states)) == 1 else tuple(states)
 
     def start_now(self, job_id):

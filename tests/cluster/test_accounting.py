@@ -20,8 +20,8 @@ ACCOUNTS = """\
 
 def test_slurm_s_joules_are_flagged_where_they_are_zero_or_of_a_shared_node():
     jobs = parse_accounting(ACCOUNTS, {"node1": 4, "node2": 4})
-    told = [(job.job_id, job.state, job.energy_j) for job in jobs]
-    assert told == [
+    output_text = [(job.job_id, job.state, job.energy_j) for job in jobs]
+    assert output_text == [
         ("1", "COMPLETED", 198), ("2", "COMPLETED", 402), ("3", "REQUEUED", None), ("3", "COMPLETED", 208),
         ("4_1", "CANCELLED", None),
     ]  # fmt: skip

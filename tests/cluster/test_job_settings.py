@@ -12,7 +12,7 @@ def test_options_go_over_the_site_file_and_that_over_the_preset(site):
 
 
 @pytest.mark.parametrize(
-    ("preset", "asked", "error", "text"),
+    ("preset", "requested", "error", "text"),
     [
         ("h10", {}, NotFoundError, "did you mean 'h100'"),
         (None, {"time": "two hours"}, ConfigError, "D-HH:MM:SS"),
@@ -21,9 +21,9 @@ def test_options_go_over_the_site_file_and_that_over_the_preset(site):
         (None, {"sbatch": ["nonsense"]}, ConfigError, "found 'nonsense'"),
     ],
 )
-def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, asked, error, text, tmp_path):
+def test_a_mistake_in_the_settings_is_answered_with_what_was_expected(preset, requested, error, text, tmp_path):
     with pytest.raises(error) as refused:
-        job_settings(preset, asked, tmp_path / "none")
+        job_settings(preset, requested, tmp_path / "none")
     assert text in f"{refused.value.message} {refused.value.hint}"
 
 

@@ -60,13 +60,13 @@ def test_submit_watch_and_report_need_neither_torch_nor_a_gpu(tmp_path):
         "watch": ["run", "--once", "--json"],
         "report": ["run"],
     }
-    said = {}
+    reported = {}
     for verb, rest in words.items():
         command = [sys.executable, "-c", WITHOUT_TORCH, verb, *rest, "--runs-dir", str(tmp_path)]
         with holding(paths.folder):
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
-        said[verb] = done.stdout
+        reported[verb] = done.stdout
         assert done.returncode == 0, done.stderr
-    assert "#SBATCH --gpus-per-node=h100:1" in said["submit"]
-    assert json.loads(said["watch"])["runs"][0]["energy_j"] > 0
+    assert "#SBATCH --gpus-per-node=h100:1" in reported["submit"]
+    assert json.loads(reported["watch"])["runs"][0]["energy_j"] > 0
     assert paths.report.exists()

@@ -124,8 +124,8 @@ def test_two_nodes_with_two_ranks_each_are_one_run_and_their_joules_are_its_tota
     ]  # fmt: skip
     assert sorted(pace.rank for attempt in record.attempts for pace in attempt.ranks) == [0, 1, 2, 3]
     train = record.stage("model.train")
-    told = sum(powers_w[segment.host] * segment.duration_s for segment in train.segments)
-    assert train.energy_j == pytest.approx(told, rel=0.03)
+    output_text = sum(powers_w[segment.host] * segment.duration_s for segment in train.segments)
+    assert train.energy_j == pytest.approx(output_text, rel=0.03)
     assert train.samples == (20 - 1) * 4 * 4  # the first step is setup
     assert abs(record.attempts[1].clock_offset_s) < 1.0
     assert "By host" in lab.log(job)

@@ -33,11 +33,11 @@ def wait_for_accounts(lab, *jobs):
     """The controller tells them a moment after the job has ended."""
     ids = ",".join(job["job_id"] for job in jobs)
 
-    def told():
+    def output_text():
         lines = lab.cluster.call("sacct", "-n", "-P", "-j", ids, "--format=JobID,State").stdout.splitlines()
         return sum(line.endswith(".batch|COMPLETED") for line in lines) == len(jobs)
 
-    lab.cluster.wait_until(told, "the accounts")
+    lab.cluster.wait_until(output_text, "the accounts")
 
 
 def test_zero_joules_a_part_of_a_node_and_a_whole_node_are_told_apart(lab, tmp_path, monkeypatch):

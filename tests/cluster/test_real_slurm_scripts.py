@@ -20,15 +20,15 @@ SMALL = ("--mem=1G", "--cpus-per-task=1", "--time=10")
 
 
 @pytest.fixture(scope="module")
-def desk(lab):
+def training_job(lab):
     """The environment of somebody who calls the scripts: an activated environment, and settings as variables."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**lab.env, "PATH": path, "SCRIPTS": str(SCRIPTS), "RUNS": str(lab.store), "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture(scope="module")
-def pair(lab, desk):
-    """Preprocess and distil, submitted first and looked at last: they and the others share the machine."""
+def pair(lab, training_job):
+    """Preprocess and distill, submitted first and looked at last: they and the others share the machine."""
     training = {"epochs": None, "max_steps": 4, "batch_size": 8, "accumulate": 2, "learning_rate": 5e-3, "prefetch": 0}
     teacher = {
         "teacher_type": "bert",
@@ -42,7 +42,7 @@ def pair(lab, desk):
         "training": training,
         "energy": {"sample_interval_s": 0.5, "counter_interval_s": 0.2},
     }  # fmt: skip
-    named = {**desk, "TOKENS": str(lab.folder / "plain-tokens"), "TOKENIZER": teacher["teacher_name"]}
+    named = {**training_job, "TOKENS": str(lab.folder / "plain-tokens"), "TOKENIZER": teacher["teacher_name"]}
     named |= {"EXPERIMENT": str(lab.experiment("plain", chosen)), "SEEDS": "3"}
     command, dump = ("bash", SCRIPTS / "submit_both.sh", *SMALL), write_text(lab.folder / "plain.txt")
     refused = lab.cluster.call(*command, env={**named, "DUMP": "gone.txt"}, cwd=lab.folder)
@@ -62,12 +62,12 @@ def wait_until(ready, what):
 
 
 @pytest.mark.usefixtures("pair")
-def test_feature_distillation_starts_its_monitor_and_a_warning_ends_both_well_and_requeues_the_task(lab, desk):
+def test_feature_distillation_starts_its_monitor_and_a_warning_ends_both_well_and_requeues_the_task(lab, training_job):
     encoder, reviews = write_encoder(lab.folder / "fitnets-encoder"), write_reviews(lab.folder / "fitnets.csv")
     energy = {"sample_interval_s": 0.5, "counter_interval_s": 0.2}
     chosen = settings(encoder, reviews, energy=energy, telemetry_every=0)
     experiment = lab.experiment("long", {**chosen, "training": {**chosen["training"], "epochs": 5000}})
-    named = {**desk, "EXPERIMENT": str(experiment), "DATA": str(reviews)}
+    named = {**training_job, "EXPERIMENT": str(experiment), "DATA": str(reviews)}
     job = lab.sbatch(*SMALL, "--array=7", SCRIPTS / "fitnets.sbatch", env=named)
     gone = lab.sbatch(*SMALL, "--array=0", SCRIPTS / "fitnets.sbatch", env={**named, "DATA": "gone.csv"})
     lab.wait(gone, "FAILED")
@@ -105,7 +105,7 @@ def test_a_warned_task_goes_back_alone_and_a_cancelled_one_not_at_all(lab):
     lab.cluster.call("scancel", job["job_id"])
 
 
-def test_preprocess_and_distil_are_submitted_together_and_the_second_waits_for_the_first(lab, pair):
+def test_preprocess_and_distill_are_submitted_together_and_the_second_waits_for_the_first(lab, pair):
     ended = lab.wait(pair, "COMPLETED", "FAILED", "CANCELLED")
     assert ended == "COMPLETED", "\n".join(path.read_text() for path in lab.folder.glob("*.log"))
     record = lab.record(f"plain-job{pair['job_id']}-seed3")
@@ -114,10 +114,10 @@ def test_preprocess_and_distil_are_submitted_together_and_the_second_waits_for_t
     assert record.totals.gpu.energy_j > 0
 
 
-def test_the_example_of_the_documentation_measures_a_training(lab, desk):
+def test_the_example_of_the_documentation_measures_a_training(lab, training_job):
     """examples/train.sbatch, submitted from a copy of the examples."""
     folder = shutil.copytree(EXAMPLES, lab.folder / "examples")
-    named = {**desk, "JOULELAB_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
+    named = {**training_job, "JOULELAB_RUNS": str(folder / "runs"), "CUDA_VISIBLE_DEVICES": ""}
     done = lab.cluster.call("sbatch", "--wait", "train.sbatch", "--epochs", "1", env=named, cwd=folder)
     log = "".join(path.read_text() for path in folder.glob("measure.*.log"))
     assert done.returncode == 0, f"{done.stderr}\n{log}"

@@ -31,8 +31,8 @@ def test_a_chain_of_all_steps_reads_as_recorded(site, monkeypatch):
 
 
 def test_ranks_on_two_nodes_and_shards_before_them_read_as_recorded(tmp_path, monkeypatch):
-    asked = {"nodes": 2, "gpus": 4, "exclusive": True, "requeue": False, "sbatch": ["--mail-type=END"]}
-    settings = job_settings("l40s", asked, tmp_path / "no-site-file")
+    requested = {"nodes": 2, "gpus": 4, "exclusive": True, "requeue": False, "sbatch": ["--mail-type=END"]}
+    settings = job_settings("l40s", requested, tmp_path / "no-site-file")
     shards = [[STORE / f"kd-teacher-{number}-of-8" for number in range(8)]]
     jobs = plan(MEMBERS[1:2], ("teacher", "students"), report_on=GROUP, nodes=2, ranks=4, shards=shards)
     assert scripts(jobs, settings, monkeypatch) == (GOLDEN / "two-nodes.txt").read_text()

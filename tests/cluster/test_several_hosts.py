@@ -45,8 +45,8 @@ def test_the_hosts_joules_add_up_to_the_total_and_time_passes_once(record):
 
 def test_clocks_that_differ_by_minutes_give_one_time_of_day(record):
     assert [round(attempt.clock_offset_s, 3) for attempt in record.attempts] == [0.0, 100.0, -3.0]
-    begun = {segment.started_at for segment in record.stage("student.train").segments}
-    moments = [datetime.fromisoformat(text).timestamp() for text in begun]
+    started = {segment.started_at for segment in record.stage("student.train").segments}
+    moments = [datetime.fromisoformat(text).timestamp() for text in started]
     assert max(moments) - min(moments) < 0.001
 
 

@@ -7,8 +7,8 @@ from joulelab.errors import JoulelabError
 
 
 def test_output_of_squeue_becomes_states_per_task():
-    told = parse_queue("12|N/A|RUNNING|None|node1\n13|0|PENDING|Dependency|\n13|1|PENDING|Dependency|\n")
-    assert [(job.job_id, job.state, job.reason) for job in told] == [
+    output_text = parse_queue("12|N/A|RUNNING|None|node1\n13|0|PENDING|Dependency|\n13|1|PENDING|Dependency|\n")
+    assert [(job.job_id, job.state, job.reason) for job in output_text] == [
         ("12", "RUNNING", ""), ("13_0", "PENDING", "Dependency"), ("13_1", "PENDING", "Dependency"),
     ]  # fmt: skip
 

@@ -91,8 +91,8 @@ def test_without_slurm_completion_is_read_from_the_runs(tmp_path, monkeypatch):
 
 def test_a_run_of_an_array_is_over_while_other_tasks_run(tmp_path, monkeypatch):
     runs = submitted(tmp_path, ["first", "second"], array=True)
-    told = {f"41_{task}": JobState(f"41_{task}", state) for task, state in enumerate(("RUNNING", "COMPLETED"))}
-    monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: told)
+    output_text = {f"41_{task}": JobState(f"41_{task}", state) for task, state in enumerate(("RUNNING", "COMPLETED"))}
+    monkeypatch.setattr("joulelab.cluster.slurm.states", lambda ids: output_text)
     write_home(runs[1], runs[0])
     close_queued(runs, "done", "")
     second = Watcher(tmp_path, runs[1].name).poll()

@@ -31,12 +31,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _describe(self, name, asked):
+    def _describe(self, name, requested):
         files = self.server.datasets.get(name)
         if files is None:
             self._answer(b"{}", 404)
-        elif asked[:1] == ["tree"]:
-            self._list(files, "/".join(asked[2:]))
+        elif requested[:1] == ["tree"]:
+            self._list(files, "/".join(requested[2:]))
         else:
             siblings = [{"rfilename": file} for file in files]
             about = {"id": name, "sha": REVISION, "private": False, "tags": [], "siblings": siblings}

@@ -40,8 +40,8 @@ def published(config, answer):
     """Conversations under the configuration that the preset asks for, and others beside it that it must not take."""
     files = "  data_files:\n  - split: train\n    path: {0}/train.jsonl\n"
     card = "".join(f"- config_name: {name}\n{files.format(name)}" for name in (config, "other"))
-    said = {"role": "assistant", "content": answer}
-    talks = lines({"messages": [{"role": "user", "content": f"question {n}"}, said]} for n in range(12))
+    reported = {"role": "assistant", "content": answer}
+    talks = lines({"messages": [{"role": "user", "content": f"question {n}"}, reported]} for n in range(12))
     return {
         "README.md": f"---\nconfigs:\n{card}---\n".encode(),
         f"{config}/train.jsonl": talks,
@@ -82,8 +82,8 @@ def test_texts_reviews_and_published_conversations_come_from_a_hub_id(hub, tmp_p
         env={**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path / "home"), "JOULELAB_RUNS": "runs"},
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    *told, missing = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert told == [[0, "None"]] * 5
+    *output_text, missing = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert output_text == [[0, "None"]] * 5
     assert "the hub did not return the dataset 'birds/nothing'" in missing[1]
     assert (tmp_path / "dump.txt").read_text().splitlines()[29] == "document 29 speaks of birds"
     rows = [json.loads(line) for line in (tmp_path / "reviews" / "train.jsonl").read_text().splitlines()]

@@ -21,10 +21,10 @@ CPU = torch.device("cpu")
 
 def write_images(folder: Path, classes: dict[str, tuple[int, int, int]], count: int = 10, mode: str = "RGB") -> Path:
     image = pytest.importorskip("PIL.Image")
-    for name, colour in classes.items():
+    for name, color in classes.items():
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            picture = image.new("RGB", (40 + number, 30), colour)
+            picture = image.new("RGB", (40 + number, 30), color)
             picture.putpixel((0, 0), (255, 255, 255))
             suffix = "png" if number % 2 else "jpg"
             picture.convert(mode).save(folder / name / f"{number:02}.{suffix}")
@@ -48,7 +48,7 @@ def test_every_tenth_image_is_held_out_where_no_folder_says_otherwise(pets: Path
     assert set(train.files).isdisjoint(held_out.files)
 
 
-def test_folders_of_the_splits_own_are_used_and_labelled_alike(tmp_path: Path) -> None:
+def test_folders_of_the_splits_own_are_used_and_labeled_alike(tmp_path: Path) -> None:
     write_images(tmp_path / "train", {"ant": (0, 0, 0), "cat": (0, 0, 0), "dog": (0, 0, 0)}, count=2)
     write_images(tmp_path / "val", {"dog": (0, 0, 0)}, count=1)
     assert len(find_files(tmp_path, "train").files) == 6
@@ -84,9 +84,9 @@ def test_pixels_are_those_of_the_images_around_zero(pets: Path) -> None:
     assert batch["labels"].tolist() == [0, 1]
     assert batch["pixels"].shape == (2, 3, 16, 16)
     assert batch["pixels"].is_contiguous(memory_format=torch.channels_last)
-    colours = batch["pixels"].mean(dim=(2, 3)) * torch.tensor(DEVIATION) + torch.tensor(MEAN)
+    colors = batch["pixels"].mean(dim=(2, 3)) * torch.tensor(DEVIATION) + torch.tensor(MEAN)
     expected = torch.tensor([[200.0, 10, 10], [10, 10, 200]]) / 255
-    assert torch.allclose(colours, expected, atol=0.02)
+    assert torch.allclose(colors, expected, atol=0.02)
 
 
 def test_what_is_shown_follows_from_the_draw(pets: Path) -> None:
@@ -96,7 +96,7 @@ def test_what_is_shown_follows_from_the_draw(pets: Path) -> None:
     assert not torch.equal(first, other)
 
 
-def test_grey_images_and_slices_of_a_split_are_read(tmp_path: Path) -> None:
+def test_gray_images_and_slices_of_a_split_are_read(tmp_path: Path) -> None:
     write_images(tmp_path, {"cat": (90, 90, 90), "dog": (30, 30, 30)}, mode="L")
     images = read(tmp_path, "train[:4]")
     assert len(images.rows) == 4
@@ -136,7 +136,7 @@ def test_random_boxes_stay_inside_and_vary() -> None:
     assert (right - left, bottom - top) == pytest.approx((2, 2))
 
 
-def test_the_centre_box_is_a_square_of_pixels() -> None:
+def test_the_center_box_is_a_square_of_pixels() -> None:
     left, top, right, bottom = center_box(640, 320).pixels(640, 320)
     assert (right - left, bottom - top) == pytest.approx((280, 280))
     assert (left + right, top + bottom) == pytest.approx((640, 320))

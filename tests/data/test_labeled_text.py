@@ -63,7 +63,7 @@ def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
     assert load(str(Path(written(tmp_path, ".jsonl")).parent)) == load(written(tmp_path, ".jsonl"))
 
 
-def test_a_folder_saved_by_datasets_keeps_its_class_names_and_loses_unlabelled_rows(tmp_path: Path) -> None:
+def test_a_folder_saved_by_datasets_keeps_its_class_names_and_loses_unlabeled_rows(tmp_path: Path) -> None:
     import datasets
 
     features = datasets.Features(

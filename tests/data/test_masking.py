@@ -16,9 +16,9 @@ def _store(folder):
 
 def test_every_id_of_the_vocabulary_has_its_count(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.data.masking._TOKENS_PER_STEP", 3)
-    told = []
-    assert count_tokens(_store(tmp_path), tick=told.append).tolist() == [0, 0, 2, 2, 0, 2, 0, 1, 0]
-    assert told == [3, 6, 7]
+    output_text = []
+    assert count_tokens(_store(tmp_path), tick=output_text.append).tolist() == [0, 0, 2, 2, 0, 2, 0, 1, 0]
+    assert output_text == [3, 6, 7]
     assert len(count_tokens(_store(tmp_path), vocab_size=12)) == 12
     assert len(count_tokens(_store(tmp_path), vocab_size=8)) == 8
 

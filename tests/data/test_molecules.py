@@ -46,7 +46,7 @@ def test_bonds_go_both_ways_and_never_between_molecules():
     assert lengths.min() > 1.1 and lengths.max() < 1.9
 
 
-def test_the_histogram_counts_neighbours():
+def test_the_histogram_counts_neighbors():
     graph = SyntheticMolecules(seed=0).molecules(np.arange(20))
     counted = degree_histogram(graph)
     assert counted.sum() == len(graph.features) and (counted * np.arange(len(counted))).sum() == graph.bonds.shape[1]

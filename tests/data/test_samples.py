@@ -58,7 +58,7 @@ def test_a_sample_that_is_not_installed_is_answered_with_the_way_to_fetch_it(wit
     assert caught.value.hint == "joulelab samples fetch"
 
 
-def test_a_misspelt_sample_gets_the_nearest_name() -> None:
+def test_a_misspelled_sample_gets_the_nearest_name() -> None:
     with pytest.raises(NotFoundError, match="did you mean 'minilm'"):
         samples.locate("minilmm")
     with pytest.raises(NotFoundError, match="did you mean 'reviews'"):

@@ -61,7 +61,7 @@ def test_an_unknown_sample_gets_the_nearest_name() -> None:
         sources.parse("sample:smollm")
 
 
-def test_a_sample_written_without_its_prefix_is_recognised_when_the_hub_fails() -> None:
+def test_a_sample_written_without_its_prefix_is_recognized_when_the_hub_fails() -> None:
     assert sources.hub_hint("minilm") == "did you mean 'sample:minilm'?"
     assert "sample:reviews" in sources.hub_hint("org/name")
 

@@ -68,8 +68,8 @@ def read(path, split="train"):
     return list(open_documents(str(path)).read(parse_split(split)))
 
 
-def request(path, name="gpt2", **asked):
-    return WorkloadRequest(lookup.ZOO.resolve(name), "tiny", dataset=str(path), **asked)
+def request(path, name="gpt2", **requested):
+    return WorkloadRequest(lookup.ZOO.resolve(name), "tiny", dataset=str(path), **requested)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -193,9 +193,9 @@ def test_a_tokenizer_too_large_for_the_model_is_refused(tmp_path):
     folder = make_tokenizer(tmp_path / "tokenizer")
     tiny = GPT2.sizes["tiny"]
     entry = type(GPT2)(**{**vars(GPT2), "sizes": {"tiny": type(tiny)(**{**vars(tiny), "settings": {"vocab_size": 8}})}})
-    asked = WorkloadRequest(entry, "tiny", dataset=str(write_txt(tmp_path / "a.txt")), tokenizer=str(folder))
+    requested = WorkloadRequest(entry, "tiny", dataset=str(write_txt(tmp_path / "a.txt")), tokenizer=str(folder))
     with pytest.raises(ConfigError, match="has 11 ids, the model 8"):
-        prepare(asked)
+        prepare(requested)
 
 
 def test_without_the_hub_a_dataset_is_refused_at_once(monkeypatch):

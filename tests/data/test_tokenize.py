@@ -108,19 +108,19 @@ def test_documents_are_stored_whole_though_minilm_cuts_at_128(tmp_path):
 
 def test_progress_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr("joulelab.data.tokenize.TEXTS_PER_BLOCK", 2)
-    told = []
+    output_text = []
     facts = describe(small_tokenizers.gpt2(), "small")
     store = binarize(
-        SENTENCES, tmp_path / "store", facts, tick=lambda documents, tokens: told.append((documents, tokens))
+        SENTENCES, tmp_path / "store", facts, tick=lambda documents, tokens: output_text.append((documents, tokens))
     )
-    assert [documents for documents, _ in told] == [2, 3]
-    assert told[-1][1] == store.tokens_total
+    assert [documents for documents, _ in output_text] == [2, 3]
+    assert output_text[-1][1] == store.tokens_total
 
 
-@pytest.mark.parametrize(("family", "said"), [("bert", "gpt2"), ("roberta", "bert"), ("gpt2", "roberta")])
-def test_a_tokenizer_of_another_family_is_refused_with_its_own(family, said):
+@pytest.mark.parametrize(("family", "reported"), [("bert", "gpt2"), ("roberta", "bert"), ("gpt2", "roberta")])
+def test_a_tokenizer_of_another_family_is_refused_with_its_own(family, reported):
     with pytest.raises(ConfigError) as refused:
-        describe(getattr(small_tokenizers, family)(), "small", said)
+        describe(getattr(small_tokenizers, family)(), "small", reported)
     assert refused.value.hint == f"use --tokenizer_type {family}"
 
 

@@ -48,12 +48,12 @@ def test_opposite_hidden_states_are_2_apart_and_padding_does_not_count():
 class Sides:
     """Features and projections of both sides, and the positions of a batch with padding."""
 
-    def __init__(self, rows=23, words=37, own=8, said=12):
+    def __init__(self, rows=23, words=37, own=8, reported=12):
         torch.manual_seed(0)
         self.features = torch.randn(rows, own, requires_grad=True)
         self.weight = nn.Parameter(torch.randn(words, own))
         self.bias = nn.Parameter(torch.randn(words))
-        self.said, self.said_weight = torch.randn(rows, said), torch.randn(words, said)
+        self.reported, self.teacher_weight = torch.randn(rows, reported), torch.randn(words, reported)
         order = torch.randperm(rows)
         targets = torch.full((rows,), NO_TARGET)
         targets[:6] = torch.randint(words, (6,))
@@ -62,18 +62,18 @@ class Sides:
 
     def chunked(self, weights, chunk, bias=True):
         loss = VocabularyLoss(weights, chunk)
-        projection = padded_projection(self.said_weight, None, self.features.dtype)
+        projection = padded_projection(self.teacher_weight, None, self.features.dtype)
         bias_V = self.bias if bias else None
-        return loss(self.features, self.weight, bias_V, self.positions, self.said, projection)
+        return loss(self.features, self.weight, bias_V, self.positions, self.reported, projection)
 
     def plain(self, weights, bias=True):
         at = self.positions.order_N[:19]
         own = F.linear(self.features, self.weight, self.bias if bias else None)[at]
-        said = (self.said @ self.said_weight.T)[at]
+        reported = (self.reported @ self.teacher_weight.T)[at]
         targets = self.positions.targets_N[:19]
         return (
-            weights.kl * response_kl_sum(own, said, weights.temperature)
-            + weights.mse * logit_mse_sum(own, said)
+            weights.kl * response_kl_sum(own, reported, weights.temperature)
+            + weights.mse * logit_mse_sum(own, reported)
             + weights.ce * token_cross_entropy_sum(own, targets)
         )
 
@@ -106,8 +106,8 @@ def test_in_half_precision_the_gradient_is_the_plain_one_to_rounding_and_padded_
     sides = Sides()
     with torch.autocast("cpu", dtype=dtype):
         found, _ = VocabularyLoss(ALL, 5)(
-            sides.features, sides.weight, sides.bias, sides.positions, sides.said,
-            padded_projection(sides.said_weight, None, dtype),
+            sides.features, sides.weight, sides.bias, sides.positions, sides.reported,
+            padded_projection(sides.teacher_weight, None, dtype),
         )  # fmt: skip
     assert found.dtype == torch.float32
     expected = sides.plain(ALL)

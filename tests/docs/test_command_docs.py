@@ -47,8 +47,8 @@ def test_lists_of_commands_tell_whole_sentences_in_80_columns() -> None:
     for group in (root, root.commands["prepare"], root.commands["samples"]):
         limit = 80 - 2 - 6 - max(map(len, group.commands))  # as click lays the list out
         for name, command in group.commands.items():
-            said = command.get_short_help_str(limit)
-            assert said.endswith(".") and not said.endswith("..."), f"{name}: {said}"
+            reported = command.get_short_help_str(limit)
+            assert reported.endswith(".") and not reported.endswith("..."), f"{name}: {reported}"
 
 
 def test_a_width_in_the_environment_does_not_change_the_page(

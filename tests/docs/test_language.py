@@ -1,13 +1,15 @@
 """Messages, help texts and documents use the field's words: none of the phrases of the first version is left.
 
 Exempt are CHANGELOG.md and docs/decisions.md, which quote the first version. Old names of options and settings are not
-phrases and are not searched for.
+phrases and are not searched for. Spelling is American in names, comments and texts alike; the tables that read British
+spellings of earlier versions are listed here.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from pathlib import Path
 
 import pytest
 from documents import PACKAGE, ROOT
@@ -74,6 +76,62 @@ def test_no_text_uses_the_phrase(phrase: str) -> None:
     pattern = re.compile(phrase, re.IGNORECASE)
     places = [f"{name}: {match[0]!r}" for name, text in TEXTS.items() for match in pattern.finditer(text)]
     assert not places, f"write '{PHRASES[phrase]}' in place of these:\n" + "\n".join(places)
+
+
+_ISE = (
+    "author|binar|categor|character|custom|factor|final|general|harmon|initial|local|material|maxim|memor|minim|modern"
+    "|normal|optim|organ|parallel|penal|priorit|quant|random|real|recogn|regular|serial|special|stabil|standard|summar"
+    "|synchron|token|util|vector|visual"
+)
+BRITISH = re.compile(
+    rf"(?<![a-z])((de|dis|pre|re|un)?({_ISE})is(e[drs]?|ers|ing|ations?)|artefacts?|behaviours?|(dis)?colour\w*|favour\w*"
+    r"|neighbour\w*|honour\w*|labour\w*|centre[ds]?|metres?|fibres?|(un|re)?labell(ed|ing)|modell(ed|ing)|travell(ed|ing)"
+    r"|signalled|totalled|analyse[drs]?|whilst|amongst|learnt|(mis)?spelt|burnt|distils?|fulfils?|judgements?|towards"
+    r"|licence|defence|programmes?)(?![a-z])",
+    re.IGNORECASE,
+)
+# Where British spellings of earlier versions are read, and the file name of a published script.
+READ_IN_BRITISH = {
+    "benchmarks/distilbert_step.py": {"materialised", "distil"},
+    "scripts/slurm/README.md": {"distil"},
+    "src/joulelab/distill/causal/config.py": {"normalised"},
+    "src/joulelab/runs/artifacts.py": {"artefact"},
+    "src/joulelab/runs/attempt_data.py": {"artefact"},
+    "src/joulelab/runs/record.py": {"optimiser", "utilisation", "neighbours"},
+    "src/joulelab/train/stats/hooks.py": {"optimiser"},
+}
+SPELLED_KINDS = {".py", ".md", ".yaml", ".toml", ".j2", ".js", ".css"}
+
+
+def spelled_files() -> list[Path]:
+    folders = [ROOT / name for name in ("src", "docs", "scripts", "benchmarks", "examples")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in SPELLED_KINDS]
+    return [*files, *ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"]
+
+
+def test_spelling_is_american_in_names_comments_and_texts() -> None:
+    places = []
+    for path in sorted(spelled_files()):
+        name = path.relative_to(ROOT).as_posix()
+        if name in EXEMPT:
+            continue
+        found = {match[0].lower() for match in BRITISH.finditer(path.read_text(encoding="utf-8"))}
+        places += [f"{name}: {word}" for word in sorted(found - READ_IN_BRITISH.get(name, set()))]
+    assert not places, "write these in American English:\n" + "\n".join(places)
+
+
+@pytest.mark.parametrize(
+    "word", ["optimiser", "tokenised", "start_optimiser_step", "neighbours", "artefact", "colours"]
+)
+def test_the_search_finds_british_spellings(word: str) -> None:
+    assert BRITISH.search(word)
+
+
+@pytest.mark.parametrize(
+    "word", ["optimizer", "precision", "distilbert", "labels", "color", "raise", "center", "likewise"]
+)
+def test_the_search_leaves_american_words_alone(word: str) -> None:
+    assert not BRITISH.search(word)
 
 
 def test_the_search_finds_a_phrase_where_there_is_one() -> None:

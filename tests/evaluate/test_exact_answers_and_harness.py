@@ -33,7 +33,7 @@ def counter(tmp_path_factory):
     return load_causal_lm(str(folder)), make_tokenizer()
 
 
-def asked(start):
+def requested(start):
     words = " ".join(WORDS[(start + k) % 24] for k in range(4))
     return [{"role": "user", "content": f"w1 w2 {words}"}]
 
@@ -52,21 +52,21 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
     model, tokenizer = counter
     true = [WORDS[(start + 4) % 24] for start in range(12)]
     choices = [(WORDS[(start + 9) % 24], word) for start, word in enumerate(true)]
-    chosen = [Question(asked(start), word, choices[start]) for start, word in enumerate(true)]
-    chosen[3] = replace(chosen[3], prompt=[{"role": "user", "content": "w5 w6 " + asked(3)[0]["content"]}])
-    wrong = [Question(asked(start), choices[start][0], choices[start]) for start in range(12)]
+    chosen = [Question(requested(start), word, choices[start]) for start, word in enumerate(true)]
+    chosen[3] = replace(chosen[3], prompt=[{"role": "user", "content": "w5 w6 " + requested(3)[0]["content"]}])
+    wrong = [Question(requested(start), choices[start][0], choices[start]) for start in range(12)]
     ticks = []
     right = grade_answers(
         model, tokenizer, [*chosen, *wrong], batch_size=4, max_new_tokens=4, tick=lambda *so_far: ticks.append(so_far)
     )
     assert sum(right[:12]) >= 10 and sum(right[12:]) <= 2
     assert ticks[-1][0] == 24
-    told = [Question(asked(0), " ".join(WORDS[4:12])), Question(asked(0), "w4 w4")]
-    assert grade_answers(model, tokenizer, told, batch_size=2, max_new_tokens=12)[1] is False
+    output_text = [Question(requested(0), " ".join(WORDS[4:12])), Question(requested(0), "w4 w4")]
+    assert grade_answers(model, tokenizer, output_text, batch_size=2, max_new_tokens=12)[1] is False
 
 
 @pytest.mark.parametrize(
-    ("said", "true", "right"),
+    ("reported", "true", "right"),
     [
         ("-5", "5", False),
         ("1.5", "15", False),
@@ -97,8 +97,8 @@ def test_a_model_that_knows_the_answers_is_right_and_counted_question_by_questio
         ("May 5 2020", "May 5, 2020", True),
     ],
 )
-def test_signs_and_points_count_in_numbers_and_not_in_words(said, true, right):
-    assert same_answer(said, true) is right
+def test_signs_and_points_count_in_numbers_and_not_in_words(reported, true, right):
+    assert same_answer(reported, true) is right
 
 
 def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
@@ -117,7 +117,7 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "output_text"),
     [
         (b'{"prompt": 5, "answer": "x"}', "prompt is neither text nor messages"),
         (b'{"prompt": [{"role": "assistant", "content": "a"}], "answer": "x"}', "prompt is neither text nor messages"),
@@ -125,9 +125,9 @@ def test_questions_come_from_a_file_and_a_bad_line_is_named(tmp_path):
         (b'{"prompt": "caf\xe9", "answer": "x"}', "is not UTF-8 text"),
     ],
 )
-def test_what_no_model_can_be_asked_is_told_before_anything_is_trained(tmp_path, line, told):
+def test_what_no_model_can_be_asked_is_told_before_anything_is_trained(tmp_path, line, output_text):
     (tmp_path / "questions.jsonl").write_bytes(line + b"\n")
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=output_text):
         read_questions(str(tmp_path / "questions.jsonl"), 5, chat=False)
 
 
@@ -140,7 +140,7 @@ def test_a_question_may_hold_what_only_python_takes_for_the_end_of_a_line(tmp_pa
 
 def test_standard_errors_and_items_of_the_harness_are_kept(monkeypatch):
     """What `simple_evaluate` returns for two filters of one task and for a perplexity; both were thrown away."""
-    asked = {}
+    requested = {}
     samples = [
         {"doc_id": 0, "filter": "strict", "exact_match": 1.0},
         {"doc_id": 1, "filter": "strict", "exact_match": 0.0},
@@ -164,14 +164,14 @@ def test_standard_errors_and_items_of_the_harness_are_kept(monkeypatch):
     }
 
     def simple_evaluate(**how):
-        asked.update(how)
+        requested.update(how)
         return returned
 
     kinds = {"manager": lambda **how: SimpleNamespace(all_tasks=["gsm8k", "wikitext"]), "model": lambda **how: None}
     monkeypatch.setattr(harness, "import_harness", lambda: (SimpleNamespace(simple_evaluate=simple_evaluate), kinds))
     how = {"folder": None, "limit": None, "batch_size": 2, "device": torch.device("cpu")}
     strict, flexible, perplexity = harness_figures(None, None, ["gsm8k", "wikitext"], **how)
-    assert asked["bootstrap_iters"] > 0 and asked["log_samples"] is True
+    assert requested["bootstrap_iters"] > 0 and requested["log_samples"] is True
     assert strict == TaskFigure("gsm8k", "exact_match.strict", 0.5, 2, False, 0.35, {"0": 1.0, "1": 0.0})
     assert strict.right_or_wrong and flexible.scores == {"0": 1.0, "1": 1.0}
     assert perplexity == TaskFigure("wikitext", "word_perplexity", 12.5, 1, True, None, {})
@@ -204,10 +204,10 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
     assert (figure.task, figure.metric, figure.items, figure.lower_is_better) == ("counting", "acc", 2, False)
     assert figure.standard_error is not None and sum(figure.scores.values()) / 2 == pytest.approx(figure.value)
     endings = [tokenizer(word).input_ids for word in ("w6", "w10")]
-    asked_for = [tokenizer(row["question"]).input_ids for row in rows[:2]]
+    requested_names = [tokenizer(row["question"]).input_ids for row in rows[:2]]
     scores = [
         mean_log_probabilities(model, [ScoredContinuation(prompt, ending) for ending in endings])
-        for prompt in asked_for
+        for prompt in requested_names
     ]
     assert figure.value == pytest.approx(sum(first > second for first, second in scores) / 2)
     require_tasks(["counting"], tmp_path)

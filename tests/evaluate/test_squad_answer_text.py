@@ -23,7 +23,7 @@ def test_case_articles_punctuation_and_spacing_do_not_count(text, bare):
 
 
 @pytest.mark.parametrize(
-    ("said", "true", "exact", "shared"),
+    ("reported", "true", "exact", "shared"),
     [
         ("the brass bell", "A Brass Bell!", 1.0, 1.0),
         ("brass bell", "bell", 0.0, 2 / 3),  # precision 1/2, recall 1
@@ -36,9 +36,9 @@ def test_case_articles_punctuation_and_spacing_do_not_count(text, bare):
         ("the", "", 1.0, 1.0),
     ],
 )
-def test_golden_cases(said, true, exact, shared):
-    assert exact_match(said, true) == exact
-    assert f1(said, true) == pytest.approx(shared)
+def test_golden_cases(reported, true, exact, shared):
+    assert exact_match(reported, true) == exact
+    assert f1(reported, true) == pytest.approx(shared)
 
 
 def test_the_marked_answer_that_fits_best_counts():

@@ -93,12 +93,12 @@ def scores(threshold=0.0, version_2=True, cases=CASES):
         Question(str(n), "?", CONTEXT, (Answer(true, CONTEXT.index(true)),) if true else ())
         for n, (_, _, true) in enumerate(cases)
     ]
-    candidates = [Candidates((Candidate(said, 0.0, 0, 1),), margin) for margin, said, _ in cases]
+    candidates = [Candidates((Candidate(reported, 0.0, 0, 1),), margin) for margin, reported, _ in cases]
     return SquadScores(questions, candidates, version_2, threshold)
 
 
 @pytest.mark.parametrize(
-    ("threshold", "said", "right"),
+    ("threshold", "reported", "right"),
     [
         (0.0, ["one", "two", "", ""], 2),
         (2.0, ["one", "two", "four", ""], 3),
@@ -107,9 +107,9 @@ def scores(threshold=0.0, version_2=True, cases=CASES):
         (-9.0, ["", "", "", ""], 1),
     ],
 )
-def test_the_threshold_decides_between_a_span_and_no_answer(threshold, said, right):
+def test_the_threshold_decides_between_a_span_and_no_answer(threshold, reported, right):
     found = scores(threshold)
-    assert found.answers == said
+    assert found.answers == reported
     assert found.results()["exact_match"].successes == right
 
 

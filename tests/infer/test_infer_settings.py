@@ -19,8 +19,10 @@ def spec(model, **flags):
 
 
 def test_every_combination_is_a_row_and_rows_of_one_input_stand_together():
-    asked = spec("deit-t", batch_size="1,8", mode="eager,compiled", dtype="fp32,autocast-bf16", norm="pre-ln,pre-rms")
-    groups = [[case.stage for case in group] for group in asked.groups()]
+    requested = spec(
+        "deit-t", batch_size="1,8", mode="eager,compiled", dtype="fp32,autocast-bf16", norm="pre-ln,pre-rms"
+    )
+    groups = [[case.stage for case in group] for group in requested.groups()]
     assert [len(group) for group in groups] == [8, 8]
     assert groups[0][0] == "infer.b1-eager-fp32-pre-ln"
     assert len({stage for group in groups for stage in group}) == 16
@@ -37,8 +39,8 @@ def test_a_target_is_read_as_percent_or_share(text, share):
 
 
 def test_a_sample_needs_no_prefix_and_text_has_128_tokens():
-    asked = spec("smollm2")
-    assert (asked.model, asked.kind) == ("sample:smollm2", "pretrained")
+    requested = spec("smollm2")
+    assert (requested.model, requested.kind) == ("sample:smollm2", "pretrained")
     assert [case.tokens for group in spec("bert-b").groups() for case in group] == [128]
 
 
@@ -79,9 +81,13 @@ def test_settings_that_make_no_sense_are_refused_in_words(model, flags, words):
 
 
 def test_what_this_machine_cannot_do_is_refused_before_a_folder_is_made():
-    asked = {"CUDA graphs": {"mode": "cuda-graph"}, "no NVIDIA GPU": {"device": "cuda"}, "may use": {"threads": 9999}}
-    asked["tf32 exists on GPUs only"] = {"dtype": "fp32,tf32", "device": "cpu"}
-    for words, flags in asked.items():
+    requested = {
+        "CUDA graphs": {"mode": "cuda-graph"},
+        "no NVIDIA GPU": {"device": "cuda"},
+        "may use": {"threads": 9999},
+    }
+    requested["tf32 exists on GPUs only"] = {"dtype": "fp32,tf32", "device": "cpu"}
+    for words, flags in requested.items():
         with pytest.raises(UsageError, match=words):
             spec("deit-t", **flags).preflight()
     with pytest.raises(NotFoundError, match="did you mean 'deit-t'"):
@@ -100,9 +106,11 @@ def test_a_long_minimum_moves_the_limit_that_nobody_named():
     assert spec("deit-t", target_ci="2%").limit_s == 60
 
 
-@pytest.mark.parametrize(("said", "threads"), [("1", 1), ("1,4", 1), ("999", usable_cores()), ("all", usable_cores())])
-def test_threads_that_nobody_asked_for_are_those_of_the_environment(monkeypatch, said, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
+@pytest.mark.parametrize(
+    ("reported", "threads"), [("1", 1), ("1,4", 1), ("999", usable_cores()), ("all", usable_cores())]
+)
+def test_threads_that_nobody_asked_for_are_those_of_the_environment(monkeypatch, reported, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", reported)
     assert spec("deit-t").usable_threads == threads
     assert spec("deit-t", threads=2).usable_threads == 2
 
@@ -190,6 +198,6 @@ def test_text_is_generated_by_captured_steps_on_a_gpu_unless_told_otherwise():
     spec = InferSpec(model="sample:smollm2", generate=True)
     assert spec.decoding_modes(on_gpu=True) == ("cuda-graph",)
     assert spec.decoding_modes(on_gpu=False) == ("eager",)
-    asked = InferSpec(model="sample:smollm2", generate=True, modes=("eager", "compiled"))
-    assert asked.decoding_modes(on_gpu=True) == ("eager", "compiled")
+    requested = InferSpec(model="sample:smollm2", generate=True, modes=("eager", "compiled"))
+    assert requested.decoding_modes(on_gpu=True) == ("eager", "compiled")
     assert [case.mode for group in InferSpec(model="deit-t").groups() for case in group] == ["eager"]

@@ -80,7 +80,7 @@ def test_supervised_fine_tuning_is_a_run_with_every_token_counted(tmp_path, eval
     assert any("energy_estimated_j" in line for line in training.state.log_history)
 
 
-def test_preference_optimisation_is_a_run_with_evaluation_apart(tmp_path):
+def test_preference_optimization_is_a_run_with_evaluation_apart(tmp_path):
     config = trl.DPOConfig(**settings(tmp_path, eval_strategy="steps", eval_steps=3), max_length=48)
     rows = [{"prompt": f"{text(k)} ", "chosen": text(k + 1), "rejected": text(k + 2)} for k in range(ROWS)]
     _, record = trained(trl.DPOTrainer, config, tmp_path, rows, ref_model=model())

@@ -134,7 +134,7 @@ def test_a_card_without_counter_or_buffer_is_polled_and_integrated(nvml_sim, tmp
     assert figure.energy_j == pytest.approx(nvml_sim.true_energy_j(*window), rel=0.01)
 
 
-def test_a_mig_job_with_a_neighbour_is_labelled_and_warned(nvml_sim, tmp_path, monkeypatch):
+def test_a_mig_job_with_a_neighbor_is_labeled_and_warned(nvml_sim, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-11111111")
     slices = ("MIG-11111111-0000", "MIG-22222222-0000")
     nvml_sim.gpus = [SimGpu(), SimGpu(uuid=OTHER, mig_uuids=slices, processes={os.getpid(): 1, 4_000_000: 1})]

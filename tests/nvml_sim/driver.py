@@ -6,7 +6,7 @@
     sim.true_energy_j(t0_ns, t1_ns)              # on CLOCK_MONOTONIC, exact
     subprocess.run(..., env={**os.environ, **sim.env()})
 
-nvml_sim.c holds the card's behaviour; a waveform is written down once and integrated here and there independently.
+nvml_sim.c holds the card's behavior; a waveform is written down once and integrated here and there independently.
 """
 
 from __future__ import annotations

@@ -191,8 +191,8 @@ def test_what_a_reader_chooses_moves_table_and_charts_and_stays_in_the_address(b
 
     def moved_to(**wanted: Any) -> None:
         for name, value in wanted.items():
-            told = f"JSON.stringify(JSON.parse(document.documentElement.dataset.moved || '{{}}')[{name!r}])"
-            page.wait_for_function(f"{told} === {json.dumps(json.dumps(value))}")
+            output_text = f"JSON.stringify(JSON.parse(document.documentElement.dataset.moved || '{{}}')[{name!r}])"
+            page.wait_for_function(f"{output_text} === {json.dumps(json.dumps(value))}")
 
     # 10 students share the teacher: 12 + 77 + 145.25 J
     marks = "[...document.querySelectorAll('#figure-0 .mark-symbol path')].map(m => m.getAttribute('transform')).join()"

@@ -88,11 +88,14 @@ def test_joulelabs_commit_is_the_packages_and_the_folders_is_told_as_the_users(m
     folder = made.write_run(tmp_path, made.demo_records()[0])
     older = provenance.environment_cells(folder)
     assert (older["joulelab"], older["your folder"][:19]) == ("0.1.0, commit not recorded", "commit 0123456789ab")
-    for package, told in (({"commit": "f" * 40, "dirty": False}, f"commit {'f' * 12}"), ({}, "installed package")):
+    for package, output_text in (
+        ({"commit": "f" * 40, "dirty": False}, f"commit {'f' * 12}"),
+        ({}, "installed package"),
+    ):
         known = {**made.ENVIRONMENT, "joulelab_code": package, "code": {"commit": None}}
         (folder / "environment.json").write_text(json.dumps(known))
         cells = provenance.environment_cells(folder)
-        assert (cells["joulelab"], cells["your folder"]) == (f"0.1.0, {told}", "not in a git checkout")
+        assert (cells["joulelab"], cells["your folder"]) == (f"0.1.0, {output_text}", "not in a git checkout")
 
 
 def test_a_run_is_reproduced_from_its_config_where_its_experiment_is_unknown(made, tmp_path: Path) -> None:

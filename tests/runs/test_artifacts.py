@@ -29,7 +29,7 @@ def lose(path):
 
 
 DAMAGES = pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "output_text"),
     [
         (lose, f"{WORDS} is missing"),
         (cut, f"{WORDS} has 14 bytes instead of 15"),
@@ -66,10 +66,10 @@ def made(tmp_path):
 
 
 @DAMAGES
-def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, told):
+def test_what_a_disk_does_to_a_file_is_seen_and_told(made, damage, output_text):
     assert find_damage(made) is None
     damage(made / WORDS)
-    assert find_damage(made) == told
+    assert find_damage(made) == output_text
 
 
 def test_another_runs_damaged_artifact_is_set_aside_and_made_again_with_a_warning(play):
@@ -78,8 +78,8 @@ def test_another_runs_damaged_artifact_is_set_aside_and_made_again_with_a_warnin
     flip(folder / WEIGHTS)
     made = play(pipeline)
     assert made.stage("model.train") is not None
-    told = f"Ignoring final_model from {first.run_id}: it is corrupted (the checksum of {WEIGHTS} does not match"
-    assert told in warnings(made)
+    output_text = f"Ignoring final_model from {first.run_id}: it is corrupted (the checksum of {WEIGHTS} does not match"
+    assert output_text in warnings(made)
     assert sorted(path.name for path in folder.glob("bill*")) == [SET_ASIDE]
     found = play(pipeline)
     assert (found.stage("model.train"), found.inherited[0].made_by) == (None, made.run_id)
@@ -130,8 +130,8 @@ def test_a_following_rank_leaves_it_to_the_first_to_say_so_and_to_set_it_aside(p
     lose(bill.with_name(WEIGHTS))
 
     def story(run):
-        beside = WorkerContext(run.paths, run.spec, run.meter, run.stop, run.attempt, tmp_path / "scratch")
-        assert pipeline(beside).folder == tmp_path / "scratch" / "final_model"
+        adjacent = WorkerContext(run.paths, run.spec, run.meter, run.stop, run.attempt, tmp_path / "scratch")
+        assert pipeline(adjacent).folder == tmp_path / "scratch" / "final_model"
         assert bill.exists()
 
     assert "damaged" not in warnings(play(story))
@@ -234,7 +234,7 @@ def test_a_list_that_is_cut_off_is_harm_and_a_file_of_the_makers_own_is_not_repl
     cut(made / CONTENTS)
     assert "is not valid JSON" in find_damage(made)
     (made / CONTENTS).write_text('["mine"]')
-    with pytest.raises(JoulelabError, match="reserved for the list") as told:
+    with pytest.raises(JoulelabError, match="reserved for the list") as output_text:
         list_contents(made)
     assert (made / CONTENTS).read_text() == '["mine"]'
-    assert told.value.hint == "rename the file"
+    assert output_text.value.hint == "rename the file"

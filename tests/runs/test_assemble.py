@@ -199,8 +199,8 @@ def test_an_estimate_made_while_others_used_the_cores_says_so(tmp_path):
     assert train.best.method == "estimated"
     assert train.best.cpu_contention and record.totals.best.cpu_contention
     assert train.core_use.others_cores == pytest.approx(1.2)
-    said = "CPU contention: other processes used 1.2 of 2 CPU cores; timings and CPU estimates are unreliable"
-    assert said in train.validity.reasons and said in record.validity.reasons
+    reported = "CPU contention: other processes used 1.2 of 2 CPU cores; timings and CPU estimates are unreliable"
+    assert reported in train.validity.reasons and reported in record.validity.reasons
     assert any("1.2 of 2 CPU cores during student.train" in note.text for note in record.validity.notes)
     idle = record.stage("idle.before")
     assert idle.core_use is None and not idle.best.cpu_contention

@@ -198,7 +198,7 @@ def test_work_that_became_an_artifact_is_never_repeated(play):
 
         run.artifact(f"predictions-{split}", kind="predictions", inputs={"split": split}, parents=[], make=make)
 
-    def cut_off(run):
+    def truncated(run):
         evaluated(run, "validation", 4)
         with run.stage("student.evaluate", again=True, role="student", activity="evaluate"):
             play.machine.work(1)
@@ -209,7 +209,7 @@ def test_work_that_became_an_artifact_is_never_repeated(play):
         evaluated(run, "test", 3)
 
     with pytest.raises(EndedBySignal):
-        play(cut_off)
+        play(truncated)
     assert joules(play.again(finish)) == {"student.evaluate": 700, "student.evaluate.repeated": 100}
 
 

@@ -133,7 +133,7 @@ def test_a_bug_keeps_its_traceback_in_the_record(play):
 
 
 def test_a_resumed_run_has_both_attempts_joules_and_counts_redone_work_once(play):
-    def cut_off(run):
+    def truncated(run):
         with run.stage("student.train") as stage:
             busy(0.3)
             stage.count(samples=50)
@@ -145,7 +145,7 @@ def test_a_resumed_run_has_both_attempts_joules_and_counts_redone_work_once(play
             stage.count(samples=100)
 
     with pytest.raises(EndedBySignal):
-        play(cut_off)
+        play(truncated)
     first = load_record(play.paths.folder)
     second = play.again(finish)
     assert (first.status, second.status) == ("truncated", "done")

@@ -32,12 +32,12 @@ def read(monkeypatch):
     return names
 
 
-def told(unreadable=None):
+def output_text(unreadable=None):
     return IndexReporter((unreadable if unreadable is not None else []).append)
 
 
 def ids(store):
-    return [name for (name,) in listed(store, told(), ["run_id"])]
+    return [name for (name,) in listed(store, output_text(), ["run_id"])]
 
 
 def another(folder, name):
@@ -50,7 +50,7 @@ def another(folder, name):
 
 def test_what_is_listed_is_what_the_records_say(folder, store):
     record = load_record(folder)
-    ((listing, summary),) = listed(store, told(), [LISTING, SUMMARY])
+    ((listing, summary),) = listed(store, output_text(), [LISTING, SUMMARY])
     assert runs_grid([listed_run(listing)]) == runs_grid([record])
     assert json.loads(summary) == flat_summary(record)
 
@@ -63,7 +63,7 @@ def test_a_record_is_read_again_only_when_it_changed(folder, store, read):
     assert read == []
     record = read_record(RunPaths(folder))
     write_json(folder / "run.json", record.model_copy(update={"label": "another label"}))
-    assert refresh(store, told(), ["label"]).column("label").to_pylist() == ["the label", "another label"]
+    assert refresh(store, output_text(), ["label"]).column("label").to_pylist() == ["the label", "another label"]
     assert read == [folder.name]
     shutil.rmtree(store / second)
     assert ids(store) == [folder.name]
@@ -74,9 +74,9 @@ def test_a_killed_run_is_read_again_when_its_trace_changes_and_a_living_one_alwa
     record = read_record(paths)
     write_json(paths.record, record.model_copy(update={"status": "running"}))
     with holding(folder):
-        assert refresh(store, told()).column("status").to_pylist() == ["running"]
+        assert refresh(store, output_text()).column("status").to_pylist() == ["running"]
         read.clear()
-        refresh(store, told())
+        refresh(store, output_text())
         assert len(read) == 1
     trace = paths.traces()[0][2]
     moved = trace.with_name("elsewhere.1.parquet")
@@ -86,12 +86,12 @@ def test_a_killed_run_is_read_again_when_its_trace_changes_and_a_living_one_alwa
     dead = moved.with_suffix(".jsonl")
     dead.write_text("".join(json.dumps(line) + "\n" for line in lines))
     os.utime(dead, (1e9, 1e9))
-    assert refresh(store, told()).column("status").to_pylist() == ["truncated"]
+    assert refresh(store, output_text()).column("status").to_pylist() == ["truncated"]
     read.clear()
-    refresh(store, told())
+    refresh(store, output_text())
     assert read == []
     os.utime(dead, (1e9, 1.1e9))
-    refresh(store, told())
+    refresh(store, output_text())
     assert len(read) == 1
 
 
@@ -115,16 +115,23 @@ def test_a_record_that_cannot_be_read_is_told_and_does_not_hide_the_others(folde
     bad = another(folder, "bad-20260101T000000Z-0001")
     (bad / "run.json").write_text("{")
     unreadable = []
-    assert [name for (name,) in listed(store, told(unreadable), ["run_id"])] == [folder.name]
+    assert [name for (name,) in listed(store, output_text(unreadable), ["run_id"])] == [folder.name]
     assert "not valid JSON" in unreadable[0]
 
 
 def test_only_the_groups_of_the_listed_runs_are_listed_and_a_broken_one_is_told(folder, store, capsys):
     for name, run_id in (("of-it", folder.name), ("of-another", "gone")):
         member = {"label": "x", "seed": 0, "experiment": "demo-kd", "spec": {}, "run_id": run_id}
-        told = {"group_id": name, "name": name, "about": "", "created_at": "", "members": [member], "varying": {}}
+        output_text = {
+            "group_id": name,
+            "name": name,
+            "about": "",
+            "created_at": "",
+            "members": [member],
+            "varying": {},
+        }
         (store / "groups" / name).mkdir(parents=True)
-        (store / "groups" / name / "group.json").write_text(json.dumps(told))
+        (store / "groups" / name / "group.json").write_text(json.dumps(output_text))
     (store / "groups" / "broken").mkdir()
     (store / "groups" / "broken" / "group.json").write_text("{")
     list_runs(store, last=1)
@@ -213,7 +220,7 @@ def test_what_a_column_cannot_hold_is_left_out_and_what_cannot_be_read_is_said(f
     unreadable = []
     found = {
         name: (seed, pipeline)
-        for name, seed, pipeline in listed(store, told(unreadable), ["run_id", "seed", "pipeline"])
+        for name, seed, pipeline in listed(store, output_text(unreadable), ["run_id", "seed", "pipeline"])
     }
     assert found == {folder.name: (0, "measure"), "huge": (None, None)}
     assert sorted(next(name for name in ("undated", "unnamed", "headless") if name in text) for text in unreadable) == [
@@ -231,7 +238,7 @@ def test_a_listed_lower_bound_prints_like_its_record(folder, store):
     errors = [{"name": "idle", "joules": [1.0]}, {"name": "missing time", "joules": [2.0]}]
     record["totals"]["best"].update(energy_j=3.0, method="counter", coverage=0.5, lower_bound=True, errors=errors)
     write_json(made / "run.json", record)
-    listings = [listed_run(listing) for (listing,) in listed(store, told(), [LISTING])]
+    listings = [listed_run(listing) for (listing,) in listed(store, output_text(), [LISTING])]
     (bound,) = [run for run in listings if run.run_id == "bound"]
     assert runs_grid([bound]) == runs_grid([load_record(made)])
     assert any("≥ 3.00 J (50 % covered)" in cell for cell in runs_grid([bound]).rows[0])

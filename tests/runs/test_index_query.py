@@ -23,21 +23,23 @@ def test_runs_and_stages_say_what_the_record_says(folder, store):
     record = read_record(RunPaths(folder))
     answer = run_query(store, "select run_id, status, cpu_estimate_j, settings->>'$.name', energy_j from runs", TOLD)
     assert answer.rows == [(record.run_id, "done", record.totals.cpu_estimate.energy_j, "made", None)]
-    asked = "select s.stage, s.shown_energy_j, tokens, r.label from stages s join runs r using (run_id) order by number"
+    requested = (
+        "select s.stage, s.shown_energy_j, tokens, r.label from stages s join runs r using (run_id) order by number"
+    )
     stages = [(stage.name, stage.best.energy_j, stage.tokens, "the label") for stage in record.stages]
-    assert run_query(store, asked, TOLD).rows == stages
+    assert run_query(store, requested, TOLD).rows == stages
 
 
 def test_samples_are_the_lines_of_the_trace_closed_or_not(folder, store):
     ((_, _, path),) = RunPaths(folder).traces()
     lines = list(read_lines(path))
-    asked = "select run_id, kind, count(*) from samples where attempt = 1 group by all order by kind"
-    closed = run_query(store, asked, TOLD).rows
+    requested = "select run_id, kind, count(*) from samples where attempt = 1 group by all order by kind"
+    closed = run_query(store, requested, TOLD).rows
     assert sum(count for *_, count in closed) == len(lines)
     assert {row[0] for row in closed} == {folder.name}
     path.unlink()
     path.with_suffix(".jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert run_query(store, asked, TOLD).rows == closed
+    assert run_query(store, requested, TOLD).rows == closed
     busy = run_query(store, "select max(busy_thread_s) from samples where kind = 'estimate'", TOLD).rows[0][0]
     assert busy == max(line["busy_thread_s"] for line in lines if line["kind"] == "estimate")
 
@@ -49,7 +51,7 @@ def test_every_column_of_the_schema_can_be_asked_for(store):
 
 
 @pytest.mark.parametrize(
-    ("sql", "said"),
+    ("sql", "reported"),
     [
         ("select x from runs", "x"),
         ("selec 1", "syntax error"),
@@ -61,22 +63,22 @@ def test_every_column_of_the_schema_can_be_asked_for(store):
         ("select * from '{outside}'", "outside|does not exist|[Pp]ermission"),
     ],
 )
-def test_anything_but_a_question_to_this_store_is_refused(store, tmp_path, sql, said):
+def test_anything_but_a_question_to_this_store_is_refused(store, tmp_path, sql, reported):
     outside = tmp_path / "outside.csv"
     outside.write_text("secret\n1\n")
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=reported):
         run_query(store, sql.format(outside=outside), TOLD)
     assert outside.read_text() == "secret\n1\n"
 
 
 def test_the_answer_as_table_csv_and_json(store, capsys):
-    asked = "select label, round(duration_s) as s, created_at, error from runs"
-    query(asked, runs_dir=store)
+    requested = "select label, round(duration_s) as s, created_at, error from runs"
+    query(requested, runs_dir=store)
     assert "the label" in capsys.readouterr().out
-    query(asked, as_csv=True, runs_dir=store)
+    query(requested, as_csv=True, runs_dir=store)
     ((header), (row)) = csv.reader(io.StringIO(capsys.readouterr().out))
     assert (header, row[0], row[3]) == (["label", "s", "created_at", "error"], "the label", "")
-    query(asked, as_json=True, runs_dir=store)
+    query(requested, as_json=True, runs_dir=store)
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["label"], found["error"], found["created_at"]) == ("the label", None, row[2])
     query(schema=True)

@@ -168,7 +168,7 @@ def test_a_run_without_a_record_states_no_price(play, model):
 
 
 @pytest.fixture
-def taught_model(play):
+def distilled_model(play):
     """The folder of a student that one run distilled: data, a cache of its teacher's logits, its own training."""
 
     def make_in(run, stage):
@@ -194,12 +194,12 @@ def roles(record):
     return {one.name: ("+".join(kind.role for kind in kinds_of(one)), is_teacher_work(one)) for one in record.inherited}
 
 
-def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, taught_model):
+def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, distilled_model):
     """It was made in student.train: its training was in the sum without teacher, and N students did not share it."""
-    record = heir(play, taught_model, role="teacher")
+    record = heir(play, distilled_model, role="teacher")
     assert roles(record) == dict.fromkeys(["data", "cache", "final_model"], ("teacher", True))
     assert all(part.shared for part in parts_of(record) if part.inherited)
-    train = next(part for part in parts_of(record) if part.key == read_bill(taught_model).key)
+    train = next(part for part in parts_of(record) if part.key == read_bill(distilled_model).key)
     assert (train.stage, train.makes_the_teacher, train.is_students) == ("student.train, of the teacher", True, False)
     found = run_energy(record)
     assert found.inherited_but_teacher is None and found.teacher_j == pytest.approx(found.inherited.energy_j)
@@ -208,24 +208,26 @@ def test_a_model_used_as_teacher_counts_as_teacher_with_its_whole_bill(play, tau
 
 
 def test_a_model_used_as_the_student_s_start_is_the_student_s_and_its_teacher_s_work_stays_the_teacher_s(
-    play, taught_model
+    play, distilled_model
 ):
-    record = heir(play, taught_model, role="student")
+    record = heir(play, distilled_model, role="student")
     assert roles(record) == {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
     assert [part.stage for part in parts_of(record) if part.is_students] == ["student.train"]
-    fine_tuned = heir(play, taught_model.with_name("cache"), role="student")  # a teacher's model as a student's start
+    fine_tuned = heir(
+        play, distilled_model.with_name("cache"), role="student"
+    )  # a teacher's model as a student's start
     assert roles(fine_tuned) == {"data": ("data", False), "cache": ("student", False)}
 
 
-def test_data_that_a_teacher_generated_is_teacher_s_work_and_other_data_is_data(play, taught_model):
-    assert roles(heir(play, taught_model.with_name("cache"), role="data"))["cache"] == ("teacher", True)
-    assert roles(heir(play, taught_model, role="data"))["final_model"] == ("data", False)
+def test_data_that_a_teacher_generated_is_teacher_s_work_and_other_data_is_data(play, distilled_model):
+    assert roles(heir(play, distilled_model.with_name("cache"), role="data"))["cache"] == ("teacher", True)
+    assert roles(heir(play, distilled_model, role="data"))["final_model"] == ("data", False)
 
 
 @pytest.mark.parametrize("order", [("teacher", "student"), ("student", "teacher")])
-def test_of_two_uses_in_one_run_the_one_without_a_teacher_counts(play, taught_model, order):
+def test_of_two_uses_in_one_run_the_one_without_a_teacher_counts(play, distilled_model, order):
     def story(run):
-        bills = [input_bill(run, role, str(taught_model), "model", role=role) for role in order]
+        bills = [input_bill(run, role, str(distilled_model), "model", role=role) for role in order]
         run.artifact("next", kind="n", inputs={}, parents=bills, make=lambda folder: None)
 
     expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
@@ -234,20 +236,20 @@ def test_of_two_uses_in_one_run_the_one_without_a_teacher_counts(play, taught_mo
     assert {one.name: one.used_as for one in bill.ancestry}["final_model"] == "student"
 
 
-def test_data_of_the_student_that_its_teacher_was_trained_on_too_is_no_teacher_s_work(play, taught_model):
+def test_data_of_the_student_that_its_teacher_was_trained_on_too_is_no_teacher_s_work(play, distilled_model):
     """Only what is there for the teacher alone is left out without a teacher."""
 
     def story(run):
-        input_bill(run, "teacher", str(taught_model), "model", role="teacher")
+        input_bill(run, "teacher", str(distilled_model), "model", role="teacher")
         run.artifact("data", kind="d", inputs={}, parents=[], make=lambda folder: pytest.fail("it is reused"))
 
     expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("teacher", True)}
     assert roles(play(story)) == expected
 
 
-def test_the_use_stays_in_the_bill_of_what_is_made_with_it(play, taught_model):
+def test_the_use_stays_in_the_bill_of_what_is_made_with_it(play, distilled_model):
     def story(run):
-        teacher = input_bill(run, "teacher", str(taught_model), "model", role="teacher")
+        teacher = input_bill(run, "teacher", str(distilled_model), "model", role="teacher")
         run.artifact("final_model", kind="next", inputs={}, parents=[teacher], make=lambda folder: None)
 
     play(story)
@@ -256,9 +258,9 @@ def test_the_use_stays_in_the_bill_of_what_is_made_with_it(play, taught_model):
     assert artifact_bill(bill, play.paths.folder.parent, students=4).inherited[-1].shared
 
 
-def test_an_inference_run_and_a_record_older_than_uses_keep_the_roles_of_the_stages(play, taught_model):
+def test_an_inference_run_and_a_record_older_than_uses_keep_the_roles_of_the_stages(play, distilled_model):
     expected = {"data": ("data", False), "cache": ("teacher", True), "final_model": ("student", False)}
-    assert roles(heir(play, taught_model, role=None)) == expected
+    assert roles(heir(play, distilled_model, role=None)) == expected
     written = read_json(play.paths.record)
     for one in written["lineage"]:
         del one["used_as"]

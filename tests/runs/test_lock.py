@@ -219,8 +219,8 @@ def test_of_nodes_that_wait_for_a_dead_one_exactly_one_takes_over(paths):
     dead.kill()
     dead.wait()
     waiting = [node(name, paths.folder, seconds=3.0) for name in ("node-b", "node-c", "node-d")]
-    said = [process.communicate(timeout=60)[0].splitlines() for process in waiting]
-    assert sorted(lines[0].split()[0] for lines in said) == ["held", "refused", "refused"], said
+    reported = [process.communicate(timeout=60)[0].splitlines() for process in waiting]
+    assert sorted(lines[0].split()[0] for lines in reported) == ["held", "refused", "refused"], reported
 
 
 def test_a_holder_that_slept_and_was_taken_over_finds_out_and_stops(paths, shared_disk):

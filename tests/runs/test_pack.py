@@ -160,7 +160,7 @@ def named(name, kind=tarfile.REGTYPE, link=""):
 
 
 @pytest.mark.parametrize(
-    ("member", "said"),
+    ("member", "reported"),
     [
         (named("../../escaped"), "leads out"),
         (named("/tmp/escaped"), "leads out"),
@@ -171,9 +171,9 @@ def named(name, kind=tarfile.REGTYPE, link=""):
         (named(f"{TOP}/x"), "no SHA256SUMS"),
     ],
 )
-def test_an_archive_of_somebody_elses_making_writes_nowhere(tmp_path, member, said):
+def test_an_archive_of_somebody_elses_making_writes_nowhere(tmp_path, member, reported):
     archive = tar_of(tmp_path / "x.tar.gz", (member, b""))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=reported):
         unpack(archive, tmp_path / "deep" / "er" / "out")
     assert not list(tmp_path.rglob("escaped")) and not (tmp_path / "deep" / "er" / "out").exists()
 

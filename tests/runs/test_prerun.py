@@ -104,11 +104,11 @@ def test_no_sensor_is_no_verdict_on_idle():
     assert throttling_check(collect_health([]), None)[0] is None
 
 
-def burnt(utilisation):
+def burned(utilization):
     """A burn-in of 2 s with readings of each card."""
     lines = [
         {"kind": "gpu", "device": device, "mono_ns": stamp * NS, "gpu_utilization_percent": percent}
-        for device, percent in utilisation.items()
+        for device, percent in utilization.items()
         for stamp in (1, 2)
     ]
     part = Segment(attempt=1, host="h", started_at="", duration_s=2, start_ns=0, end_ns=2 * NS)
@@ -117,8 +117,8 @@ def burnt(utilisation):
 
 
 def test_a_card_that_the_load_did_not_reach_is_named_though_the_others_were_hot():
-    assert burnt({"gpu:A": 100, "gpu:B": 99}) == (True, "products for 2.0 s: 700 W, idle 80.0 W")
-    ok, text = burnt({"gpu:A": 100, "gpu:B": 0})
+    assert burned({"gpu:A": 100, "gpu:B": 99}) == (True, "products for 2.0 s: 700 W, idle 80.0 W")
+    ok, text = burned({"gpu:A": 100, "gpu:B": 0})
     assert ok is False
     assert text.endswith("not under load: gpu:B")
 

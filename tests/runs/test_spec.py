@@ -168,7 +168,7 @@ def test_a_group_finds_the_experiments_that_lie_beside_it(tmp_path, monkeypatch)
     assert group.members[0].experiment == str(tmp_path / "mine" / "a.yaml").removeprefix(f"{tmp_path}/")
 
 
-def test_a_misspelt_key_of_a_group_is_answered_like_any_other():
+def test_a_misspelled_key_of_a_group_is_answered_like_any_other():
     from joulelab.runs.groups import check_group
 
     with pytest.raises(ConfigError, match="unknown setting basline; did you mean baseline"):

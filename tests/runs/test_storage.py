@@ -31,7 +31,7 @@ def fails(*_, **__):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "reported"),
     [
         (FULL, "no space left"),
         (OSError(errno.EDQUOT, "quota"), "quota exceeded"),
@@ -41,10 +41,10 @@ def fails(*_, **__):
         (RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed"), "no space left"),
     ],
 )
-def test_the_disk_is_told_from_every_other_error(error, said, tmp_path, monkeypatch):
+def test_the_disk_is_told_from_every_other_error(error, reported, tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_free_bytes", lambda folder: 4096)
     found = storage_failure(error, tmp_path)
-    assert found and said in found.message and str(tmp_path) in found.message and found.exit_code == 1
+    assert found and reported in found.message and str(tmp_path) in found.message and found.exit_code == 1
     outer = ValueError("while saving")
     outer.__context__ = error
     assert storage_failure(outer, tmp_path) is not None

@@ -339,9 +339,9 @@ def compute_differently(monkeypatch, factor):
 def test_another_method_is_shown_as_newer_and_never_as_forged(archive, tmp_path, monkeypatch, capsys):
     compute_differently(monkeypatch, 1.01)
     unpack_verb(archive, tmp_path / "out", verify=True)
-    said = capsys.readouterr().out
-    assert "newer method: " in said
-    assert " to " in said
+    reported = capsys.readouterr().out
+    assert "newer method: " in reported
+    assert " to " in reported
 
 
 def test_over_a_trace_with_faults_the_first_release_may_have_been_far_off(tmp_path):

@@ -42,19 +42,19 @@ def test_the_plain_scripts_are_whole():
 
 
 @pytest.mark.parametrize(
-    ("environ", "asked"),
+    ("environ", "requested"),
     [
         ({}, "requeue 77\n"),
         ({"SLURM_ARRAY_JOB_ID": "77", "SLURM_ARRAY_TASK_ID": "3"}, "requeue 77_3\n"),  # 77 would be all of them
         ({"state": "COMPLETING"}, None),  # cancelled
     ],
 )
-def test_a_warned_command_saves_and_its_job_goes_back_to_the_queue(tmp_path, environ, asked):
+def test_a_warned_command_saves_and_its_job_goes_back_to_the_queue(tmp_path, environ, requested):
     child = f"trap 'echo saved > {tmp_path}/saved; exit 143' TERM; while :; do sleep 0.1; done"
     warned = f'source {SCRIPTS}/until_done.sh; (sleep 0.5; kill -TERM $$) & until_done bash -c "{child}"'
     assert bash(warned, tmp_path, **environ).returncode == 143
     assert (tmp_path / "saved").exists()
-    assert ((tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None) == asked
+    assert ((tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else None) == requested
 
 
 def test_a_command_that_fails_by_itself_does_not_come_back(tmp_path):

@@ -18,9 +18,9 @@ def test_t_quantiles_match_the_published_table(degrees, quantile):
 def test_wilson_matches_the_closed_form():
     found = wilson(81, 100)
     z2 = 1.959963985**2
-    centre = (81 + z2 / 2) / (100 + z2)
+    center = (81 + z2 / 2) / (100 + z2)
     half = 1.959963985 / (100 + z2) * math.sqrt(81 * 19 / 100 + z2 / 4)
-    assert (found.low, found.high) == pytest.approx((centre - half, centre + half))
+    assert (found.low, found.high) == pytest.approx((center - half, center + half))
 
 
 def test_wilson_stays_inside_0_and_1_and_is_never_empty():

@@ -27,15 +27,15 @@ def test_nothing_happens_unless_asked_for(tmp_path):
 
 def test_the_real_codecarbon_measures_offline_and_leaves_its_csv(tmp_path, monkeypatch):
     pytest.importorskip("codecarbon")
-    asked = []
-    monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
+    requested = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: requested.append(address))
     begin = time.monotonic_ns()
     with track_run(tmp_path, "h", 1, EnergyConfig(codecarbon=True, grid="FR")):
         time.sleep(1.3)
     end = time.monotonic_ns()
     (row,) = csv.DictReader((tmp_path / "codecarbon" / "emissions.csv").open())
     figure = load_codecarbon(tmp_path, "h", 1).energy([(begin, end)])
-    assert asked == []
+    assert requested == []
     assert row["country_iso_code"] == "FRA"
     assert figure.energy_j == pytest.approx(float(row["energy_consumed"]) * 3.6e6, rel=0.05)
     assert (figure.method, figure.sources) == ("estimated", ("codecarbon",))

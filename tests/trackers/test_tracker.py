@@ -105,8 +105,10 @@ def test_wandb_offline_has_every_step_and_no_secret(paths):
     (file,) = paths.folder.glob("wandb/offline-run-*/run-*.wandb")
     found = whole(file)
     rows = [values(line.history.item) for line in found if line.history.item]
-    told = [(row["teacher/train/step"], row["teacher/train/loss"]) for row in rows if "teacher/train/loss" in row]
-    assert told == [(1, 4.0), (2, 3.0)]
+    output_text = [
+        (row["teacher/train/step"], row["teacher/train/loss"]) for row in rows if "teacher/train/loss" in row
+    ]
+    assert output_text == [(1, 4.0), (2, 3.0)]
     assert [row["student/train/loss"] for row in rows if "student/train/loss" in row] == [2.0, 1.0]
     settings = {name: value for line in found for name, value in values(line.run.config.update).items()}
     assert (settings["training.learning_rate"], settings["note"]) == (3e-4, "<redacted>")
@@ -138,10 +140,10 @@ def test_trackio_has_every_step_in_the_stores_database(paths, monkeypatch):
     database = Path(trackio.utils.TRACKIO_DIR) / "made.db"
     with sqlite3.connect(database) as opened:
         rows = opened.execute("select metrics from metrics where run_name = ? order by step", [paths.run_id]).fetchall()
-    told = [json.loads(text) for (text,) in rows]
-    assert [row["teacher.train/loss"] for row in told if "teacher.train/loss" in row] == [4.0, 3.0]
-    assert [row["student.train/step"] for row in told if "student.train/step" in row] == [1, 2]
-    assert told[-1]["summary/status"] == "done"
+    output_text = [json.loads(text) for (text,) in rows]
+    assert [row["teacher.train/loss"] for row in output_text if "teacher.train/loss" in row] == [4.0, 3.0]
+    assert [row["student.train/step"] for row in output_text if "student.train/step" in row] == [1, 2]
+    assert output_text[-1]["summary/status"] == "done"
 
 
 @pytest.mark.parametrize("name", sorted(PACKAGES))

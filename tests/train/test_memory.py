@@ -15,9 +15,9 @@ TASK = SimpleNamespace(stage="model.train", config=SimpleNamespace(batch_size=99
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(2**58), lambda: torch.empty(2**62), lambda: np.empty(2**58)])
 def test_a_batch_that_does_not_fit_is_told_with_the_way_out(allocate):
     words = "does not fit into this machine's memory with micro-batches of 99999999"
-    with pytest.raises(OutOfMemory, match=words) as told, _explain_out_of_memory(TASK):
+    with pytest.raises(OutOfMemory, match=words) as output_text, _explain_out_of_memory(TASK):
         allocate()
-    assert "raise accumulate by the same factor" in told.value.hint
+    assert "raise accumulate by the same factor" in output_text.value.hint
 
 
 def test_other_errors_are_left_as_they_are():

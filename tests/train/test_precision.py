@@ -1,4 +1,4 @@
-"""How a step is computed changes its speed and its rounding, not what is learnt."""
+"""How a step is computed changes its speed and its rounding, not what is learned."""
 
 import subprocess
 import sys
@@ -87,7 +87,7 @@ def test_activations_are_really_recomputed():
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "sgd"])
-def test_every_optimiser_lowers_the_loss(optimizer):
+def test_every_optimizer_lowers_the_loss(optimizer):
     losses = []
     around = TrainerCallbacks(on_log=lambda report: losses.append(report.loss))
     rate = {"adamw": 0.03, "adafactor": 0.1, "sgd": 0.1}[optimizer]
@@ -134,10 +134,10 @@ class Block(nn.Module):
 
 def test_of_equal_blocks_one_is_compiled_for_all():
     """By a compiler that counts what it is asked to compile."""
-    asked = []
+    requested = []
 
     def counting(graph, inputs):
-        asked.append(graph)
+        requested.append(graph)
         return graph.forward
 
     blocks = nn.ModuleList(Block() for _ in range(5))
@@ -146,7 +146,7 @@ def test_of_equal_blocks_one_is_compiled_for_all():
         assert block._compiled_call_impl is not None
         block.compile(backend=counting)
         block(torch.ones(2, 4))
-    assert len(asked) == 1
+    assert len(requested) == 1
 
 
 class WithConnector(PlainObjective):

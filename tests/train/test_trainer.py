@@ -222,9 +222,9 @@ def test_a_tracker_may_override_a_single_hook_and_several_work_at_once():
 def test_simple_stats_tell_mean_and_quantiles_per_phase():
     stats = SimpleStats()
     trainer(Ragged([8] * 4), stats=stats).train()
-    told = stats.log_stats()
-    assert "forward" in told
-    assert "p95 ms" in told
+    output_text = stats.log_stats()
+    assert "forward" in output_text
+    assert "p95 ms" in output_text
 
 
 def heavy(value=0.0):

@@ -77,9 +77,9 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(tmp_path):
         "MODEL = ZooEntry('mine', 'f', 't', 'i', 'a', {'tiny': Size(1, {}, {}, 5)}, prepare='x:y',"
         " needs=('torch', 'no_such_package'), extra='graphs')\n"
     )
-    with pytest.raises(DependencyMissing, match="mine needs no_such_package") as told:
+    with pytest.raises(DependencyMissing, match="mine needs no_such_package") as output_text:
         check({"pipeline": "train", "model": str(path)}).preflight()
-    assert 'pip install "joulelab[graphs]"' in told.value.hint
+    assert 'pip install "joulelab[graphs]"' in output_text.value.hint
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

@@ -40,8 +40,8 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def request(name, size="tiny", **asked):
-    return WorkloadRequest(lookup.ZOO.resolve(name), size, **asked)
+def request(name, size="tiny", **requested):
+    return WorkloadRequest(lookup.ZOO.resolve(name), size, **requested)
 
 
 def losses_of_training(workload, steps=20):
@@ -68,8 +68,8 @@ def test_twenty_steps_of_tiny_lower_the_loss(name):
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_the_size_is_exactly_what_the_entry_says(name, size):
-    asked = request(name, size)
-    assert count_parameters(build_on_meta(lambda: objective.build(asked))) == asked.size.parameters
+    requested = request(name, size)
+    assert count_parameters(build_on_meta(lambda: objective.build(requested))) == requested.size.parameters
 
 
 def test_the_entries_say_what_was_published():

@@ -1,4 +1,4 @@
-"""Graph networks over molecules: the right neighbours and angles, the right invariances, a loss of the right shape."""
+"""Graph networks over molecules: the right neighbors and angles, the right invariances, a loss of the right shape."""
 
 import itertools
 import math
@@ -59,7 +59,7 @@ def test_edges_and_triplets_are_those_of_the_definition():
     assert len(found_triplets) == len(set(found_triplets)) and set(found_triplets) == expected_triplets
 
 
-def test_an_atom_on_its_own_has_no_neighbours():
+def test_an_atom_on_its_own_has_no_neighbors():
     edges, triplets = geometry(torch.tensor([[0.0, 0, 0], [50, 0, 0], [51, 0, 0]]), torch.tensor([0, 0, 0]))
     assert edges.source.tolist() == [2, 1] and edges.target.tolist() == [1, 2] and len(triplets.kj) == 0
 

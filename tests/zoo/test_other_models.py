@@ -19,11 +19,11 @@ NAMES = ("whisper", "llava", "pna", "dimenet", "gflownet")
 FROM_TRANSFORMERS = ("whisper", "llava")
 
 
-def tiny(name, **asked):
+def tiny(name, **requested):
     entry = find_model(name)
     if absent := absent_packages(entry):
         pytest.skip(f"{name} needs {' and '.join(absent)}")
-    return prepare(WorkloadRequest(entry, size_name="tiny", **asked))
+    return prepare(WorkloadRequest(entry, size_name="tiny", **requested))
 
 
 def on_cpu(batch):

@@ -17,8 +17,8 @@ from joulelab.zoo.tasks.image_text import answer_loss, interleave
 from joulelab.zoo.tasks.speech_to_text import transcription_loss
 
 
-def tiny(name, **asked):
-    return prepare(WorkloadRequest(find_model(name), size_name="tiny", **asked))
+def tiny(name, **requested):
+    return prepare(WorkloadRequest(find_model(name), size_name="tiny", **requested))
 
 
 def first(workload):
@@ -108,11 +108,11 @@ def test_whisper_is_trained_on_every_target_and_sees_only_those_before():
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("shape", "reported"),
     [({"tokens": 65}, "64 positions for text; 65 tokens"), ({"frames": 6}, "8 tokens do not fit into 6 frames")],
 )
-def test_a_shape_that_does_not_fit_is_refused(shape, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_shape_that_does_not_fit_is_refused(shape, reported):
+    with pytest.raises(ConfigError, match=reported):
         tiny("whisper", requested_shape=shape)
 
 
@@ -189,13 +189,13 @@ def test_padding_in_front_of_a_question_changes_nothing(tmp_path):
     alone = 0.0
     for place in range(2):
         seen = batch["attention_mask"][place].bool()
-        told = batch["answers"][place] != -100
+        output_text = batch["answers"][place] != -100
         row = {
             "input_ids": batch["input_ids"][place, seen][None],
-            "answers": batch["answers"][place, told][None],
+            "answers": batch["answers"][place, output_text][None],
             "pixels": batch["pixels"][place][None],
         }
-        alone += answer_loss(together.model, type(batch)(row, 1, count=int(told.sum()))).loss_sum
+        alone += answer_loss(together.model, type(batch)(row, 1, count=int(output_text.sum()))).loss_sum
     assert torch.allclose(whole, alone, rtol=1e-5)
 
 

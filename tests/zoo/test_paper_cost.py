@@ -95,7 +95,7 @@ def test_a_yes_or_no_question_to_fake_numbers_does_not_stop_the_count():
     assert model_cost(WorkloadRequest(entry_of(Asks, (8,)))).how == "fake tensors"
 
 
-def test_the_bytes_of_training_by_precision_and_optimiser():
+def test_the_bytes_of_training_by_precision_and_optimizer():
     make = lambda: nn.Linear(10, 20)  # noqa: E731
     cost = model_cost(WorkloadRequest(entry_of(make, (10,))))
     assert cost.parameters == 220

@@ -92,7 +92,7 @@ def test_the_sample_language_model_is_refused_at_once() -> None:
 
 
 @pytest.mark.samples
-def test_labelled_text_is_no_model() -> None:
+def test_labeled_text_is_no_model() -> None:
     with pytest.raises(ConfigError, match="sample:reviews is labeled text, not a model"):
         load_tokenizer("sample:reviews")
 

@@ -15,7 +15,7 @@ def test_every_model_of_the_zoo_is_found_by_its_own_name():
 
 
 @pytest.mark.parametrize(("written", "meant"), [("gtp2", "gpt2"), ("GPT2", "gpt2"), ("resnet-50", "resnet50")])
-def test_a_misspelt_model_is_answered_with_the_nearest(written, meant):
+def test_a_misspelled_model_is_answered_with_the_nearest(written, meant):
     if meant not in lookup.ZOO.names():
         pytest.skip(f"{meant} is not in the zoo yet")
     with pytest.raises(NotFoundError, match=f"did you mean '{meant}'"):
@@ -61,9 +61,9 @@ def test_a_file_that_is_not_there_is_told(tmp_path, monkeypatch):
         find_model(str(tmp_path / "nothing.py"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("")
-    with pytest.raises(NotFoundError, match="unknown model 'mine'") as told:
+    with pytest.raises(NotFoundError, match="unknown model 'mine'") as output_text:
         find_model("mine")
-    assert "./mine.py" in told.value.hint
+    assert "./mine.py" in output_text.value.hint
 
 
 @pytest.mark.parametrize(

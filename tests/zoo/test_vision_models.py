@@ -37,8 +37,8 @@ PUBLISHED_M = {
 SIZES = [(name, size) for name in VISION for size in lookup.ZOO.resolve(name).sizes]
 
 
-def tiny(name: str, **asked: Any) -> Workload:
-    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", **asked))
+def tiny(name: str, **requested: Any) -> Workload:
+    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", **requested))
 
 
 def trained(workload: Workload, steps: int = 20, learning_rate: float = 1e-2) -> list[StepReport]:
@@ -136,7 +136,7 @@ def test_images_and_convolutions_lie_in_memory_with_the_channels_last(name: str)
 
 
 def test_the_loss_of_a_classifier_is_a_sum_over_images() -> None:
-    workload = tiny("convnext-large")  # no BatchNorm: an image's loss does not depend on its neighbours
+    workload = tiny("convnext-large")  # no BatchNorm: an image's loss does not depend on its neighbors
     batch = workload.batches.at(0, 0).to(CPU)
     whole = workload.objective(workload.model, batch, torch.autograd.profiler.record_function)
     logits = workload.model(pixel_values=batch["pixels"]).logits.detach()

@@ -30,8 +30,8 @@ CPU = torch.device("cpu")
 record = torch.autograd.profiler.record_function
 
 
-def tiny(name: str, **asked: Any) -> Workload:
-    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", **asked))
+def tiny(name: str, **requested: Any) -> Workload:
+    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", **requested))
 
 
 def test_balanced_targets_are_probabilities_that_use_every_prototype() -> None:
@@ -77,13 +77,13 @@ def test_agreement_with_a_uniform_student_is_the_logarithm_of_the_prototypes() -
     )
 
 
-def test_koleo_is_minus_the_log_distance_to_the_nearest_neighbour() -> None:
+def test_koleo_is_minus_the_log_distance_to_the_nearest_neighbor() -> None:
     # on the unit circle at 0, 90 and 180 degrees (lengths do not matter): everyone's nearest is 90 degrees away
     features = torch.tensor([[2.0, 0.0], [0.0, 0.5], [-3.0, 0.0]])
     assert koleo(features).item() == pytest.approx(-3 * math.log(math.sqrt(2)), abs=1e-5)
 
 
-def test_koleo_pushes_neighbours_apart_and_leaves_a_single_image_alone() -> None:
+def test_koleo_pushes_neighbors_apart_and_leaves_a_single_image_alone() -> None:
     features = torch.tensor([[1.0, 0.0], [1.0, 0.2]], requires_grad=True)
     koleo(features).backward()
     assert features.grad is not None

@@ -24,8 +24,8 @@ def saved(name: str, folder: Path, **settings: Any) -> Any:
     return model
 
 
-def started_from(folder: Path, name: str, **asked: Any) -> Workload:
-    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", weights=str(folder), **asked))
+def started_from(folder: Path, name: str, **requested: Any) -> Workload:
+    return prepare(WorkloadRequest(lookup.ZOO.resolve(name), "tiny", weights=str(folder), **requested))
 
 
 def loss_of(workload: Workload) -> torch.Tensor:

@@ -104,8 +104,8 @@ def test_a_model_with_this_attention_still_takes_ordinary_masks():
     model.set_attn_implementation(NAME)
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    asked = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
-    assert model.generate(**asked).tolist() == plain.generate(**asked).tolist()
+    requested = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
+    assert model.generate(**requested).tolist() == plain.generate(**requested).tolist()
 
 
 def test_a_model_that_lets_documents_see_each_other_is_refused():

@@ -91,7 +91,7 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "output_text"),
     [
         ('{"text": "a"}\n\n{"text": oops}\n', "line 3 is not JSON: .*, at column 10"),
         ('[{"text": "a"},\n{"text": oops}]', "line 2 column 10"),
@@ -108,12 +108,12 @@ def test_rows_of_no_schema_are_refused(tmp_path, row):
         ('{"text": "caf\xe9"}\n', "not UTF-8 text: byte 0xe9"),
     ],
 )
-def test_a_file_that_cannot_be_taught_from_is_told_with_its_line_and_the_reason(tmp_path, content, told):
+def test_a_file_that_cannot_be_taught_from_is_told_with_its_line_and_the_reason(tmp_path, content, output_text):
     (tmp_path / "a.jsonl").write_text(content, encoding="latin-1")
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=output_text) as refused:
         for split in ("train", "test"):
             list(rows_of(str(tmp_path / "a.jsonl"), split=split))
-    assert ("iconv" in refused.value.hint) == ("UTF-8" in told)
+    assert ("iconv" in refused.value.hint) == ("UTF-8" in output_text)
 
 
 def test_a_limit_takes_part_of_what_a_larger_one_takes_in_any_order_of_the_file(tmp_path):
@@ -128,9 +128,9 @@ def test_two_answers_to_one_question_never_lie_on_both_sides_of_a_split(tmp_path
     rows = [{"prompt": f"q{number // 2}", "response": str(number)} for number in range(60)]
     source = lines(tmp_path / "a.jsonl", rows)
     parts = [list(rows_of(source, split=name)) for name in ("train", "validation", "test")]
-    asked = [{row[0]["content"] for row in part} for part in parts]
+    requested = [{row[0]["content"] for row in part} for part in parts]
     assert sum(map(len, parts)) == 60 and all(parts)
-    assert not asked[0] & asked[1] and not asked[0] & asked[2] and not asked[1] & asked[2]
+    assert not requested[0] & requested[1] and not requested[0] & requested[2] and not requested[1] & requested[2]
     assert list(only_split(rows_of(source), "test")) == parts[2]
 
 
@@ -162,12 +162,12 @@ def test_of_an_answer_with_code_the_last_block_is_left():
 
 
 def test_answers_are_cleaned_questions_are_not_and_empty_ones_go(tmp_path):
-    asked = {"role": "user", "content": "<think>mine</think>"}
+    requested = {"role": "user", "content": "<think>mine</think>"}
     answer = {"role": "assistant", "content": "<think>draft\n```\nno\n```</think>Here:\n```\nyes\n```"}
     dropped = Counter()
-    rows = [[asked, answer], [asked, {"role": "assistant", "content": "<think>only"}], "<think>a text</think>"]
+    rows = [[requested, answer], [requested, {"role": "assistant", "content": "<think>only"}], "<think>a text</think>"]
     assert list(cleaned(rows, dropped, strip_reasoning=True, only_code=True)) == [
-        [asked, {"role": "assistant", "content": "```\nyes\n```"}],
+        [requested, {"role": "assistant", "content": "```\nyes\n```"}],
         "<think>a text</think>",
     ]
     assert dropped == {"an answer without code": 1}

@@ -31,12 +31,16 @@ def test_tulu_rows_become_a_store_that_tells_what_became_of_them(tmp_path):
     source = lines(tmp_path / "tulu.jsonl", rows)
     store = prepare_tulu3(tmp_path / "store", tokenizer, "mine", source=source, split=None, max_tokens=100)
     assert trained_text(tokenizer, store) == ["one<|im_end|>three<|im_end|>"]
-    told = DocumentStore.open(tmp_path / "store").attributes
-    assert told["rows"] == {"conversations": 2, "cut at max_tokens": 1}
-    assert told["dropped"] == {"no assistant answer": 1}
-    assert told["documents_without_trained_tokens"] == 1
-    assert (told["template"], told["tokenizer"], told["settings"]["source"]) == ("tokenizer", "mine", source)
-    assert len(told["tokenizer_sha256"]) == len(told["template_sha256"]) == 64
+    output_text = DocumentStore.open(tmp_path / "store").attributes
+    assert output_text["rows"] == {"conversations": 2, "cut at max_tokens": 1}
+    assert output_text["dropped"] == {"no assistant answer": 1}
+    assert output_text["documents_without_trained_tokens"] == 1
+    assert (output_text["template"], output_text["tokenizer"], output_text["settings"]["source"]) == (
+        "tokenizer",
+        "mine",
+        source,
+    )
+    assert len(output_text["tokenizer_sha256"]) == len(output_text["template_sha256"]) == 64
 
 
 def test_codeforces_teaches_the_program_and_openr1_the_correct_answer(tmp_path):
@@ -80,7 +84,7 @@ def test_the_sample_reviews_are_texts_or_questions_and_the_same_ones_are_held_ou
     texts = list(rows_of("sample:reviews", split="test", subset="short"))
     chats = list(rows_of("sample:reviews", split="test", subset="short", form="chat"))
     assert len(texts) == len(chats) > 1_000
-    for text, (asked, answered) in zip(texts[:50], chats, strict=False):
-        assert asked["content"].split(": ", 1)[1].split() + answered["content"].split() == text.split() or (
+    for text, (requested, answered) in zip(texts[:50], chats, strict=False):
+        assert requested["content"].split(": ", 1)[1].split() + answered["content"].split() == text.split() or (
             len(text.split()) <= 6
         )

@@ -73,8 +73,8 @@ def test_batches_follow_from_seed_epoch_and_index_alone():
 
 
 def test_pieces_of_the_users_words_alone_are_not_read():
-    asked = EncodedDocument(np.arange(20), np.arange(20) >= 18)
-    packed = pack([asked], row_length=8, seed=0)
+    requested = EncodedDocument(np.arange(20), np.arange(20) >= 18)
+    packed = pack([requested], row_length=8, seed=0)
     assert [packed.row(number).ids.tolist() for number in range(len(packed))] == [[14, 15, 16, 17, 18, 19, 0, 0]]
     with pytest.raises(ConfigError, match="none of 1 documents has a token to train on"):
         pack([EncodedDocument(np.arange(20), np.zeros(20, bool))], 8, seed=0)

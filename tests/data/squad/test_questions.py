@@ -59,7 +59,7 @@ def test_a_place_counted_in_bytes_is_refused(document):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "output_text"),
     [
         (lambda d: d.pop("data"), "mine has no 'data'"),
         (lambda d: d.update(data={}), "'data' of mine: expected a list, found an object"),
@@ -77,9 +77,9 @@ def test_a_place_counted_in_bytes_is_refused(document):
         (lambda d: first_question(d).update(id="kite-2"), "two questions with the id kite-2"),
     ],
 )
-def test_a_wrong_shape_is_told_with_its_place(document, change, told):
+def test_a_wrong_shape_is_told_with_its_place(document, change, output_text):
     change(document)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=output_text):
         parse_squad(document, "mine", version_2=False)
 
 

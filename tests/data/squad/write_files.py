@@ -55,9 +55,9 @@ def place(context: str, text: str, number: int) -> int:
 
 def document(version_2: bool) -> dict:
     articles = []
-    for title, context, asked in (("Sønderby", KITE, ON_KITE), ("Old Mill Bridge", BRIDGE, ON_BRIDGE)):
-        untold = [row for row in UNTOLD if version_2 and row[0].split("-")[0] == asked[0][0].split("-")[0]]
-        questions = [entry(context, *row, version_2) for row in (*asked, *untold)]
+    for title, context, requested in (("Sønderby", KITE, ON_KITE), ("Old Mill Bridge", BRIDGE, ON_BRIDGE)):
+        untold = [row for row in UNTOLD if version_2 and row[0].split("-")[0] == requested[0][0].split("-")[0]]
+        questions = [entry(context, *row, version_2) for row in (*requested, *untold)]
         articles.append({"title": title, "paragraphs": [{"context": context, "qas": questions}]})
     return {"version": "v2.0" if version_2 else "1.1", "data": articles}
 

@@ -68,5 +68,5 @@ def lab(tmp_path_factory):
 def finished(lab, tmp_path_factory):
     """All five pipelines in one store, in the order of a comparison: later ones find what earlier ones made."""
     store = tmp_path_factory.mktemp("runs")
-    looks = {"training": {"evaluate_every_steps": 4}}
-    return {name: lab.run(store, name, label=name, **looks) for name in ("sft", "kd", "synthetic", "dpo", "self")}
+    evaluations = {"training": {"evaluate_every_steps": 4}}
+    return {name: lab.run(store, name, label=name, **evaluations) for name in ("sft", "kd", "synthetic", "dpo", "self")}

@@ -63,11 +63,11 @@ def test_a_teacher_is_evaluated_again_if_the_files_of_a_task_have_changed(lab, t
 
     for name, stand_in in (("harness_figures", figures), ("require_tasks", print), ("import_harness", dict)):
         monkeypatch.setattr(quality, name, stand_in)
-    asked = {"until": "teacher", "quality": {"harness_tasks": ["mine"], "harness_folder": str(tmp_path)}}
+    requested = {"until": "teacher", "quality": {"harness_tasks": ["mine"], "harness_folder": str(tmp_path)}}
     found = []
     for value in (0.25, 0.25, 0.75):
         (tmp_path / "mine.yaml").write_text(str(value))
-        record, _ = lab.run(tmp_path.parent / "asked-again", "kd", **asked)
+        record, _ = lab.run(tmp_path.parent / "asked-again", "kd", **requested)
         figure = record.results["teacher.harness.mine.acc.value"]
         assert (figure.standard_error, figure.trials, figure.successes) == (0.2, 4, 4 * value)
         found.append((figure.value, record.stage("teacher.evaluate") is None))
@@ -154,9 +154,9 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
     unseen = next(line for line in bill.inherited if line.name.startswith(f"teacher.generate on {address}"))
     assert (unseen.figure.energy_j, unseen.shared) == (None, True)
     assert unseen.key in next(one for one in record.lineage if one.name == "answers").parents
-    told = " ".join(sentences(bill))
-    assert "share the teacher: ≥ " in told
-    assert "Lower bound: not metered: teacher.generate" in told
+    output_text = " ".join(sentences(bill))
+    assert "share the teacher: ≥ " in output_text
+    assert "Lower bound: not metered: teacher.generate" in output_text
     assert bill_data(bill, None)["lower_bound"]
     # another run finds the answers, and with them that nobody knows what they took
     with pytest.raises(ConfigError, match="the teacher's energy would be unknown"):
@@ -169,8 +169,8 @@ def test_the_energy_of_a_remote_server_is_reported_missing(lab, tmp_path, monkey
 @pytest.mark.parametrize(("method", "seen"), [("counter", True), ("integrated", True), ("estimated", False)])
 def test_a_local_server_is_included_in_sensor_readings_but_not_in_cpu_time_estimates(method, seen):
     found = {"gpu": missing("none"), "cpu": EnergyFigure(energy_j=1.0, method=method)}
-    bench = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
-    assert (teacher_module.server_energy_gap(bench) is None) is seen
+    tracker_context = SimpleNamespace(run=SimpleNamespace(meter=SimpleNamespace(so_far=lambda: found)))
+    assert (teacher_module.server_energy_gap(tracker_context) is None) is seen
 
 
 def test_a_randomly_initialized_student_can_start_from_the_teachers_embeddings(lab):
@@ -271,8 +271,8 @@ def test_evaluation_tasks_are_checked_before_the_first_stage(lab, tmp_path, monk
         "not a question": {"answers": str(tmp_path / "questions.jsonl")},
         "no task nonesuch": {"harness_tasks": ["nonesuch"]},
     }
-    for words, asked in refused.items():
-        paths = lab.paths(tmp_path / "runs", "sft", quality=asked)
+    for words, requested in refused.items():
+        paths = lab.paths(tmp_path / "runs", "sft", quality=requested)
         with pytest.raises((ConfigError, NotFoundError), match=words):
             execute(paths, lab.listening)
         assert not [stage for stage in load_record(paths.folder).stages if stage.name != "run.overhead"]
@@ -323,8 +323,8 @@ def test_progress_shows_the_loss_after_evaluations_and_ends_with_the_final_one(l
     paths = lab.paths(tmp_path, "sft", training={"evaluate_every_steps": 3}, budget={"tokens": 1600})
     with progress() as watching:
         record = execute(paths, watching)
-    told = [line.strip() for line in capsys.readouterr().err.splitlines() if " by step " in line]
-    lines = [line for line in told if line.startswith("student.train ")]
+    output_text = [line.strip() for line in capsys.readouterr().err.splitlines() if " by step " in line]
+    lines = [line for line in output_text if line.startswith("student.train ")]
     steps, loss = (record.results[f"student.train.{name}"].value for name in ("steps", "final_loss"))
     assert len(lines) > 1 and "by step 2" in lines[0]
     assert lines[-1].endswith(f"loss (CE) {loss:.4f} by step {steps:.0f}")
@@ -350,9 +350,9 @@ def test_unmeasured_energy_is_missing_and_not_0():
     )
     figures = {"gpu": missing("none"), "cpu_estimate": EnergyFigure(energy_j=1.0, method="estimated")}
     done = Ancestor(key="a", name="logits", kind="x", made_by="r", stages=("teacher.logits",), energy=figures)
-    bench = SimpleNamespace(spec=spec)
-    assert students._lineage_energy_j(bench, [done], "teacher") is None
-    assert students._lineage_energy_j(bench, [done], "student") == 0.0
+    tracker_context = SimpleNamespace(spec=spec)
+    assert students._lineage_energy_j(tracker_context, [done], "teacher") is None
+    assert students._lineage_energy_j(tracker_context, [done], "student") == 0.0
     assert students._energy_left_j(spec, None, 1.0) == 4.0
     spec.budget.counts_teacher = True
     with pytest.raises(ConfigError, match=r"energy of the teacher .* was not measured"):
@@ -366,11 +366,11 @@ def test_a_student_model_used_as_teacher_counts_as_the_teacher_in_the_budget():
     )
     figures = {"gpu": EnergyFigure(energy_j=3.0, method="counter")}
     made = Ancestor(key="a", name="final_model", kind="x", made_by="r", stages=("student.train",), energy=figures)
-    bench = SimpleNamespace(spec=spec)
+    tracker_context = SimpleNamespace(spec=spec)
     for used_as, teacher_j, start_j in ((None, 0.0, 3.0), ("student", 0.0, 3.0), ("teacher", 3.0, 0.0)):
         lineage = [made.model_copy(update={"used_as": used_as})]
-        assert students._lineage_energy_j(bench, lineage, "teacher") == teacher_j
-        assert students._lineage_energy_j(bench, lineage, "student") == start_j
+        assert students._lineage_energy_j(tracker_context, lineage, "teacher") == teacher_j
+        assert students._lineage_energy_j(tracker_context, lineage, "student") == start_j
 
 
 def test_a_teacher_no_better_than_token_frequencies_is_refused(lab, tmp_path):

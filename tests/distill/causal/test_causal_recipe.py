@@ -35,8 +35,8 @@ def stages(record):
 def test_a_pipeline_runs_its_own_stages_and_inherits_the_others(finished, name):
     record, paths = finished[name]
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
-    looks = [line for line in lines if line["stage"] == "student.validate" and "held_out_loss" in line]
-    assert record.stage("student.validate").tokens == len(looks) * record.stage("student.evaluate").tokens > 0
+    evaluations = [line for line in lines if line["stage"] == "student.validate" and "held_out_loss" in line]
+    assert record.stage("student.validate").tokens == len(evaluations) * record.stage("student.evaluate").tokens > 0
     own = [stage for stage in stages(record) if not stage.endswith("validate")]
     assert own == STAGES[name]
     counted = {stage.name: stage.tokens for stage in record.stages}
@@ -77,9 +77,9 @@ def test_quality_is_reported_relative_to_the_teacher(finished):
         assert results["student.clm_loss.perplexity"].value == pytest.approx(
             math.exp(results["student.clm_loss"].value)
         )
-        asked = name not in ("sft", "self")
-        assert ("student.agreement" in results) == asked
-        if asked:
+        requested = name not in ("sft", "self")
+        assert ("student.agreement" in results) == requested
+        if requested:
             over = results["student.clm_loss"].value / results["teacher.clm_loss"].value
             assert results["student.clm_loss.over_teacher"].value == pytest.approx(over)
             assert results["teacher.clm_loss"].value < results["data.unigram_loss"].value

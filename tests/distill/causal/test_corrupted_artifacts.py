@@ -38,9 +38,9 @@ def test_a_flipped_byte_stops_training_and_the_resumed_run_computes_the_cache_ag
         written[place] ^= 1
     shard.write_bytes(written)
     paths = lab.paths(tmp_path, "kd", **SHORT)
-    with pytest.raises(JoulelabError, match=r"corrupted.*it was renamed to") as told:
+    with pytest.raises(JoulelabError, match=r"corrupted.*it was renamed to") as output_text:
         execute(paths, lab.listening)
-    assert "joulelab run --resume" in told.value.hint
+    assert "joulelab run --resume" in output_text.value.hint
     record = execute(paths, lab.listening)
     assert record.stage("teacher.logits").tokens > 0
     assert record.results["student.train.steps"].value > 0

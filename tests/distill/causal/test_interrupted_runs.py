@@ -87,14 +87,14 @@ def test_an_energy_budget_resumes_with_what_is_left(lab, finished, power):
     power.holds()
     record = execute(paths, lab.listening)
     lines = [json.loads(line) for line in paths.metrics.read_text().splitlines()]
-    looks = [line for line in lines if "budget_fraction" in line]
-    resumed = [line for line in looks if line["attempt"] == 2]
+    evaluations = [line for line in lines if "budget_fraction" in line]
+    resumed = [line for line in evaluations if line["attempt"] == 2]
     assert resumed[0]["step"] > 0
     for attempt in (1, 2):  # the second begins at a checkpoint, before the last of the first
-        fractions = [line["budget_fraction"] for line in looks if line["attempt"] == attempt]
+        fractions = [line["budget_fraction"] for line in evaluations if line["attempt"] == attempt]
         assert fractions == sorted(fractions)
-    assert looks[-1]["budget_fraction"] >= 1
-    assert record.results["student.train.steps"].value == looks[-1]["step"] + 1
+    assert evaluations[-1]["budget_fraction"] >= 1
+    assert record.results["student.train.steps"].value == evaluations[-1]["step"] + 1
     training = record.stage("student.train")
     assert {segment.attempt for segment in training.segments} == {1, 2}
     assert training.energy.cpu_estimate.energy_j > 3.5

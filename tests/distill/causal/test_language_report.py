@@ -15,10 +15,10 @@ from joulelab.runs.record import RunRecord
 
 
 def test_energy_is_counted_up_to_the_other_models_loss():
-    course = LossCurve(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
-    assert course.joules_to(6.0) == 110.0
-    assert course.joules_to(6.5) == 85.0
-    assert course.joules_to(9.0) is None  # before the first look nothing is known
+    curve = LossCurve(shares=(0.25, 0.5, 1.0), losses=(8.0, 7.0, 6.0), before_j=10.0, train_j=100.0)
+    assert curve.joules_to(6.0) == 110.0
+    assert curve.joules_to(6.5) == 85.0
+    assert curve.joules_to(9.0) is None  # before the first look nothing is known
     worse_later = LossCurve((0.5, 0.75, 1.0), (7.0, 6.0, 6.4), 0.0, 100.0)
     assert worse_later.joules_to(6.4) == pytest.approx(65.0)  # it was as good before
     worse_from_the_first = LossCurve((0.5, 1.0), (7.0, 7.3), 20.0, 100.0)
@@ -28,18 +28,18 @@ def test_energy_is_counted_up_to_the_other_models_loss():
 
 def test_a_baseline_as_good_at_its_first_evaluation_decides(monkeypatch):
     """A student that ends at 7.5 with 60 J, beside a baseline that had 7.0 after 25 J: no look in between is needed."""
-    courses = {
+    curves = {
         "base": LossCurve((0.25, 1.0), (7.0, 6.0), 0.0, 100.0),
         "own": LossCurve((0.5, 1.0), (9.0, 7.5), 10.0, 50.0),
     }
-    monkeypatch.setattr(LossCurve, "of", courses.get)
+    monkeypatch.setattr(LossCurve, "of", curves.get)
     monkeypatch.setattr(break_even_report, "pairs_of", lambda own, base: list(zip(base, own, strict=True)))
     row = SimpleNamespace(runs=("own",))
     base = SimpleNamespace(runs=("base",), label="SFT")
     found = break_even_report._costs_to_equal_loss(row, base)
     assert (found.loss, found.own_j, found.base_j, found.base_at_most) == (7.5, (60.0,), (25.0,), True)
     assert found.never == "SFT reached that loss at its first evaluation, with less energy"
-    courses["own"] = LossCurve((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # used less than the bound: nothing can be said
+    curves["own"] = LossCurve((0.5, 1.0), (9.0, 7.5), 0.0, 20.0)  # used less than the bound: nothing can be said
     assert isinstance(break_even_report._costs_to_equal_loss(row, base), str)
 
 

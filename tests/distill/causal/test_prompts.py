@@ -10,7 +10,7 @@ from joulelab.infer.generation.static_decoder import StaticDecoder
 
 
 def test_reused_answers_need_no_search_for_prompts(lab, finished, monkeypatch):
-    def unwanted(bench):
+    def unwanted(tracker_context):
         raise AssertionError("the prompts were asked and answered already")
 
     store = finished["dpo"][1].folder.parent
@@ -44,9 +44,9 @@ def test_prompts_are_found_once_and_within_the_stage_that_needs_them(lab, finish
     """All texts go through the tokenizer for it, which is most of what making pairs takes."""
     found, inside = teacher._find_prompts, []
 
-    def watched(bench):
-        inside.append([stage.name for stage in bench.run._open])
-        return found(bench)
+    def watched(tracker_context):
+        inside.append([stage.name for stage in tracker_context.run._open])
+        return found(tracker_context)
 
     monkeypatch.setattr(teacher, "_find_prompts", watched)
     store = finished["dpo"][1].folder.parent

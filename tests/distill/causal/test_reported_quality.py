@@ -14,9 +14,9 @@ def test_a_teacher_is_loaded_within_the_stage_that_needs_it(lab, tmp_path, monke
     """Else its joules are nobody's, and the second student does not inherit them."""
     load, inside = CausalContext.load_teacher, []
 
-    def watched(bench):
-        inside.append(tuple(stage.name for stage in bench.run._open))
-        return load(bench)
+    def watched(tracker_context):
+        inside.append(tuple(stage.name for stage in tracker_context.run._open))
+        return load(tracker_context)
 
     monkeypatch.setattr(CausalContext, "load_teacher", watched)
     lab.run(tmp_path, "kd", until="teacher")
@@ -37,9 +37,9 @@ def test_an_untrained_student_is_a_warning_and_answers_are_reported_with_chance(
     assert loss > guessed
     notes = " ".join(note.text for note in record.validity.notes)
     assert f"{loss:.3f} nats per token, not below the unigram baseline of {guessed:.3f}" in notes
-    learnt = finished["sft"][0]
-    assert learnt.results["student.clm_loss"].value < learnt.results["data.unigram_loss"].value
-    assert not any("unigram baseline" in note.text for note in learnt.validity.notes)
+    learned = finished["sft"][0]
+    assert learned.results["student.clm_loss"].value < learned.results["data.unigram_loss"].value
+    assert not any("unigram baseline" in note.text for note in learned.validity.notes)
     answers = results["student.exact_answers"]
     assert answers.trials == 6 and answers.value == answers.successes / 6
     assert results["student.exact_answers.chance"].value == 0.5
@@ -49,9 +49,9 @@ def test_an_untrained_student_is_a_warning_and_answers_are_reported_with_chance(
 
 
 def test_only_multiple_choice_has_a_chance_level():
-    chosen, told = Question("?", "b", ("a", "b", "c", "d")), Question("?", "b")
-    assert chance_level([chosen, told]) == pytest.approx(0.125)
-    assert chance_level([told]) is None
+    chosen, output_text = Question("?", "b", ("a", "b", "c", "d")), Question("?", "b")
+    assert chance_level([chosen, output_text]) == pytest.approx(0.125)
+    assert chance_level([output_text]) is None
 
 
 def test_ratios_to_the_teacher_have_a_direction_and_generated_tokens_are_counted(finished):

@@ -101,8 +101,8 @@ def test_finished_shards_are_reused_and_missing_ones_computed(lab, whole, tmp_pa
     assert not {"teacher.logits", "teacher.evaluate"} & {stage.name for stage in again.stages}
     student, paths = lab.run(tmp_path, "kd", **hidden)
     same(paths.artifacts, at_once.artifacts, "logits")
-    asked = first.stage("teacher.logits").samples
-    assert student.stage("teacher.logits").samples == alone.stage("teacher.logits").samples - asked > 0
+    requested = first.stage("teacher.logits").samples
+    assert student.stage("teacher.logits").samples == alone.stage("teacher.logits").samples - requested > 0
     paid = {stage for one in student.inherited for stage in one.stages}
     assert {"teacher.evaluate", "teacher.logits"} <= paid  # by the first share
     warm, _ = lab.run(tmp_path, "kd", until="logits", distill={"codec": "hidden", "temperature": 2.0})

@@ -33,11 +33,11 @@ def counting(start, length):
 
 def conversation(row):
     """The answer counts on from where the question stopped."""
-    start, asked, told = (7 * row) % len(WORDS), 2 + row % 3, 5 + row % 4
+    start, requested, output_text = (7 * row) % len(WORDS), 2 + row % 3, 5 + row % 4
     noise = " ".join(WORDS[(row // 24 + row * k) % len(WORDS)] for k in (1, 2))
     return [
-        {"role": "user", "content": f"{noise} {counting(start, asked)}"},
-        {"role": "assistant", "content": counting(start + asked, told)},
+        {"role": "user", "content": f"{noise} {counting(start, requested)}"},
+        {"role": "assistant", "content": counting(start + requested, output_text)},
     ]
 
 
@@ -61,7 +61,7 @@ def write_teacher(folder, steps=80):
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, width=48)
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     texts = [
         tokenizer(tokenizer.apply_chat_template(conversation(row), tokenize=False)).input_ids for row in range(300)
     ]
@@ -71,8 +71,8 @@ def write_teacher(folder, steps=80):
         ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in some])
         labels = torch.tensor([row + [-100] * (width - len(row)) for row in some])
         model(input_ids=ids, labels=labels).loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -26,10 +26,10 @@ class TinyEncoder(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.head = nn.Embedding(50, width), nn.Linear(width, 2)
-        self.asked_for_hidden = []
+        self.requested_hidden = []
 
     def forward(self, input_ids, attention_mask, output_hidden_states=False):
-        self.asked_for_hidden.append(output_hidden_states)
+        self.requested_hidden.append(output_hidden_states)
         hidden = self.embed(input_ids)
         return SimpleNamespace(logits=self.head(hidden[:, 0]), hidden_states=(hidden, 2 * hidden, 3 * hidden))
 
@@ -86,7 +86,7 @@ def test_all_terms_together_are_the_formula(dataset, cache):
 def test_a_term_with_weight_0_is_absent(dataset, cache, alpha, beta, terms):
     out, _, net = loss_of(DistillConfig(alpha=alpha, feat_beta=beta), dataset, cache, nn.Identity())
     assert set(out.parts) == terms
-    assert net.asked_for_hidden == [beta > 0]
+    assert net.requested_hidden == [beta > 0]
 
 
 def test_labels_only_needs_no_teacher():

@@ -48,9 +48,9 @@ def test_quality_is_reported_per_epoch_and_at_the_end(hinted):
     assert epochs | final <= set(record.results)
     assert record.results["teacher.accuracy"].value > 0.9
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    looks = [line for line in lines if line["stage"] == "student.validate" and "epoch" in line]
-    assert [line["epoch"] for line in looks] == [1.0, 2.0, 3.0]
-    assert {"loss", "accuracy", "macro_f1", "calibration_error", "agreement"} <= set(looks[0])
+    evaluations = [line for line in lines if line["stage"] == "student.validate" and "epoch" in line]
+    assert [line["epoch"] for line in evaluations] == [1.0, 2.0, 3.0]
+    assert {"loss", "accuracy", "macro_f1", "calibration_error", "agreement"} <= set(evaluations[0])
     validated = record.stage("student.validate")
     assert validated is not None
     assert validated.samples == 3 * 20

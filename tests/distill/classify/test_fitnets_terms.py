@@ -68,7 +68,7 @@ def test_a_term_that_is_off_is_never_computed(batch, cache, monkeypatch, setting
     net = TinyEncoder()
     out = objective_of(DistillConfig(**settings), cache)(net, batch, TrainerCallbacks().phase)
     assert set(out.parts) == terms
-    assert net.asked_for_hidden == [bool(terms & {"features", "distances", "angles"})]
+    assert net.requested_hidden == [bool(terms & {"features", "distances", "angles"})]
 
 
 def test_without_a_teacher_term_the_teacher_is_not_asked(batch):
@@ -87,8 +87,8 @@ def test_alpha_0_and_1_equal_the_reduced_formula_gradients_included(batch, cache
         net, batch, TrainerCallbacks().phase
     ).loss_sum.backward()
     logits = other(batch.input_ids, batch.attention_mask).logits
-    said = cache.outputs(batch, False).logits_BC
-    (cross_entropy_sum(logits, batch.labels) if alpha == 1 else soft_target_kl_sum(logits, said, 3.0)).backward()
+    reported = cache.outputs(batch, False).logits_BC
+    (cross_entropy_sum(logits, batch.labels) if alpha == 1 else soft_target_kl_sum(logits, reported, 3.0)).backward()
     for mine, plain in zip(net.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, plain.grad)
 

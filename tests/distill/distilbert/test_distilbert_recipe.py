@@ -67,15 +67,15 @@ def test_every_family_is_distilled_from_text_to_a_saved_student(tmp_path, text, 
     assert 0 <= results["student.train.padded_share"].value < 0.2
     assert (f"student.{what}.perplexity" in results) == (family == "gpt2")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    looks = [line["step"] for line in lines if "held_out_loss" in line and line["stage"] == "student.evaluate"]
-    assert looks == [5, 10, 12]
+    evaluations = [line["step"] for line in lines if "held_out_loss" in line and line["stage"] == "student.evaluate"]
+    assert evaluations == [5, 10, 12]
     at_the_end = next(line["held_out_loss"] for line in reversed(lines) if "held_out_loss" in line)
     assert end.value == at_the_end
-    assert len(record.stage("student.evaluate").segments) == 1 + len(looks)  # the end is looked at once
+    assert len(record.stage("student.evaluate").segments) == 1 + len(evaluations)  # the end is looked at once
     # four looks at the student, two at its teacher, all at the same tokens
     assert record.stage("student.evaluate").tokens == 2 * record.stage("teacher.evaluate").tokens > 0
     telemetry = (folder / "distill_power.csv").read_text().splitlines()[1:]
-    assert len(telemetry) == (1 + 60 // 6) + (1 + 12 // 6 + len(looks))  # each training's start, steps and looks
+    assert len(telemetry) == (1 + 60 // 6) + (1 + 12 // 6 + len(evaluations))  # each training's start, steps and looks
     assert {"loss.kl", "loss.cos"} <= set().union(*lines)
     phases = record.stage("student.train").phases
     assert {"forward.teacher", "forward.student", "forward.loss"} <= set(phases)
@@ -142,7 +142,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teach
     )  # fmt: skip
     whole, _ = run(tmp_path / "whole", config)
     steps = iter(range(100))
-    monkeypatch.setattr(LmObjective, "after_step", lambda self, model: cut_off() if next(steps) == 6 else None)
+    monkeypatch.setattr(LmObjective, "after_step", lambda self, model: truncated() if next(steps) == 6 else None)
     paths = create_run(tmp_path / "cut", check(config))
     with pytest.raises(RuntimeError, match="power failure"):
         execute(paths, SilentProgress())
@@ -156,7 +156,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, text, teach
     assert resumed.results["student.mlm_loss.start"] == whole.results["student.mlm_loss.start"]
 
 
-def cut_off():
+def truncated():
     raise RuntimeError("power failure")
 
 

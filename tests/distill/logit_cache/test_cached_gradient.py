@@ -87,16 +87,16 @@ def test_every_tail_completes_the_top_k_to_a_distribution(tmp_path):
         assert kl > 0
 
 
-def plain_loss(said, student_NV, labels_N, alpha, temperature):
+def plain_loss(reported, student_NV, labels_N, alpha, temperature):
     """The same from full tensors, differentiated by torch."""
     log_q = torch.log_softmax(student_NV / temperature, -1)
-    target = torch.zeros_like(log_q).scatter_add(1, said.ids_NK, said.weights_NK)
-    if said.gold_N is not None:
-        target = target.scatter_add(1, labels_N[:, None], said.gold_N[:, None])
+    target = torch.zeros_like(log_q).scatter_add(1, reported.ids_NK, reported.weights_NK)
+    if reported.gold_N is not None:
+        target = target.scatter_add(1, labels_N[:, None], reported.gold_N[:, None])
     cross = -(target * log_q).sum()
-    if said.ghost_N is not None:
-        named = torch.zeros_like(log_q).scatter(1, said.ids_NK, 1.0).bool()
-        cross = cross - (said.ghost_N * log_q.masked_fill(named, -torch.inf).logsumexp(-1)).sum()
+    if reported.ghost_N is not None:
+        named = torch.zeros_like(log_q).scatter(1, reported.ids_NK, 1.0).bool()
+        cross = cross - (reported.ghost_N * log_q.masked_fill(named, -torch.inf).logsumexp(-1)).sum()
     ce = torch.nn.functional.cross_entropy(student_NV, labels_N, reduction="sum")
     return alpha * ce + (1 - alpha) * temperature**2 * cross
 
@@ -141,10 +141,10 @@ def test_ids_of_more_than_18_bits_have_a_wider_record(tmp_path, words, size):
     teacher = torch.full((2, words), -30.0)
     teacher[0, words - 1], teacher[1, 7] = 5.0, 5.0
     for codec in ("rs50", "hybrid32"):
-        said = cached(tmp_path / codec, make_manifest(codec, vocabulary=words), teacher).decoded()
-        assert int(said.ids_NK[0, said.weights_NK[0].argmax()]) == words - 1
-        assert int(said.ids_NK[1, said.weights_NK[1].argmax()]) == 7
-        assert int(said.ids_NK.max()) < words
+        reported = cached(tmp_path / codec, make_manifest(codec, vocabulary=words), teacher).decoded()
+        assert int(reported.ids_NK[0, reported.weights_NK[0].argmax()]) == words - 1
+        assert int(reported.ids_NK[1, reported.weights_NK[1].argmax()]) == 7
+        assert int(reported.ids_NK.max()) < words
 
 
 def test_unknown_codecs_and_impossible_counts_are_refused():

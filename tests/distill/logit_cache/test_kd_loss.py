@@ -51,15 +51,15 @@ def test_a_student_equal_to_the_teacher_has_loss_0_with_hidden_states(divergence
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_gradients_of_the_divergences_equal_autograd(divergence):
     torch.manual_seed(0)
-    own, said = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.randn(5, 7, dtype=torch.float64)
+    own, reported = torch.randn(5, 7, dtype=torch.float64, requires_grad=True), torch.randn(5, 7, dtype=torch.float64)
 
     def apart(own):
-        return DIVERGENCES[divergence](torch.log_softmax(own, -1), torch.log_softmax(said, -1))
+        return DIVERGENCES[divergence](torch.log_softmax(own, -1), torch.log_softmax(reported, -1))
 
     value, slope = apart(own)
     (expected,) = torch.autograd.grad(value.sum(), own)
     torch.testing.assert_close(slope, expected)
-    p, q = torch.softmax(said, -1), torch.softmax(own, -1)
+    p, q = torch.softmax(reported, -1), torch.softmax(own, -1)
     kl = {"forward": lambda: (p * (p / q).log()).sum(-1), "reverse": lambda: (q * (q / p).log()).sum(-1)}
     m = (p + q) / 2
     kl["jsd"] = lambda: 0.5 * ((p * (p / m).log()).sum(-1) + (q * (q / m).log()).sum(-1))
@@ -69,10 +69,10 @@ def test_gradients_of_the_divergences_equal_autograd(divergence):
 def test_alpha_weighs_labels_against_the_teacher_and_only_trained_tokens_count():
     hidden, head, labels = rows()
     labels[0, 3:6] = -100
-    said, at = torch.randn(1, 10, 8), labels[0, 1:] != -100
+    reported, at = torch.randn(1, 10, 8), labels[0, 1:] != -100
     own = (hidden[0, :-1] @ head.T)[at]
-    teacher = (said[0, :-1] @ head.T)[at]
-    targets = dense(said[0, :-1][at], head)
+    teacher = (reported[0, :-1] @ head.T)[at]
+    targets = dense(reported[0, :-1][at], head)
     sums = KdLoss(0.25, 2.0, chunk=4)(hidden, head, targets, labels)
     ce, kl = token_cross_entropy_sum(own, labels[0, 1:][at]), response_kl_sum(own, teacher, 2.0)
     assert sums.count == 6

@@ -31,10 +31,10 @@ class Scripted:
     identity, settings, prompts_at_once, energy_gap = "scripted", GenerationSettings(), 8, None
 
     def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
+        self.replies, self.requested = list(replies), []
 
     def generate(self, prompts):
-        self.asked += prompts
+        self.requested += prompts
         return ([answer(self.replies.pop(0))] for _ in prompts)
 
 
@@ -61,9 +61,9 @@ def test_likelihood_is_a_mean_independent_of_length():
 
 def test_padding_and_the_first_token_are_ignored():
     model = make_model()
-    alone, beside = [([5], [6, 7])], [([5], [6, 7]), ([5, 6, 7, 8], [9] * 20)]
+    alone, adjacent = [([5], [6, 7])], [([5], [6, 7]), ([5, 6, 7, 8], [9] * 20)]
     with torch.no_grad():
-        one, two = (mean_log_probability(model, *pad_rows(rows, CPU)) for rows in (alone, beside))
+        one, two = (mean_log_probability(model, *pad_rows(rows, CPU)) for rows in (alone, adjacent))
     torch.testing.assert_close(one[0], two[0], rtol=1e-5, atol=1e-5)
     with pytest.raises(ConfigError, match="no token to judge"):
         mean_log_probability(model, torch.tensor([[5, 6]]), torch.tensor([[True, False]]))
@@ -71,8 +71,8 @@ def test_padding_and_the_first_token_are_ignored():
 
 def test_a_model_that_generated_the_answers_does_not_score_them_again():
     judge = LikelihoodJudge(None, None, identity="teacher", written_by="teacher")
-    asked = [Candidates("q", [answer("a b", tokens=2, log=-3.0), answer("a", tokens=4, log=-4.0)])]
-    assert list(judge.scores(asked)) == [[-1.5, -1.0]]
+    requested = [Candidates("q", [answer("a b", tokens=2, log=-3.0), answer("a", tokens=4, log=-4.0)])]
+    assert list(judge.scores(requested)) == [[-1.5, -1.0]]
 
 
 def test_batched_scores_equal_single_scores():
@@ -84,11 +84,11 @@ def test_batched_scores_equal_single_scores():
         def __call__(self, text, add_special_tokens=True):
             return {"input_ids": [int(word) for word in text.split()]}
 
-    asked = [Candidates(f"{k} 9", [answer("5 6 7 8 9"), answer(f"{k} 11", reason="length")]) for k in range(3, 8)]
-    asked.append(Candidates("4", [answer(""), answer("12")]))
+    requested = [Candidates(f"{k} 9", [answer("5 6 7 8 9"), answer(f"{k} 11", reason="length")]) for k in range(3, 8)]
+    requested.append(Candidates("4", [answer(""), answer("12")]))
     model = make_model()
     together, alone = (
-        list(LikelihoodJudge(model, Numbers(), identity="judge", batch_size=size).scores(asked)) for size in (5, 1)
+        list(LikelihoodJudge(model, Numbers(), identity="judge", batch_size=size).scores(requested)) for size in (5, 1)
     )
     assert together[-1][0] is None
     for one, other in zip(together[:-1], alone[:-1], strict=True):
@@ -98,12 +98,12 @@ def test_batched_scores_equal_single_scores():
 def test_a_rubric_prompt_is_built_and_the_grade_parsed():
     generator = Scripted("4", "I'd say 9 of 10, so 2/5", "no idea")
     judge = RubricJudge(generator, "Is it true?", 1, 5)
-    asked = [
+    requested = [
         Candidates([{"role": "user", "content": "q1"}], [answer("a1"), answer("a2")]),
         Candidates("q2", [answer("a3")]),
     ]
-    assert list(judge.scores(asked)) == [[4.0, 2.0], [None]]
-    shown = generator.asked[1][0]["content"]
+    assert list(judge.scores(requested)) == [[4.0, 2.0], [None]]
+    shown = generator.requested[1][0]["content"]
     assert all(part in shown for part in ("Is it true?", "q1", "a2", "from 1 to 5"))
     with pytest.raises(ConfigError, match="is not usable"):
         RubricJudge(generator, " ")
@@ -124,17 +124,19 @@ def test_rules_score_the_end_and_the_exact_answer():
 
 
 def test_interrupted_judging_resumes(tmp_path):
-    asked = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(3)]
+    requested = [Candidates(f"q{k}", [answer("a"), answer(f"b{k}")]) for k in range(3)]
     judge = RubricJudge(Scripted("1", "2", "3", "x"), "rubric")
-    first = write_judgments(tmp_path / "scores.jsonl", judge, asked[:2])
+    first = write_judgments(tmp_path / "scores.jsonl", judge, requested[:2])
     seen = []
-    whole = write_judgments(tmp_path / "scores.jsonl", RubricJudge(Scripted("4", "5"), "rubric"), asked, seen.append)
+    whole = write_judgments(
+        tmp_path / "scores.jsonl", RubricJudge(Scripted("4", "5"), "rubric"), requested, seen.append
+    )
     assert whole == [*first, [4.0, 5.0]] == [[1.0, 2.0], [3.0, None], [4.0, 5.0]]
     assert seen == [2, 3]
 
 
 def test_pairs_ties_and_length_preference_are_counted():
-    asked = [
+    requested = [
         Candidates("long wins", [answer("a b c d e f"), answer("a b")]),
         Candidates("long wins too", [answer("g"), answer("h i j", reason="length")]),
         Candidates("tie", [answer("k"), answer("l m")]),
@@ -142,7 +144,7 @@ def test_pairs_ties_and_length_preference_are_counted():
         Candidates("unjudged", [answer("o"), answer("p")]),
     ]
     scores = [[2.0, 1.0], [0.0, 5.0], [1.0, 1.05], [0.0, 3.0], [None, 1.0]]
-    found, report = choose_pairs(asked, scores, tie_margin=0.1)
+    found, report = choose_pairs(requested, scores, tie_margin=0.1)
     assert [(one.chosen.text, one.rejected.text) for one in found] == [("a b c d e f", "a b"), ("h i j", "g")]
     assert (report.prompts, report.pairs, report.ties, report.identical, report.unjudged) == (5, 2, 1, 1, 1)
     assert (report.answers_unjudged, report.chosen_truncated) == (1, 1)

@@ -166,8 +166,8 @@ def test_losses_computed_by_hand():
     assert margins.tolist() == [3.0]
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-1.5)))
     assert float(ipo_loss(margins, 0.5)) == pytest.approx((3 - 1) ** 2)
-    _, normalised = preference_loss("length-normalized", 0.5, policy, reference, tokens)
-    assert normalised.tolist() == [2 / 2 + 1 / 4]
+    _, normalized = preference_loss("length-normalized", 0.5, policy, reference, tokens)
+    assert normalized.tolist() == [2 / 2 + 1 / 4]
 
 
 def test_ipo_takes_mean_log_ratios_as_trl_and_ipo_sum_the_papers_sums():

@@ -19,7 +19,7 @@ def test_the_shipped_settings_are_the_published_ones():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "output_text"),
     [
         ({"distill": {"alpha_ce": 0.0, "alpha_squad": 0.0}}, "nothing to learn from"),
         ({"data": {"max_seq_length": 128, "doc_stride": 128}}, "some would be in no window"),
@@ -27,8 +27,8 @@ def test_the_shipped_settings_are_the_published_ones():
         ({"distill": {"temperature": 0}}, "distill.temperature: expected"),
     ],
 )
-def test_contradictions_are_refused_with_the_reason(changes, told):
-    with pytest.raises(ConfigError, match=told):
+def test_contradictions_are_refused_with_the_reason(changes, output_text):
+    with pytest.raises(ConfigError, match=output_text):
         load_spec("squad", changes)
 
 

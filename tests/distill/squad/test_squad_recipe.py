@@ -74,11 +74,11 @@ def test_teacher_and_student_are_trained_evaluated_and_billed(tmp_path, models):
     exact = record.results["student.exact_match"]
     assert exact.trials == 8
     assert 0 <= record.results["student.f1"].value <= 1
-    said = json.loads((paths.artifacts / "student-predictions" / "predictions.json").read_text())
+    reported = json.loads((paths.artifacts / "student-predictions" / "predictions.json").read_text())
     listed = json.loads((paths.artifacts / "student-predictions" / "nbest_predictions.json").read_text())
     context = {question.id: question.context for question in read_squad(FILES / "v1.json", version_2=False)}
-    assert set(said) == set(listed) == set(context)
-    assert all(text in context[identity] for identity, text in said.items())
+    assert set(reported) == set(listed) == set(context)
+    assert all(text in context[identity] for identity, text in reported.items())
     assert load_qa_model(str(paths.artifacts / "final_model"), 0, require_head=True) is not None
     assert [check for check in verify_runs([paths.folder]) if not check.good] == []
 

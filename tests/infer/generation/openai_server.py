@@ -38,9 +38,9 @@ def complete(model, tokenizer, body, chat):
         **sampling,
     )[0, ids.shape[1] :].tolist()
     ended = found[-1] in (tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>"))
-    said = tokenizer.decode(found, skip_special_tokens=True)
+    reported = tokenizer.decode(found, skip_special_tokens=True)
     choice = {"index": 0, "finish_reason": "stop" if ended else "length"}
-    choice |= {"message": {"role": "assistant", "content": said}} if chat else {"text": said}
+    choice |= {"message": {"role": "assistant", "content": reported}} if chat else {"text": reported}
     return {"choices": [choice], "usage": {"prompt_tokens": ids.shape[1], "completion_tokens": len(found)}}
 
 

@@ -29,7 +29,7 @@ def model():
     return make_model()
 
 
-def said(model, tokenizer, settings, batch_size, prompts=PROMPTS, cache="growing"):
+def reported(model, tokenizer, settings, batch_size, prompts=PROMPTS, cache="growing"):
     generator = TransformersGenerator(model, tokenizer, settings, identity="tiny", batch_size=batch_size, cache=cache)
     return list(generator.generate(prompts))
 
@@ -46,7 +46,7 @@ def plain(model, ids, end, limit):
 @pytest.mark.parametrize("cache", ["growing", "fixed"])
 def test_a_batch_says_greedily_what_each_prompt_says_alone(model, tokenizer, cache):
     end = end_ids(model, tokenizer)
-    found = said(model, tokenizer, GREEDY, 3, cache=cache)
+    found = reported(model, tokenizer, GREEDY, 3, cache=cache)
     alone = [plain(model, encode_prompt(tokenizer, prompt), end, 16) for prompt in PROMPTS]
     assert [answers[0].ids for answers in found] == alone
     assert {len(ids) for ids in alone} != {16}, "some answer must end early for this to mean something"
@@ -56,21 +56,21 @@ def test_a_batch_says_greedily_what_each_prompt_says_alone(model, tokenizer, cac
 def test_a_model_opened_for_losses_still_sees_its_mask(model, tokenizer, settings):
     """Whatever is put around `forward` may hide its arguments; padding must stay masked."""
     opened = expose_hidden_states(make_model())
-    assert [[one.ids for one in some] for some in said(opened, tokenizer, settings, 5)] == [
-        [one.ids for one in some] for some in said(model, tokenizer, settings, 1)
+    assert [[one.ids for one in some] for some in reported(opened, tokenizer, settings, 5)] == [
+        [one.ids for one in some] for some in reported(model, tokenizer, settings, 1)
     ]
 
 
 @pytest.mark.parametrize(("settings", "cache"), [(SAMPLED, "growing"), (SAMPLED, "fixed"), (BEAMS, "auto")])
 def test_answers_do_not_depend_on_the_rest_of_the_batch(model, tokenizer, settings, cache):
-    together, alone = (said(model, tokenizer, settings, size, cache=cache) for size in (5, 1))
+    together, alone = (reported(model, tokenizer, settings, size, cache=cache) for size in (5, 1))
     assert [[one.ids for one in answers] for answers in together] == [[one.ids for one in answers] for answers in alone]
     assert all(len(answers) == settings.n for answers in together)
 
 
 def test_padding_after_the_end_is_nobodys_token(model, tokenizer):
     """A short answer beside long ones: its tokens are counted up to its end and not to theirs."""
-    answers = [answers[0] for answers in said(model, tokenizer, GREEDY, 5)]
+    answers = [answers[0] for answers in reported(model, tokenizer, GREEDY, 5)]
     short = [one for one in answers if one.finish_reason == "stop"]
     long = [one for one in answers if one.finish_reason == "length"]
     assert short and long
@@ -84,7 +84,7 @@ def test_padding_after_the_end_is_nobodys_token(model, tokenizer):
     [(GREEDY, "growing"), (GREEDY, "fixed"), (SAMPLED, "growing"), (SAMPLED, "fixed"), (BEAMS, "auto")],
 )
 def test_log_probability_is_that_of_the_model_over_the_answers_tokens(model, tokenizer, settings, cache):
-    answers = said(model, tokenizer, settings, 5, cache=cache)
+    answers = reported(model, tokenizer, settings, 5, cache=cache)
     for prompt, some in zip(PROMPTS, answers, strict=True):
         ids = encode_prompt(tokenizer, prompt)
         for one in some:
@@ -100,7 +100,7 @@ def test_rows_that_only_pad_a_vocabulary_are_never_said(tokenizer, settings):
     padded = make_model(vocab_size=64)
     with torch.no_grad():
         padded.lm_head.weight[48:] = padded.lm_head.weight[:16] * 3
-    found = [one for some in said(padded, tokenizer, settings, 3) for one in some]
+    found = [one for some in reported(padded, tokenizer, settings, 3) for one in some]
     assert max(max(one.ids) for one in found) < 48
     assert all(math.isfinite(one.log_probability_sum) for one in found)
 
@@ -113,9 +113,9 @@ def test_prompts_are_padded_on_the_left():
 
 
 def test_each_row_stops_at_a_text_of_its_own(model, tokenizer):
-    free = said(model, tokenizer, GREEDY, 5)
+    free = reported(model, tokenizer, GREEDY, 5)
     word = free[0][0].text.split()[5]
-    stopped = said(model, tokenizer, GenerationSettings(max_new_tokens=16, stop=(word,)), 5)
+    stopped = reported(model, tokenizer, GenerationSettings(max_new_tokens=16, stop=(word,)), 5)
     for (before,), (after,) in zip(free, stopped, strict=True):
         if word in before.text:
             assert after.text == before.text[: before.text.find(word)]
@@ -126,39 +126,39 @@ def test_each_row_stops_at_a_text_of_its_own(model, tokenizer):
 
 
 def test_a_beam_stops_at_a_text_too(model, tokenizer):
-    free = said(model, tokenizer, BEAMS, 5)[0][0]
+    free = reported(model, tokenizer, BEAMS, 5)[0][0]
     word = free.text.split()[3]
-    found = said(model, tokenizer, BEAMS.model_copy(update={"stop": (word,)}), 5)
+    found = reported(model, tokenizer, BEAMS.model_copy(update={"stop": (word,)}), 5)
     assert all(word not in one.text for some in found for one in some)
     stopped = [one for some in found for one in some if one.finish_reason == "stop"]
     assert any(tokenizer.decode(one.ids[-1]) == word for one in stopped)
 
 
 def test_sampling_follows_seed_and_shape(model, tokenizer):
-    again = said(model, tokenizer, SAMPLED, 2)
-    assert again == said(model, tokenizer, SAMPLED, 2)
-    other = said(model, tokenizer, SAMPLED.model_copy(update={"seed": 5}), 2)
+    again = reported(model, tokenizer, SAMPLED, 2)
+    assert again == reported(model, tokenizer, SAMPLED, 2)
+    other = reported(model, tokenizer, SAMPLED.model_copy(update={"seed": 5}), 2)
     assert [one.ids for some in again for one in some] != [one.ids for some in other for one in some]
     one_choice = SAMPLED.model_copy(update={"top_k": 1, "n": 1})
-    assert [some[0].ids for some in said(model, tokenizer, one_choice, 2)] == [
-        some[0].ids for some in said(model, tokenizer, GREEDY, 2)
+    assert [some[0].ids for some in reported(model, tokenizer, one_choice, 2)] == [
+        some[0].ids for some in reported(model, tokenizer, GREEDY, 2)
     ]
 
 
 def test_generating_leaves_the_model_as_it_was(tokenizer):
     model = make_model(dropout=0.5).train()
-    assert said(model, tokenizer, GREEDY, 5) == said(make_model(), tokenizer, GREEDY, 5)
+    assert reported(model, tokenizer, GREEDY, 5) == reported(make_model(), tokenizer, GREEDY, 5)
     assert model.training
 
 
 def test_a_prompt_without_room_and_settings_without_effect_are_refused(model, tokenizer):
     with pytest.raises(ConfigError, match="128 positions"):
-        said(model, tokenizer, GenerationSettings(max_new_tokens=126), 1)
+        reported(model, tokenizer, GenerationSettings(max_new_tokens=126), 1)
     for settings in ({"temperature": 0.5}, {"n": 2}, {"do_sample": True, "num_beams": 2}, {"stop": ("",)}):
         with pytest.raises(ValueError):
             GenerationSettings(**settings)
     with pytest.raises(ConfigError, match="does not end with a user message"):
-        said(model, tokenizer, GREEDY, 1, [[{"role": "assistant", "content": "w1"}]])
+        reported(model, tokenizer, GREEDY, 1, [[{"role": "assistant", "content": "w1"}]])
 
 
 def test_a_part_of_the_work_is_computed_in_the_shapes_of_the_whole(model, tokenizer):
@@ -177,15 +177,15 @@ def test_a_part_of_the_work_is_computed_in_the_shapes_of_the_whole(model, tokeni
 
 
 def test_a_chain_of_thought_is_asked_for_in_the_last_message():
-    asked = with_chain_of_thought([{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}])
-    assert asked[0]["content"] == "s"
-    assert asked[1]["content"].startswith("2 + 2?\n\nThink step by step")
+    requested = with_chain_of_thought([{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}])
+    assert requested[0]["content"] == "s"
+    assert requested[1]["content"].startswith("2 + 2?\n\nThink step by step")
     assert with_chain_of_thought("2 + 2?").startswith("2 + 2?")
 
 
 @pytest.mark.gpu
 def test_a_compiled_step_says_the_same_on_a_gpu(tokenizer):
     model = make_model().cuda()
-    assert [some[0].ids for some in said(model, tokenizer, GREEDY, 3, cache="fixed")] == [
-        some[0].ids for some in said(model, tokenizer, GREEDY, 3)
+    assert [some[0].ids for some in reported(model, tokenizer, GREEDY, 3, cache="fixed")] == [
+        some[0].ids for some in reported(model, tokenizer, GREEDY, 3)
     ]

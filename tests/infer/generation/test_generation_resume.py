@@ -16,14 +16,14 @@ SETTINGS = GenerationSettings(max_new_tokens=6, do_sample=True, n=2, seed=1)
 class Counting(TransformersGenerator):
     """Counts what it is asked, and dies where it is told to."""
 
-    asked = 0
+    requested = 0
     dies_after = None
 
     def generate(self, prompts):
         for answers in super().generate(prompts):
-            if self.asked == self.dies_after:
+            if self.requested == self.dies_after:
                 raise KeyboardInterrupt
-            self.asked += 1
+            self.requested += 1
             yield answers
 
 
@@ -46,7 +46,7 @@ def test_a_killed_generation_goes_on_with_the_same_words(parts, tmp_path):
         file.write('{"key": "torn')  # a line the kill cut off
     resumed, seen = make(parts), []
     assert generate_into(tmp_path / "killed.jsonl", resumed, PROMPTS, seen.append) == whole
-    assert resumed.asked == 5, "four prompts in two whole batches were there; the broken batch is made again"
+    assert resumed.requested == 5, "four prompts in two whole batches were there; the broken batch is made again"
     assert (seen[0].prompts, seen[-1].prompts) == (5, 9)
     assert seen[-1].generated_tokens == sum(one.tokens for some in whole for one in some)
     assert seen[-1].prompt_tokens == sum(len(prompt.split()) for prompt in PROMPTS)
@@ -57,10 +57,10 @@ def test_answers_are_found_by_content_and_not_by_place(parts, tmp_path):
     first = generate_into(file, make(parts), PROMPTS)
     again = make(parts)
     assert generate_into(file, again, [*reversed(PROMPTS), PROMPTS[0]]) == [*reversed(first), first[0]]
-    assert again.asked == 0
+    assert again.requested == 0
     other = make(parts, seed=2)
     generate_into(file, other, PROMPTS[:2])
-    assert other.asked == 2, "another seed is another question"
+    assert other.requested == 2, "another seed is another question"
 
 
 def test_lines_are_only_ever_added(parts, tmp_path):

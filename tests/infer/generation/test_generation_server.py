@@ -43,7 +43,7 @@ def served(model_folder):
 
 def test_a_server_says_what_the_same_model_says_here(served):
     address, _ = served
-    assert told(ServerGenerator(address, "tiny", GREEDY, concurrency=3)) == told(here())
+    assert output_text(ServerGenerator(address, "tiny", GREEDY, concurrency=3)) == output_text(here())
 
 
 def test_so_does_the_server_that_comes_with_transformers(model_folder):
@@ -52,14 +52,14 @@ def test_so_does_the_server_that_comes_with_transformers(model_folder):
     with serving(model_folder, serve_with_transformers) as (address, pid):
         generator = ServerGenerator(address, str(model_folder), GREEDY, concurrency=2)
         assert generator.location.pids == (pid,)
-        assert told(generator) == told(here())
+        assert output_text(generator) == output_text(here())
 
 
 def here():
     return TransformersGenerator(make_model(), make_tokenizer(), GREEDY, identity="tiny", batch_size=4)
 
 
-def told(generator):
+def output_text(generator):
     answers = [one for some in generator.generate(PROMPTS) for one in some]
     return [(one.text, one.finish_reason, one.tokens, one.prompt_tokens) for one in answers]
 
@@ -82,16 +82,16 @@ def test_a_server_of_this_machine_is_in_its_meter(served):
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "output_text"),
     [
         ("http://192.0.2.7:8000/v1", "not an address of this machine"),
         ("http://127.0.0.1:9/v1", "no process on this machine listens"),
     ],
 )
-def test_a_server_that_is_not_here_is_not_in_the_meter(address, told):
+def test_a_server_that_is_not_here_is_not_in_the_meter(address, output_text):
     place = locate_server(address)
     assert not place.is_local
-    assert told in place.reason
+    assert output_text in place.reason
 
 
 def test_a_tunnel_is_not_the_server():

@@ -59,7 +59,7 @@ class Running:
         self.process.stderr.close()
 
     def until(self, condition, timeout_s=15):
-        """Wait for the log to fulfil something."""
+        """Wait for the log to fulfill something."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             if condition(read_log_so_far(self.log)):

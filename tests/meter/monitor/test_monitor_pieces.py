@@ -111,12 +111,12 @@ class Flaky:
 
 
 def test_a_sensor_that_keeps_failing_is_opened_anew():
-    said = []
-    reader = SensorReader("flaky", Flaky, reopen=True, report=said.append)
+    reported = []
+    reader = SensorReader("flaky", Flaky, reopen=True, report=reported.append)
     reader.open()
     answers = [reader.read().lines[0]["kind"] for _ in range(REOPEN_AFTER + 1)]
     assert answers == ["gap"] * REOPEN_AFTER + ["host"]
-    assert len(said) == 2
+    assert len(reported) == 2
 
 
 @pytest.mark.parametrize(("installed", "expected"), [(True, "amd"), (False, None)])

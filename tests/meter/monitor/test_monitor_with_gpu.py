@@ -99,10 +99,10 @@ def test_a_card_that_is_lost_is_a_gap_and_the_monitor_goes_on_until_it_returns(n
         nvml_sim.write()
         seen = sum(line["kind"] == "gpu" for line in read_log(running.log))
         running.until(count("gpu", seen + 2))
-        code, said = running.end()
+        code, reported = running.end()
     assert code == 0
-    assert "nvml cannot be read" in said
-    assert "nvml answers again" in said
+    assert "nvml cannot be read" in reported
+    assert "nvml answers again" in reported
     assert records(running.log, "host")  # the CPU's use meanwhile
     assert read_log(running.log)[-1]["errors"]["nvml"] >= 5
 

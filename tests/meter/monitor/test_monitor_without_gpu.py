@@ -58,13 +58,13 @@ def test_a_missing_binding_is_exit_code_2_only_where_a_gpu_was_asked_for(tmp_pat
 def test_a_signal_ends_it_at_once_with_a_last_record_a_closing_line_and_0(tmp_path, signum, name):
     with Running("--interval", 60, cwd=tmp_path) as running:
         running.until(count("host", 1))
-        told_at = time.time()
-        code, said = running.end(signum)
+        printed_at = time.time()
+        code, reported = running.end(signum)
     assert code == 0
-    assert f"stopped ({name}) after 2 records" in said
+    assert f"stopped ({name}) after 2 records" in reported
     *_, last, end = read_log(running.log)
     assert last["kind"] == "host"
-    assert 0 <= wall_seconds(last["timestamp"]) - told_at < 1
+    assert 0 <= wall_seconds(last["timestamp"]) - printed_at < 1
     assert (end["kind"], end["reason"], end["ticks"]) == ("end", name, 2)
 
 
@@ -152,10 +152,10 @@ def test_rapl_joules_are_recorded_per_domain_and_a_failing_counter_is_a_gap_that
         counter.with_name("hidden").rename(counter)
         seen = sum(line["kind"] == "rapl" for line in read_log(running.log))
         running.until(count("rapl", seen + 2))
-        code, said = running.end()
+        code, reported = running.end()
     assert code == 0
-    assert said.count("rapl cannot be read") == 1
-    assert "rapl answers again after" in said
+    assert reported.count("rapl cannot be read") == 1
+    assert "rapl answers again after" in reported
     line = records(running.log, "rapl")[-1]
     assert line["rapl"] == {"package-0": 5.0, "package-0/core": 3.0}
     assert line["cpu_utilization_percent"] is not None
@@ -208,9 +208,9 @@ class TestTrackedProcess:
             running.until(count("process", 1))
             seen = sum(line["kind"] == "host" for line in read_log(running.log))
             running.until(count("host", seen + 3))
-            code, said = running.end()
+            code, reported = running.end()
         assert code == 0
-        assert said.count(f"process {short.pid} exited") == 1
+        assert reported.count(f"process {short.pid} exited") == 1
         assert records(running.log, "host")[-1]["process"] == {
             "pid": short.pid,
             "cpu_utilization_percent": None,

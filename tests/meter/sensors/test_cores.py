@@ -18,8 +18,8 @@ def sensor(monkeypatch):
     monkeypatch.setattr(cpu, "allowed_cores", lambda pid: [0, 1])
 
     def read(*readings):
-        told = iter(readings)
-        monkeypatch.setattr(made, "_now", lambda: next(told))
+        output_text = iter(readings)
+        monkeypatch.setattr(made, "_now", lambda: next(output_text))
         made.open()
         return [line for _ in readings[1:] for line in made.read()]
 

@@ -30,7 +30,7 @@ PARENT = textwrap.dedent(
     threading.Thread(target=start, daemon=True).start()
     while len(children) < 2: time.sleep(0.01)
     for child in children: child.stdout.readline()
-    print("burnt", flush=True); input()
+    print("burned", flush=True); input()
     for child in children: child.communicate(b"\\n")
     print("waited", flush=True); input()
     """
@@ -39,7 +39,7 @@ PARENT = textwrap.dedent(
 
 @pytest.fixture
 def family(monkeypatch):
-    """A program whose two children, started by another thread than its first, have burnt 0.3 s each."""
+    """A program whose two children, started by another thread than its first, have burned 0.3 s each."""
     monkeypatch.setattr(processes, "RESCAN_SHARE", 1e9)
     program = subprocess.Popen(
         [sys.executable, "-c", PARENT],
@@ -48,7 +48,7 @@ def family(monkeypatch):
         stderr=subprocess.DEVNULL,  # its children end with their input
         start_new_session=True,
     )
-    assert program.stdout.readline() == b"burnt\n"
+    assert program.stdout.readline() == b"burned\n"
     yield program
     program.kill()
     program.wait()

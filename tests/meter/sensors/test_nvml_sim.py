@@ -94,8 +94,8 @@ def test_the_driver_and_the_test_agree_on_the_waveform_s_joules(sim, wave):
         stamps.append(time.monotonic_ns())
         readings.append(pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000)
         time.sleep(0.11)
-    told = [reading - readings[0] for reading in readings]
-    assert told == pytest.approx([sim.true_energy_j(stamps[0], stamp) for stamp in stamps], abs=0.5)
+    output_text = [reading - readings[0] for reading in readings]
+    assert output_text == pytest.approx([sim.true_energy_j(stamps[0], stamp) for stamp in stamps], abs=0.5)
 
 
 def test_a_card_reads_as_its_control_file_says(sim):
@@ -220,7 +220,7 @@ def test_telemetry_that_begins_while_the_instant_field_fails_waits_for_it(sim, t
         assert [row["power_watts"] for row in csv.DictReader(file)] == ["", "300.0"]
 
 
-def test_a_mig_slice_is_metered_by_its_card_and_labelled_shared(sim, monkeypatch):
+def test_a_mig_slice_is_metered_by_its_card_and_labeled_shared(sim, monkeypatch):
     world(sim, SimGpu(), SimGpu(uuid="GPU-bbbbbbbb", wave=constant(400), mig_uuids=SLICES))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2222")
     sensor, (device,) = opened()

@@ -138,7 +138,7 @@ def test_two_packages_that_wrap_at_different_ranges_add_up(tmp_path):
     assert component_energy(load_trace(tmp_path / "t.jsonl"), "cpu", [(begin, end)]).energy_j == pytest.approx(103)
 
 
-def test_on_a_shared_node_rapl_is_labelled_and_not_counted(tree, monkeypatch):
+def test_on_a_shared_node_rapl_is_labeled_and_not_counted(tree, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "1")
     monkeypatch.setattr("os.cpu_count", lambda: 64)

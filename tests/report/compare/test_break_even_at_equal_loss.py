@@ -31,13 +31,13 @@ COURSES = {
 @pytest.fixture
 def comparison(made, tmp_path: Path):
     records = []
-    for label, (joules, course) in COURSES.items():
+    for label, (joules, curve) in COURSES.items():
         for seed in range(3):
             used = joules + 0.1 * seed
             run = made.labels_only(seed, 0, used, True) if label == "labels only" else None
             record = run or made.distilled(label, seed, 0, used, True)
             results = {
-                "student.clm_loss": Result(value=course[STEPS], lower_is_better=True),
+                "student.clm_loss": Result(value=curve[STEPS], lower_is_better=True),
                 "student.train.steps": Result(value=STEPS),
             }
             (validation,) = made.stages_of([made.Part("student.validate", 1.0, 0.0)], measured=True)

@@ -26,13 +26,13 @@ def saving(made, joules=(60.0, 61.0, 59.5), correct=790):
     return [made.teacher_run(True), *base, *taught]
 
 
-def told(made, records, tmp_path: Path):
+def output_text(made, records, tmp_path: Path):
     made.write_group(tmp_path, records, True)
     return {one.each: one for one in break_even_rows(compare(made.group_of(records), records, tmp_path))}
 
 
 def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_path: Path) -> None:
-    one = told(made, saving(made), tmp_path)["student"]
+    one = output_text(made, saving(made), tmp_path)["student"]
     assert one.found and one.found.spent.value == pytest.approx(640 + 130)  # not the data, which both need
     assert one.found.saved.value == pytest.approx(60.0)
     assert one.found.count == pytest.approx(770 / 60)
@@ -43,10 +43,10 @@ def test_the_teachers_joules_over_what_it_saves_on_the_student_stages(made, tmp_
 
 def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Path) -> None:
     plain, examined = saving(made), saving(made)
-    exam = made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), True)
+    evaluation = made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), True)
     for place in (4, 5, 6):
-        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, exam)})
-    before, after = told(made, plain, tmp_path / "plain"), told(made, examined, tmp_path / "examined")
+        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, evaluation)})
+    before, after = output_text(made, plain, tmp_path / "plain"), output_text(made, examined, tmp_path / "examined")
     for each in ("student", "sample"):
         assert after[each].found.spent.value == pytest.approx(before[each].found.spent.value)
     texts = [comparison_markdown(compare(made.group_of(one), one, tmp_path)) for one in (plain, examined)]
@@ -54,9 +54,9 @@ def test_the_teachers_exam_is_in_the_bills_and_in_no_payback(made, tmp_path: Pat
     assert "Teacher evaluation is not counted" in texts[1] and "Teacher evaluation" not in texts[0]
     # a baseline beside which the teacher was only examined had no teacher
     for place in (1, 2, 3):
-        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, exam)})
-    beside = told(made, examined, tmp_path / "beside")["student"]
-    assert not beside.beyond and beside.found.spent.value == pytest.approx(before["student"].found.spent.value)
+        examined[place] = examined[place].model_copy(update={"lineage": (*examined[place].lineage, evaluation)})
+    adjacent = output_text(made, examined, tmp_path / "beside")["student"]
+    assert not adjacent.beyond and adjacent.found.spent.value == pytest.approx(before["student"].found.spent.value)
     records = [made.labels_only(seed, 790, 120.0 + seed, True) for seed in range(3)] + examined[1:4]
     other = [one.model_copy(update={"label": "again"}) for one in examined[1:4]]
     assert break_even_rows(compare(made.group_of(records[:3]), [*records[:3], *other], tmp_path)) == ()
@@ -101,7 +101,7 @@ def test_with_the_very_same_teacher_nothing_has_to_come_back(made, tmp_path: Pat
 
 
 def test_a_student_pays_back_what_it_took_beyond_its_teacher_by_what_it_takes_less_in_use(made, tmp_path: Path) -> None:
-    one = told(made, saving(made), tmp_path)["sample"]
+    one = output_text(made, saving(made), tmp_path)["sample"]
     # own 60 + 9 J, the overhead of the run left out, and the teacher's logits; 82 mJ against 9 mJ for a sample
     assert one.found and one.found.count == pytest.approx((60.1667 + 9 + 130) / 0.073, rel=1e-3)
     assert "teacher.evaluate and student.evaluate" in one.measured_in
@@ -115,7 +115,7 @@ def test_a_teacher_that_was_validated_while_it_trained_is_not_paid_for_by_its_st
         teacher = {"stages": ("teacher.train", "teacher.validate")}
         lineage = tuple(one.model_copy(update=teacher) if one.name == "teacher" else one for one in record.lineage)
         validated.append(record.model_copy(update={"lineage": lineage}))
-    before, after = told(made, plain, tmp_path / "plain"), told(made, validated, tmp_path / "validated")
+    before, after = output_text(made, plain, tmp_path / "plain"), output_text(made, validated, tmp_path / "validated")
     spent = [answers["sample"].found.spent.value for answers in (before, after)]
     assert spent[0] == pytest.approx(spent[1])
 
@@ -145,7 +145,7 @@ def test_a_student_that_goes_on_from_an_earlier_one_took_that_ones_training_too(
     earlier = made.ancestor("final_model", 30.0, ("student.sft", "student.sft-validate"), True)
     for place in (4, 5, 6):
         records[place] = records[place].model_copy(update={"lineage": (*records[place].lineage, earlier)})
-    one = told(made, records, tmp_path)["student"]
+    one = output_text(made, records, tmp_path)["student"]
     assert one.found and one.found.saved.value == pytest.approx(60.0 - 30.0)
 
 
@@ -163,19 +163,19 @@ def with_use(made, of_student, of_teacher):
 
 def test_inference_runs_of_the_two_models_are_taken_before_their_evaluations(made, tmp_path: Path) -> None:
     records = with_use(made, made.Part("infer.b1", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 80.0, 1_000))
-    one = told(made, records, tmp_path)["sample"]
+    one = output_text(made, records, tmp_path)["sample"]
     assert one.found and one.found.saved.value == pytest.approx(0.080 - 0.030)
     assert "measured in infer.b1" in one.measured_in
     comparison = compare(made.group_of(records), records, tmp_path)
     assert [row.role for row in comparison.rows][-2:] == ["inference"] * 2  # they are in use, and no rivals
     assert not any("use of" in text for text in verdict(comparison).sentences)
-    without_teachers = told(made, records[:-1], tmp_path / "fewer")["sample"]
+    without_teachers = output_text(made, records[:-1], tmp_path / "fewer")["sample"]
     assert "student.evaluate" in without_teachers.measured_in  # both sides alike, or neither
 
 
 def test_models_that_were_not_run_alike_answer_nothing_about_use(made, tmp_path: Path) -> None:
     records = with_use(made, made.Part("infer.b8", 10.0, 30.0, 1_000), made.Part("infer.b1", 10.0, 30.0, 1_000))
-    assert "student.evaluate" in told(made, records, tmp_path)["sample"].measured_in
+    assert "student.evaluate" in output_text(made, records, tmp_path)["sample"].measured_in
 
 
 def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_nothing_back(made, tmp_path: Path) -> None:
@@ -187,15 +187,15 @@ def test_joules_that_are_partly_estimated_or_made_by_others_on_the_cores_pay_not
             for one in records[place].lineage
         ]
         records[place] = records[place].model_copy(update={"lineage": tuple(lineage)})
-    answers = told(made, records, tmp_path)
+    answers = output_text(made, records, tmp_path)
     assert [one.found for one in answers.values()] == [None, None]
     assert {one.reason[:40] for one in answers.values()} == {"of the energy spent once and the energy "}
     contended = [made.with_contention(one) if one.label == "KD" else one for one in saving(made)]
-    assert {one.reason for one in told(made, contended, tmp_path / "contended").values()} == {CPU_CONTENTION}
+    assert {one.reason for one in output_text(made, contended, tmp_path / "contended").values()} == {CPU_CONTENTION}
 
 
 def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Path) -> None:
-    one = told(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
+    one = output_text(made, saving(made, (90.0, 150.0, 110.0)), tmp_path)["student"]
     assert one.answer == "does not break even" and "not significantly above 0" in break_even_sentence(one)
     assert "or more" in break_even_sentence(one)
 
@@ -203,7 +203,7 @@ def test_a_saving_that_drowns_in_the_spread_does_not_pay_back(made, tmp_path: Pa
 def test_students_that_are_worse_never_break_even(made, tmp_path: Path) -> None:
     """They save 60 J each and are 10 points less accurate: 12.8 students was printed."""
     records = saving(made, correct=690)
-    one = told(made, records, tmp_path)["student"]
+    one = output_text(made, records, tmp_path)["student"]
     assert one.answer == "does not break even"
     assert "significantly worse than the baseline's (at lower quality, -10.0 points)" in break_even_sentence(one)
     assert break_even_curve(compare(made.group_of(records), records, tmp_path)) is None
@@ -211,7 +211,7 @@ def test_students_that_are_worse_never_break_even(made, tmp_path: Path) -> None:
 
 def test_measured_and_estimated_joules_give_no_answer(made, tmp_path: Path) -> None:
     records = [made.labels_only(0, 790), made.distilled("KD", 0, 790, 60.0, measured=True)]
-    one = told(made, records, tmp_path)["student"]
+    one = output_text(made, records, tmp_path)["student"]
     assert one.found is None and "one side is measured" in break_even_sentence(one)
 
 

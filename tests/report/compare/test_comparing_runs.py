@@ -100,14 +100,14 @@ def test_a_teacher_that_all_seeds_share_does_not_become_surer_by_repetition(made
 
 def test_stages_add_up_to_the_sum_where_one_seed_made_what_another_inherits(made, tmp_path) -> None:
     """The maker has two exams, the later seed one joined line; a stage that one run alone has is a mean over both."""
-    exams = (made.Part("teacher.evaluate", 9.0, 60.0), made.Part("teacher.tasks-evaluate", 4.0, 22.0))
+    evaluations = (made.Part("teacher.evaluate", 9.0, 60.0), made.Part("teacher.tasks-evaluate", 4.0, 22.0))
     logits, extra = made.Part("teacher.logits", 22.0, 130.0), made.Part("student.tasks-evaluate", 2.0, 8.0)
     lineage = (*made.teacher_lineage(False)[2:],)
     lineage += (made.ancestor("exam", 82.0, ("teacher.evaluate", "teacher.tasks-evaluate"), False),)
     lineage += (made.ancestor("earlier-student", 50.0, ("student.train",), False),)
     makes = ("key-teacher-cache", "key-exam")
     maker = made.make_record(
-        "response KD", 0, (*exams, logits, *made.student_parts(130.0), extra), lineage=lineage, made=makes
+        "response KD", 0, (*evaluations, logits, *made.student_parts(130.0), extra), lineage=lineage, made=makes
     )
     later = made.make_record("response KD", 1, made.student_parts(120.0), lineage=lineage)
     records = [made.labels_only(0, 790), maker, later]

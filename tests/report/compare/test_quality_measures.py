@@ -53,9 +53,9 @@ def test_a_figure_can_be_asked_for_by_name_and_has_the_seeds_as_its_sample(made,
 
 def test_a_name_that_no_run_has_is_refused_with_those_there_are(made, tmp_path: Path) -> None:
     records = squad(made)
-    with pytest.raises(UsageError, match="'bleu'") as told:
+    with pytest.raises(UsageError, match="'bleu'") as output_text:
         compare(made.group_of(records), records, tmp_path, wanted="bleu")
-    assert "exact_match" in told.value.hint
+    assert "exact_match" in output_text.value.hint
 
 
 def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_one(made, tmp_path: Path) -> None:
@@ -76,11 +76,15 @@ def test_a_training_loss_is_no_quality_and_where_it_is_asked_for_it_is_called_on
     assert quality_of(only) is None
     for wanted in ("train.final_loss", "sft.final_loss"):
         comparison = compare(made.group_of(records), records, tmp_path, wanted=wanted)
-        told = verdict(comparison)
-        assert "training loss" in told.headline and "validation" not in " ".join((told.headline, *told.sentences))
-        assert any("if the objectives differ, lower is not better" in text for text in told.sentences)
-    told = verdict(compare(made.group_of(records), records, tmp_path))
-    assert "validation loss" in told.headline and not any("training loss" in text for text in told.sentences)
+        output_text = verdict(comparison)
+        assert "training loss" in output_text.headline and "validation" not in " ".join(
+            (output_text.headline, *output_text.sentences)
+        )
+        assert any("if the objectives differ, lower is not better" in text for text in output_text.sentences)
+    output_text = verdict(compare(made.group_of(records), records, tmp_path))
+    assert "validation loss" in output_text.headline and not any(
+        "training loss" in text for text in output_text.sentences
+    )
 
 
 def test_a_loss_is_a_loss_also_where_its_record_does_not_say_so(made) -> None:

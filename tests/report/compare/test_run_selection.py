@@ -115,9 +115,9 @@ def test_another_gpu_or_driver_is_flagged_before_other_differences(made, store: 
 def test_what_does_not_fit_is_answered(store: Path) -> None:
     with pytest.raises(NotFoundError, match="no run matches 'nothing-"):
         select(store, ["nothing-*"])
-    with pytest.raises(UsageError, match="no run is labeled 'x'") as told:
+    with pytest.raises(UsageError, match="no run is labeled 'x'") as output_text:
         select(store, ["made-*"], "x")
-    assert "labels only" in told.value.hint
+    assert "labels only" in output_text.value.hint
 
 
 def test_a_comparison_recorded_on_an_h200_reads_as_recorded(golden, tmp_path: Path) -> None:

@@ -97,12 +97,12 @@ def test_quality_stands_against_the_joules_that_the_run_had_taken_by_then(made, 
 
 def test_a_run_that_asked_its_teacher_itself_stands_where_one_does_that_found_the_answers(made, tmp_path: Path) -> None:
     parts = (made.Part("teacher.logits", 22.0, 130.0, 1_500), *made.student_parts(131.0))
-    asked = made.make_record("KD", 0, parts, measured=True, correct=826, lineage=made.teacher_lineage(True)[:2])
-    paths = RunPaths(made.write_run(tmp_path, asked, True))
+    requested = made.make_record("KD", 0, parts, measured=True, correct=826, lineage=made.teacher_lineage(True)[:2])
+    paths = RunPaths(made.write_run(tmp_path, requested, True))
     lines = [
         {"step": 1, "attempt": 1, "mono_ns": made.FIRST_NS + second * NS, "stage": stage, "loss": 1.0}
         for second, stage in ((11, "teacher.logits"), (22 + 12, "student.train"), (22 + 24, "student.train"))
     ]
     paths.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    points = curve_points(asked, paths.folder, attempt_traces(paths))
+    points = curve_points(requested, paths.folder, attempt_traces(paths))
     assert [point["joules"] for point in points] == pytest.approx([65, 12 + 131 / 2, 12 + 131], rel=0.05)

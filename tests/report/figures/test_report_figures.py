@@ -72,9 +72,9 @@ def test_stages_keep_their_color_and_overhead_stays_gray(made) -> None:
     assert "teacher.train + teacher.validate" in colors and len(set(colors.values())) == len(colors)
 
 
-def test_forty_methods_still_differ_in_colour_or_shape() -> None:
-    _, colours, shapes = label_scales(f"m{i}" for i in range(40))
-    assert len(set(zip(colours, shapes, strict=True))) == 40
+def test_forty_methods_still_differ_in_color_or_shape() -> None:
+    _, colors, shapes = label_scales(f"m{i}" for i in range(40))
+    assert len(set(zip(colors, shapes, strict=True))) == 40
 
 
 @pytest.mark.parametrize("measured", [False, True])

@@ -59,9 +59,9 @@ def test_a_run_that_nobody_measured_says_so_once_and_in_one_word(made, tmp_path:
     stages = [stage.model_copy(update=changed) for stage in unknown.stages]
     totals = unknown.totals.model_copy(update={**nothing, "figure": gone, "best": gone, "energy_j": None})
     made.write_run(tmp_path, unknown.model_copy(update={"stages": tuple(stages), "totals": totals}), True)
-    told = ask(tmp_path, "made-KD")
-    assert "Energy of made-KD-20260301T100000Z-0000: missing." in told and "(missing)" not in told
-    assert told.count("missing, as above") == len(stages) - 1
+    output_text = ask(tmp_path, "made-KD")
+    assert "Energy of made-KD-20260301T100000Z-0000: missing." in output_text and "(missing)" not in output_text
+    assert output_text.count("missing, as above") == len(stages) - 1
 
 
 def test_students_share_the_teacher_and_nothing_else(store: Path) -> None:

@@ -56,9 +56,9 @@ def test_why_nothing_was_measured_is_said_once(made) -> None:
     record = made.demo_records()[1]
     reason = record.totals.figure.reason
     notes = [Note(level="info", text=part.replace(": ", " not measured: ", 1)) for part in reason.split("; ")]
-    told = record.model_copy(update={"validity": record.validity.model_copy(update={"notes": tuple(notes)})})
-    assert brief_missing_text(told, told.totals.figure)
-    assert render_text(run_view(told), WIDTH).count("no NVIDIA driver was found") == 1
+    output_text = record.model_copy(update={"validity": record.validity.model_copy(update={"notes": tuple(notes)})})
+    assert brief_missing_text(output_text, output_text.totals.figure)
+    assert render_text(run_view(output_text), WIDTH).count("no NVIDIA driver was found") == 1
     assert not brief_missing_text(record, record.totals.figure)  # the notes do not say all of it
 
 

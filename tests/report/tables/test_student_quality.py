@@ -20,9 +20,9 @@ def test_runs_without_these_figures_get_no_such_table(made, tmp_path: Path) -> N
 def test_a_mean_over_seeds_comes_with_students_interval(made, tmp_path: Path) -> None:
     records = made.demo_records()
     labels = [record for record in records if record.label == "labels only"]
-    told = [with_f1(record, 0.70 + 0.02 * number) for number, record in enumerate(labels)]
+    output_text = [with_f1(record, 0.70 + 0.02 * number) for number, record in enumerate(labels)]
     others = [record for record in records if record.label != "labels only"]
-    grid = student_quality_grid(compare(made.group_of(records), [*others, *told], tmp_path))
+    grid = student_quality_grid(compare(made.group_of(records), [*others, *output_text], tmp_path))
     (row,) = grid.rows
     assert row[0] == "labels only"
     assert row[2] == "71.0 ± 12.7"  # 12.706 x 1.414 / sqrt 2: two seeds tell little
@@ -31,6 +31,6 @@ def test_a_mean_over_seeds_comes_with_students_interval(made, tmp_path: Path) ->
 
 def test_seeds_that_say_the_same_are_told_so_in_place_of_an_interval(made, tmp_path: Path) -> None:
     records = made.demo_records()
-    told = [with_f1(record, 0.759) for record in records if record.label == "labels only"]
-    (row,) = student_quality_grid(compare(made.group_of(records), told, tmp_path)).rows
+    output_text = [with_f1(record, 0.759) for record in records if record.label == "labels only"]
+    (row,) = student_quality_grid(compare(made.group_of(records), output_text, tmp_path)).rows
     assert row[2] == "75.9 (n=2, equal)"

@@ -114,10 +114,10 @@ def test_an_interval_that_one_run_cannot_have_is_left_out_and_none_goes_below_ze
 
 
 def test_the_data_is_json_and_tells_what_failed(sweep: Sweep) -> None:
-    told = json.loads(json.dumps(sweep_data(sweep), allow_nan=False))
-    assert [row["label"] for row in told["configurations"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
-    assert told["configurations"][2]["items_per_s"] is None
-    assert told["failed"][0]["why"] == "failed: model.train does not fit into the GPU's memory"
+    output_text = json.loads(json.dumps(sweep_data(sweep), allow_nan=False))
+    assert [row["label"] for row in output_text["configurations"]] == ["batch_size=8", "batch_size=16", "batch_size=32"]
+    assert output_text["configurations"][2]["items_per_s"] is None
+    assert output_text["failed"][0]["why"] == "failed: model.train does not fit into the GPU's memory"
 
 
 def test_the_figures_show_speed_joules_and_phases(sweep: Sweep) -> None:

@@ -132,9 +132,9 @@ def test_repeats_have_a_mean_an_interval_warm_ups_outside_it_and_a_warning_where
 def test_the_first_repeat_that_fails_is_the_last_and_resuming_is_refused_with_the_way_out(store, joulelab):
     done = measure(store, "--repeat", "3", "--", "sh", "-c", "exit 7")
     assert (done.returncode, stages(store), record(store)["status"]) == (7, ["program.run.1"], "failed")
-    code, _, said = joulelab("run", "--resume", "last", "--runs-dir", store)
+    code, _, reported = joulelab("run", "--resume", "last", "--runs-dir", store)
     assert code == 2
-    assert "joulelab measure -- COMMAND" in said
+    assert "joulelab measure -- COMMAND" in reported
 
 
 def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(store, tmp_path):
@@ -148,14 +148,14 @@ def test_a_measurement_below_the_required_grade_ends_with_4_and_keeps_the_run(st
 def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab):
     sign = tmp_path / "ran"
     words = ["--require", "measured", "--rapl-root", tmp_path, "--gpus", "none", "--estimate-cpu"]
-    code, out, said = joulelab("measure", "--runs-dir", store, *words, "--", "touch", sign)
+    code, out, reported = joulelab("measure", "--runs-dir", store, *words, "--", "touch", sign)
     assert (code, out) == (3, "")
-    assert "no sensor works on this machine" in said and "RAPL" in said
+    assert "no sensor works on this machine" in reported and "RAPL" in reported
     assert not sign.exists() and not store.exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "reported"),
     [
         (["--", "no-such-program-here"], 127, "joulelab: no-such-program-here: command not found ("),
         (["--", "./nowhere/prog"], 127, "no such file"),
@@ -167,10 +167,10 @@ def test_no_sensor_where_one_is_required_runs_nothing(store, tmp_path, joulelab)
         (["--require", "joules", "--", "true"], 2, "energy.require: expected 'nothing' or 'measured'"),
     ],
 )
-def test_what_cannot_be_run_is_answered_like_a_shell_and_leaves_no_folder(store, joulelab, words, code, said):
+def test_what_cannot_be_run_is_answered_like_a_shell_and_leaves_no_folder(store, joulelab, words, code, reported):
     ended, out, err = joulelab("measure", "--runs-dir", store, *words)
     assert (ended, out) == (code, "")
-    assert said in err
+    assert reported in err
     assert not store.exists()
 
 
@@ -264,7 +264,7 @@ def test_a_script_whose_interpreter_is_missing_is_refused_in_one_line_without_a_
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "reported"),
     [
         ("price: -1\n", "price: expected an amount per kWh that is not negative"),
         ("gird: FR\n", "unknown setting gird"),
@@ -272,12 +272,12 @@ def test_a_script_whose_interpreter_is_missing_is_refused_in_one_line_without_a_
         ("- FR\n", "expected `key: value` lines"),
     ],
 )
-def test_a_wrong_user_file_is_refused_with_its_path(store, joulelab, tmp_path, monkeypatch, config, said):
+def test_a_wrong_user_file_is_refused_with_its_path(store, joulelab, tmp_path, monkeypatch, config, reported):
     file = tmp_path / "config.yaml"
     file.write_text(config)
     monkeypatch.setenv("JOULELAB_CONFIG", str(file))
     code, _, err = joulelab("measure", "--runs-dir", store, "--", "true")
-    assert code == 2 and said in err and str(file) in err
+    assert code == 2 and reported in err and str(file) in err
     assert not store.exists()
 
 
@@ -315,7 +315,7 @@ def test_scope_machine_uses_sensors_where_they_work(store, rapl_tree):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reported"),
     [
         (["--scope", "planet"], "unknown scope 'planet'; known: machine, program"),
         (["--scope", "machine", "--require", "measured"], "--scope machine (energy.total_energy_policy=machine) is an"),
@@ -323,9 +323,9 @@ def test_scope_machine_uses_sensors_where_they_work(store, rapl_tree):
         (["--grid", "XX"], "energy.grid: no grid 'XX'"),
     ],
 )
-def test_wrong_values_are_refused_before_the_program_starts(store, joulelab, words, said):
+def test_wrong_values_are_refused_before_the_program_starts(store, joulelab, words, reported):
     code, out, err = joulelab("measure", "--runs-dir", store, *words, "--", "true")
-    assert (code, out) == (2, "") and said in err
+    assert (code, out) == (2, "") and reported in err
     assert not store.exists()
 
 

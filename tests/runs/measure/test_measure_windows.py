@@ -30,7 +30,7 @@ def busy(seconds):
         sum(range(500))
 
 
-def test_windows_have_joules_of_their_own_and_very_short_ones_a_labelled_share(measure):
+def test_windows_have_joules_of_their_own_and_very_short_ones_a_labeled_share(measure):
     with measure() as m:
         for _ in range(2):
             with m.window("epoch"):

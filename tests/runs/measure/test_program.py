@@ -56,7 +56,7 @@ def test_a_run_is_named_after_the_script_or_the_program(command, name):
     assert default_name(command) == name
 
 
-def test_a_misspelt_program_is_answered_with_the_nearest_one():
+def test_a_misspelled_program_is_answered_with_the_nearest_one():
     with pytest.raises(CannotStart, match="pythonn3: command not found") as caught:
         find_program("pythonn3")
     assert "did you mean 'python" in caught.value.hint

@@ -38,8 +38,8 @@ SAYS_WHAT_IT_GETS = textwrap.dedent(
 def test_sigterm_reaches_the_program_and_leaves_a_truncated_record(store):
     measuring, pid = started(store, "--repeat", "3", "--", sys.executable, "-c", SLEEPER)
     measuring.terminate()
-    _, said = measuring.communicate(timeout=20)
-    assert measuring.returncode == 143, said
+    _, reported = measuring.communicate(timeout=20)
+    assert measuring.returncode == 143, reported
     assert is_gone(pid)
     assert record(store)["status"] == "truncated"
     assert stages(store) == ["program.run.1"]
@@ -71,10 +71,10 @@ def test_a_second_interrupt_while_the_record_is_written_does_not_lose_it(store):
     for _ in range(20):
         measuring.send_signal(signal.SIGINT)
         time.sleep(0.03)
-    _, said = measuring.communicate(timeout=20)
+    _, reported = measuring.communicate(timeout=20)
     assert measuring.returncode == 130
     assert record(store)["status"] == "truncated"
-    assert "joulelab/runs" not in said  # the traceback of the interrupted program itself is its own
+    assert "joulelab/runs" not in reported  # the traceback of the interrupted program itself is its own
 
 
 def test_after_a_signal_no_descendant_is_left_not_even_one_in_a_session_of_its_own(store):

@@ -95,9 +95,9 @@ def make_trainer(stats=None, around=None, kind=SimpleTrainer, **config):
     return kind(model, Rows(), EmaObjective(model), settings, stats or NoOpStats(), around)
 
 
-def trained(trainer, **bench):
+def trained(trainer, **tracker_context):
     """Train with its trackers attached; what they say."""
-    trainer.stats.attach(TrackerContext(trainer, trainer.device, **bench))
+    trainer.stats.attach(TrackerContext(trainer, trainer.device, **tracker_context))
     trainer.train()
     return trainer.stats.log_stats()
 

@@ -28,12 +28,12 @@ def test_it_writes_the_run_its_steps_and_their_phases_offline(tmp_path, monkeypa
     (home / ".codecarbon.config").write_text(settings)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("CODECARBON_EMISSIONS_ENDPOINT", "http://localhost:1")
-    asked = []
-    monkeypatch.setattr(socket.socket, "connect", lambda self, address: asked.append(address))
+    requested = []
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: requested.append(address))
     lock = Path(tempfile.gettempdir()) / ".codecarbon.lock"
     was_locked = lock.exists()
-    told = trained(make_trainer(CodeCarbonStats(), max_steps=6, log_every_steps=3), folder=tmp_path)
-    assert asked == []
+    output_text = trained(make_trainer(CodeCarbonStats(), max_steps=6, log_every_steps=3), folder=tmp_path)
+    assert requested == []
     assert lock.exists() == was_locked
     assert [path.name for path in home.iterdir()] == [".codecarbon.config"]
     (run,) = rows(tmp_path, "run_rank0.csv")
@@ -45,8 +45,8 @@ def test_it_writes_the_run_its_steps_and_their_phases_offline(tmp_path, monkeypa
     ]  # fmt: skip
     assert float(run["duration_s"]) >= sum(float(row["duration_s"]) for row in steps)
     assert [row["step"] for row in rows(tmp_path, "losses.csv")] == ["3", "6"]
-    assert "what a reading of one phase is worth" in told
-    assert "optimizer_step: 6 readings of" in told
+    assert "what a reading of one phase is worth" in output_text
+    assert "optimizer_step: 6 readings of" in output_text
 
 
 def test_its_tasks_do_not_pile_up_in_memory(tmp_path):

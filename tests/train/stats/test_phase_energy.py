@@ -234,7 +234,7 @@ def test_a_snapshot_undoes_steps_that_never_were(config):
     assert all(parameter.grad is None for parameter in trainer.trained.parameters())
 
 
-def test_a_snapshot_forgets_what_the_optimiser_first_saw_meanwhile():
+def test_a_snapshot_forgets_what_the_optimizer_first_saw_meanwhile():
     trainer = make_trainer()
     snapshot = Snapshot(trainer)
     trainer.step()
@@ -258,18 +258,18 @@ def test_a_loop_that_fails_is_told_and_training_goes_on(machine, monkeypatch):
 
 
 def test_a_run_asked_to_stop_leaves_the_loops_and_then_saves_as_ever(machine):
-    asked = []
+    requested = []
 
     def check_stop():
         if machine.seconds > 1020:  # in the middle of the loops
-            asked.append(1)
+            requested.append(1)
             raise EndedBySignal(15)
 
     around = TrainerCallbacks(check_stop=check_stop)
     trainer = make_trainer(EnergyStats(plan=QUICK, now_ns=machine.now_ns), around, kind=MachineTrainer)
     with pytest.raises(EndedBySignal):
         trained(trainer, meter=machine.meter())
-    assert len(asked) == 2  # once in the loops, once by the loop itself
+    assert len(requested) == 2  # once in the loops, once by the loop itself
     assert trainer.position.step == 11
     plain = make_trainer(kind=MachineTrainer)
     for _ in range(11):

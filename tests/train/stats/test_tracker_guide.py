@@ -19,8 +19,8 @@ def test_the_guide_s_tracker_runs_from_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = {}
     tracker = load_tracker(f"./{name}")
-    told = trained(make_trainer(tracker, max_steps=7), result=results.__setitem__)
-    assert re.fullmatch(r"peak memory over 7 steps: \d+ MiB", told)
+    output_text = trained(make_trainer(tracker, max_steps=7), result=results.__setitem__)
+    assert re.fullmatch(r"peak memory over 7 steps: \d+ MiB", output_text)
     assert results["peak-memory"]["steps"] == 7
     assert results["peak-memory"]["highest_bytes"] > 2**20
 

@@ -25,30 +25,30 @@ def test_all_trackers_at_once_leave_the_training_as_it_is(tmp_path):
     results = {}
     everything = StatsList([load_tracker(name) for name in lookup.TRAINER_STATS.names()])
     watched = make_trainer(everything, max_steps=12)
-    told = trained(watched, folder=tmp_path, result=results.__setitem__)
+    output_text = trained(watched, folder=tmp_path, result=results.__setitem__)
     assert_same_numbers(all_numbers(watched), all_numbers(plain))
     assert set(results) == {"simple", "codecarbon", "averaged-energy", "torch-profiler", "energy"}
     json.dumps(results)  # it goes into the run's events
     for words in ("p95 ms", "codecarbon, its own", "averaged energy: missing", "torch profiler", "energy per phase"):
-        assert words in told
+        assert words in output_text
     assert {path.name for path in tmp_path.iterdir()} == {"simple", "codecarbon", "torch-profiler"}
 
 
 def test_simple_tells_mean_and_quantiles_per_phase_and_writes_them_down(tmp_path):
     results = {}
-    told = trained(make_trainer(SimpleStats()), folder=tmp_path, result=results.__setitem__)
+    output_text = trained(make_trainer(SimpleStats()), folder=tmp_path, result=results.__setitem__)
     assert [row["phase"] for row in results["simple"]["phases"]] == [
         "train", "step", "input", "forward", "backward", "optimizer_step",
     ]  # fmt: skip
     heads = "phase clock count mean ms p50 ms p95 ms p99 ms max ms"
-    assert told.splitlines()[0].split() == heads.split()
+    assert output_text.splitlines()[0].split() == heads.split()
     rows = {row["phase"]: row for row in csv.DictReader((tmp_path / "simple" / "phases.csv").open())}
     assert (rows["forward"]["count"], rows["optimizer_step"]["count"]) == ("60", "30")  # two micro-batches a step
     assert float(rows["forward"]["p50_s"]) <= float(rows["forward"]["p99_s"]) <= float(rows["forward"]["max_s"])
     assert json.loads((tmp_path / "simple" / "phases.json").read_text())["phases"] == results["simple"]["phases"]
     losses = list(csv.DictReader((tmp_path / "simple" / "losses.csv").open()))
     assert [row["step"] for row in losses] == ["5", "10", "15", "20", "25", "30"]
-    assert told.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first log line")
+    assert output_text.splitlines()[-1].startswith(f"loss {float(losses[0]['loss']):.4f} at the first log line")
 
 
 def test_a_second_training_writes_beside_the_first(tmp_path):
@@ -151,19 +151,19 @@ def test_no_op_sync_waits_at_every_hook(monkeypatch):
 
 def test_the_profiler_writes_a_trace_of_a_few_steps_and_is_gone(tmp_path):
     stats = TorchProfilerStats(wait=1, warmup=1, active=2)
-    told = trained(make_trainer(stats, max_steps=6), folder=tmp_path)
+    output_text = trained(make_trainer(stats, max_steps=6), folder=tmp_path)
     assert stats._profiler is None
     (trace,) = (tmp_path / "torch-profiler").iterdir()
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     steps = {event["name"] for event in events if str(event.get("name", "")).startswith("ProfilerStep#")}
     assert steps == {"ProfilerStep#2", "ProfilerStep#3"}
-    assert "steps 3 to 4 of this attempt" in told
-    assert "aten::" in told
+    assert "steps 3 to 4 of this attempt" in output_text
+    assert "aten::" in output_text
 
 
 def test_the_profiler_says_so_when_training_was_too_short():
-    told = trained(make_trainer(TorchProfilerStats(), max_steps=3))
-    assert told == "torch profiler: training ended within the 4 steps before recording"
+    output_text = trained(make_trainer(TorchProfilerStats(), max_steps=3))
+    assert output_text == "torch profiler: training ended within the 4 steps before recording"
 
 
 def test_an_interruption_is_a_hook_of_its_own():
