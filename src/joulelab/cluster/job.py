@@ -85,6 +85,9 @@ def run_in_job(folder: Path, until: str | None, nodes: int, ranks: int, time_lim
         return error.exit_code
     _log(f"{paths.run_id} on {os.environ.get('SLURM_JOB_NODELIST', 'this machine')}: {gpus_text()}")
     words = ["run", "--resume", str(folder), *(["--until", until] if until else [])]
+    # A child process, so that this one stays responsive to the time-limit signal and can requeue
+    # the job after the run has saved its checkpoint; torch cannot be interrupted inside a kernel
+    # launch.
     code = _Child(_launch(words, nodes, ranks), nodes, ranks).wait(time_limit)
     if code == 0:
         return 0
@@ -121,6 +124,8 @@ class _Child:
 
     def __init__(self, command: list[str], nodes: int, ranks: int) -> None:
         self._on_nodes = nodes > 1
+        # torchrun answers SIGTERM by killing its ranks before they can save; node.py ignores
+        # SIGUSR1 in the launcher and passes it on to the ranks.
         self._signal = signal.SIGUSR1 if ranks > 1 else signal.SIGTERM
         self._process = subprocess.Popen(command)
 
@@ -128,6 +133,8 @@ class _Child:
         forwarded = False
         while self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
+                # Polled instead of blocking: a signal handler only sets a flag, and `wait` would
+                # restart after it (PEP 475).
                 self._process.wait(timeout=0.2)
             if time_limit.received and not forwarded:
                 forwarded = True
@@ -154,6 +161,9 @@ def _requeue(folder: Path) -> bool:
         _log(f"not requeued: restarted {restarts} times (max_restarts is {jobs.max_restarts})")
         return False
     try:
+        # The signal may also come from a cancellation. Only Slurm's state distinguishes the two: a
+        # job at its time limit is still RUNNING, a cancelled one is not, and requeueing it would
+        # undo the user's decision.
         state = slurm.states([job_id])
         if not any(found.state == "RUNNING" for found in state.values()):
             _log("not requeued: the job was cancelled")

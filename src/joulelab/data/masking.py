@@ -50,6 +50,8 @@ def mask_rows(ids_BT: Ids, vocabulary: Vocabulary, draw: int) -> Masked:
     targets_BK = np.take_along_axis(ids_BT, positions_BK, axis=1)
     uniform_BK = random.random(positions_BK.shape)
     random_BK = random.integers(vocabulary.plain.start, vocabulary.plain.stop, size=positions_BK.shape)
+    # 80 % mask, 10 % random token, 10 % unchanged (Devlin et al., 2018): inputs of later tasks have
+    # no mask tokens, so some predicted positions must look like ordinary ones.
     shown_BK = np.where(uniform_BK < SHOWN_AS_MASK + SHOWN_AS_RANDOM, random_BK, targets_BK)
     shown_BK = np.where(uniform_BK < SHOWN_AS_MASK, vocabulary.mask_id, shown_BK)
     input_ids_BT = ids_BT.copy()
@@ -62,6 +64,8 @@ def _choose(ids_BT: Ids, end_id: int, random: np.random.Generator) -> Ids:
     uniform_BT = random.random(ids_BT.shape)
     uniform_BT[ids_BT == end_id] += 1.0
     count = masked_per_row(ids_BT.shape[1])
+    # The K smallest of independent uniform numbers are a sample without replacement; a partition
+    # finds them in linear time.
     return np.sort(np.argpartition(uniform_BT, count - 1, axis=1)[:, :count], axis=1).astype(np.int64)
 
 
@@ -98,6 +102,8 @@ def plan_sentinels(tokens: int, target_tokens: int) -> SpanPlan:
     512 and 114 give the published 568 tokens in 28 spans. If targets are longer than 100 spans of the usual length,
     the spans are longer.
     """
+    # A span of 3 tokens takes 4 of the target, its sentinel included, and one target token is the
+    # end of text.
     spans = min(MOST_SENTINELS, max(1, round((target_tokens - 1) / (MEAN_SPAN + 1))))
     gone = target_tokens - 1 - spans
     kept = tokens - 1 - spans

@@ -235,6 +235,8 @@ def speak(tensors: Mapping[str, Tensor], mels: int, frames: int, seed: int) -> M
 
 def spectrum(ids_BT: Tensor, mels: int) -> Tensor:
     """[B, M, T]: a cosine over the mel bands whose frequency identifies the token."""
+    # Multiples of the golden ratio modulo 1 are evenly spread, so that the spectra of any two ids
+    # differ. In double precision: ids times the ratio lose their fraction in float32.
     waves_BT = (ids_BT.double() * _GOLDEN % 1.0 / 2).float()
     band_M1 = torch.arange(mels, device=ids_BT.device)[:, None]
     return torch.cos(2 * math.pi * waves_BT[:, None] * band_M1)
@@ -308,10 +310,14 @@ def _uniform(seed: int, rows: Rows) -> NDArray[np.float64]:
     """Numbers in [0, 1) that depend only on (seed, row, slot): splitmix64, vectorized."""
     slot = np.arange(_SLOTS, dtype=np.uint64)
     mixed = (rows.astype(np.uint64)[:, None] * np.uint64(_SLOTS) + slot) + np.uint64(seed << 40)
+    # Constants of splitmix64 (Steele, Lea and Flood, 2014): the golden-ratio increment, then two
+    # multiply-xorshift rounds. Unsigned overflow is intended.
     mixed = (mixed + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed ^= mixed >> np.uint64(31)
+    # The upper 53 bits fill the mantissa of a double exactly, so all values in [0, 1) are equally
+    # likely.
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

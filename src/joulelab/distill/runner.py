@@ -111,6 +111,7 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
     with process_group() if run.spec.shares_ranks else nullcontext(SINGLE_RANK) as ranks:
         runner: Runner[DistillSpecT] = Runner(run, ranks)
         recipe, spec = make_recipe(runner), runner.spec
+        # Everything that can be refused is refused here, before the first stage spends energy.
         recipe.check()
         for name in spec.evaluators:
             load_evaluator(name)
@@ -118,6 +119,8 @@ def run_recipe(run: RunContext, make_recipe: Callable[[Runner[DistillSpecT]], Re
         data = recipe.data()
         if spec.until == "data" or not run.includes("teacher"):
             return
+        # Outside any stage: importing transformers takes longer than loading a small model and
+        # would be billed to whichever model comes first.
         import_model_classes()
         teacher = recipe.teacher(data) if spec.has_teacher else None
         if spec.until == "train" and run.includes("train"):
@@ -274,6 +277,8 @@ class Runner(Generic[SpecT]):
         return self.run.artifact(
             f"{work.name}-{shard.name}",
             kind=work.kind + PART,
+            # The batch size is part of the key: units are batches, so another size is another
+            # split, and shards of two splits would overlap.
             inputs={"whole": key, "share": str(shard), "at_once": work.batch_size},
             parents=work.parents,
             make=lambda folder: self._work_on(work, shard, folder, []),
@@ -319,6 +324,8 @@ class Runner(Generic[SpecT]):
     def _work_on(self, work: ShardedWork, shard: Shard, folder: Path, others: Sequence[Path]) -> None:
         place = self.run.paths.checkpoints / work.stage.name  # outlives an interrupted attempt
         place.mkdir(parents=True, exist_ok=True)
+        # Ranks divide a shard like shards divide the whole, without communication: each takes every
+        # n-th unit of the same sorted list.
         own = shard.among(self.ranks.rank, self.ranks.world)
         compile_mode = self.spec.training.compile  # type: ignore[attr-defined]
         compiling = track_compilations(compile_mode, self.run.note_setup)

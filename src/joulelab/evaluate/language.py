@@ -54,6 +54,8 @@ def token_loss(
     tick: Callable[[B], None],
 ) -> TokenLoss:
     """Mean loss over the first epoch of `batches`, the same tokens for every model. `loss_of` returns sum and count."""
+    # Added up on the host in float64: a float32 sum over millions of tokens would lose the last
+    # digits of every batch.
     loss_sum, count = torch.zeros((), dtype=torch.float64), 0
     with _evaluation_mode(model, device), autocast(precision, device):
         for index in range(batches.batches_per_epoch):
@@ -70,6 +72,8 @@ def unigram_loss(
     """Cross-entropy of a unigram model with the token frequencies of the training data: the baseline that any useful
     model must beat. `target_weights_V`: relative probability that each token is a target, if it is not uniform."""
     expected_V = counts_V.astype(np.float64) if target_weights_V is None else counts_V * target_weights_V
+    # Interpolation with the uniform distribution (Jelinek and Mercer, 1980); add-one smoothing
+    # would be dominated by the unused part of a vocabulary of 150,000.
     guess_V = (1 - _SMOOTHING) * expected_V / expected_V.sum() + _SMOOTHING / len(counts_V)
     return float(-np.log(guess_V[targets]).mean())
 

@@ -75,10 +75,14 @@ class ItemEnergy(Frozen):
 
     def above(self, idle: IdlePower) -> ItemEnergy:
         """With net energy: idle power over the time of one item is subtracted."""
+        # Time per item of the timed windows, from the same figures as the energy: subtracting idle
+        # power over any other time, such as a median latency, would leave part of the idle energy
+        # in.
         item_s = self.gross_j / self.power_w if self.power_w else 0.0
         return self.model_copy(
             update={
                 "net_j": self.gross_j - idle.power_w * item_s,
+                # Gross and idle were measured at different times, so their errors are independent.
                 "net_half_width_j": math.hypot(self.gross_half_width_j, idle.half_width_w * item_s),
                 "idle_power_w": idle.power_w,
             }
@@ -94,6 +98,8 @@ def energy_per_item(item_windows: Sequence[ItemWindow], read: Reader) -> tuple[I
     duration_s = sum(end - begin for begin, end in windows) / _NS
     power_w = figure.mean_power_w(duration_s) or 0.0
     own = (figure.half_width_j or 0.0) / max(abs(figure.energy_j), 1e-12)
+    # The widest and not their root sum of squares: the three contain each other's causes, so adding
+    # them would count noise twice.
     relative = max(own, _spread_of_segments(windows, read), _spread_of_windows(item_windows, read))
     if figure.coverage < COVERED and not any(error.name == "missing time" for error in figure.errors):
         # Without a known power limit of the device: gaps may have used no energy, or twice the mean.
@@ -133,6 +139,8 @@ def _spread(found: Sequence[float | None]) -> float:
 def split_window(window: Window) -> list[Window]:
     """Equal segments of at least a second."""
     count = int((window[1] - window[0]) / _NS / SEGMENT_S)
+    # Integer arithmetic: segments tile the window exactly, and their energies add up to the
+    # window's.
     edges = [window[0] + (window[1] - window[0]) * number // max(count, 1) for number in range(count + 1)]
     return list(pairwise(edges))
 

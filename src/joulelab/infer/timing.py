@@ -71,6 +71,8 @@ class Latency:
     @classmethod
     def of(cls, rounds: Sequence[Round]) -> Latency:
         times = np.concatenate([np.asarray(found.times_s) for found in rounds])
+        # Median and quartiles: latencies are skewed to the right by the scheduler and by clock
+        # changes, which a mean and a standard deviation would report as typical.
         low, middle, high = np.percentile(times, [25, 50, 75])
         return cls(float(middle), float(high - low), len(times), rounds[0].calls_per_block)
 
@@ -82,6 +84,8 @@ def run_round(call: Call, min_run_time_s: float, threads: int, before: Round | N
     timer = Timer("call()", globals={"call": counted}, num_threads=threads)
     begin_ns = time.monotonic_ns()
     if before is None or before.calls_per_block < _LARGE_BLOCK:
+        # Grows the block until the timer's own overhead is 1e-4 of it, so that calls of
+        # microseconds are timed in blocks of thousands.
         found = timer.blocked_autorange(min_run_time=min_run_time_s)
         times, size = tuple(found.times), found.number_per_run
     else:
@@ -157,6 +161,9 @@ def run_until_ci(
         return
     seconds, still_open = max(spec.min_run_time_s / spec.rounds, SEGMENT_S), list(rows)
     while still_open:
+        # Looking at the interval after every round and stopping when it is narrow is sequential
+        # sampling: it makes the coverage slightly less than 95 % (Chow and Robbins, 1965), by less
+        # the more segments there are. `_MIN_SEGMENTS` avoids stopping on a chance agreement of two.
         read = energy_reader(meter, 0, device)  # what the trace covers by now; waiting would let the GPU cool down
         for row in still_open:
             row.stop_reason = _stop_reason(row, read, spec.target_ci, spec.limit_s)

@@ -51,6 +51,8 @@ def refresh_period_s(readings: Sequence[Reading]) -> float | None:
     changes = [later[0] for earlier, later in pairwise(readings) if later[1] != earlier[1]]
     if len(changes) <= _FEWEST_CHANGES:
         return None
+    # The median, because two equal successive values hide a refresh and double an interval, and a
+    # delayed poll lengthens one.
     return median(later - earlier for earlier, later in pairwise(changes))
 
 
@@ -74,6 +76,9 @@ def averaging_window_s(readings: Sequence[Reading], load_end_s: float) -> float 
         return None
     height = median(before)
     # the level just after the fall: power of an idle card keeps falling for many seconds as its clocks drop
+    # Two to three seconds: after the longest averaging window known (1 s), before the clocks drop.
+    # An H200 drew 126 W at 2 s after a load and 80 W only after its clocks had dropped
+    # (docs/measuring.md).
     settled = [value for stamp, value in after if 2.0 <= stamp - load_end_s <= 3.0]
     floor = median(settled) if settled else after[-1][1]
     step = height - floor
@@ -81,6 +86,8 @@ def averaging_window_s(readings: Sequence[Reading], load_end_s: float) -> float 
         return None
     left = _crossing(after, floor + _HIGH * step)
     reached = _crossing(after, floor + _LOW * step)
+    # Only the middle 80 % of the edge: its ends are where refresh steps and noise decide when a
+    # level is first reached. Linear over the window, so the whole is 1 / 0.8 of it.
     return None if left is None or reached is None else (reached - left) / (_HIGH - _LOW)
 
 
@@ -98,6 +105,8 @@ def agreement_rel(counter_j: Sequence[Reading], power_w: Sequence[Reading]) -> f
     if spent <= 0:
         return None
     inside = [(start, _at(power_w, start)), *(r for r in power_w if start < r[0] < end), (end, _at(power_w, end))]
+    # Trapezoids; under a steady load the rule's own error is far below the 1 % that sensors differ
+    # by.
     integral = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(inside))
     return integral / spent - 1
 

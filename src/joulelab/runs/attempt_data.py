@@ -538,6 +538,8 @@ def spread_and_drift(powers_w: Sequence[float]) -> tuple[float | None, float | N
     if len(powers_w) < 2 or not any(powers_w):
         return None, None
     half = len(powers_w) // 2
+    # A slow trend hides in the standard deviation of few segments; comparing halves finds a card
+    # whose clocks are still dropping.
     first, second = statistics.fmean(powers_w[:half]), statistics.fmean(powers_w[-half:])
     spread = statistics.stdev(powers_w) / statistics.fmean(powers_w)
     return spread, second / first - 1 if first else None
@@ -568,9 +570,14 @@ def idle_power(baselines: Sequence[IdleBaseline]) -> IdlePower | None:
     if duration_s <= 0:
         return None
     power_w = sum(baseline.power_w * baseline.duration_s for baseline in chosen) / duration_s
+    # A baseline too short for segments has no spread; 10 % is twice what counts as steady.
     spread_w = statistics.fmean((b.spread_rel if b.spread_rel is not None else 0.1) * b.power_w for b in chosen)
+    # Standard error of the mean over segments. At most 20 count: idle power drifts slowly, so a
+    # longer baseline has more segments but not more independent ones.
     segments = max(1, min(_MAX_SEGMENTS, int(duration_s / SEGMENT_S)))
     other_w = max((abs(baseline.power_w - power_w) for baseline in (*chosen, *stable_after)), default=0.0)
+    # The difference of two idle states is a bound, not a standard deviation, and is added as a 95 %
+    # half-width.
     return IdlePower(power_w, math.hypot(1.96 * spread_w / math.sqrt(segments), other_w))
 
 

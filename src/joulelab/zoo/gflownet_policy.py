@@ -197,10 +197,13 @@ class Layer(nn.Module):
     def _attend(self, nodes: Tensor, relations_SMMR: Tensor) -> Tensor:
         query_SMHD, key_SMHD, value_SMHD = self.query_key_value(nodes).unflatten(-1, (3, self.heads, -1)).unbind(2)
         to_nodes_SHMM = torch.einsum("sihd,sjhd->shij", query_SMHD, key_SMHD)
+        # Relative position representations (Shaw et al., 2018) for a tree: query times relation
+        # key, computed once per relation instead of once per pair of nodes.
         to_relations_SHMR = torch.einsum("sihd,rhd->shir", query_SMHD, self.relation_key)
         scores_SHMM = to_nodes_SHMM + torch.einsum("shir,sijr->shij", to_relations_SHMR, relations_SMMR)
         scores_SHMM = scores_SHMM / query_SMHD.shape[-1] ** 0.5
         apart_S1MM = relations_SMMR[:, None, :, :, NONE] > 0
+        # Every node attends to itself, so no row is -inf only.
         shares_SHMM = scores_SHMM.masked_fill(apart_S1MM, float("-inf")).softmax(-1)
         by_relation_SHMR = torch.einsum("shij,sijr->shir", shares_SHMM, relations_SMMR)
         found_SMHD = torch.einsum("shij,sjhd->sihd", shares_SHMM, value_SMHD)

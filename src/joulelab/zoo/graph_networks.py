@@ -83,6 +83,8 @@ class SphericalBasis(nn.Module):
         zeros_LR = bessel_zeros(orders, zeros)
         following_LR = torch.stack([spherical_bessel(order + 1, row)[-1] for order, row in enumerate(zeros_LR)])
         self.register_buffer("zeros", zeros_LR, persistent=False)
+        # The integral of (x j_l(z x))^2 over [0, 1] is j_{l+1}(z)^2 / 2 at a zero z of j_l, hence
+        # the factor that normalizes the basis on the ball of radius `cutoff`.
         self.register_buffer("norm", math.sqrt(2) / following_LR.abs(), persistent=False)
 
     def forward(self, distance_E: Tensor, cosine_W: Tensor, kj_W: Tensor) -> Tensor:
@@ -103,6 +105,8 @@ def spherical_bessel(order: int, x: Tensor) -> list[Tensor]:
     """j_0 to j_order of x > 0, in x's precision."""
     values = [x.sin() / x, x.sin() / x**2 - x.cos() / x]
     for lower in range(1, order):
+        # j_{l+1} = (2l + 1) / x j_l - j_{l-1}. Upward recurrence cancels for x < l, which single
+        # precision does not survive and double precision does up to order 6.
         values.append((2 * lower + 1) / x * values[-1] - values[-2])
     return values[: order + 1]
 
@@ -116,6 +120,8 @@ def bessel_zeros(orders: int, count: int) -> Tensor:
         at_low = spherical_bessel(order, low)[-1]
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
+            # Zeros of consecutive orders interlace, so each interval between two zeros of the lower
+            # order has exactly one sign change.
             beyond = spherical_bessel(order, middle)[-1] * at_low > 0
             low, high = torch.where(beyond, middle, low), torch.where(beyond, high, middle)
         zeros = (low + high) / 2
@@ -127,6 +133,7 @@ def harmonics(orders: int, cosine: Tensor) -> list[Tensor]:
     """Y_l of an angle without azimuth: Legendre polynomials of its cosine, normalized over the sphere."""
     polynomials = [torch.ones_like(cosine), cosine]
     for order in range(1, orders - 1):
+        # Bonnet's recurrence of the Legendre polynomials.
         polynomials.append(((2 * order + 1) * cosine * polynomials[-1] - order * polynomials[-2]) / (order + 1))
     return [math.sqrt((2 * order + 1) / (4 * math.pi)) * value for order, value in enumerate(polynomials[:orders])]
 

@@ -300,6 +300,9 @@ def _choose(ids_BT: Ids, lengths_B: Ids, recipe: MaskRecipe, random: np.random.G
     Spirakis, 2006)."""
     weights_BT = recipe.weights_V[ids_BT] * (np.arange(ids_BT.shape[1]) < lengths_B[:, None])
     with np.errstate(divide="ignore"):
+        # The smallest of exponential variables with rates w_i is number i with probability w_i /
+        # sum w, and the next smallest continues like that among the rest: weighted sampling without
+        # replacement in one vectorized pass. A weight of 0 gives an infinite key.
         keys_BT = random.exponential(size=ids_BT.shape) / weights_BT
     ranks_BT = keys_BT.argsort(axis=1).argsort(axis=1)
     return (ranks_BT < masked_per_row(lengths_B, recipe.share)[:, None]) & (weights_BT > 0)

@@ -127,7 +127,12 @@ class LossCurve:
         """Energy up to the first evaluation, or point between two, that is as good; None if the first one is better."""
         if loss > self.losses[0]:
             return None
+        # A loss that rises again has been reached before: the running minimum makes the curve
+        # monotone, which np.interp needs, and charges a student up to its first time at that loss.
         lowest = np.minimum.accumulate(self.losses)
+        # Energy is taken as proportional to the steps of a training, and loss as linear between two
+        # evaluations. Loss curves are convex, so linear interpolation charges a student slightly
+        # too much, on both sides alike.
         share = float(np.interp(-loss, -lowest, self.shares))
         return self.before_j + share * self.train_j
 
@@ -308,6 +313,7 @@ def _loss_curves(pairs: Sequence[tuple[ComparedRun, ComparedRun]]) -> list[tuple
 
 def _costs_to_equal_loss(row: Row, baseline: Row) -> StudentCosts | str:
     curves = _loss_curves(pairs_of(row.runs, baseline.runs))
+    # Per pair the worse of the two final losses, the only one that both have reached.
     losses = [max(base.final, own.final) for base, own in curves]
     loss = sum(losses) / len(losses)
     quality = f"at equal held-out loss, {loss:.3f} nats"
@@ -349,6 +355,8 @@ def _sum_j(parts: Sequence[Part]) -> float:
 def _once(runs: Sequence[ComparedRun], of: Callable[[ComparedRun], list[Part]]) -> Estimate:
     """Work that all repeats share was measured once and has the sensor's interval; otherwise the repeats give it."""
     sums = [_sum_j(of(run)) for run in runs]
+    # Equal to all printed digits: the runs reuse one artifact, and n copies of one measurement are
+    # not n measurements.
     if max(sums) - min(sums) > 1e-9 * max(sums):
         return Estimate.of_repeats(sums)
     half_widths = [part.figure.half_width_j or 0.0 for part in of(runs[0])]

@@ -166,13 +166,20 @@ def energy_ratio(
     joules = [[figure.energy_j for figure in side if figure.energy_j and figure.energy_j > 0] for side in figures]
     if len(joules[0]) < len(ours) or len(joules[1]) < len(theirs):
         return EnergyRatio(None, count, "energy is missing")
+    # Pairing by seed removes what both runs of a seed have in common (order of the data, initial
+    # weights) from the variance of the ratio. With unpaired seeds Welch's interval makes no
+    # assumption about equal spread.
     ratio = (ratio_paired if pairs else ratio_unpaired)(*joules)
     same = {device for run in ours for device in run.devices} == {device for run in theirs for device in run.devices}
+    # The gain error of one sensor multiplies both sides and cancels; of two sensors both remain,
+    # each with its own 95 % bound.
     if not same:
         ratio = widened_ratio(ratio, *(max(figure.gain_error_rel or 0.0 for figure in side) for side in figures))
     ratio = widened_ratio(ratio, *(max(map(missing_time_rel, side)) for side in figures))
     logs = [[math.log(value) for value in side] for side in joules]
     needed = repeats_needed([a - b for a, b in zip(*logs, strict=True)]) if pairs else _needed(_log(ratio), logs)
+    # Threads that wait for each other spin, so contention multiplies CPU time: such an estimate
+    # measures the other programs as well, and no number of repeats corrects that.
     contended = any(figure.cpu_contention for side in figures for figure in side)
     return EnergyRatio(
         ratio,
@@ -193,5 +200,6 @@ def _needed(found: Interval, sides: Sequence[Sequence[float]]) -> int | None:
     """Repeats needed on each side, from the combined spread."""
     if min(map(len, sides)) < 2 or found.value == 0:
         return None
+    # Variance of a difference of independent repeats: the sum of both variances.
     variances = [sum((value - sum(side) / len(side)) ** 2 for value in side) / (len(side) - 1) for side in sides]
     return repeats_for(found.value, math.sqrt(sum(variances)))

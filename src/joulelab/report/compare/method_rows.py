@@ -208,6 +208,8 @@ def mean_with_reused(sums: Sequence[EnergyFigure], reused_half_widths_j: Sequenc
     mean = mean_figure(sums)
     if mean.half_width_j is None:
         return mean
+    # The mean of n sums contains the reused error h as h / sqrt(n), as if it were independent. It
+    # should be h: sqrt((h / sqrt(n))^2 + (rest h)^2) = h for rest = sqrt(1 - 1/n).
     rest = math.sqrt(1 - 1 / len(sums))
     reused_j = math.hypot(*(rest * half_width_j for half_width_j in reused_half_widths_j))
     return mean.with_errors(ErrorComponent(name="reused work", joules=(reused_j,)))

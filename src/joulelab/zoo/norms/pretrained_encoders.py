@@ -177,6 +177,8 @@ def _branches(model: Encoder) -> Iterator[tuple[nn.Module, nn.Linear]]:
 def _fold_norm_scales(model: Encoder, keep_scale: bool) -> None:
     for norm, matrix in _branches(model):
         if isinstance(norm, nn.LayerNorm):
+            # W (g * x + b) + c = (W g) x + (W b + c): scale and shift of a norm move into the
+            # matrix that reads it.
             matrix.bias.add_(matrix.weight @ norm.bias)
             norm.bias.zero_()
         if not keep_scale and hasattr(norm, "weight"):
@@ -188,6 +190,8 @@ def _fold_norm_scales(model: Encoder, keep_scale: bool) -> None:
 def _center_residual_stream(model: Encoder) -> None:
     """Remove the mean of everything that is added to the residual stream, along its last axis."""
     for added in _residual_contributions(model):
+        # LayerNorm subtracts the mean of the stream; the mean is linear, so it may be removed from
+        # each addend in advance instead.
         added -= added.mean(-1, keepdim=True)
 
 

@@ -43,6 +43,9 @@ def balanced_targets(scores_SP: Tensor, temperature: float) -> Tensor:
     with torch.autocast(scores_SP.device.type, enabled=False):
         weights_SP = torch.exp(scores_SP.float() / temperature)
         samples_S = torch.ones_like(weights_SP[:, 0])
+        # Alternating scaling of columns and rows converges to the matrix with equal column sums and
+        # rows that sum to 1 (Sinkhorn and Knopp, 1967). Only the two scaling vectors are kept,
+        # which saves copies of S x P numbers.
         for _ in range(SINKHORN_ROUNDS):
             prototypes_P = 1 / (samples_S @ weights_SP)
             samples_S = 1 / (weights_SP @ prototypes_P)
@@ -54,6 +57,7 @@ def crop_agreement(global_GBP: Tensor, local_LBP: Tensor, targets_GBP: Tensor, t
     over those pairs. Cross-entropy is linear in its target, so the pairs of one local crop are one cross-entropy with
     the mean target."""
     globals_, locals_ = len(global_GBP), len(local_LBP)
+    # Mean of the other global crops' targets: a crop must not be trained to agree with itself.
     others_GBP = (targets_GBP.sum(0) - targets_GBP) / (globals_ - 1)
     for_locals_LBP = targets_GBP.mean(0).expand(locals_, -1, -1)
     pairs_of_a_global, pairs_of_a_local = globals_ - 1, globals_
@@ -74,8 +78,12 @@ def koleo(features_BD: Tensor) -> Tensor:
     with torch.autocast(features_BD.device.type, enabled=False):
         places_BD = functional.normalize(features_BD.float(), dim=-1)
         with torch.no_grad():
+            # On the unit sphere the largest dot product is the smallest distance. The choice of the
+            # neighbor has no gradient; its distance has.
             likeness_BB = places_BD @ places_BD.T
             nearest_B = likeness_BB.fill_diagonal_(-2.0).argmax(dim=1)
+        # -log d is the Kozachenko-Leonenko estimate of entropy, up to constants: maximizing it
+        # spreads features evenly (Sablayrolles et al., 2019).
         distances_B = functional.pairwise_distance(places_BD, places_BD.index_select(0, nearest_B), eps=_EPS)
         return -torch.log(distances_B + _EPS).sum()
 

@@ -133,6 +133,8 @@ class TrajectoryBalance:
         with phase("forward.reward"):  # computed on the host while the GPU still runs the policy
             qed_B = self._reward.qed(finished)
             log_reward_B = self._reward.log_reward(qed_B).to(log_forward_B.device)
+        # P(trajectory) Z = reward x P_backward in logarithms; the loss is the squared violation of
+        # this balance (Malkin et al., 2022).
         loss_sum = (decision.log_z + log_forward_B - log_reward_B - log_backward_B).square().sum()
         parts = {"qed": qed_B.sum().to(loss_sum.device), "log_z": decision.log_z.detach() * batch.samples}
         return ObjectiveOutput(loss_sum, batch.samples, parts)
