@@ -1,7 +1,7 @@
 """How fast is every published size of the zoo on this GPU, at how many joules an item, beside what others report?
 
 Each model trains in our loop on synthetic batches of the stated size and shape: a warm-up, then an undisturbed window
-of `--seconds` between two synchronizations, its joules from the meter's trace. `beside` is milabench's figure for one
+of `--seconds` between two synchronizations, its joules from the meter's trace. `reference` is milabench's figure for one
 H200 (one H100 where it says so), taken from its published reports; `ratio` is ours over theirs.
 
     python benchmarks/zoo_rows.py --models bert,resnet50 --seconds 10
@@ -47,39 +47,39 @@ class Row:
     size: str = ""
     shape: dict[str, int] = field(default_factory=dict)
     optimizer: Optimizer = "adamw"
-    adjacent: float | None = None
+    reference: float | None = None
     unit: str = "items"
     note: str = ""
 
 
 ROWS = (
     Row("gpt2", 32, "bf16"),
-    Row("bert", 32, adjacent=516.0),
-    Row("bert", 32, "tf32", adjacent=273.0),
-    Row("bert", 32, "fp32", adjacent=113.6),
-    Row("reformer", 32, adjacent=121.0),
-    Row("t5", 16, size="small", shape={"tokens": 1024}, adjacent=109.0),
+    Row("bert", 32, reference=516.0),
+    Row("bert", 32, "tf32", reference=273.0),
+    Row("bert", 32, "fp32", reference=113.6),
+    Row("reformer", 32, reference=121.0),
+    Row("t5", 16, size="small", shape={"tokens": 1024}, reference=109.0),
     Row("opt", 16, "bf16"),
     Row("bart", 32, "bf16"),
     Row("bigbird", 8, "bf16"),
     Row("albert", 32, "bf16"),
     Row("distilbert", 64, "bf16"),
     Row("longformer", 8, "bf16"),
-    Row("llava", 1, "fp32", size="7b-bf16", adjacent=4.35, note="weights in bf16, as theirs"),
+    Row("llava", 1, "fp32", size="7b-bf16", reference=4.35, note="weights in bf16, as theirs"),
     Row("llava", 1, "bf16"),
-    Row("whisper", 64, adjacent=854.0, note="task differs: theirs is an 8.3 M audio classifier, ours speech to text"),
+    Row("whisper", 64, reference=854.0, note="task differs: theirs is an 8.3 M audio classifier, ours speech to text"),
     Row("dinov2", 32, "bf16"),
-    Row("vjepa2", 24, "bf16", note="theirs (42.5) is V-JEPA 1 vit-huge", adjacent=42.5),
-    Row("resnet50", 256, adjacent=4868.0),
-    Row("resnet152", 256, adjacent=1175.0),
-    Row("convnext-large", 128, adjacent=737.0),
-    Row("convnext-large", 128, "tf32", adjacent=297.0),
-    Row("convnext-large", 128, "fp32", adjacent=111.0),
-    Row("regnet-y-128gf", 64, adjacent=218.0),
-    Row("vit-g14", 32, adjacent=58.5, note="theirs says 117 and counts the two global crops of an image"),
-    Row("pna", 4096, "tf32", adjacent=6760.0, note="theirs on an H100"),
-    Row("dimenet", 32, "tf32", adjacent=700.0, note="theirs on an H100"),
-    Row("gflownet", 64, "fp32", unit="nodes", adjacent=8700.0, note="theirs on an H100"),
+    Row("vjepa2", 24, "bf16", note="theirs (42.5) is V-JEPA 1 vit-huge", reference=42.5),
+    Row("resnet50", 256, reference=4868.0),
+    Row("resnet152", 256, reference=1175.0),
+    Row("convnext-large", 128, reference=737.0),
+    Row("convnext-large", 128, "tf32", reference=297.0),
+    Row("convnext-large", 128, "fp32", reference=111.0),
+    Row("regnet-y-128gf", 64, reference=218.0),
+    Row("vit-g14", 32, reference=58.5, note="theirs says 117 and counts the two global crops of an image"),
+    Row("pna", 4096, "tf32", reference=6760.0, note="theirs on an H100"),
+    Row("dimenet", 32, "tf32", reference=700.0, note="theirs on an H100"),
+    Row("gflownet", 64, "fp32", unit="nodes", reference=8700.0, note="theirs on an H100"),
 )
 
 
@@ -141,7 +141,7 @@ def measure(row: Row, cost: ModelCost, compiled: CompileMode, seconds: float, de
         row=row, compiled=compiled, parameters=request.size.parameters, items_per_s=amount / span_s,
         amount=amount, window_ns=found.window_ns, mfu=mfu,
         memory_gib=found.peak_gib or 0.0, first_loss=first_loss, last_loss=found.loss,
-        ratio=row.adjacent and amount / span_s / row.adjacent,
+        ratio=row.reference and amount / span_s / row.reference,
     )  # fmt: skip
 
 
@@ -156,10 +156,10 @@ def output_text(found: Measured) -> str:
     name = f"{row.model}{' ' + row.size if row.size else ''} {row.batch_size} {row.precision} compile={found.compiled}"
     joule = "missing" if found.j_per_item is None else f"{found.j_per_item:.4g} J/{row.unit[:-1]}, {found.mean_w:.0f} W"
     mfu = "MFU ?" if found.mfu is None else f"MFU {100 * found.mfu:.1f} %"
-    adjacent = f"; {found.ratio:.2f}x of {row.beside:g} {row.note}" if found.ratio else ""
+    reference = f"; {found.ratio:.2f}x of {row.reference:g} {row.note}" if found.ratio else ""
     return (
         f"{name}: {found.parameters / 1e6:.1f} M, {found.items_per_s:.4g} {row.unit}/s, {joule}, {mfu}, "
-        f"{found.memory_gib:.1f} GiB, loss {found.first_loss:.3f} -> {found.last_loss:.3f}{adjacent}"
+        f"{found.memory_gib:.1f} GiB, loss {found.first_loss:.3f} -> {found.last_loss:.3f}{reference}"
     )
 
 
